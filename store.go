@@ -1,0 +1,269 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// MaxPayload is the greatest length of an [Object]'s payload, in bytes.
+const MaxPayload = 1 << 20
+
+var (
+	// ErrNotFound says that there is no object under the key.
+	ErrNotFound = errors.New("object not found")
+
+	// ErrExists says that an object that was to be created exists already.
+	ErrExists = errors.New("object exists already")
+
+	// ErrConflict says that the object is not at the version that the write
+	// was meant for. The error is a [*ConflictError].
+	ErrConflict = errors.New("version conflict")
+
+	// ErrTaken says that the ID or the name of an object that was to be
+	// written belongs to another object. Trying again cannot help.
+	ErrTaken = errors.New("id or name taken by another object")
+
+	// ErrInvalid says that an argument can never be accepted. Nothing was sent
+	// to the database.
+	ErrInvalid = errors.New("invalid argument")
+
+	// ErrSetup says that the database needs somebody's hand: a table that is
+	// missing, a column of the wrong type, a role that is refused. Trying
+	// again soon is of no use.
+	ErrSetup = errors.New("store is not set up")
+)
+
+// ConflictError is the error of a write whose condition named another version
+// than the object has. It is [ErrConflict].
+type ConflictError struct {
+	Key     Key
+	Wanted  int64 // the version that the condition named
+	Current int64 // the version that the object has; 0: the object is gone
+}
+
+func (e *ConflictError) Error() string {
+	if e.Current == 0 {
+		return fmt.Sprintf("%v: wanted version %d of %s, which is gone", ErrConflict, e.Wanted, e.Key)
+	}
+	return fmt.Sprintf("%v: wanted version %d of %s, which is at %d", ErrConflict, e.Wanted, e.Key, e.Current)
+}
+
+// Is makes the error match [ErrConflict].
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// Key names one object. Neither part may be empty.
+type Key struct {
+	Type string // what kind of thing it is, for example "sandbox"
+	ID   string // which one of that kind
+}
+
+func (k Key) String() string { return k.Type + "/" + k.ID }
+
+// Validate returns an [ErrInvalid] for a key that no store can accept.
+func (k Key) Validate() error {
+	switch {
+	case k.Type == "":
+		return fmt.Errorf("%w: key %q has an empty type", ErrInvalid, k)
+	case k.ID == "":
+		return fmt.Errorf("%w: key %q has an empty id", ErrInvalid, k)
+	}
+	return errors.Join(validText("key type", k.Type), validText("key id", k.ID))
+}
+
+// Object is one row of the store's table.
+type Object struct {
+	Key     Key
+	Name    string // unique among the objects of its type; may be empty
+	Labels  map[string]string
+	Payload []byte // at most MaxPayload bytes
+
+	// Version, CreatedAt, UpdatedAt and Age are set by the store and ignored
+	// when an object is written.
+	Version   int64
+	CreatedAt time.Time
+	UpdatedAt time.Time
+
+	// Age is how long ago the object was last written, by the clock of the
+	// store, when it was read. It is never more than the time since the call
+	// that wrote it began; it is negative where the stamp is ahead of the clock.
+	Age time.Duration
+}
+
+// Validate returns an [ErrInvalid] for an object that no store can accept.
+func (o Object) Validate() error {
+	errs := []error{o.Key.Validate(), validText("name", o.Name)}
+	for k, v := range o.Labels {
+		errs = append(errs, validText("label", k), validText("label "+k, v))
+	}
+	if len(o.Payload) > MaxPayload {
+		errs = append(errs, fmt.Errorf("%w: payload of %s has %d bytes, more than %d", ErrInvalid, o.Key, len(o.Payload), MaxPayload))
+	}
+	return errors.Join(errs...)
+}
+
+// validText refuses what Postgres cannot store in a text column.
+func validText(what, s string) error {
+	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
+		return fmt.Errorf("%w: %s %q is not UTF-8 text without NUL", ErrInvalid, what, s)
+	}
+	return nil
+}
+
+// WriteCondition says what must be true of the stored object for a write to
+// happen. The zero value is [MustCreate], which overwrites nothing.
+type WriteCondition struct {
+	kind    conditionKind
+	version int64
+}
+
+type conditionKind uint8
+
+const (
+	mustCreate conditionKind = iota
+	matchVersion
+	unconditional
+)
+
+// MustCreate is the condition that the object does not exist.
+func MustCreate() WriteCondition { return WriteCondition{kind: mustCreate} }
+
+// MatchVersion is the condition that the object exists at version v, which is
+// greater than 0.
+func MatchVersion(v int64) WriteCondition { return WriteCondition{kind: matchVersion, version: v} }
+
+// Unconditional is no condition: the object is created or replaced.
+func Unconditional() WriteCondition { return WriteCondition{kind: unconditional} }
+
+// Validate returns an [ErrInvalid] for a version that no object can have.
+func (c WriteCondition) Validate() error {
+	if c.kind == matchVersion {
+		return validVersion(c.version)
+	}
+	return nil
+}
+
+func validVersion(v int64) error {
+	if v <= 0 {
+		return fmt.Errorf("%w: version %d is not positive", ErrInvalid, v)
+	}
+	return nil
+}
+
+// Check judges the condition against the current version of the object, 0
+// where it does not exist. It returns nil, [ErrExists] or a [*ConflictError].
+// It is for implementations of [Store] that can hold the object still between
+// the check and the write.
+func (c WriteCondition) Check(key Key, current int64) error {
+	switch {
+	case c.kind == mustCreate && current != 0:
+		return ErrExists
+	case c.kind == matchVersion && current != c.version:
+		return &ConflictError{Key: key, Wanted: c.version, Current: current}
+	}
+	return nil
+}
+
+func (c WriteCondition) String() string {
+	switch c.kind {
+	case mustCreate:
+		return "must create"
+	case matchVersion:
+		return fmt.Sprintf("match version %d", c.version)
+	default:
+		return "unconditional"
+	}
+}
+
+// Store keeps objects and writes them by compare-and-swap.
+//
+// This is the least that a store must do. It may also implement [Lister]. The
+// package storetest holds the contract as a test suite, for stores that are
+// written elsewhere:
+//
+//   - A write is atomic, and durable when it returns nil. A failed condition
+//     changes nothing.
+//   - Versions never go back: the version of a write is greater than every
+//     version that any object under that key ever had, also one deleted since.
+//   - Of any number of concurrent writes with [MustCreate], or with
+//     [MatchVersion] of one version, exactly one succeeds.
+//   - Times and ages are the store's: no caller's clock is compared with
+//     another's.
+//   - A call that failed without one of the errors below, or was cancelled, may
+//     or may not have written, but never half. Its error says which operation
+//     on which key, and keeps its cause for [errors.Is] and [errors.As].
+//   - No call waits longer for a lock than its context allows.
+//   - Invalid arguments are [ErrInvalid] before any I/O.
+//
+// All methods are safe for concurrent use.
+type Store interface {
+	// Get returns the object, or [ErrNotFound].
+	Get(ctx context.Context, key Key) (Object, error)
+
+	// PutIf writes the object if the condition holds, and returns it with its
+	// new version and times. Otherwise it returns [ErrExists] or
+	// [ErrConflict], or [ErrTaken] where the ID or the name is another
+	// object's.
+	PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error)
+
+	// DeleteIf deletes the object if it is at that version. Otherwise it
+	// returns [ErrNotFound] or [ErrConflict].
+	DeleteIf(ctx context.Context, key Key, version int64) error
+
+	// SingleReplica reports whether no other process can reach this store, so
+	// that a [Coordinator] may run its job without a lease.
+	SingleReplica() bool
+}
+
+// Lister is implemented by stores that can enumerate objects. All stores of
+// this module do.
+type Lister interface {
+	// List returns at most limit objects of a type, those whose IDs come after
+	// the given one, ordered by ID as the database orders text.
+	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
+}
+
+// tombstoneAge is how long a store remembers the last version of a deleted
+// object. It must be longer than any clock is set back, and any call is under
+// way.
+const tombstoneAge = 24 * time.Hour
+
+// opError says which operation failed, and on which key.
+func opError(op string, key Key, err error) error {
+	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
+}
+
+// List yields all objects of a type, page by page. It is no snapshot: an object
+// written meanwhile may be seen before or after the write, one created or
+// deleted meanwhile may be seen or not. The first error ends the sequence;
+// for a store that is no [Lister] it is [errors.ErrUnsupported].
+func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
+	const page = 256
+	return func(yield func(Object, error) bool) {
+		lister, ok := store.(Lister)
+		if !ok {
+			yield(Object{}, fmt.Errorf("tenure: list %s: %T: %w", objectType, store, errors.ErrUnsupported))
+			return
+		}
+		for after := ""; ; {
+			objects, err := lister.List(ctx, objectType, after, page)
+			if err != nil {
+				yield(Object{}, err)
+				return
+			}
+			for _, obj := range objects {
+				if !yield(obj, nil) {
+					return
+				}
+			}
+			if len(objects) < page {
+				return
+			}
+			after = objects[len(objects)-1].Key.ID
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tenurelib/tenure/internal/schema"
+)
+
+// migrateLock is the key of the advisory lock that migrations take turns by: of
+// several CREATE TABLE IF NOT EXISTS at once, all but one may fail.
+const migrateLock = 0x74656e757265 // "tenure"
+
+var errNoTable = fmt.Errorf("%w: table does not exist (call Migrate once)", ErrSetup)
+
+// Migrate creates what is missing: the schema, the table, the table of
+// tombstones. It changes nothing that is there, and may be called at every
+// start, by many replicas at once. Like [OpenPostgres] it waits for a database
+// that is down. Where the role may not create what is missing, or a column has
+// a type that does not fit, it returns [ErrSetup]; the tombstones alone are
+// not required: without them it logs a warning.
+func (s *PostgresStore) Migrate(ctx context.Context) error {
+	err := s.whenUp(ctx, func() error {
+		_, err := s.inspect(ctx)
+		if errors.Is(err, errNoTable) {
+			err = s.createTable(ctx, schema.PostgresObjects)
+		}
+		if err != nil {
+			return err
+		}
+		found, err := s.inspect(ctx)
+		if err != nil || found.tombstones {
+			return err
+		}
+		if err := s.createTable(ctx, schema.PostgresTombstones); err != nil && !isDenied(err) {
+			return err
+		}
+		return nil
+	})
+	if err == nil {
+		s.buries.Store(nil)
+		_, err = s.canBury(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("tenure: migrate %s: %w", s.tables.objects, s.explain(err))
+	}
+	return nil
+}
+
+func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
+			return err
+		}
+		if s.tables.schema != "" {
+			// Not CREATE SCHEMA IF NOT EXISTS alone: that asks for the right to
+			// create schemas even where this one is there.
+			var exists bool
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, s.tables.schema).Scan(&exists)
+			if err != nil {
+				return err
+			}
+			if !exists {
+				if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.tables.schema}.Sanitize()); err != nil {
+					return err
+				}
+			}
+		}
+		for statement := range strings.SplitSeq(s.tables.in(ddl), ";\n") {
+			if strings.TrimSpace(statement) == "" {
+				continue
+			}
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// canBury reports whether deleted objects leave a tombstone. It looks at the
+// tables once.
+func (s *PostgresStore) canBury(ctx context.Context) (bool, error) {
+	if b := s.buries.Load(); b != nil {
+		return *b, nil
+	}
+	found, err := s.inspect(ctx)
+	if err != nil {
+		return false, err
+	}
+	if s.buries.CompareAndSwap(nil, &found.tombstones) && !found.tombstones {
+		s.cfg.Logger.Warn("no table of tombstones that this role may write: only the database's clock keeps versions from going back",
+			"missing", s.tables.tombstones)
+	}
+	return found.tombstones, nil
+}
+
+// postgresLayout is what stands in the database.
+type postgresLayout struct {
+	tombstones bool // there, and to be written by this role
+}
+
+// inspect looks whether the tables fit. Types are compared here because the
+// server's own errors come late, or don't name the column.
+func (s *PostgresStore) inspect(ctx context.Context) (postgresLayout, error) {
+	var layout postgresLayout
+	var exists bool
+	var columns map[string]string
+	err := s.pool.QueryRow(ctx, `
+		SELECT to_regclass($1) IS NOT NULL,
+			coalesce((SELECT bool_and(has_table_privilege(to_regclass($2), p))
+				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false),
+			coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
+				FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), '{}')`,
+		s.tables.objects, s.tables.tombstones).Scan(&exists, &layout.tombstones, &columns)
+	if err != nil {
+		return layout, err
+	}
+	if !exists {
+		return layout, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
+	}
+	var errs []error
+	for _, want := range []struct{ column, types string }{
+		{"object_type", "text, character varying"},
+		{"id", "text, character varying"},
+		{"name", "text, character varying"},
+		{"labels", "jsonb"},
+		{"payload", "bytea"},
+		{"resource_version", "bigint"},
+		{"created_at_ms", "bigint"},
+		{"updated_at_ms", "bigint"},
+	} {
+		switch is, ok := columns[want.column]; {
+		case !ok:
+			errs = append(errs, fmt.Errorf("%w: table %s lacks the column %s", ErrSetup, s.tables.objects, want.column))
+		case !strings.Contains(want.types, is):
+			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s", ErrSetup, want.column, s.tables.objects, is, want.types))
+		}
+	}
+	return layout, errors.Join(errs...)
+}
+
+// whenUp calls fn, again and again while the database cannot be reached.
+func (s *PostgresStore) whenUp(ctx context.Context, fn func() error) error {
+	for pause, waiting := 100*time.Millisecond, false; ; pause = min(2*pause, 5*time.Second) {
+		err := s.explain(fn())
+		if err == nil || !isDown(err) {
+			return err
+		}
+		if !waiting {
+			s.cfg.Logger.Warn("waiting for the database", "error", err)
+			waiting = true
+		}
+		if !sleep(ctx, jitter(pause)) {
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// explain adds to an error of the driver what it means here. The driver's stays
+// reachable.
+func (s *PostgresStore) explain(err error) error {
+	if err == nil || errors.Is(err, ErrSetup) {
+		return err
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ErrNotFound
+	}
+	if scan := (pgx.ScanArgError{}); errors.As(err, &scan) {
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	switch code := sqlState(err); {
+	case code == "":
+		return err
+	case code == "42P01" || code == "3F000": // no such table, no such schema
+		return fmt.Errorf("%w: %w (call Migrate once)", ErrSetup, err)
+	case code == "23505":
+		return fmt.Errorf("%w: %w", ErrTaken, err)
+	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
+		strings.HasPrefix(code, "28"), // the role is refused
+		code == "3D000",               // no such database
+		code == "22003",               // a column too narrow for a version
+		code == "23502":               // a column of another program that wants a value
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	return err
+}
+
+func sqlState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+func isDenied(err error) bool { return sqlState(err) == "42501" }
+
+// isDown reports whether err says that the server cannot be reached or does not
+// take connections yet.
+func isDown(err error) bool {
+	if errors.Is(err, ErrSetup) {
+		return false
+	}
+	var connect *pgconn.ConnectError
+	switch code := sqlState(err); {
+	case code != "":
+		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
+	default:
+		return errors.As(err, &connect)
+	}
+}

@@ -1,0 +1,413 @@
+package tenure
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/schema"
+)
+
+const (
+	sqliteDriver      = "sqlite" // the name under which modernc.org/sqlite registers
+	sqliteBusyTimeout = 5 * time.Second
+	sqliteBusy        = 5 // SQLITE_BUSY, the low byte of the code
+)
+
+// SQLiteConfig configures a [SQLiteStore]. The zero value serves.
+type SQLiteConfig struct {
+	Table string // default "objects"
+
+	// Shared says that other processes, or other coordinators of this one, use
+	// the same database: then they compete for leases. Without it the store
+	// answers SingleReplica() == true.
+	Shared bool
+
+	Logger *slog.Logger // default slog.Default()
+}
+
+// SQLiteStore is a [Store] in a SQLite database. It imports no driver; the
+// program does. Times are those of the process clock, for all users of the
+// database share one host.
+//
+// All methods are safe for concurrent use.
+type SQLiteStore struct {
+	db    *sql.DB
+	owned bool
+	cfg   SQLiteConfig
+	sql   sqliteStatements
+}
+
+var _ interface {
+	Store
+	Lister
+} = (*SQLiteStore)(nil)
+
+// NewSQLiteStore returns a store in the caller's database, which stays the
+// caller's to close. The database should be opened as [OpenSQLite] does: with a
+// busy timeout, in WAL mode, and with one connection if it is in memory.
+func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
+	if cfg.Table == "" {
+		cfg.Table = "objects"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	return &SQLiteStore{db: db, cfg: cfg, sql: newSQLiteStatements(cfg.Table)}
+}
+
+// OpenSQLite opens the file at path, or makes it, and returns a store in it; a
+// path of ":memory:" is a new database in memory. It sets WAL mode, full
+// synchronisation, a busy timeout of 5 s and immediate transactions. A driver
+// must be registered as "sqlite"; otherwise the error, an [ErrSetup], says
+// which import is missing. [SQLiteStore.Migrate] makes the table.
+func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStore, error) {
+	if path == "" {
+		return nil, fmt.Errorf("tenure: open SQLite: %w: path is empty", ErrInvalid)
+	}
+	if !slices.Contains(sql.Drivers(), sqliteDriver) {
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w: no driver %q is registered, add: import _ %q",
+			path, ErrSetup, sqliteDriver, "modernc.org/sqlite")
+	}
+	db, err := sql.Open(sqliteDriver, sqliteDSN(path))
+	if err != nil {
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
+	}
+	db.SetMaxOpenConns(4)
+	if path == ":memory:" {
+		// Each connection would have a database of its own, which ends with it.
+		db.SetMaxOpenConns(1)
+		db.SetMaxIdleConns(1)
+		db.SetConnMaxLifetime(0)
+		db.SetConnMaxIdleTime(0)
+	}
+	if err := pingSQLite(ctx, db); err != nil {
+		db.Close()
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, sqliteError(err))
+	}
+	store := NewSQLiteStore(db, cfg)
+	store.owned = true
+	return store, nil
+}
+
+func sqliteDSN(path string) string {
+	file := url.URL{Path: path}
+	return "file:" + file.EscapedPath() + "?" + url.Values{
+		"_txlock": {"immediate"},
+		"_pragma": {
+			fmt.Sprintf("busy_timeout(%d)", sqliteBusyTimeout.Milliseconds()),
+			"journal_mode(WAL)",
+			"synchronous(FULL)",
+		},
+	}.Encode()
+}
+
+// pingSQLite connects. The change to WAL mode does not honour the busy timeout:
+// of several processes that start together, some are told at once that the
+// database is busy.
+func pingSQLite(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, sqliteBusyTimeout)
+	defer cancel()
+	for {
+		err := db.PingContext(ctx)
+		if err == nil || !isSQLiteBusy(err) || !sleep(ctx, jitter(20*time.Millisecond)) {
+			return err
+		}
+	}
+}
+
+// Migrate creates the tables that are missing. It may be called at every start,
+// by many processes at once.
+func (s *SQLiteStore) Migrate(ctx context.Context) error {
+	err := s.inTx(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, s.sql.migrate); err != nil {
+			return err
+		}
+		// A table of another program may be there, and lack a column.
+		_, err := tx.ExecContext(ctx, s.sql.probe)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tenure: migrate %s: %w", s.cfg.Table, sqliteError(err))
+	}
+	return nil
+}
+
+// Close closes the database if [OpenSQLite] opened it.
+func (s *SQLiteStore) Close() error {
+	if !s.owned {
+		return nil
+	}
+	return s.db.Close()
+}
+
+// SingleReplica reports whether the store was configured without Shared.
+func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
+
+// Get implements [Store].
+func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
+	if err := key.Validate(); err != nil {
+		return Object{}, opError("get", key, err)
+	}
+	var r row
+	err := s.db.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).
+		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated)
+	if err != nil {
+		return Object{}, opError("get", key, sqliteError(err))
+	}
+	return r.object(key, time.Now()), nil
+}
+
+// List implements [Lister].
+func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
+	fail := func(err error) ([]Object, error) { return nil, opError("list", Key{Type: objectType}, err) }
+	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
+	if err != nil {
+		return fail(sqliteError(err))
+	}
+	defer rows.Close()
+	var objects []Object
+	for rows.Next() {
+		var r row
+		key := Key{Type: objectType}
+		if err := rows.Scan(&key.ID, &r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated); err != nil {
+			return fail(sqliteError(err))
+		}
+		objects = append(objects, r.object(key, time.Now()))
+	}
+	if err := rows.Err(); err != nil {
+		return fail(sqliteError(err))
+	}
+	return objects, nil
+}
+
+// PutIf implements [Store].
+func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
+		return Object{}, opError("put", obj.Key, err)
+	}
+	var r row
+	var err error
+	if cond.kind == matchVersion {
+		r, err = s.replace(ctx, s.db, obj, cond)
+	} else {
+		r, err = s.create(ctx, obj, cond)
+	}
+	if err != nil {
+		return Object{}, opError("put", obj.Key, sqliteError(err))
+	}
+	return r.written(obj), nil
+}
+
+// sqliteConn is a *sql.DB or a *sql.Tx.
+type sqliteConn interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// replace writes an object that exists, in one statement. Its stamp is of the
+// time before any wait for the lock; the version is right all the same, for it
+// counts from the row's.
+func (s *SQLiteStore) replace(ctx context.Context, conn sqliteConn, obj Object, cond WriteCondition) (row, error) {
+	now := time.Now()
+	var r row
+	err := conn.QueryRowContext(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
+		payloadColumn(obj.Payload), now.UnixMilli(), now.UnixMicro(), cond.version).Scan(&r.version, &r.created, &r.updated)
+	if !errors.Is(err, sql.ErrNoRows) {
+		return r, err
+	}
+	current, err := s.version(ctx, conn, obj.Key)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return r, err
+	}
+	return r, &ConflictError{Key: obj.Key, Wanted: cond.version, Current: current}
+}
+
+// create inserts an object; where it exists and that is allowed, it replaces it.
+func (s *SQLiteStore) create(ctx context.Context, obj Object, cond WriteCondition) (r row, err error) {
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		// The insert comes first and takes the write lock, also in a transaction
+		// that began without it. A version drawn before could be an old one.
+		done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name),
+			encodeLabels(obj.Labels), payloadColumn(obj.Payload))
+		if err != nil {
+			return err
+		}
+		if n, err := done.RowsAffected(); err != nil {
+			return err
+		} else if n == 0 {
+			switch _, err := s.version(ctx, tx, obj.Key); {
+			case errors.Is(err, sql.ErrNoRows):
+				return s.takenBy(ctx, tx, obj)
+			case err != nil:
+				return err
+			case cond.kind == mustCreate:
+				return ErrExists
+			}
+			r, err = s.replace(ctx, tx, obj, cond)
+			return err
+		}
+		now := time.Now()
+		return tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, now.UnixMilli(), now.UnixMicro()).
+			Scan(&r.version, &r.created, &r.updated)
+	})
+	return r, err
+}
+
+// version returns the object's current version, or [sql.ErrNoRows].
+func (s *SQLiteStore) version(ctx context.Context, conn sqliteConn, key Key) (v int64, err error) {
+	err = conn.QueryRowContext(ctx, s.sql.version, key.Type, key.ID).Scan(&v)
+	return v, err
+}
+
+// takenBy names the object that has this one's ID or name.
+func (s *SQLiteStore) takenBy(ctx context.Context, conn sqliteConn, obj Object) error {
+	var other Key
+	err := conn.QueryRowContext(ctx, s.sql.taken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrTaken, err)
+	}
+	return fmt.Errorf("%w: %s", ErrTaken, other)
+}
+
+// DeleteIf implements [Store].
+func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
+		return opError("delete", key, err)
+	}
+	err := s.inTx(ctx, func(tx *sql.Tx) error {
+		done, err := tx.ExecContext(ctx, s.sql.remove, key.Type, key.ID, version)
+		if err != nil {
+			return err
+		}
+		if n, err := done.RowsAffected(); err != nil {
+			return err
+		} else if n == 0 {
+			current, err := s.version(ctx, tx, key)
+			if err != nil {
+				return err
+			}
+			return &ConflictError{Key: key, Wanted: version, Current: current}
+		}
+		now := time.Now()
+		if _, err := tx.ExecContext(ctx, s.sql.bury, key.Type, key.ID, version, now.UnixMilli()); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, s.sql.prune, now.Add(-tombstoneAge).UnixMilli())
+		return err
+	})
+	if err != nil {
+		return opError("delete", key, sqliteError(err))
+	}
+	return nil
+}
+
+// inTx runs fn in a transaction, which is rolled back where fn fails.
+func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		// Where ctx has ended, database/sql rolls back too, and we need not
+		// hear which of the two it was.
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+// sqliteStatements are the statements of one table.
+type sqliteStatements struct {
+	migrate, probe, get, list, version, insert, number, replace, taken, remove, bury, prune string
+}
+
+// The statements name every column, and no conflict target but in our own
+// tombstones: the table may be another program's, with more columns and other
+// keys.
+func newSQLiteStatements(table string) sqliteStatements {
+	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+	names := strings.NewReplacer(
+		"{objects}", quote(table),
+		"{tombstones}", quote(table+"_tombstones"),
+		"{tombstones_by_age}", quote(table+"_tombstones_by_age"),
+	)
+	return sqliteStatements{
+		migrate: names.Replace(schema.SQLite),
+		probe: names.Replace(`
+			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} LIMIT 0`),
+		get: names.Replace(`
+			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		list: names.Replace(`
+			SELECT id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} WHERE object_type = ?1 AND id > ?2 ORDER BY id LIMIT ?3`),
+		version: names.Replace(`
+			SELECT resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		insert: names.Replace(`
+			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
+			VALUES (?1, ?2, ?3, ?4, ?5, 1, 0, 0) ON CONFLICT DO NOTHING`),
+		number: names.Replace(`
+			UPDATE {objects} SET created_at_ms = ?3, updated_at_ms = ?3, resource_version = max(?4, coalesce(
+				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = ?1 AND id = ?2), 1))
+			WHERE object_type = ?1 AND id = ?2
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
+		// A version of 0 is no condition.
+		replace: names.Replace(`
+			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6,
+				resource_version = max(resource_version + 1, ?7)
+			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
+		taken: names.Replace(`
+			SELECT object_type, id FROM {objects} WHERE object_type = ?1 AND name = ?3 OR id = ?2 LIMIT 1`),
+		remove: names.Replace(`
+			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?3`),
+		bury: names.Replace(`
+			INSERT INTO {tombstones} (object_type, id, resource_version, deleted_at_ms) VALUES (?1, ?2, ?3, ?4)
+			ON CONFLICT (object_type, id) DO UPDATE SET deleted_at_ms = excluded.deleted_at_ms,
+				resource_version = max(resource_version, excluded.resource_version)`),
+		prune: names.Replace(`
+			DELETE FROM {tombstones} WHERE rowid IN
+				(SELECT rowid FROM {tombstones} WHERE deleted_at_ms < ?1 ORDER BY deleted_at_ms LIMIT 10)`),
+	}
+}
+
+// payloadColumn keeps an empty payload from becoming NULL.
+func payloadColumn(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// sqliteError adds to a driver's error what it means here. Drivers differ in
+// their types, so it goes by the code, where there is one, and the text.
+func sqliteError(err error) error {
+	text := err.Error()
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
+	}
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return ErrNotFound
+	case has("no such table"):
+		return fmt.Errorf("%w: %w (call Migrate once)", ErrSetup, err)
+	case has("UNIQUE constraint failed"):
+		return fmt.Errorf("%w: %w", ErrTaken, err)
+	case has("no such column", "has no column named", "sql: Scan error", "datatype mismatch",
+		"unable to open database", "readonly database", "not a database"):
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	return err
+}
+
+func isSQLiteBusy(err error) bool {
+	var coded interface{ Code() int }
+	return errors.As(err, &coded) && coded.Code()&0xff == sqliteBusy
+}
