@@ -1,0 +1,517 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The causes for which a job's context ends, besides [ErrLost] and
+// [ErrDeadline]. A job finds them by [context.Cause].
+var (
+	// ErrResigned says that the term was given up by [Coordinator.Resign].
+	ErrResigned = errors.New("lease resigned")
+
+	// ErrShutdown says that the context of [Coordinator.Run] is done.
+	ErrShutdown = errors.New("coordinator shuts down")
+
+	// ErrJobEnded says that one of the job's funcs returned or panicked while
+	// the term lasted.
+	ErrJobEnded = errors.New("job ended")
+)
+
+// CoordinatorConfig configures a [Coordinator]. Watch or Reconcile is required;
+// the zero value of all else serves.
+type CoordinatorConfig struct {
+	// Watch and Reconcile are the job. Both run, each in its own goroutine,
+	// from the begin of a term until their context ends; either may be nil.
+	// [context.Cause] tells why it ended, [TermFromContext] for which term they
+	// run. If one returns or panics before, the term is over: the other's
+	// context ends, the lease is released, and after a pause this replica
+	// competes again.
+	Watch     func(ctx context.Context) error
+	Reconcile func(ctx context.Context) error
+
+	// RenewInterval is the time from one renewal to the next. Default TTL/3.
+	RenewInterval time.Duration
+
+	// AcquireInterval is the longest time from one attempt of a standby to the
+	// next, while the store answers. Default TTL/6.
+	AcquireInterval time.Duration
+
+	// RenewDeadline is how long the job may go on without a renewal. What is
+	// left of TTL − Margin behind it is the time the job has to return. Default
+	// 2/3 of the TTL.
+	RenewDeadline time.Duration
+
+	// Logger gets one line per acquire, loss and release, and what goes wrong.
+	// Default slog.Default().
+	Logger *slog.Logger
+
+	// Trace, where set, is told what happens.
+	Trace *Trace
+}
+
+// Trace is a set of funcs that a [Coordinator] calls as things happen. Any may
+// be nil. They are called from the coordinator's own goroutine and must return
+// quickly.
+type Trace struct {
+	// JobStuck is called when the job has not returned although its context
+	// ended so long ago. The lease is no longer renewed, and will expire.
+	JobStuck func(term *Term, since time.Duration)
+}
+
+func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
+	if cfg.RenewInterval == 0 {
+		cfg.RenewInterval = lease.TTL / 3
+	}
+	if cfg.AcquireInterval == 0 {
+		cfg.AcquireInterval = lease.TTL / 6
+	}
+	if cfg.RenewDeadline == 0 {
+		cfg.RenewDeadline = lease.TTL * 2 / 3
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = lease.Logger
+	}
+	if cfg.Trace == nil {
+		cfg.Trace = &Trace{}
+	}
+
+	var errs []error
+	refuse := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+	}
+	if cfg.Watch == nil && cfg.Reconcile == nil {
+		refuse("Watch and Reconcile are both nil")
+	}
+	if cfg.RenewInterval < 0 {
+		refuse("RenewInterval %v is negative", cfg.RenewInterval)
+	}
+	if cfg.AcquireInterval < 0 {
+		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
+	}
+	if cfg.RenewDeadline <= cfg.RenewInterval {
+		refuse("RenewDeadline %v is not above RenewInterval %v", cfg.RenewDeadline, cfg.RenewInterval)
+	}
+	if trusted := lease.TTL - lease.Margin; cfg.RenewDeadline >= trusted {
+		refuse("RenewDeadline %v is not below TTL %v less Margin %v: the job would have no time to return",
+			cfg.RenewDeadline, lease.TTL, lease.Margin)
+	}
+	return cfg, errors.Join(errs...)
+}
+
+// Role is what a replica is with regard to a lease.
+type Role uint8
+
+const (
+	Standby  Role = iota // waits for the lease
+	Holder               // holds the lease; its job runs
+	Stopping             // its job has been told to return; the lease is released once it has
+)
+
+func (r Role) String() string {
+	switch r {
+	case Standby:
+		return "standby"
+	case Holder:
+		return "holder"
+	case Stopping:
+		return "stopping"
+	}
+	return fmt.Sprintf("role %d", uint8(r))
+}
+
+// Status is what a [Coordinator] knows without asking the store.
+type Status struct {
+	Replica   string // this replica's name
+	Role      Role
+	Since     time.Time     // of the role
+	Holder    string        // who held the lease when it was last seen; empty: nobody
+	Token     int64         // of the term held; 0 for a standby
+	TrustLeft time.Duration // in the term held; 0 for a standby
+	Terms     int           // held so far by this coordinator
+	Stuck     bool          // the job did not return in time, and still runs
+	LastError string        // of the last call to the store; empty: it went well
+}
+
+// Coordinator runs a job while its replica holds the lease:
+//
+//	            acquire | steal
+//	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
+//	   ^  try fails: wait           |  lost | deadline | job ended | resign | shutdown
+//	   +--------------------+       +-> 1 end the job's context, with its cause
+//	                                    2 wait until the job has returned, still renewing
+//	                                    3 release
+//
+// All methods are safe for concurrent use.
+type Coordinator struct {
+	lease   *Lease
+	cfg     CoordinatorConfig
+	log     *slog.Logger
+	single  bool
+	running atomic.Bool
+	term    atomic.Pointer[Term] // while its job runs and has not been told to stop
+
+	mu     sync.Mutex // guards the fields below
+	status Status
+	resign *resignation // of the current term; nil for a standby
+}
+
+// resignation is how Resign reaches the goroutine that owns the term.
+type resignation struct {
+	once  sync.Once
+	asked chan struct{} // closed by the first to ask
+	over  chan struct{} // closed when the lease has been given back
+	err   error         // set before over is closed
+}
+
+// NewCoordinator returns a coordinator for a lease. It does no I/O and starts
+// nothing. An [ErrInvalid] names everything that is wrong with the config.
+func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
+	if lease == nil {
+		return nil, fmt.Errorf("tenure: new coordinator: %w: lease is nil", ErrInvalid)
+	}
+	cfg, err := cfg.withDefaults(lease.cfg)
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new coordinator: %w", err)
+	}
+	return &Coordinator{
+		lease:  lease,
+		cfg:    cfg,
+		log:    cfg.Logger.With("lease", lease.cfg.Key.String(), "replica", lease.cfg.Holder),
+		single: lease.store.SingleReplica(),
+		status: Status{Replica: lease.cfg.Holder, Since: time.Now()},
+	}, nil
+}
+
+// Run competes for the lease and runs the job for each term that it gets, until
+// ctx is done. Then it tells the job to return, waits until it has, releases
+// the lease, and returns nil. No error of the store ends it.
+//
+// If the job panics, Run releases the lease and then panics with a [*JobPanic].
+// A coordinator runs once at a time: a second Run meanwhile is [ErrInvalid].
+func (c *Coordinator) Run(ctx context.Context) error {
+	if !c.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
+	}
+	defer c.running.Store(false)
+	for pause := time.Duration(0); ; {
+		term := c.standby(ctx, pause)
+		if term == nil {
+			return nil
+		}
+		pause = c.hold(ctx, term)
+	}
+}
+
+// IsHolder reports whether this replica holds the lease and its job has not been
+// told to stop. It does no I/O. It turns false by itself when the term's trust
+// ends, whatever else is stuck.
+func (c *Coordinator) IsHolder() bool {
+	term := c.term.Load()
+	return term != nil && term.Valid()
+}
+
+// Status returns what the coordinator knows. It does no I/O.
+func (c *Coordinator) Status() Status {
+	c.mu.Lock()
+	status := c.status
+	c.mu.Unlock()
+	if term := c.term.Load(); term != nil {
+		status.TrustLeft = term.Remaining()
+	}
+	return status
+}
+
+// Resign ends the current term, if there is one, and returns when the job has
+// returned and the lease has been given back; the replica then stays away for
+// long enough that another can win. An error says that the lease could not be
+// released, or that ctx was done before; the resignation stands all the same.
+//
+// A job that resigns must not wait for itself to return: it passes its own
+// context.
+func (c *Coordinator) Resign(ctx context.Context) error {
+	c.mu.Lock()
+	resign := c.resign
+	c.mu.Unlock()
+	if resign == nil {
+		return nil
+	}
+	resign.once.Do(func() { close(resign.asked) })
+	select {
+	case <-resign.over:
+		return resign.err
+	case <-ctx.Done():
+		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
+	}
+}
+
+// standby competes for the lease, at first after a pause. It returns nil once
+// ctx is done.
+func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
+	for sleep(ctx, pause) {
+		term, err := c.acquire(ctx)
+		switch {
+		case err != nil:
+			pause = c.notAcquired(err)
+		case ctx.Err() != nil:
+			c.giveBack(term, ErrShutdown)
+		default:
+			return term
+		}
+	}
+	return nil
+}
+
+func (c *Coordinator) acquire(ctx context.Context) (*Term, error) {
+	if c.single {
+		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder), nil
+	}
+	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
+	// record of a term that nobody holds, and all would have to wait for its TTL.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
+	defer cancel()
+	return c.lease.AcquireOrSteal(ctx)
+}
+
+// notAcquired returns how long to wait after a failed attempt.
+func (c *Coordinator) notAcquired(err error) time.Duration {
+	pause := jitter(c.cfg.AcquireInterval)
+	var held *HeldError
+	if errors.As(err, &held) {
+		c.log.Debug("lease is held", "holder", held.Holding.Holder)
+		c.note(held.Holding.Holder, nil)
+		if held.canExpireIn > 0 { // a few ms apart, lest all standbys write at once
+			pause = min(pause, held.canExpireIn+rand.N(10*time.Millisecond))
+		}
+		return pause
+	}
+	c.report("lease cannot be acquired", err)
+	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
+		pause = max(pause, jitter(c.lease.cfg.TTL))
+	}
+	return pause
+}
+
+// hold runs the job for one term. It returns, with the pause before this replica
+// competes again, after the job has returned and the lease was given back.
+func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration) {
+	resign := c.enterTerm(term)
+	keeper := c.startKeeper(term)
+	job := startJob(ctx, jobScope{term, c.log}, c.cfg.Watch, c.cfg.Reconcile)
+
+	cause := c.untilOver(ctx, term, keeper, job, resign)
+	c.stopping(term, cause)
+	job.cancel(cause)
+	c.awaitJob(term, keeper, job)
+	keeper.stop()
+	resign.err = c.giveBack(term, cause)
+
+	c.leaveTerm()
+	close(resign.over)
+	if job.panicked != nil {
+		panic(job.panicked)
+	}
+	if errors.Is(cause, ErrJobEnded) || errors.Is(cause, ErrResigned) {
+		return 2 * jitter(c.cfg.AcquireInterval) // every standby tries before
+	}
+	return jitter(c.cfg.AcquireInterval)
+}
+
+// untilOver returns why the term is over.
+func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job, resign *resignation) error {
+	// This timer stands behind no I/O: it fires while a renewal hangs.
+	deadline := time.NewTimer(c.untilDeadline(term))
+	defer deadline.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ErrShutdown
+		case <-resign.asked:
+			return ErrResigned
+		case err := <-keeper.lost:
+			return err
+		case r := <-job.results:
+			job.took(r)
+			return r.cause()
+		case <-deadline.C:
+			left := c.untilDeadline(term)
+			if left <= 0 {
+				return ErrDeadline
+			}
+			deadline.Reset(left)
+		}
+	}
+}
+
+// untilDeadline returns how long untilOver may sleep before it asks again; 0 or
+// less: the job must stop.
+func (c *Coordinator) untilDeadline(term *Term) time.Duration {
+	if term.local() {
+		return time.Hour
+	}
+	if !term.Valid() {
+		return 0
+	}
+	// A timer stands still while the machine is suspended, so it sleeps in short
+	// stretches, each of which ends with a look at the wall clock.
+	return min(time.Until(term.lastAttempt().Add(c.cfg.RenewDeadline)), max(c.lease.cfg.Margin, time.Second))
+}
+
+// awaitJob returns when the job has. A job that takes longer than the trust
+// allows is reported, and its lease is left to expire: this replica does not
+// compete meanwhile, and another one may.
+func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
+	told := time.Now()
+	allowed := time.NewTimer(c.lease.cfg.TTL - c.lease.cfg.Margin - c.cfg.RenewDeadline)
+	defer allowed.Stop()
+	for job.running > 0 {
+		select {
+		case r := <-job.results:
+			job.took(r)
+		case <-allowed.C:
+			keeper.stop()
+			c.setStuck(true)
+			c.log.Error("job does not return although its context has ended; its lease is left to expire",
+				"token", term.Token(), "waited", time.Since(told))
+			if c.cfg.Trace.JobStuck != nil {
+				c.cfg.Trace.JobStuck(term, time.Since(told))
+			}
+		}
+	}
+	c.setStuck(false)
+	c.log.Debug("job returned", "token", term.Token(), "took", time.Since(told))
+}
+
+// giveBack releases the lease, unless it is another's already.
+func (c *Coordinator) giveBack(term *Term, cause error) error {
+	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
+	defer cancel()
+	for {
+		err := c.lease.Release(ctx, term)
+		switch {
+		case err == nil:
+			c.log.Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+			return nil
+		case errors.Is(err, ErrLost):
+			c.log.Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+			return nil
+		case !sleep(ctx, jitter(c.callTimeout()/10)):
+			c.report("lease cannot be released; it will expire", err)
+			return err
+		}
+	}
+}
+
+// callTimeout bounds one call to the store, so that between the time for a
+// renewal and the renew deadline two can hang, one after the other.
+func (c *Coordinator) callTimeout() time.Duration {
+	return (c.cfg.RenewDeadline - c.cfg.RenewInterval) / 2
+}
+
+func (c *Coordinator) enterTerm(term *Term) *resignation {
+	c.log.Info("lease acquired", "holder", term.Holder(), "token", term.Token())
+	resign := &resignation{asked: make(chan struct{}), over: make(chan struct{})}
+	c.term.Store(term)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resign = resign
+	c.status.Role, c.status.Since = Holder, time.Now()
+	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
+	c.status.Terms++
+	return resign
+}
+
+func (c *Coordinator) stopping(term *Term, cause error) {
+	c.term.Store(nil)
+	c.mu.Lock()
+	c.status.Role, c.status.Since = Stopping, time.Now()
+	var lost *LostError
+	if errors.As(cause, &lost) {
+		c.status.Holder = ""
+		if lost.To != nil {
+			c.status.Holder = lost.To.Holder
+		}
+	}
+	holder := c.status.Holder
+	c.mu.Unlock()
+
+	level, msg := slog.LevelDebug, "job is told to return"
+	switch {
+	case errors.Is(cause, ErrJobEnded):
+		level, msg = slog.LevelWarn, "job ended before its term"
+	case errors.Is(cause, ErrLost), errors.Is(cause, ErrDeadline):
+		level, msg = slog.LevelInfo, "lease lost"
+	}
+	c.log.Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+}
+
+func (c *Coordinator) leaveTerm() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resign = nil
+	if c.status.Holder == c.status.Replica {
+		c.status.Holder = ""
+	}
+	c.status.Role, c.status.Since, c.status.Token = Standby, time.Now(), 0
+}
+
+func (c *Coordinator) setStuck(stuck bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Stuck = stuck
+}
+
+// note records what the store last said: who holds the lease, or an error.
+func (c *Coordinator) note(holder string, err error) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.status.LastError
+	c.status.LastError = ""
+	if err != nil {
+		c.status.LastError = err.Error()
+	} else {
+		c.status.Holder = holder
+	}
+	return c.status.LastError != last
+}
+
+// report logs an error of the store: aloud when it is a new one, quietly while
+// it stays the same.
+func (c *Coordinator) report(msg string, err error) {
+	level := slog.LevelDebug
+	if c.note("", err) {
+		level = slog.LevelWarn
+	}
+	c.log.Log(context.Background(), level, msg, "error", err)
+}
+
+// sleep waits for d, or returns false once ctx is done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// jitter returns a random duration of at most d and at least three quarters of
+// it.
+func jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/4+1)
+}

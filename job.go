@@ -1,0 +1,89 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+)
+
+// JobPanic is what [Coordinator.Run] panics with, after it has released the
+// lease, when the job has panicked.
+type JobPanic struct {
+	Value any    // what the job panicked with
+	Stack []byte // of the goroutine that panicked
+}
+
+func (p *JobPanic) Error() string {
+	return fmt.Sprintf("tenure: job panicked: %v\n\n%s", p.Value, p.Stack)
+}
+
+// Unwrap returns the panic's value where it is an error.
+func (p *JobPanic) Unwrap() error {
+	err, _ := p.Value.(error)
+	return err
+}
+
+// job is the caller's funcs, running for one term. Only the goroutine that owns
+// the term touches it.
+type job struct {
+	cancel   context.CancelCauseFunc
+	results  chan jobResult // buffered: no func waits to be heard
+	running  int
+	panicked *JobPanic
+}
+
+type jobResult struct {
+	name     string
+	err      error
+	panicked *JobPanic
+}
+
+var errGoexit = errors.New("runtime.Goexit was called")
+
+// startJob starts those funcs that are not nil. Their context has the values of
+// ctx but does not end with it: the coordinator ends it, and says why.
+func startJob(ctx context.Context, scope jobScope, watch, reconcile func(context.Context) error) *job {
+	ctx = context.WithValue(context.WithoutCancel(ctx), jobScopeKey{}, scope)
+	ctx, cancel := context.WithCancelCause(ctx)
+	j := &job{cancel: cancel, results: make(chan jobResult, 2)}
+	start := func(name string, run func(context.Context) error) {
+		if run == nil {
+			return
+		}
+		j.running++
+		go func() {
+			result := jobResult{name: name, err: errGoexit}
+			defer func() {
+				if v := recover(); v != nil {
+					result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
+				}
+				j.results <- result
+			}()
+			result.err = run(ctx)
+		}()
+	}
+	start("watch", watch)
+	start("reconcile", reconcile)
+	return j
+}
+
+// took counts a func that has returned.
+func (j *job) took(r jobResult) {
+	j.running--
+	if j.panicked == nil {
+		j.panicked = r.panicked
+	}
+}
+
+// cause says what a func's return before its time does to the term.
+func (r jobResult) cause() error {
+	switch {
+	case r.panicked != nil:
+		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, r.name, r.panicked.Value)
+	case r.err != nil:
+		return fmt.Errorf("%w: %s: %w", ErrJobEnded, r.name, r.err)
+	default:
+		return fmt.Errorf("%w: %s returned", ErrJobEnded, r.name)
+	}
+}

@@ -1,0 +1,78 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// keeper renews one term in a goroutine of its own, so that nothing else waits
+// for a renewal that hangs.
+type keeper struct {
+	lost   chan error // why the term cannot be kept; at most one
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// startKeeper begins to renew. A term without a lease needs none: its keeper
+// waits to be stopped.
+func (c *Coordinator) startKeeper(term *Term) *keeper {
+	ctx, cancel := context.WithCancel(context.Background())
+	k := &keeper{lost: make(chan error, 1), cancel: cancel, done: make(chan struct{})}
+	if term.local() {
+		close(k.done)
+		return k
+	}
+	go func() {
+		defer close(k.done)
+		if err := c.keep(ctx, term); err != nil {
+			k.lost <- err
+		}
+	}()
+	return k
+}
+
+// stop ends the renewing and returns when no renewal is under way any more. It
+// may be called twice.
+func (k *keeper) stop() {
+	k.cancel()
+	<-k.done
+}
+
+// keep renews until ctx is done, then returns nil, or until the term is over,
+// then returns why. Errors of the store are only a reason to try again soon.
+func (c *Coordinator) keep(ctx context.Context, term *Term) error {
+	next := time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
+	for failures := 0; sleep(ctx, next); {
+		if !term.Valid() {
+			return ErrDeadline
+		}
+		err := c.renew(ctx, term)
+		switch {
+		case err == nil:
+			failures = 0
+			next = time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
+		case errors.Is(err, ErrLost) || errors.Is(err, ErrDeadline):
+			return err
+		default:
+			if ctx.Err() == nil {
+				c.report("lease not renewed, trying again", err)
+			}
+			// From a sixteenth of the interval to half of it.
+			next = jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
+			failures++
+		}
+	}
+	return nil
+}
+
+func (c *Coordinator) renew(ctx context.Context, term *Term) error {
+	ctx, cancel := context.WithTimeout(ctx, min(c.callTimeout(), term.Remaining()))
+	defer cancel()
+	if err := c.lease.Renew(ctx, term); err != nil {
+		return err
+	}
+	c.note(term.Holder(), nil)
+	c.log.Debug("lease renewed", "token", term.Token())
+	return nil
+}

@@ -1,0 +1,506 @@
+package tenure
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Defaults of [LeaseConfig].
+const (
+	DefaultTTL  = 30 * time.Second
+	minimumTTL  = 10 * time.Millisecond
+	defaultName = "reconciler-lease"
+)
+
+var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
+
+var (
+	// ErrHeld says that another term stands. The error is a [*HeldError].
+	ErrHeld = errors.New("lease is held")
+
+	// ErrLost says that a term is over because the lease is another's, or gone.
+	// The error is a [*LostError] where the store was asked.
+	ErrLost = errors.New("lease lost")
+
+	// ErrDeadline says that a term is over because it was not renewed in time,
+	// or never began because the answer to its acquire came too late.
+	ErrDeadline = errors.New("lease not renewed in time")
+)
+
+// HeldError is the error of an acquire or steal while another term stands. It
+// is [ErrHeld].
+type HeldError struct {
+	Holding Holding
+
+	canExpireIn time.Duration // how soon a steal may succeed at the earliest
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("tenure: %v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+}
+
+// Is makes the error match [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// LostError is the error of a renewal or release whose term is over. It is
+// [ErrLost].
+type LostError struct {
+	Key Key
+	To  *Holding // who holds the lease now; nil: nobody, it is gone
+}
+
+func (e *LostError) Error() string {
+	if e.To == nil {
+		return fmt.Sprintf("tenure: %v: %s is gone", ErrLost, e.Key)
+	}
+	return fmt.Sprintf("tenure: %v: %s is held by %s", ErrLost, e.Key, e.To.Holder)
+}
+
+// Is makes the error match [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// ExpiryPolicy says by what a standby judges that a holder's TTL has passed.
+type ExpiryPolicy uint8
+
+const (
+	// StoreClock steals when the record's age, by the store's clock, has
+	// reached its TTL, or when [Observed] would.
+	StoreClock ExpiryPolicy = iota
+
+	// Observed steals when this replica has watched the record stand unchanged
+	// for its TTL, on its own monotonic clock. It is for databases whose clock
+	// may jump, and costs a TTL of waiting after each start.
+	Observed
+)
+
+// LeaseConfig configures a [Lease]. The zero value serves: one lease per table.
+type LeaseConfig struct {
+	Key    Key               // default {"reconciler_lease", "singleton"}
+	Name   string            // the object's name; default "reconciler-lease" for the default key, else the key's ID
+	Holder string            // default ReplicaID(); shown to people, never trusted for safety
+	TTL    time.Duration     // default 30s, at least 10ms
+	Margin time.Duration     // default TTL/30; the holder's trust ends this long before the TTL does
+	Labels map[string]string // told to observers: an address, a build
+	Expiry ExpiryPolicy      // default StoreClock
+	Logger *slog.Logger      // default slog.Default()
+}
+
+// withDefaults returns the config with its zero fields filled, or an error that
+// names everything that is wrong with it.
+func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
+	if cfg.Key == (Key{}) {
+		cfg.Key = defaultKey
+	}
+	if cfg.Name == "" {
+		cfg.Name = cfg.Key.ID
+		if cfg.Key == defaultKey {
+			cfg.Name = defaultName
+		}
+	}
+	if cfg.Holder == "" {
+		cfg.Holder = ReplicaID()
+	}
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	if cfg.Margin == 0 {
+		cfg.Margin = cfg.TTL / 30
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+
+	errs := []error{
+		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
+		validText("holder", cfg.Holder),
+	}
+	if cfg.TTL < minimumTTL {
+		errs = append(errs, fmt.Errorf("%w: TTL %v is below %v", ErrInvalid, cfg.TTL, minimumTTL))
+	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
+		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
+	}
+	if cfg.Expiry > Observed {
+		errs = append(errs, fmt.Errorf("%w: Expiry %d is no policy", ErrInvalid, cfg.Expiry))
+	}
+	return cfg, errors.Join(errs...)
+}
+
+// Lease is the right to do one job, as seen by one replica: it acquires,
+// steals, renews and releases. Most programs leave that to a [Coordinator].
+//
+// All methods are safe for concurrent use. Errors of the store come back as
+// they are; after one, the write may or may not have happened, and the next
+// call finds out.
+type Lease struct {
+	store Store
+	cfg   LeaseConfig
+
+	mu       sync.Mutex // guards the fields below; never held across I/O
+	seen     *sighting
+	leftover []leftover
+	badValue []byte // the payload whose decoding error was logged
+}
+
+// sighting is the object as it was last read, and since when it has stood
+// unchanged: the instant after the first answer that showed it so.
+type sighting struct {
+	object Object
+	since  time.Time
+}
+
+func (s *sighting) of(obj Object) bool {
+	// A program that starts its versions at 1 again after a delete repeats
+	// them, so the version alone does not tell that nothing has changed.
+	return s != nil && s.object.Version == obj.Version && s.object.UpdatedAt.Equal(obj.UpdatedAt) &&
+		bytes.Equal(s.object.Payload, obj.Payload)
+}
+
+// leftover is a term that this lease may have left in the store although nobody
+// relies on it: its acquire or its release failed without a clear answer.
+type leftover struct {
+	term string
+	at   time.Time
+}
+
+// NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names
+// everything that is wrong with the config.
+func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
+	if store == nil {
+		return nil, fmt.Errorf("tenure: new lease: %w: store is nil", ErrInvalid)
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new lease: %w", err)
+	}
+	return &Lease{store: store, cfg: cfg}, nil
+}
+
+// TryAcquire begins a term if nobody holds the lease, in one write. It returns
+// [ErrHeld] where a record stands, expired or not.
+func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
+	term, err := l.begin(ctx, MustCreate())
+	if !errors.Is(err, ErrExists) {
+		return term, err
+	}
+	obj, err := l.look(ctx)
+	switch {
+	case errors.Is(err, ErrNotFound): // released since
+		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: unknownHolder}}
+	case err != nil:
+		return nil, err
+	case l.left(obj):
+		term, err := l.begin(ctx, MatchVersion(obj.Version))
+		if !errors.Is(err, ErrConflict) {
+			return term, err
+		}
+	}
+	return nil, l.held(obj)
+}
+
+// StealExpired begins a term if the record that stands has expired. Otherwise
+// it returns [ErrHeld]; [ErrNotFound] where there is no record; [ErrConflict]
+// where another replica wrote first.
+func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
+	obj, err := l.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if held := l.held(obj); held.canExpireIn > 0 && !l.left(obj) {
+		return nil, held
+	}
+	return l.begin(ctx, MatchVersion(obj.Version))
+}
+
+// AcquireOrSteal begins a term if the lease is free or expired; otherwise it
+// returns [ErrHeld]. While the lease is held it costs one read.
+func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
+	// A look may be overtaken by another replica's write, and so again the next:
+	// after three times the lease is held by somebody quicker.
+	var term *Term
+	err := ErrExists
+	for range 3 {
+		if l.lastSeen() == nil {
+			term, err = l.begin(ctx, MustCreate())
+			if !errors.Is(err, ErrExists) {
+				return term, err
+			}
+		}
+		term, err = l.StealExpired(ctx)
+		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
+			return term, err
+		}
+	}
+	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: unknownHolder}}
+}
+
+// Renew makes the term count anew from now, in one write. It returns [ErrLost]
+// where another term stands or none, [ErrDeadline] where trust in the term had
+// ended before the store answered; in both cases the term is over. After any
+// other error the term is as it was, and Renew may be called again.
+func (l *Lease) Renew(ctx context.Context, term *Term) error {
+	if err := l.owns("renew", term); err != nil {
+		return err
+	}
+	if term.local() {
+		return nil
+	}
+	// The second round is for a renewal of our own that landed although its
+	// answer was lost: the record is ours at a version that we did not know.
+	for range 2 {
+		if !term.Valid() {
+			return l.tooLate(ctx, term)
+		}
+		attempt := time.Now()
+		obj, err := l.store.PutIf(ctx, l.object(term.payload), MatchVersion(term.currentVersion()))
+		switch {
+		case err == nil:
+			if !term.extend(obj.Version, attempt) {
+				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+			}
+			return nil
+		case !errors.Is(err, ErrConflict):
+			return err
+		}
+		if err := l.reread(ctx, term); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("tenure: renew %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
+}
+
+// tooLate says what became of a term that was over before its renewal was sent.
+func (l *Lease) tooLate(ctx context.Context, term *Term) error {
+	err := l.reread(ctx, term)
+	if errors.Is(err, ErrLost) {
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("tenure: renew %s: %w (and %w)", l.cfg.Key, ErrDeadline, err)
+	}
+	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+}
+
+// Release ends the term and deletes its record, so that another replica may
+// begin at once. It returns [ErrLost] where the lease was another's already, or
+// gone. After any other error the record may still stand: Release may be called
+// again, and this lease may take it up again at once.
+//
+// Call it only after the job has returned.
+func (l *Lease) Release(ctx context.Context, term *Term) error {
+	if err := l.owns("release", term); err != nil {
+		return err
+	}
+	term.end()
+	if term.local() {
+		return nil
+	}
+	for range 2 {
+		err := l.store.DeleteIf(ctx, l.cfg.Key, term.currentVersion())
+		if errors.Is(err, ErrConflict) {
+			if err = l.reread(ctx, term); err == nil {
+				continue // a renewal had landed whose answer was lost
+			}
+		}
+		return l.released(term, err)
+	}
+	l.leave(term.id)
+	return fmt.Errorf("tenure: release %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
+}
+
+// released judges how a release ended.
+func (l *Lease) released(term *Term, err error) error {
+	switch {
+	case err == nil || errors.Is(err, ErrLost):
+		return err
+	case !errors.Is(err, ErrNotFound):
+		l.leave(term.id)
+		term.deleteSent.Store(true)
+		return err
+	case term.deleteSent.Load(): // gone by a release whose answer was lost
+		return nil
+	default:
+		return &LostError{Key: l.cfg.Key}
+	}
+}
+
+// Read returns who holds the lease, or [ErrNotFound] where nobody does.
+func (l *Lease) Read(ctx context.Context) (Holding, error) {
+	obj, err := l.look(ctx)
+	if err != nil {
+		return Holding{}, err
+	}
+	return l.decode(obj), nil
+}
+
+// begin writes the record of a new term.
+func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
+	attempt := time.Now()
+	id := uuid.NewString()
+	payload := record{
+		Holder:       l.cfg.Holder,
+		AcquiredAtMS: attempt.UnixMilli(),
+		Term:         id,
+		TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
+	}.encode()
+	obj, err := l.store.PutIf(ctx, l.object(payload), cond)
+	if err != nil {
+		if mayHaveWritten(err) {
+			l.leave(id)
+		}
+		return nil, err
+	}
+	term := &Term{
+		key:        l.cfg.Key,
+		id:         id,
+		holder:     l.cfg.Holder,
+		token:      obj.Version,
+		acquiredAt: attempt,
+		payload:    payload,
+		trusted:    l.cfg.TTL - l.cfg.Margin,
+		version:    obj.Version,
+	}
+	term.trust.Store(newTrust(attempt, term.trusted))
+	if !term.Valid() {
+		l.leave(id)
+		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, time.Since(attempt), ErrDeadline)
+	}
+	return term, nil
+}
+
+// mayHaveWritten reports whether a write that failed with err may have happened
+// all the same.
+func mayHaveWritten(err error) bool {
+	for _, definite := range []error{ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup} {
+		if errors.Is(err, definite) {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Lease) object(payload []byte) Object {
+	return Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: payload}
+}
+
+// owns refuses a term that this lease cannot act upon.
+func (l *Lease) owns(op string, term *Term) error {
+	if term == nil {
+		return fmt.Errorf("tenure: %s %s: %w: term is nil", op, l.cfg.Key, ErrInvalid)
+	}
+	if term.key != l.cfg.Key {
+		return fmt.Errorf("tenure: %s %s: %w: the term is one of %s", op, l.cfg.Key, ErrInvalid, term.key)
+	}
+	return nil
+}
+
+// reread looks at a record that was not at the version at which this term left
+// it. It returns nil where it is still the term's, by a write whose answer was
+// lost, and notes its version. Otherwise the term is over.
+func (l *Lease) reread(ctx context.Context, term *Term) error {
+	obj, err := l.look(ctx)
+	switch {
+	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
+		term.end()
+		return &LostError{Key: l.cfg.Key}
+	case err != nil:
+		return err
+	case !bytes.Equal(obj.Payload, term.payload):
+		term.end()
+		holding := l.decode(obj)
+		return &LostError{Key: l.cfg.Key, To: &holding}
+	}
+	term.mu.Lock()
+	defer term.mu.Unlock()
+	term.version = max(term.version, obj.Version)
+	return nil
+}
+
+// look reads the record and notes since when it has stood as it is.
+func (l *Lease) look(ctx context.Context) (Object, error) {
+	obj, err := l.store.Get(ctx, l.cfg.Key)
+	answered := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrNotFound):
+		l.seen = nil
+	case err == nil && !l.seen.of(obj):
+		l.seen = &sighting{object: obj, since: answered}
+	}
+	return obj, err
+}
+
+func (l *Lease) lastSeen() *sighting {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seen
+}
+
+// held says who holds the lease, by an object that was just read, and how soon
+// it can expire: at once where it has.
+func (l *Lease) held(obj Object) *HeldError {
+	holding := l.decode(obj)
+	left := holding.TTL
+	if seen := l.lastSeen(); seen.of(obj) {
+		left -= time.Since(seen.since)
+	}
+	// A record without a term was stamped by another program, by whatever clock
+	// it has, and one of negative age by a clock that was ahead: their age tells
+	// nothing.
+	if l.cfg.Expiry == StoreClock && holding.Term != "" && holding.Age > 0 {
+		left = min(left, holding.TTL-holding.Age)
+	}
+	return &HeldError{Holding: holding, canExpireIn: left}
+}
+
+func (l *Lease) decode(obj Object) Holding {
+	holding, err := decodeHolding(obj, l.cfg.TTL)
+	if err != nil && l.firstSight(obj.Payload) {
+		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
+	}
+	return holding
+}
+
+// firstSight reports whether this undecodable payload is another than the last.
+func (l *Lease) firstSight(payload []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.badValue != nil && bytes.Equal(l.badValue, payload) {
+		return false
+	}
+	l.badValue = append([]byte{}, payload...)
+	return true
+}
+
+// leave notes a term that may stand in the store although nobody relies on it.
+func (l *Lease) leave(term string) {
+	const most = 64 // a store that is down makes one at each attempt
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool {
+		return o.term == term || now.Sub(o.at) > l.cfg.TTL // expired by now, like any record
+	})
+	if len(l.leftover) == most {
+		l.leftover = l.leftover[1:]
+	}
+	l.leftover = append(l.leftover, leftover{term: term, at: now})
+}
+
+// left reports whether the record is one that this lease itself left behind, so
+// that it need not wait until it expires. Whoever writes first gets it.
+func (l *Lease) left(obj Object) bool {
+	holding := l.decode(obj)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.term == holding.Term })
+}

@@ -1,0 +1,150 @@
+package tenure
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Term is one unbroken holding of a lease, from its acquire or steal until its
+// release or loss. All methods are safe for concurrent use and do no I/O.
+type Term struct {
+	key        Key
+	id         string
+	holder     string
+	token      int64
+	acquiredAt time.Time
+	payload    []byte        // the record, the same bytes for the whole term
+	trusted    time.Duration // TTL − Margin; 0: a local term, which no time ends
+
+	ended      atomic.Bool
+	deleteSent atomic.Bool           // by a release whose answer we don't know
+	trust      atomic.Pointer[trust] // nil: a local term
+
+	mu      sync.Mutex // orders extensions; never held across I/O
+	version int64      // of the object, as far as we know
+}
+
+// trust is the time for which a holder may believe in its term.
+type trust struct {
+	attempt  time.Time // before the acquire or renewal was sent
+	deadline time.Time // attempt + TTL − Margin, on the monotonic clock
+	wall     time.Time // the same on the wall clock
+}
+
+func newTrust(attempt time.Time, d time.Duration) *trust {
+	deadline := attempt.Add(d)
+	return &trust{attempt: attempt, deadline: deadline, wall: deadline.Round(0)}
+}
+
+// covers reports whether now lies within the trust. The wall clock is asked too:
+// the monotonic clock stands still while a machine is suspended, and the TTL
+// does not.
+func (t *trust) covers(now time.Time) bool {
+	return now.Before(t.deadline) && now.Round(0).Before(t.wall)
+}
+
+// newLocalTerm makes the term of a coordinator that has no lease to lose.
+func newLocalTerm(key Key, holder string) *Term {
+	now := time.Now()
+	return &Term{key: key, id: uuid.NewString(), holder: holder, token: now.UnixMicro(), acquiredAt: now}
+}
+
+// ID returns the term's UUID.
+func (t *Term) ID() string { return t.id }
+
+// Token returns the fencing token: of two terms of one lease, the later has the
+// greater one, for ever.
+func (t *Term) Token() int64 { return t.token }
+
+// Holder returns the name under which the term was acquired.
+func (t *Term) Holder() string { return t.holder }
+
+// AcquiredAt returns when the term began, by the clock of this process.
+func (t *Term) AcquiredAt() time.Time { return t.acquiredAt }
+
+// Deadline returns when the trust in the term ends unless it is renewed. It is
+// the zero time where there is no lease to lose, see [Store.SingleReplica].
+func (t *Term) Deadline() time.Time {
+	if trust := t.trust.Load(); trust != nil {
+		return trust.deadline
+	}
+	return time.Time{}
+}
+
+// Remaining returns how much trust is left: 0 once the term is over.
+func (t *Term) Remaining() time.Duration {
+	if !t.Valid() {
+		return 0
+	}
+	if trust := t.trust.Load(); trust != nil {
+		return max(0, time.Until(trust.deadline))
+	}
+	return math.MaxInt64
+}
+
+// Valid reports whether the term may still be relied upon. Once false it stays
+// false. True says that nobody else had begun a term when it was asked, under
+// the conditions that the package documentation names; it cannot vouch for the
+// next instant. Where that matters, fence the write.
+func (t *Term) Valid() bool {
+	if t.ended.Load() {
+		return false
+	}
+	trust := t.trust.Load()
+	if trust == nil || trust.covers(time.Now()) {
+		return true
+	}
+	t.ended.Store(true) // or a wall clock that is set back would revive it
+	return false
+}
+
+// end makes the term invalid for good.
+func (t *Term) end() { t.ended.Store(true) }
+
+// extend takes the answer to a renewal that was sent at attempt. It returns
+// false where the term was over before the answer came: a late yes is a no.
+func (t *Term) extend(version int64, attempt time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.version = max(t.version, version)
+	if !t.Valid() {
+		return false
+	}
+	if attempt.After(t.trust.Load().attempt) {
+		t.trust.Store(newTrust(attempt, t.trusted))
+	}
+	return true
+}
+
+// lastAttempt returns the instant before the last acquire or renewal that
+// succeeded was sent.
+func (t *Term) lastAttempt() time.Time { return t.trust.Load().attempt }
+
+func (t *Term) currentVersion() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.version
+}
+
+func (t *Term) local() bool { return t.trusted == 0 }
+
+// jobScope is what a job finds in its context.
+type jobScope struct {
+	term *Term
+	log  *slog.Logger
+}
+
+type jobScopeKey struct{}
+
+// TermFromContext returns the term for which a job runs, or nil where ctx is
+// not derived from a job's context.
+func TermFromContext(ctx context.Context) *Term {
+	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
+	return scope.term
+}
