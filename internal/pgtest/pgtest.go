@@ -1,0 +1,116 @@
+// Package pgtest runs a throwaway PostgreSQL for tests: a cluster in a
+// temporary directory, on a free port of 127.0.0.1, with fsync off. It needs
+// the server's programs (13 or later) and nothing else: no running server, no
+// container. A TMPDIR in memory makes new databases several times as fast.
+//
+// The programs come from the directory that TENURE_TEST_POSTGRES names, else
+// from PATH, else from where packages install them. Without any, a test that
+// asks for a database is skipped, or fails where TENURE_REQUIRE_POSTGRES is 1.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// shared is the cluster in which all tests of the process get a database each.
+var shared struct {
+	once   sync.Once
+	server *Server
+	err    error
+}
+
+// Main runs the tests, stops the shared cluster if one was started, and exits.
+// It is the body of TestMain. A process that ends otherwise takes its clusters
+// with it too; only it does not wait for them.
+func Main(m *testing.M) {
+	code := m.Run()
+	if shared.server != nil {
+		if err := shared.server.close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}
+
+var databases atomic.Int64
+
+// URL returns the address of an empty database of the shared cluster, which
+// starts with the first call. The database is dropped when the test ends.
+func URL(t testing.TB) string {
+	t.Helper()
+	server := sharedServer(t)
+	name := fmt.Sprintf("test_%d", databases.Add(1))
+	if err := server.exec("CREATE DATABASE " + name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.exec("DROP DATABASE " + name + " WITH (FORCE)"); err != nil {
+			t.Error(err)
+		}
+	})
+	return server.url(name)
+}
+
+// Log returns what the shared cluster has logged so far, the statements that
+// failed among it. The lines of all tests are in it; each names its database.
+func Log(t testing.TB) string {
+	t.Helper()
+	return sharedServer(t).Log(t)
+}
+
+// Cluster starts a cluster for this test alone, which may stop and restart it.
+// It goes away when the test ends.
+func Cluster(t testing.TB) *Server {
+	t.Helper()
+	server, err := newServer()
+	skipOrFail(t, err)
+	t.Cleanup(func() {
+		if err := server.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return server
+}
+
+func sharedServer(t testing.TB) *Server {
+	t.Helper()
+	shared.once.Do(func() { shared.server, shared.err = newServer() })
+	skipOrFail(t, shared.err)
+	return shared.server
+}
+
+func skipOrFail(t testing.TB, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case errors.Is(err, errNoPostgres) && os.Getenv("TENURE_REQUIRE_POSTGRES") != "1":
+		t.Skip(err)
+	default:
+		t.Fatal(err)
+	}
+}
+
+// exec runs one statement in the database postgres. It takes no context: the
+// tests' own have ended when their databases are dropped.
+func (s *Server) exec(sql string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return fmt.Errorf("pgtest: %s: %w", sql, err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("pgtest: %s: %w", sql, err)
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package pgtest_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+func TestDatabasesAreSeparate(t *testing.T) {
+	one, other := connect(t, pgtest.URL(t)), connect(t, pgtest.URL(t))
+	query(t, one, "CREATE TABLE things (id int)")
+	query(t, other, "CREATE TABLE things (id int)")
+	query(t, one, "INSERT INTO things VALUES (1)")
+	if got, want := count(t, other), 0; got != want {
+		t.Errorf("rows in the other database: got %d, want %d", got, want)
+	}
+}
+
+func TestADatabaseIsDroppedThoughAConnectionIsLeftOpen(t *testing.T) {
+	var url string
+	t.Run("uses a database", func(t *testing.T) {
+		url = pgtest.URL(t)
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		query(t, conn, "SELECT 1")
+	})
+	if conn, err := pgx.Connect(t.Context(), url); err == nil {
+		conn.Close(t.Context())
+		t.Error("the database is still there after its test")
+	}
+}
+
+func TestARestartKeepsTheDataAndTheAddress(t *testing.T) {
+	server := pgtest.Cluster(t)
+	url := server.URL()
+	conn := connect(t, url)
+	query(t, conn, "CREATE TABLE things (id int)")
+	for i, mode := range []string{"fast", "immediate"} {
+		query(t, conn, "INSERT INTO things VALUES (1)")
+		if err := server.Stop(mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pgx.Connect(t.Context(), url); err == nil {
+			t.Fatalf("after Stop(%q) the server answers", mode)
+		}
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		conn = connect(t, url)
+		if got, want := count(t, conn), i+1; got != want {
+			t.Errorf("rows after Stop(%q) and Start: got %d, want %d", mode, got, want)
+		}
+	}
+}
+
+func TestTheLogTellsOfAFailedStatement(t *testing.T) {
+	conn := connect(t, pgtest.URL(t))
+	query(t, conn, "CREATE TABLE things (id int PRIMARY KEY)")
+	query(t, conn, "INSERT INTO things VALUES (1)")
+	const complaint = "duplicate key"
+	before := strings.Count(pgtest.Log(t), complaint)
+	if _, err := conn.Exec(t.Context(), "INSERT INTO things VALUES (1)"); err == nil {
+		t.Fatal("a second row under one primary key was accepted")
+	}
+	if got, want := strings.Count(pgtest.Log(t), complaint), before+1; got != want {
+		t.Errorf("lines with %q in the log: got %d, want %d", complaint, got, want)
+	}
+}
+
+// The test runs itself as a child, whose cluster it looks for after the
+// child's sudden end.
+func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
+	const asChild = "PGTEST_AS_CHILD"
+	if os.Getenv(asChild) != "" {
+		fmt.Println(pgtest.Cluster(t).URL())
+		io.Copy(io.Discard, os.Stdin) // until it is killed
+		return
+	}
+	pgtest.URL(t) // skips where there is no PostgreSQL
+
+	// Not t.TempDir, into which only the tests' own user may look.
+	temp, err := os.MkdirTemp("", "tenure-pgtest-child-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(temp)
+	if err := os.Chmod(temp, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	child.Env = append(os.Environ(), asChild+"=1", "TMPDIR="+temp)
+	if _, err := child.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	url, err := bufio.NewReader(out).ReadString('\n')
+	child.Process.Kill()
+	child.Wait()
+	if err != nil || !strings.HasPrefix(url, "postgres://") {
+		t.Fatalf("the child's first line: got %q, error %v; want its server's address", url, err)
+	}
+
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		left, err := os.ReadDir(temp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("30 s after the end of its tests the cluster is still there: %v", left)
+		}
+	}
+	if conn, err := pgx.Connect(t.Context(), strings.TrimSpace(url)); err == nil {
+		conn.Close(t.Context())
+		t.Error("the server answers after the end of its tests")
+	}
+}
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+func query(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func count(t *testing.T, conn *pgx.Conn) int {
+	t.Helper()
+	var n int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM things").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

@@ -1,0 +1,42 @@
+//go:build unix
+
+package pgtest
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"syscall"
+)
+
+// processAttr says how the server's programs run: in a process group of their
+// own, so that a Ctrl-C at the terminal ends the tests and only thereby the
+// server, and as an unprivileged user where the tests run as root, which
+// PostgreSQL refuses to be. That user becomes the owner of dir.
+func processAttr(dir string) (*syscall.SysProcAttr, error) {
+	attr := &syscall.SysProcAttr{Setpgid: true}
+	if os.Geteuid() != 0 {
+		return attr, nil
+	}
+	account, err := user.Lookup("postgres")
+	if err != nil {
+		account, err = user.Lookup("nobody")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: no user to run PostgreSQL as: %w", err)
+	}
+	uid, err := strconv.ParseUint(account.Uid, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: user %s: %w", account.Username, err)
+	}
+	gid, err := strconv.ParseUint(account.Gid, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: user %s: %w", account.Username, err)
+	}
+	attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	if err := os.Chown(dir, int(uid), int(gid)); err != nil {
+		return nil, fmt.Errorf("pgtest: %w", err)
+	}
+	return attr, nil
+}

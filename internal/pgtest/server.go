@@ -1,0 +1,241 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// startTimeout bounds the wait for a server that neither answers nor exits.
+const startTimeout = 30 * time.Second
+
+// Server is one PostgreSQL cluster. Its methods are for one goroutine at a
+// time, but for URL and Log.
+type Server struct {
+	bin  string               // the directory of the programs
+	dir  string               // holds data and log
+	attr *syscall.SysProcAttr // of every process
+	port int
+
+	// Of the running server, nil while it is stopped.
+	shell *exec.Cmd
+	stdin io.WriteCloser // takes the signal to stop with
+	gone  chan struct{}  // closed when no process of the server is left
+}
+
+// newServer makes a cluster and starts it.
+func newServer() (*Server, error) {
+	bin, err := binaries()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "tenure-pgtest-")
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: %w", err)
+	}
+	s := &Server{bin: bin, dir: dir}
+	if err := s.init(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if err := s.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return s, nil
+}
+
+func (s *Server) init() (err error) {
+	if s.attr, err = processAttr(s.dir); err != nil {
+		return err
+	}
+	if s.port, err = freePort(); err != nil {
+		return err
+	}
+	initdb := exec.Command(filepath.Join(s.bin, "initdb"), "-D", s.data(), "-A", "trust", "-U", "postgres",
+		"--no-sync", "-E", "UTF8", "--locale=C")
+	initdb.Dir = s.dir // the tests' own may be closed to the server's user
+	initdb.SysProcAttr = s.attr
+	if out, err := initdb.CombinedOutput(); err != nil {
+		return fmt.Errorf("pgtest: initdb: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// freePort finds a port below the ranges from which systems number outgoing
+// connections. From those ranges a stopped server's port could be given to a
+// client meanwhile, even to one that is dialing the server.
+func freePort() (int, error) {
+	for range 100 {
+		port := 15000 + rand.IntN(15000)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, errors.New("pgtest: found no free port")
+}
+
+// mind runs the server, "$@", until it reads the signal to end it with. At the
+// end of its input the test process is gone, however it ended, and the shell
+// clears up in its place. Only the server keeps the shell's output open.
+const mind = `
+dir=$1
+shift
+"$@" </dev/null &
+exec >&-
+if read -r signal; then
+	kill -s "$signal" $!
+	wait $!
+else
+	kill -s QUIT $!
+	wait $!
+	cd / && rm -rf "$dir"
+fi
+`
+
+// Start starts a server that is stopped, on the same port as before, and
+// returns when it answers.
+func (s *Server) Start() error {
+	if s.shell != nil {
+		return errors.New("pgtest: start: the server runs already")
+	}
+	log, err := os.OpenFile(s.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("pgtest: start: %w", err)
+	}
+	defer log.Close()
+	args := []string{"-c", mind, "sh", s.dir, filepath.Join(s.bin, "postgres"), "-D", s.data(), "-p", strconv.Itoa(s.port)}
+	for _, setting := range []string{
+		"listen_addresses=127.0.0.1",
+		"unix_socket_directories=",
+		"fsync=off",
+		"full_page_writes=off",
+		"max_connections=200",
+		"log_line_prefix=%m [%p] %d ",
+	} {
+		args = append(args, "-c", setting)
+	}
+	shell := exec.Command("sh", args...)
+	shell.Dir = s.dir
+	shell.SysProcAttr = s.attr
+	shell.Stderr = log
+	stdin, err := shell.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("pgtest: start: %w", err)
+	}
+	stdout, err := shell.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("pgtest: start: %w", err)
+	}
+	if err := shell.Start(); err != nil {
+		return fmt.Errorf("pgtest: start: %w", err)
+	}
+	s.shell, s.stdin, s.gone = shell, stdin, make(chan struct{})
+	go func() {
+		defer close(s.gone)
+		io.Copy(io.Discard, stdout)
+	}()
+	if err := s.awaitReady(); err != nil {
+		err = fmt.Errorf("pgtest: start: %w\n%s", err, s.logTail())
+		return errors.Join(err, s.Stop("immediate"))
+	}
+	return nil
+}
+
+func (s *Server) awaitReady() error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		conn, err := pgx.Connect(ctx, s.URL())
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		select {
+		case <-s.gone:
+			return errors.New("the server exited")
+		case <-ctx.Done():
+			return err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Stop ends the server and returns when all its processes are gone: "fast"
+// rolls back what is open and shuts down, "immediate" is a crash.
+func (s *Server) Stop(mode string) error {
+	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT"}[mode]
+	if !ok {
+		return fmt.Errorf("pgtest: stop: unknown mode %q", mode)
+	}
+	if s.shell == nil {
+		return errors.New("pgtest: stop: the server is stopped already")
+	}
+	if _, err := fmt.Fprintln(s.stdin, signal); err != nil {
+		return fmt.Errorf("pgtest: stop: %w", err)
+	}
+	<-s.gone
+	s.shell.Wait() // its status is that of a server that was told to end
+	s.shell = nil
+	return nil
+}
+
+// Restart is Stop and Start.
+func (s *Server) Restart(mode string) error {
+	if err := s.Stop(mode); err != nil {
+		return err
+	}
+	return s.Start()
+}
+
+// close stops the server if it runs, and removes the cluster.
+func (s *Server) close() error {
+	var err error
+	if s.shell != nil {
+		err = s.Stop("immediate")
+	}
+	return errors.Join(err, os.RemoveAll(s.dir))
+}
+
+// URL returns the address of the database postgres, where its user is the
+// superuser. It stays the same over restarts.
+func (s *Server) URL() string { return s.url("postgres") }
+
+func (s *Server) url(database string) string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", s.port, database)
+}
+
+// Log returns what the server has logged since the cluster was made, the
+// statements that failed among it. A statement's line is in it before the
+// client sees the error.
+func (s *Server) Log(t testing.TB) string {
+	t.Helper()
+	log, err := os.ReadFile(s.log())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(log)
+}
+
+func (s *Server) logTail() string {
+	log, err := os.ReadFile(s.log())
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+func (s *Server) log() string  { return filepath.Join(s.dir, "log") }

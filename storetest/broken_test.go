@@ -1,0 +1,482 @@
+package storetest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// broken is a Mem with some of its methods replaced.
+type broken struct {
+	*storetest.Mem
+	get  func(ctx context.Context, key tenure.Key) (tenure.Object, error)
+	put  func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error)
+	del  func(ctx context.Context, key tenure.Key, version int64) error
+	list func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error)
+}
+
+func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return b.get(ctx, key)
+}
+
+func (b *broken) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return b.put(ctx, obj, cond)
+}
+
+func (b *broken) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return b.del(ctx, key, version)
+}
+
+func (b *broken) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	return b.list(ctx, objectType, after, limit)
+}
+
+// reads lets change falsify what Get, and where told so PutIf, returns.
+func (b *broken) reads(change func(*tenure.Object), alsoPut bool) {
+	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+		obj, err := b.Mem.Get(ctx, key)
+		change(&obj)
+		return obj, err
+	}
+	if alsoPut {
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			obj, err := b.Mem.PutIf(ctx, obj, cond)
+			change(&obj)
+			return obj, err
+		}
+	}
+}
+
+// writes lets change falsify what PutIf is given.
+func (b *broken) writes(change func(*tenure.Object, *tenure.WriteCondition)) {
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		change(&obj, &cond)
+		return b.Mem.PutIf(ctx, obj, cond)
+	}
+}
+
+// fails lets change falsify the errors.
+func (b *broken) fails(change func(ctx context.Context, key tenure.Key, err error) error) {
+	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+		obj, err := b.Mem.Get(ctx, key)
+		return obj, change(ctx, key, err)
+	}
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		written, err := b.Mem.PutIf(ctx, obj, cond)
+		return written, change(ctx, obj.Key, err)
+	}
+	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
+		return change(ctx, key, b.Mem.DeleteIf(ctx, key, version))
+	}
+}
+
+// keys lets change falsify the keys under which objects are stored.
+func (b *broken) keys(change func(tenure.Key) tenure.Key) {
+	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+		obj, err := b.Mem.Get(ctx, change(key))
+		obj.Key = key
+		return obj, err
+	}
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		key := obj.Key
+		obj.Key = change(key)
+		obj, err := b.Mem.PutIf(ctx, obj, cond)
+		obj.Key = key
+		return obj, err
+	}
+	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
+		return b.Mem.DeleteIf(ctx, change(key), version)
+	}
+}
+
+// readThenWrite judges conditions before it writes, not as it writes.
+func readThenWrite(b *broken) {
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		current, err := b.Mem.Get(ctx, obj.Key)
+		if err != nil && !errors.Is(err, tenure.ErrNotFound) {
+			return tenure.Object{}, err
+		}
+		if err := cond.Check(obj.Key, current.Version); err != nil {
+			return tenure.Object{}, err
+		}
+		runtime.Gosched()
+		return b.Mem.PutIf(ctx, obj, tenure.Unconditional())
+	}
+}
+
+// restart forgets versions with the object, as DELETE and INSERT do.
+func restart(b *broken) {
+	fresh := func() *storetest.Mem {
+		mem := storetest.NewMem()
+		mem.Now = func() time.Time { return time.UnixMicro(0) }
+		return mem
+	}
+	b.Mem = fresh()
+	b.reads(func(*tenure.Object) {}, true) // of what b.Mem is then
+	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
+		err := b.Mem.DeleteIf(ctx, key, version)
+		if err == nil {
+			b.Mem = fresh()
+		}
+		return err
+	}
+}
+
+// nameless keeps names apart from its objects, where they collide with none.
+func nameless(b *broken) {
+	var names sync.Map
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		name := obj.Name
+		obj.Name = ""
+		obj, err := b.Mem.PutIf(ctx, obj, cond)
+		if err == nil {
+			names.Store(obj.Key, name)
+		}
+		obj.Name = name
+		return obj, err
+	}
+	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+		obj, err := b.Mem.Get(ctx, key)
+		if name, ok := names.Load(key); ok {
+			obj.Name = name.(string)
+		}
+		return obj, err
+	}
+}
+
+// hoarded gives a name to its first object, whatever becomes of that, and over
+// all types.
+func hoarded(b *broken) {
+	owners := make(map[string]tenure.Key)
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		if owner, ok := owners[obj.Name]; ok && owner != obj.Key {
+			return tenure.Object{}, tenure.ErrTaken
+		}
+		owners[obj.Name] = obj.Key
+		return b.Mem.PutIf(ctx, obj, cond)
+	}
+}
+
+// deaf does not hear of the end of contexts.
+func deaf(b *broken) {
+	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+		return b.Mem.Get(context.WithoutCancel(ctx), key)
+	}
+	b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+		return b.Mem.List(context.WithoutCancel(ctx), objectType, after, limit)
+	}
+}
+
+// breakages are the ways to break a store, at least one for each rule of Run.
+var breakages = []struct {
+	rule  string // that must fail
+	what  string
+	apply func(b *broken)
+}{
+	{"a missing object is not found", "an object without content instead", func(b *broken) {
+		b.fails(func(_ context.Context, _ tenure.Key, err error) error {
+			if errors.Is(err, tenure.ErrNotFound) {
+				return nil
+			}
+			return err
+		})
+	}},
+	{"an object reads back as it was written", "the name is not stored", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.Name = "" }, false)
+	}},
+	{"an object reads back as it was written", "the answer of a write has no times", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.CreatedAt, obj.UpdatedAt = time.Time{}, time.Time{} }, true)
+	}},
+	{"versions and times are the store's", "the caller's time of creation is kept", func(b *broken) {
+		var caller tenure.Object
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) { caller = *obj })
+		b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+			obj, err := b.Mem.Get(ctx, key)
+			obj.CreatedAt = caller.CreatedAt
+			return obj, err
+		}
+	}},
+	{"age counts from the last write", "objects do not age", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.Age = 0 }, false)
+	}},
+	{"age counts from the last write", "objects age too soon", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.Age += 20 * time.Millisecond }, false)
+	}},
+	{"age counts from the last write", "age counts from the creation", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.Age += obj.UpdatedAt.Sub(obj.CreatedAt) }, false)
+	}},
+	{"a replaced object keeps its time of creation", "a replacement is a creation", func(b *broken) {
+		b.reads(func(obj *tenure.Object) { obj.CreatedAt = obj.UpdatedAt }, false)
+	}},
+	{"a stored object is nobody else's memory", "the caller's slices are kept", func(b *broken) {
+		var caller tenure.Object
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) { caller = *obj })
+		b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+			obj, err := b.Mem.Get(ctx, key)
+			obj.Payload, obj.Labels = caller.Payload, caller.Labels
+			return obj, err
+		}
+	}},
+	{"a payload is kept byte for byte", "payloads are text", func(b *broken) {
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
+			obj.Payload = []byte(strings.ToValidUTF8(string(obj.Payload), "?"))
+		})
+	}},
+	{"a payload is kept byte for byte", "payloads are cut at 64 KiB", func(b *broken) {
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
+			obj.Payload = obj.Payload[:min(1<<16, len(obj.Payload))]
+		})
+	}},
+	{"labels are kept character by character", "labels are folded to lower case", func(b *broken) {
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
+			labels := make(map[string]string)
+			for k, v := range obj.Labels {
+				labels[strings.ToLower(k)] = v
+			}
+			obj.Labels = labels
+		})
+	}},
+	{"keys that look alike stay apart", "ids are folded to lower case", func(b *broken) {
+		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: key.Type, ID: strings.ToLower(key.ID)} })
+	}},
+	{"keys that look alike stay apart", "type and id are joined", func(b *broken) {
+		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: "joined", ID: key.String()} })
+	}},
+	{"an id under another type is another object", "the type is no part of the key", func(b *broken) {
+		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: "any", ID: key.ID} })
+	}},
+
+	{"MustCreate overwrites nothing", "MustCreate overwrites", func(b *broken) {
+		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) { *cond = tenure.Unconditional() })
+	}},
+	{"MatchVersion writes at that version only", "MatchVersion is ignored", func(b *broken) {
+		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) { *cond = tenure.Unconditional() })
+	}},
+	{"MatchVersion writes at that version only", "a conflict writes anyway", func(b *broken) {
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			written, err := b.Mem.PutIf(ctx, obj, cond)
+			if errors.Is(err, tenure.ErrConflict) {
+				b.Mem.PutIf(ctx, obj, tenure.Unconditional())
+			}
+			return written, err
+		}
+	}},
+	{"MatchVersion writes at that version only", "a conflict does not tell the current version", func(b *broken) {
+		b.fails(func(_ context.Context, key tenure.Key, err error) error {
+			if errors.Is(err, tenure.ErrConflict) {
+				return fmt.Errorf("%s: %w", key, tenure.ErrConflict)
+			}
+			return err
+		})
+	}},
+	{"MatchVersion creates nothing", "MatchVersion creates what is missing", func(b *broken) {
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			if _, err := b.Mem.Get(ctx, obj.Key); errors.Is(err, tenure.ErrNotFound) {
+				cond = tenure.MustCreate()
+			}
+			return b.Mem.PutIf(ctx, obj, cond)
+		}
+	}},
+	{"Unconditional creates and replaces", "Unconditional only creates", func(b *broken) {
+		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) {
+			if *cond == tenure.Unconditional() {
+				*cond = tenure.MustCreate()
+			}
+		})
+	}},
+	{"DeleteIf deletes at that version only", "DeleteIf ignores the version", func(b *broken) {
+		b.del = func(ctx context.Context, key tenure.Key, _ int64) error {
+			obj, err := b.Mem.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			return b.Mem.DeleteIf(ctx, key, obj.Version)
+		}
+	}},
+
+	{"versions go on after a deletion", "versions restart after a deletion", restart},
+	{"a stale version fails against a later life", "versions restart after a deletion", restart},
+
+	{"of many creates at once one succeeds", "reads, then writes", readThenWrite},
+	{"of many writes and deletions of one version one succeeds", "reads, then writes", readThenWrite},
+	{"of many creates under one name one succeeds", "names are not compared", nameless},
+	{"versions rise under concurrent writers", "two writes have one version", func(b *broken) {
+		b.Now = func() time.Time { return time.UnixMicro(0) }
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			obj, err := b.Mem.PutIf(ctx, obj, cond)
+			obj.Version = (obj.Version + 1) / 2
+			return obj, err
+		}
+	}},
+	{"versions rise under concurrent writers", "reads are stale", func(b *broken) {
+		var cache sync.Map
+		b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+			if old, ok := cache.Load(key); ok {
+				return old.(tenure.Object), nil
+			}
+			obj, err := b.Mem.Get(ctx, key)
+			if err == nil {
+				cache.Store(key, obj)
+			}
+			return obj, err
+		}
+	}},
+
+	{"a name belongs to one object of its type", "names are not compared", nameless},
+	{"a name belongs to one object of its type", "a taken name is an object that exists", func(b *broken) {
+		b.fails(func(_ context.Context, key tenure.Key, err error) error {
+			if errors.Is(err, tenure.ErrTaken) {
+				return fmt.Errorf("put %s: %w", key, tenure.ErrExists)
+			}
+			return err
+		})
+	}},
+	{"a name is free when its object leaves it", "names are hoarded", hoarded},
+	{"names of other types and empty names never collide", "names are hoarded", hoarded},
+
+	{"a call whose context has ended says so", "contexts are ignored", deaf},
+	{"a call whose context has ended says so", "the cause is lost", func(b *broken) {
+		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: %v", key, err)
+			}
+			return err
+		})
+	}},
+	{"a write that is cancelled midway is not half a write", "labels are written before the rest", func(b *broken) {
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			if half, err := b.Mem.Get(ctx, obj.Key); err == nil && cond == tenure.Unconditional() {
+				half.Labels = obj.Labels
+				b.Mem.PutIf(ctx, half, cond)
+				select {
+				case <-ctx.Done():
+				case <-time.After(500 * time.Microsecond):
+				}
+			}
+			return b.Mem.PutIf(ctx, obj, cond)
+		}
+	}},
+	{"an error says which operation on which key", "errors have no key", func(b *broken) {
+		b.fails(func(_ context.Context, key tenure.Key, err error) error {
+			if errors.Is(err, tenure.ErrExists) {
+				return tenure.ErrExists
+			}
+			return err
+		})
+	}},
+	{"an error says which operation on which key", "errors have no operation", func(b *broken) {
+		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: %w", key, ctx.Err())
+			}
+			return err
+		})
+	}},
+	{"invalid arguments are refused before anything is sent", "the context is asked first", func(b *broken) {
+		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: %w", key, ctx.Err())
+			}
+			return err
+		})
+	}},
+	{"invalid arguments are refused before anything is sent", "a payload that is too long is cut", func(b *broken) {
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
+			obj.Payload = obj.Payload[:min(tenure.MaxPayload, len(obj.Payload))]
+		})
+	}},
+
+	{"a list is sorted, cut and of one type", "backwards", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+			objects, err := b.Mem.List(ctx, objectType, after, limit)
+			slices.Reverse(objects)
+			return objects, err
+		}
+	}},
+	{"a list is sorted, cut and of one type", "without a limit", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, after string, _ int) ([]tenure.Object, error) {
+			return b.Mem.List(ctx, objectType, after, 1<<20)
+		}
+	}},
+	{"pages of a list fit together", "sorted by one collation and compared by another", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+			objects, err := b.Mem.List(ctx, objectType, after, 1<<20)
+			slices.SortStableFunc(objects, func(a, b tenure.Object) int {
+				return strings.Compare(strings.ToLower(a.Key.ID), strings.ToLower(b.Key.ID))
+			})
+			return objects[:min(limit, len(objects))], err
+		}
+	}},
+	{"tenure.List yields every object once", "always from the beginning", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, _ string, limit int) ([]tenure.Object, error) {
+			return b.Mem.List(ctx, objectType, "", limit)
+		}
+	}},
+	{"tenure.List yields every object once", "pages are too short", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+			return b.Mem.List(ctx, objectType, after, min(limit, 100))
+		}
+	}},
+	{"a list whose context has ended says so", "contexts are ignored", deaf},
+}
+
+// The broken stores are tested in a child process, where they may fail.
+func TestRunFindsEveryBreakage(t *testing.T) {
+	const asChild = "STORETEST_AS_CHILD"
+	if os.Getenv(asChild) != "" {
+		for _, breakage := range breakages {
+			t.Run(breakage.rule+"/"+breakage.what, func(t *testing.T) {
+				storetest.Run(t, func(t *testing.T) tenure.Store {
+					if !strings.HasSuffix(t.Name(), underscored("/"+breakage.rule)) {
+						t.Skip("another rule")
+					}
+					mem := storetest.NewMem()
+					b := &broken{Mem: mem, get: mem.Get, put: mem.PutIf, del: mem.DeleteIf, list: mem.List}
+					breakage.apply(b)
+					return b
+				})
+			})
+		}
+		return
+	}
+	child := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+	child.Env = append(os.Environ(), asChild+"=1")
+	out, _ := child.CombinedOutput()
+
+	unbroken := make(map[string]bool)
+	for _, skipped := range regexp.MustCompile(`--- SKIP: .*/(\S+)`).FindAllSubmatch(out, -1) {
+		unbroken[string(skipped[1])] = true
+	}
+	for _, breakage := range breakages {
+		rule := underscored(breakage.rule)
+		delete(unbroken, rule)
+		failure := "--- FAIL: " + t.Name() + "/" + rule + "/" + underscored(breakage.what) + "/" + rule + " "
+		if !strings.Contains(string(out), failure) {
+			t.Errorf("%s (%s): the rule did not fail", breakage.rule, breakage.what)
+		}
+	}
+	if len(unbroken) != 0 {
+		t.Errorf("rules that no breakage breaks: %q", slices.Sorted(maps.Keys(unbroken)))
+	}
+	if got, want := strings.Count(string(out), "The rule: "), len(breakages); got != want {
+		t.Errorf("explanations of broken rules: got %d, want %d", got, want)
+	}
+	if t.Failed() {
+		t.Logf("the child's output:\n%s", out)
+	}
+}
+
+func underscored(name string) string { return strings.ReplaceAll(name, " ", "_") }

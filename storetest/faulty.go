@@ -1,0 +1,128 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Call is one call of a store's method, as a [Hook] sees it.
+type Call struct {
+	Op        string                // "get", "put", "delete" or "list"
+	Key       tenure.Key            // of a list only the Type
+	Object    tenure.Object         // of a put
+	Condition tenure.WriteCondition // of a put
+	Version   int64                 // of a delete
+}
+
+// Hook stands between a caller and its store. It decides what becomes of the
+// call and returns the error that the caller gets; do passes the call on to
+// the store and returns the store's error. Where the hook returns nil, the
+// caller gets the store's answer, be it an error or not.
+//
+//	return do(ctx)                                    // no fault
+//	return errors.New("connection refused")           // the request was lost
+//	do(ctx); return errors.New("connection reset")    // the answer was lost
+//	time.Sleep(d); return do(ctx)                     // the request was slow
+//	err := do(ctx); time.Sleep(d); return err         // the answer was slow
+//	<-ctx.Done(); return ctx.Err()                    // the store hangs
+//
+// A write that lands after its caller has given up is do in a goroutine, under
+// [context.WithoutCancel]. A hook may call do once, and must call it before it
+// returns nil. It is called by as many goroutines as use the store.
+type Hook func(ctx context.Context, call Call, do func(context.Context) error) error
+
+// FaultyStore is a store whose calls go through a [Hook], so that a test can make
+// them slow, fail or hang. It is safe for concurrent use.
+type FaultyStore struct {
+	store tenure.Store
+	hook  atomic.Pointer[Hook]
+}
+
+// Faulty returns the store with a hook before its calls; nil is no fault.
+func Faulty(store tenure.Store, hook Hook) *FaultyStore {
+	f := &FaultyStore{store: store}
+	f.SetHook(hook)
+	return f
+}
+
+// SetHook replaces the hook for the calls that begin after it; nil is no fault.
+func (f *FaultyStore) SetHook(hook Hook) {
+	if hook == nil {
+		f.hook.Store(nil)
+		return
+	}
+	f.hook.Store(&hook)
+}
+
+// Get is the store's Get.
+func (f *FaultyStore) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return through(ctx, f, Call{Op: "get", Key: key}, func(ctx context.Context) (tenure.Object, error) {
+		return f.store.Get(ctx, key)
+	})
+}
+
+// PutIf is the store's PutIf.
+func (f *FaultyStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	obj = clone(obj) // a write that lands late does so after the caller got its own back
+	return through(ctx, f, Call{Op: "put", Key: obj.Key, Object: obj, Condition: cond}, func(ctx context.Context) (tenure.Object, error) {
+		return f.store.PutIf(ctx, obj, cond)
+	})
+}
+
+// DeleteIf is the store's DeleteIf.
+func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	_, err := through(ctx, f, Call{Op: "delete", Key: key, Version: version}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, f.store.DeleteIf(ctx, key, version)
+	})
+	return err
+}
+
+// List is the store's List, or [errors.ErrUnsupported] where it has none.
+func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	lister, ok := f.store.(tenure.Lister)
+	if !ok {
+		return nil, fmt.Errorf("storetest: list %s: %T: %w", objectType, f.store, errors.ErrUnsupported)
+	}
+	return through(ctx, f, Call{Op: "list", Key: tenure.Key{Type: objectType}}, func(ctx context.Context) ([]tenure.Object, error) {
+		return lister.List(ctx, objectType, after, limit)
+	})
+}
+
+// SingleReplica is the store's SingleReplica.
+func (f *FaultyStore) SingleReplica() bool { return f.store.SingleReplica() }
+
+// through makes a call through the hook.
+func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {
+	hook := f.hook.Load()
+	if hook == nil {
+		return send(ctx)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	var sent atomic.Bool
+	answers := make(chan answer, 1) // one that comes after the hook's return stays there
+	err := (*hook)(ctx, call, func(ctx context.Context) error {
+		if sent.Swap(true) {
+			panic("storetest: a hook called do twice")
+		}
+		value, err := send(ctx)
+		answers <- answer{value, err}
+		return err
+	})
+	var none T
+	if err != nil {
+		return none, err
+	}
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	default:
+		panic("storetest: a hook returned nil before do had")
+	}
+}

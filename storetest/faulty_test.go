@@ -1,0 +1,142 @@
+package storetest_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+type doFunc = func(context.Context) error
+
+func TestFaultyWithoutFaultsKeepsTheContract(t *testing.T) {
+	for name, hook := range map[string]storetest.Hook{
+		"no hook":             nil,
+		"a hook that does it": func(ctx context.Context, _ storetest.Call, do doFunc) error { return do(ctx) },
+		"a hook that does it and says nothing": func(ctx context.Context, _ storetest.Call, do doFunc) error {
+			do(ctx)
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(*testing.T) tenure.Store { return storetest.Faulty(storetest.NewMem(), hook) })
+		})
+	}
+}
+
+func TestAnAnswerLostByFaultyStillWrote(t *testing.T) {
+	lost := errors.New("connection reset")
+	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do doFunc) error {
+		if call.Op == "put" {
+			do(ctx)
+			return lost
+		}
+		return do(ctx)
+	})
+	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate()); !errors.Is(err, lost) {
+		t.Errorf("PutIf: got error %v, want %v", err, lost)
+	}
+	if _, err := store.Get(t.Context(), key); err != nil {
+		t.Errorf("Get after an answer was lost: got error %v, want none", err)
+	}
+}
+
+func TestARequestLostByFaultyWroteNothing(t *testing.T) {
+	lost := errors.New("connection refused")
+	store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, doFunc) error { return lost })
+	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate()); !errors.Is(err, lost) {
+		t.Errorf("PutIf: got error %v, want %v", err, lost)
+	}
+	store.SetHook(nil)
+	if _, err := store.Get(t.Context(), key); !errors.Is(err, tenure.ErrNotFound) {
+		t.Errorf("Get after a request was lost: got error %v, want ErrNotFound", err)
+	}
+}
+
+func TestAHangInFaultyLastsAsLongAsItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, _ storetest.Call, _ doFunc) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		if _, err := store.Get(ctx, key); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Get: got error %v, want %v", err, context.DeadlineExceeded)
+		}
+		if got, want := time.Since(start), time.Minute; got != want {
+			t.Errorf("the call took %v, want %v", got, want)
+		}
+	})
+}
+
+func TestAWriteHeldUpByFaultyMayLandAfterItsCallerGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, _ storetest.Call, do doFunc) error {
+			go func() {
+				time.Sleep(time.Hour)
+				do(context.WithoutCancel(ctx))
+			}()
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		obj := tenure.Object{Key: key, Payload: []byte("payload")}
+		if _, err := store.PutIf(ctx, obj, tenure.MustCreate()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("PutIf: got error %v, want %v", err, context.DeadlineExceeded)
+		}
+		obj.Payload[0] = 'X' // it is the caller's again
+
+		store.SetHook(nil)
+		if _, err := store.Get(t.Context(), key); !errors.Is(err, tenure.ErrNotFound) {
+			t.Errorf("Get before the write has landed: got error %v, want ErrNotFound", err)
+		}
+		time.Sleep(2 * time.Hour)
+		got, err := store.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := string(got.Payload), "payload"; got != want {
+			t.Errorf("payload: got %q, want %q", got, want)
+		}
+	})
+}
+
+func TestAHookOfFaultySeesTheCall(t *testing.T) {
+	var got storetest.Call
+	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do doFunc) error {
+		got = call
+		return do(ctx)
+	})
+	obj := tenure.Object{Key: key, Name: "name"}
+	store.PutIf(t.Context(), obj, tenure.MatchVersion(7))
+	if got.Op != "put" || got.Key != key || got.Object.Name != obj.Name || got.Condition != tenure.MatchVersion(7) {
+		t.Errorf("a put: got call %+v", got)
+	}
+	store.DeleteIf(t.Context(), key, 7)
+	if got.Op != "delete" || got.Key != key || got.Version != 7 {
+		t.Errorf("a delete: got call %+v", got)
+	}
+	store.Get(t.Context(), key)
+	if got.Op != "get" || got.Key != key {
+		t.Errorf("a get: got call %+v", got)
+	}
+	store.List(t.Context(), key.Type, "", 1)
+	if got.Op != "list" || got.Key.Type != key.Type {
+		t.Errorf("a list: got call %+v", got)
+	}
+}
+
+func TestFaultyListsNothingWhereItsStoreIsNoLister(t *testing.T) {
+	inner := struct{ tenure.Store }{storetest.NewMem()} // hides List
+	store := storetest.Faulty(inner, nil)
+	if _, err := store.List(t.Context(), key.Type, "", 1); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("List: got error %v, want %v", err, errors.ErrUnsupported)
+	}
+}

@@ -1,0 +1,148 @@
+package storetest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Mem is a [tenure.Store] and [tenure.Lister] in memory, for tests. It keeps
+// the whole contract and never blocks, so that it may be used in a bubble of
+// testing/synctest. NewMem makes one. All methods are safe for concurrent use.
+type Mem struct {
+	// Now is the clock of the database, which a test may set wrong or let
+	// jump; nil is time.Now. Set it before the first use.
+	Now func() time.Time
+
+	// Single is what SingleReplica answers. Set it before the first use.
+	Single bool
+
+	mu      sync.Mutex
+	objects map[tenure.Key]tenure.Object
+	version int64 // the last that any object was given, also one deleted since
+}
+
+// NewMem returns an empty store.
+func NewMem() *Mem {
+	return &Mem{objects: make(map[tenure.Key]tenure.Object)}
+}
+
+// SingleReplica returns the field Single.
+func (m *Mem) SingleReplica() bool { return m.Single }
+
+// Get returns a copy of the object, or [tenure.ErrNotFound].
+func (m *Mem) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return tenure.Object{}, fmt.Errorf("storetest: get %s: %w", key, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	obj, ok := m.objects[key]
+	if !ok {
+		return tenure.Object{}, fmt.Errorf("storetest: get %s: %w", key, tenure.ErrNotFound)
+	}
+	return read(obj, m.now()), nil
+}
+
+// PutIf writes a copy of the object if the condition holds. Its version is
+// the time in microseconds, or one more than the last version where the clock
+// is not ahead of that.
+func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if err := cmp.Or(obj.Validate(), cond.Validate(), ctx.Err()); err != nil {
+		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	current, exists := m.objects[obj.Key]
+	if err := cmp.Or(cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
+		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
+	}
+	now := m.now()
+	m.version = max(m.version+1, now.UnixMicro())
+	obj = clone(obj)
+	obj.Version, obj.CreatedAt, obj.UpdatedAt = m.version, now, now
+	if exists {
+		obj.CreatedAt = current.CreatedAt
+	}
+	m.objects[obj.Key] = obj
+	return read(obj, now), nil
+}
+
+// DeleteIf deletes the object if it is at that version.
+func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	cond := tenure.MatchVersion(version)
+	if err := cmp.Or(key.Validate(), cond.Validate(), ctx.Err()); err != nil {
+		return fmt.Errorf("storetest: delete %s: %w", key, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	obj, ok := m.objects[key]
+	if !ok {
+		return fmt.Errorf("storetest: delete %s: %w", key, tenure.ErrNotFound)
+	}
+	if err := cond.Check(key, obj.Version); err != nil {
+		return fmt.Errorf("storetest: delete %s: %w", key, err)
+	}
+	delete(m.objects, key)
+	return nil
+}
+
+// List returns copies of at most limit objects of a type, in the order of
+// their IDs' bytes, beginning after the given one.
+func (m *Mem) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("storetest: list %s: %w", objectType, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	var objects []tenure.Object
+	for key, obj := range m.objects {
+		if key.Type == objectType && key.ID > after {
+			objects = append(objects, read(obj, now))
+		}
+	}
+	slices.SortFunc(objects, func(a, b tenure.Object) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
+	return objects[:min(limit, len(objects))], nil
+}
+
+func (m *Mem) nameTaken(obj tenure.Object) error {
+	if obj.Name == "" {
+		return nil
+	}
+	for key, other := range m.objects {
+		if key.Type == obj.Key.Type && key.ID != obj.Key.ID && other.Name == obj.Name {
+			return fmt.Errorf("%w: name %q is %s's", tenure.ErrTaken, obj.Name, key)
+		}
+	}
+	return nil
+}
+
+// now returns the time without its monotonic reading: a database has none, and
+// the caller shall not see one.
+func (m *Mem) now() time.Time {
+	if m.Now != nil {
+		return m.Now().UTC().Round(0)
+	}
+	return time.Now().UTC().Round(0)
+}
+
+// read returns a stored object as a caller gets it at that time.
+func read(obj tenure.Object, now time.Time) tenure.Object {
+	obj = clone(obj)
+	obj.Age = now.Sub(obj.UpdatedAt)
+	return obj
+}
+
+func clone(obj tenure.Object) tenure.Object {
+	obj.Labels = maps.Clone(obj.Labels)
+	obj.Payload = bytes.Clone(obj.Payload)
+	return obj
+}

@@ -1,0 +1,85 @@
+package storetest_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+var key = tenure.Key{Type: "sandbox", ID: "a"}
+
+func TestMemKeepsTheContract(t *testing.T) {
+	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewMem() })
+}
+
+func TestMemsVersionsRiseThoughItsClockIsSetBack(t *testing.T) {
+	store := storetest.NewMem()
+	now := time.Now()
+	store.Now = func() time.Time { return now }
+	var last int64
+	for range 3 {
+		obj := create(t, store)
+		if obj.Version <= last {
+			t.Errorf("version: got %d after %d", obj.Version, last)
+		}
+		last = obj.Version
+		if err := store.DeleteIf(t.Context(), key, last); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(-time.Hour)
+	}
+}
+
+func TestMemsAgeFollowsItsClockThroughAJump(t *testing.T) {
+	for _, jump := range []time.Duration{time.Hour, -time.Hour} {
+		store := storetest.NewMem()
+		now := time.Now()
+		store.Now = func() time.Time { return now }
+		create(t, store)
+		now = now.Add(jump)
+		obj, err := store.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := obj.Age, jump; got != want {
+			t.Errorf("age: got %v, want %v", got, want)
+		}
+	}
+}
+
+func TestMemLivesInVirtualTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		create(t, store)
+		time.Sleep(time.Hour)
+		obj, err := store.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := obj.Age, time.Hour; got != want {
+			t.Errorf("age: got %v, want %v", got, want)
+		}
+	})
+}
+
+func TestMemIsAsSingleAsItsField(t *testing.T) {
+	for _, want := range []bool{false, true} {
+		store := storetest.NewMem()
+		store.Single = want
+		if got := store.SingleReplica(); got != want {
+			t.Errorf("SingleReplica: got %t, want %t", got, want)
+		}
+	}
+}
+
+func create(t *testing.T, store tenure.Store) tenure.Object {
+	t.Helper()
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}

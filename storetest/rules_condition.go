@@ -1,0 +1,85 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/tenurelib/tenure"
+)
+
+func mustCreateOverwritesNothing(t *testing.T, store *watched) {
+	created := put(t, store, numbered("a", 1), tenure.MustCreate())
+	putFails(t, store, numbered("a", 2), tenure.MustCreate(), tenure.ErrExists)
+	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
+	putFails(t, store, numbered("a", 1), tenure.MustCreate(), tenure.ErrExists) // the same content is no excuse
+	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
+}
+
+func matchVersionWritesAtThatVersion(t *testing.T, store *watched) {
+	first := put(t, store, numbered("a", 1), tenure.MustCreate())
+	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	same(t, "Get of", get(t, store, first.Key), second)
+
+	for _, version := range []int64{first.Version, second.Version + 1} {
+		putFails(t, store, numbered("a", 3), tenure.MatchVersion(version),
+			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
+		same(t, "after a failed MatchVersion,", get(t, store, first.Key), second)
+	}
+	put(t, store, numbered("a", 3), tenure.MatchVersion(second.Version))
+}
+
+func matchVersionCreatesNothing(t *testing.T, store *watched) {
+	putFails(t, store, numbered("never", 1), tenure.MatchVersion(7),
+		&tenure.ConflictError{Key: widget("never"), Wanted: 7, Current: 0})
+	getFails(t, store, widget("never"), tenure.ErrNotFound)
+
+	gone := put(t, store, numbered("gone", 1), tenure.MustCreate())
+	remove(t, store, gone)
+	putFails(t, store, numbered("gone", 2), tenure.MatchVersion(gone.Version),
+		&tenure.ConflictError{Key: gone.Key, Wanted: gone.Version, Current: 0})
+	getFails(t, store, gone.Key, tenure.ErrNotFound)
+}
+
+func unconditionalCreatesAndReplaces(t *testing.T, store *watched) {
+	for n := range 3 {
+		written := put(t, store, numbered("a", n), tenure.Unconditional())
+		sameContent(t, "PutIf's answer", written, numbered("a", n))
+		same(t, "Get of", get(t, store, written.Key), written)
+	}
+}
+
+func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
+	bystander := put(t, store, numbered("bystander", 1), tenure.MustCreate())
+	first := put(t, store, numbered("a", 1), tenure.MustCreate())
+	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	for _, version := range []int64{first.Version, second.Version + 1} {
+		deleteFails(t, store, first.Key, version,
+			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
+		same(t, "after a failed DeleteIf,", get(t, store, first.Key), second)
+	}
+	remove(t, store, second)
+	getFails(t, store, first.Key, tenure.ErrNotFound)
+	same(t, "after the deletion of another object,", get(t, store, bystander.Key), bystander)
+}
+
+func versionsGoOnAfterDeletion(t *testing.T, store *watched) {
+	// That the versions rise is judged by watched.
+	conds := []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()}
+	for n := range 40 {
+		created := put(t, store, numbered("a", n), conds[n%len(conds)])
+		replaced := put(t, store, numbered("a", n), tenure.MatchVersion(created.Version))
+		remove(t, store, replaced)
+	}
+}
+
+func staleVersionFails(t *testing.T, store *watched) {
+	first := put(t, store, numbered("a", 1), tenure.MustCreate())
+	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	remove(t, store, second)
+	life := put(t, store, numbered("a", 3), tenure.MustCreate())
+	for _, old := range []tenure.Object{first, second} {
+		conflict := &tenure.ConflictError{Key: life.Key, Wanted: old.Version, Current: life.Version}
+		putFails(t, store, numbered("a", 4), tenure.MatchVersion(old.Version), conflict)
+		deleteFails(t, store, life.Key, old.Version, conflict)
+		same(t, "after a stale write,", get(t, store, life.Key), life)
+	}
+}

@@ -1,0 +1,50 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/tenurelib/tenure"
+)
+
+func nameBelongsToOneObject(t *testing.T, store *watched) {
+	a := put(t, store, named(widget("a"), "taken"), tenure.MustCreate())
+	b := put(t, store, named(widget("b"), "free"), tenure.MustCreate())
+
+	for _, cond := range []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()} {
+		putFails(t, store, named(widget("c"), "taken"), cond, tenure.ErrTaken)
+		getFails(t, store, widget("c"), tenure.ErrNotFound)
+	}
+	for _, cond := range []tenure.WriteCondition{tenure.MatchVersion(b.Version), tenure.Unconditional()} {
+		putFails(t, store, named(b.Key, "taken"), cond, tenure.ErrTaken)
+		same(t, "after a rename to a name that is taken,", get(t, store, b.Key), b)
+	}
+	same(t, "after writes of others under its name,", get(t, store, a.Key), a)
+	put(t, store, named(b.Key, "also free"), tenure.MatchVersion(b.Version))
+}
+
+func nameIsFreeWhenLeft(t *testing.T, store *watched) {
+	a := put(t, store, named(widget("a"), "first"), tenure.MustCreate())
+	a = put(t, store, named(a.Key, "first"), tenure.MatchVersion(a.Version))
+	a = put(t, store, named(a.Key, "first"), tenure.Unconditional())
+
+	a = put(t, store, named(a.Key, "second"), tenure.MatchVersion(a.Version))
+	put(t, store, named(widget("b"), "first"), tenure.MustCreate())
+
+	remove(t, store, a)
+	put(t, store, named(widget("c"), "second"), tenure.MustCreate())
+}
+
+func namesThatNeverCollide(t *testing.T, store *watched) {
+	for _, obj := range []tenure.Object{
+		named(widget("a"), "name"),
+		named(tenure.Key{Type: "gadget", ID: "b"}, "name"),
+		named(widget("c"), "Name"),
+		named(widget("d"), "name "),
+		named(widget("e"), ""),
+		named(widget("f"), ""),
+	} {
+		written := put(t, store, obj, tenure.MustCreate())
+		sameContent(t, "PutIf's answer", written, obj)
+		same(t, "Get of", get(t, store, obj.Key), written)
+	}
+}

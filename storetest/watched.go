@@ -1,0 +1,115 @@
+package storetest
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/tenurelib/tenure"
+)
+
+// watched passes calls on to a store and judges the answers by what holds
+// under any interleaving of callers: a version is greater than those that were
+// known before its write was sent, is given once, and is replaced or deleted
+// once.
+type watched struct {
+	tenure.Store
+	t *testing.T
+
+	mu     sync.Mutex
+	newest map[tenure.Key]int64 // the greatest version that a call has told of
+	given  map[versionOf]bool   // by a write
+	spent  map[versionOf]bool   // by a write or a deletion on its condition
+	faults int
+}
+
+// versionOf is a version of one object, as the condition that names it. (A
+// condition can be compared but not looked into.)
+type versionOf struct {
+	key  tenure.Key
+	cond tenure.WriteCondition
+}
+
+func watch(t *testing.T, store tenure.Store) *watched {
+	return &watched{
+		Store:  store,
+		t:      t,
+		newest: make(map[tenure.Key]int64),
+		given:  make(map[versionOf]bool),
+		spent:  make(map[versionOf]bool),
+	}
+}
+
+func (w *watched) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	before := w.known(key)
+	obj, err := w.Store.Get(ctx, key)
+	if err != nil {
+		return obj, err
+	}
+	if obj.Key != key {
+		w.fault("Get(%s) returned the object %s", key, obj.Key)
+	}
+	if obj.Version < before {
+		w.fault("Get(%s) returned version %d, though version %d was known before the call", key, obj.Version, before)
+	}
+	w.learn(key, obj.Version)
+	return obj, nil
+}
+
+func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	before := w.known(obj.Key)
+	written, err := w.Store.PutIf(ctx, obj, cond)
+	if err != nil {
+		return written, err
+	}
+	if written.Version <= before {
+		w.fault("PutIf(%s, %s) gave version %d, though version %d was known before the call", obj.Key, cond, written.Version, before)
+	}
+	if !w.first(w.given, versionOf{obj.Key, tenure.MatchVersion(written.Version)}) {
+		w.fault("PutIf(%s, %s) gave version %d, which another write had been given", obj.Key, cond, written.Version)
+	}
+	if cond != tenure.MustCreate() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
+		w.fault("PutIf(%s, %s) succeeded, though that version had been replaced or deleted", obj.Key, cond)
+	}
+	w.learn(obj.Key, written.Version)
+	return written, nil
+}
+
+func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	err := w.Store.DeleteIf(ctx, key, version)
+	if err == nil && !w.first(w.spent, versionOf{key, tenure.MatchVersion(version)}) {
+		w.fault("DeleteIf(%s, version %d) succeeded, though that version had been replaced or deleted", key, version)
+	}
+	return err
+}
+
+// fault reports a broken rule. The rest of the test follows from the first few.
+func (w *watched) fault(format string, args ...any) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.faults++; w.faults <= 3 {
+		w.t.Errorf(format, args...)
+	}
+}
+
+func (w *watched) known(key tenure.Key) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.newest[key]
+}
+
+func (w *watched) learn(key tenure.Key, version int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.newest[key] = max(w.newest[key], version)
+}
+
+// first reports whether v was not yet in the set, and puts it there.
+func (w *watched) first(set map[versionOf]bool, v versionOf) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := set[v]
+	set[v] = true
+	return !was
+}
