@@ -341,6 +341,9 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			job.took(r)
 			return r.cause()
 		case <-deadline.C:
+			if err := term.over(); err != nil {
+				return err
+			}
 			left := c.untilDeadline(term)
 			if left <= 0 {
 				return ErrDeadline
@@ -350,14 +353,11 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 	}
 }
 
-// untilDeadline returns how long untilOver may sleep before it asks again; 0 or
-// less: the job must stop.
+// untilDeadline returns how long untilOver may sleep before it looks again; 0 or
+// less: the term was not renewed in time.
 func (c *Coordinator) untilDeadline(term *Term) time.Duration {
 	if term.local() {
 		return time.Hour
-	}
-	if !term.Valid() {
-		return 0
 	}
 	// A timer stands still while the machine is suspended, so it sleeps in short
 	// stretches, each of which ends with a look at the wall clock.

@@ -2,7 +2,6 @@ package tenure
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -44,24 +43,24 @@ func (k *keeper) stop() {
 func (c *Coordinator) keep(ctx context.Context, term *Term) error {
 	next := time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
 	for failures := 0; sleep(ctx, next); {
-		if !term.Valid() {
-			return ErrDeadline
+		if err := term.over(); err != nil {
+			return err
 		}
 		err := c.renew(ctx, term)
-		switch {
-		case err == nil:
+		if over := term.over(); over != nil {
+			return over
+		}
+		if err == nil {
 			failures = 0
 			next = time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
-		case errors.Is(err, ErrLost) || errors.Is(err, ErrDeadline):
-			return err
-		default:
-			if ctx.Err() == nil {
-				c.report("lease not renewed, trying again", err)
-			}
-			// From a sixteenth of the interval to half of it.
-			next = jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
-			failures++
+			continue
 		}
+		if ctx.Err() == nil {
+			c.report("lease not renewed, trying again", err)
+		}
+		// From a sixteenth of the interval to half of it.
+		next = jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
+		failures++
 	}
 	return nil
 }

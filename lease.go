@@ -224,16 +224,14 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 	// A look may be overtaken by another replica's write, and so again the next:
 	// after three times the lease is held by somebody quicker.
-	var term *Term
-	err := ErrExists
 	for range 3 {
 		if l.lastSeen() == nil {
-			term, err = l.begin(ctx, MustCreate())
+			term, err := l.begin(ctx, MustCreate())
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
 		}
-		term, err = l.StealExpired(ctx)
+		term, err := l.StealExpired(ctx)
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -298,7 +296,7 @@ func (l *Lease) Release(ctx context.Context, term *Term) error {
 	if err := l.owns("release", term); err != nil {
 		return err
 	}
-	term.end()
+	term.end(ErrLost)
 	if term.local() {
 		return nil
 	}
@@ -352,7 +350,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	}.encode()
 	obj, err := l.store.PutIf(ctx, l.object(payload), cond)
 	if err != nil {
-		if mayHaveWritten(err) {
+		if !answered(err) {
 			l.leave(id)
 		}
 		return nil, err
@@ -373,17 +371,6 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, time.Since(attempt), ErrDeadline)
 	}
 	return term, nil
-}
-
-// mayHaveWritten reports whether a write that failed with err may have happened
-// all the same.
-func mayHaveWritten(err error) bool {
-	for _, definite := range []error{ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup} {
-		if errors.Is(err, definite) {
-			return false
-		}
-	}
-	return true
 }
 
 func (l *Lease) object(payload []byte) Object {
@@ -408,14 +395,16 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	obj, err := l.look(ctx)
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
-		term.end()
-		return &LostError{Key: l.cfg.Key}
+		lost := &LostError{Key: l.cfg.Key}
+		term.end(lost)
+		return lost
 	case err != nil:
 		return err
 	case !bytes.Equal(obj.Payload, term.payload):
-		term.end()
 		holding := l.decode(obj)
-		return &LostError{Key: l.cfg.Key, To: &holding}
+		lost := &LostError{Key: l.cfg.Key, To: &holding}
+		term.end(lost)
+		return lost
 	}
 	term.mu.Lock()
 	defer term.mu.Unlock()

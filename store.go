@@ -232,8 +232,24 @@ type Lister interface {
 // way.
 const tombstoneAge = 24 * time.Hour
 
-// opError says which operation failed, and on which key.
-func opError(op string, key Key, err error) error {
+// answered reports whether err is an answer of the store: one of the contract's
+// errors, which leave no doubt about what was written. After any other error of
+// a write, it may have happened.
+func answered(err error) bool {
+	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return false
+}
+
+// opError says which operation failed, and on which key; and that its context
+// has ended, where a driver only says that it was interrupted.
+func opError(ctx context.Context, op string, key Key, err error) error {
+	if ended := ctx.Err(); ended != nil && !answered(err) && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
 }
 

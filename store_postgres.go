@@ -109,14 +109,14 @@ func (s *PostgresStore) SingleReplica() bool { return false }
 // Get implements [Store].
 func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
-		return Object{}, opError("get", key, err)
+		return Object{}, opError(ctx, "get", key, err)
 	}
 	var r row
 	var nowUS int64
 	err := s.pool.QueryRow(ctx, s.sql.get, key.Type, key.ID).
 		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
 	if err != nil {
-		return Object{}, opError("get", key, s.explain(err))
+		return Object{}, opError(ctx, "get", key, s.explain(err))
 	}
 	return r.object(key, time.UnixMicro(nowUS)), nil
 }
@@ -125,7 +125,7 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 func (s *PostgresStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	rows, err := s.pool.Query(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
-		return nil, opError("list", Key{Type: objectType}, s.explain(err))
+		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
 	}
 	objects, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (Object, error) {
 		var r row
@@ -135,7 +135,7 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 		return r.object(key, time.UnixMicro(nowUS)), err
 	})
 	if err != nil {
-		return nil, opError("list", Key{Type: objectType}, s.explain(err))
+		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
 	}
 	return objects, nil
 }
@@ -143,11 +143,11 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 // PutIf implements [Store].
 func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
 	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
-		return Object{}, opError("put", obj.Key, err)
+		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	r, err := s.put(ctx, obj, cond)
 	if err != nil {
-		return Object{}, opError("put", obj.Key, s.explain(err))
+		return Object{}, opError(ctx, "put", obj.Key, s.explain(err))
 	}
 	return r.written(obj), nil
 }
@@ -259,10 +259,10 @@ func (s *PostgresStore) version(ctx context.Context, key Key) (v int64, err erro
 // DeleteIf implements [Store].
 func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
 	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
-		return opError("delete", key, err)
+		return opError(ctx, "delete", key, err)
 	}
 	if err := s.remove(ctx, key, version); err != nil {
-		return opError("delete", key, s.explain(err))
+		return opError(ctx, "delete", key, s.explain(err))
 	}
 	return nil
 }

@@ -153,20 +153,20 @@ func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
-		return Object{}, opError("get", key, err)
+		return Object{}, opError(ctx, "get", key, err)
 	}
 	var r row
 	err := s.db.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).
 		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated)
 	if err != nil {
-		return Object{}, opError("get", key, sqliteError(err))
+		return Object{}, opError(ctx, "get", key, sqliteError(err))
 	}
 	return r.object(key, time.Now()), nil
 }
 
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	fail := func(err error) ([]Object, error) { return nil, opError("list", Key{Type: objectType}, err) }
+	fail := func(err error) ([]Object, error) { return nil, opError(ctx, "list", Key{Type: objectType}, err) }
 	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
 		return fail(sqliteError(err))
@@ -190,7 +190,7 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 // PutIf implements [Store].
 func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
 	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
-		return Object{}, opError("put", obj.Key, err)
+		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	var r row
 	var err error
@@ -200,7 +200,7 @@ func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition
 		r, err = s.create(ctx, obj, cond)
 	}
 	if err != nil {
-		return Object{}, opError("put", obj.Key, sqliteError(err))
+		return Object{}, opError(ctx, "put", obj.Key, sqliteError(err))
 	}
 	return r.written(obj), nil
 }
@@ -278,7 +278,7 @@ func (s *SQLiteStore) takenBy(ctx context.Context, conn sqliteConn, obj Object) 
 // DeleteIf implements [Store].
 func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) error {
 	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
-		return opError("delete", key, err)
+		return opError(ctx, "delete", key, err)
 	}
 	err := s.inTx(ctx, func(tx *sql.Tx) error {
 		done, err := tx.ExecContext(ctx, s.sql.remove, key.Type, key.ID, version)
@@ -302,7 +302,7 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 		return err
 	})
 	if err != nil {
-		return opError("delete", key, sqliteError(err))
+		return opError(ctx, "delete", key, sqliteError(err))
 	}
 	return nil
 }

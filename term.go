@@ -22,7 +22,7 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin; 0: a local term, which no time ends
 
-	ended      atomic.Bool
+	ended      atomic.Pointer[error] // why the term is over; nil: it is not
 	deleteSent atomic.Bool           // by a release whose answer we don't know
 	trust      atomic.Pointer[trust] // nil: a local term
 
@@ -93,19 +93,27 @@ func (t *Term) Remaining() time.Duration {
 // the conditions that the package documentation names; it cannot vouch for the
 // next instant. Where that matters, fence the write.
 func (t *Term) Valid() bool {
-	if t.ended.Load() {
+	if t.ended.Load() != nil {
 		return false
 	}
 	trust := t.trust.Load()
 	if trust == nil || trust.covers(time.Now()) {
 		return true
 	}
-	t.ended.Store(true) // or a wall clock that is set back would revive it
+	t.end(ErrDeadline) // or a wall clock that is set back would revive it
 	return false
 }
 
-// end makes the term invalid for good.
-func (t *Term) end() { t.ended.Store(true) }
+// end makes the term invalid for good. The first cause stays.
+func (t *Term) end(cause error) { t.ended.CompareAndSwap(nil, &cause) }
+
+// over returns why the term is not valid, nil while it is.
+func (t *Term) over() error {
+	if t.Valid() {
+		return nil
+	}
+	return *t.ended.Load()
+}
 
 // extend takes the answer to a renewal that was sent at attempt. It returns
 // false where the term was over before the answer came: a late yes is a no.

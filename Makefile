@@ -1,0 +1,28 @@
+# The version of staticcheck is pinned, so that a new check never fails an old commit.
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: test
+test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
+	go test -race -timeout 10m ./...
+
+.PHONY: lint
+lint: ## gofmt, vet and staticcheck
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+.PHONY: gateway
+gateway: ## run the example gateway on a SQLite file
+	go run ./examples/gateway
+
+.PHONY: failover
+failover: ## watch a lease change hands, for some seconds
+	go run ./examples/failover
+
+.PHONY: bench
+bench: ## the benchmarks of this module
+	go test -run '^$$' -bench . -benchmem .

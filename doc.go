@@ -1,0 +1,71 @@
+// Package tenure gives one replica of a service at a time the right to do a job,
+// by a lease kept in the database that the service already runs.
+//
+// # Concepts
+//
+// A [Store] keeps objects in a table and writes them by compare-and-swap. A
+// [Lease] is the right to do one job; its record is one object. One replica, the
+// holder, has it; the others stand by. A [Term] is one unbroken holding, from
+// the write that began it, by acquire or steal, until release or loss. The
+// version of that write is the term's fencing token: of two terms of one lease
+// the later has the greater token, for ever. A [Coordinator] does all of this by
+// itself, and runs the caller's job while its replica holds the lease:
+//
+//	            acquire | steal
+//	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
+//	   ^  try fails: wait           |  lost | deadline | job ended | resign | shutdown
+//	   +--------------------+       +-> 1 end the job's context, with its cause
+//	                                    2 wait until the job has returned, still renewing
+//	                                    3 release
+//
+// # Who judges what, by which clock
+//
+// The trust rule. A holder trusts its term until attempt + TTL − Margin, where
+// attempt is the instant, on its own monotonic clock, before it sent the acquire
+// or renewal that last succeeded. It never counts from the answer: that may come
+// late, and the store counts from when it wrote. For the same reason an answer
+// that comes after the term was over is a no.
+//
+// The expiry rule. A standby may steal when the record's age, measured by the
+// store's clock, has reached the TTL that the record names, which is its
+// holder's; or when it has itself watched the record stand unchanged for that
+// long, on its monotonic clock, from the answer that first showed it so. The
+// second heals a record that a wrong clock stamped; [Observed] allows only it.
+//
+// No clock of one replica is ever compared with that of another.
+//
+// # What is guaranteed
+//
+//   - Jobs of two replicas never overlap, while the rates of their clocks differ
+//     by less than Margin/TTL and a job returns within TTL − Margin −
+//     RenewDeadline of being told (9 s by default).
+//   - A lease is released only after its job has returned, and one replica never
+//     runs two of its jobs at once.
+//   - Fencing tokens of one lease strictly increase, over release, deletion,
+//     re-creation and restart.
+//   - While the store answers some replica, some replica holds the lease within
+//     TTL + AcquireInterval of the last renewal.
+//   - A write that landed although its answer was lost costs no term. Errors of
+//     the store cost none either, until the renew deadline.
+//   - The end of the job's context stands behind no I/O.
+//
+// # What is not
+//
+// A lease is not a lock. A process that is paused by its host for longer than
+// the TTL finds out only when it runs again, and the instruction that it was
+// about to execute comes first. [Term.Valid] and [Coordinator.IsHolder] turn
+// false by themselves at once, but nothing can vouch for the next instant. What
+// must never be done by a holder of the past needs the fencing token, checked
+// by the resource that is written.
+//
+// A job that does not return when its context ends may overlap with another
+// replica's: the coordinator reports it, stops to renew, and competes no more
+// until it has returned.
+//
+// # Concurrency
+//
+// All types are safe for concurrent use. A coordinator uses two goroutines
+// beside the job's: the one that called [Coordinator.Run], which owns the term,
+// and one that renews, so that nothing waits for a renewal that hangs. When Run
+// has returned, none is left.
+package tenure

@@ -1,0 +1,129 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurelib/tenure"
+)
+
+// A service runs its background work on the one replica that holds the lease.
+func Example() {
+	ctx, stop := context.WithCancel(context.Background()) // in a server: signal.NotifyContext
+	defer stop()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Watch: func(ctx context.Context) error {
+			<-ctx.Done() // consume events until then
+			return nil
+		},
+		Reconcile: tenure.Every(time.Minute, func(ctx context.Context) error {
+			fmt.Println("sweep")
+			stop() // for the example's sake
+			return nil
+		}),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := coordinator.Run(ctx); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println("holder after Run:", coordinator.IsHolder())
+	// Output:
+	// sweep
+	// holder after Run: false
+}
+
+// Without a coordinator, the caller renews and releases.
+func ExampleLease() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	a, _ := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "backup"}, Holder: "a"})
+	b, _ := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "backup"}, Holder: "b"})
+
+	first, err := a.AcquireOrSteal(ctx)
+	fmt.Println("a:", first.Holder(), err)
+	_, err = b.AcquireOrSteal(ctx)
+	fmt.Println("b:", err)
+
+	fmt.Println("renewed:", a.Renew(ctx, first))
+	fmt.Println("released:", a.Release(ctx, first))
+	second, err := b.AcquireOrSteal(ctx)
+	fmt.Println("b:", second.Holder(), err)
+	fmt.Println("b's token is greater:", second.Token() > first.Token())
+	fmt.Println("a's renewal is lost:", errors.Is(a.Renew(ctx, first), tenure.ErrLost))
+	// Output:
+	// a: a <nil>
+	// b: tenure: lease is held: lease/backup by a
+	// renewed: <nil>
+	// released: <nil>
+	// b: b <nil>
+	// b's token is greater: true
+	// a's renewal is lost: true
+}
+
+// The same table keeps the service's own objects, changed by compare-and-swap.
+func ExampleStore() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	key := tenure.Key{Type: "sandbox", ID: "one"}
+	created, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("provisioning")}, tenure.MustCreate())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+	fmt.Println("exists:", errors.Is(err, tenure.ErrExists))
+
+	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.MatchVersion(created.Version))
+	fmt.Println("written:", err)
+	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("lost update")}, tenure.MatchVersion(created.Version))
+	fmt.Println("conflict:", errors.Is(err, tenure.ErrConflict))
+
+	for obj, err := range tenure.List(ctx, store, "sandbox") {
+		fmt.Println(obj.Key, string(obj.Payload), err)
+	}
+	// Output:
+	// exists: true
+	// written: <nil>
+	// conflict: true
+	// sandbox/one ready <nil>
+}

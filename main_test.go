@@ -1,0 +1,90 @@
+package tenure_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// quiet keeps logs out of the tests that don't read them.
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// eachStore runs a test on every kind of database. open returns another handle
+// on the same one at each call, as other replicas would have.
+func eachStore(t *testing.T, test func(t *testing.T, open func() tenure.Store)) {
+	t.Run("postgres", func(t *testing.T) {
+		url := pgtest.URL(t)
+		migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+		test(t, func() tenure.Store { return openPostgres(t, url, tenure.PostgresConfig{}) })
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "tenure.db")
+		migrate(t, openSQLite(t, path))
+		test(t, func() tenure.Store { return openSQLite(t, path) })
+	})
+}
+
+func openPostgres(t testing.TB, url string, cfg tenure.PostgresConfig) *tenure.PostgresStore {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = quiet
+	}
+	store, err := tenure.OpenPostgres(t.Context(), url, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	return store
+}
+
+func openSQLite(t testing.TB, path string) *tenure.SQLiteStore {
+	t.Helper()
+	store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{Shared: true, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return store
+}
+
+func migrate(t testing.TB, store interface{ Migrate(context.Context) error }) {
+	t.Helper()
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// postgresPool is for what a test does beside the store.
+func postgresPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func execPostgres(t testing.TB, db interface {
+	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+}, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}

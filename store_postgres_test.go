@@ -1,0 +1,364 @@
+package tenure_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+func postgresURL(t testing.TB) string { return pgtest.URL(t) }
+
+// A version that is computed before its statement waits for a lock is an old
+// one by the time the wait is over: an insert waits for a transaction that
+// deletes a row whose version is greater than any the insert could have drawn.
+func TestAVersionIsDrawnAfterTheWaitForALock(t *testing.T) {
+	ctx, url := t.Context(), postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	key := tenure.Key{Type: "t", ID: "waited-for"}
+	old := put(t, store, tenure.Object{Key: key})
+
+	tx, err := pool.Begin(ctx)
+	wantErr(t, err, nil)
+	defer tx.Rollback(ctx)
+	// An update and a delete as the store does them, under one lock.
+	execPostgres(t, tx, `UPDATE objects SET resource_version = resource_version + 1 WHERE id = $1`, key.ID)
+	created := make(chan tenure.Object)
+	go func() {
+		obj, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.Unconditional())
+		if err != nil {
+			t.Error(err)
+		}
+		created <- obj
+	}()
+	awaitLockWait(t, pool)
+	// Far above the clock, so that only the tombstone can keep the version up.
+	deleted := old.Version + int64(time.Hour/time.Microsecond)
+	execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
+	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`, key.Type, key.ID, deleted)
+	wantErr(t, tx.Commit(ctx), nil)
+	if obj := <-created; obj.Version <= deleted {
+		t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
+	}
+
+	// And an insert that waits for another insert of the same key, which is
+	// deleted before it commits.
+	tx, err = pool.Begin(ctx)
+	wantErr(t, err, nil)
+	defer tx.Rollback(ctx)
+	key.ID = "inserted"
+	execPostgres(t, tx, `INSERT INTO objects VALUES ($1, $2, NULL, '{}', '', 1, 0, 0)`, key.Type, key.ID)
+	go func() {
+		obj, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+		if err != nil {
+			t.Error(err)
+		}
+		created <- obj
+	}()
+	awaitLockWait(t, pool)
+	execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
+	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`, key.Type, key.ID, deleted)
+	wantErr(t, tx.Commit(ctx), nil)
+	if obj := <-created; obj.Version <= deleted {
+		t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
+	}
+}
+
+// awaitLockWait returns when a statement in this database waits for a lock.
+func awaitLockWait(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		var waiting bool
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT 1 FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
+		wantErr(t, err, nil)
+		if waiting {
+			return
+		}
+	}
+	t.Fatal("nothing waits for a lock")
+}
+
+func TestVersionsStayAheadThoughTheDatabasesClockIsSetBack(t *testing.T) {
+	ctx, url := t.Context(), postgresURL(t)
+	pool := postgresPool(t, url)
+	// This clock hides the system's from statements that don't name a schema.
+	execPostgres(t, pool, `CREATE SCHEMA fake`)
+	execPostgres(t, pool, `CREATE TABLE fake.shift (by interval)`)
+	execPostgres(t, pool, `INSERT INTO fake.shift VALUES ('0')`)
+	execPostgres(t, pool, `CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+		AS 'SELECT pg_catalog.clock_timestamp() + by FROM fake.shift'`)
+	store := openPostgres(t, url+"&search_path=fake,pg_catalog,public", tenure.PostgresConfig{Schema: "public"})
+	migrate(t, store)
+
+	key := tenure.Key{Type: "t", ID: "1"}
+	first := put(t, store, tenure.Object{Key: key})
+	execPostgres(t, pool, `UPDATE fake.shift SET by = '-3 days'`)
+	second := put(t, store, tenure.Object{Key: key})
+	if got := first.UpdatedAt.Sub(second.UpdatedAt); got < 71*time.Hour {
+		t.Fatalf("the clock went back by %v only; the test tests nothing", got)
+	}
+	wantErr(t, store.DeleteIf(ctx, key, second.Version), nil)
+	third := put(t, store, tenure.Object{Key: key})
+	if !(first.Version < second.Version && second.Version < third.Version) {
+		t.Errorf("versions %d, %d, %d do not increase", first.Version, second.Version, third.Version)
+	}
+}
+
+func TestAFailedCreateLeavesNothingInTheServersLog(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
+	put(t, store, obj)
+	before := pgtest.Log(t)
+	for range 10 {
+		_, err := store.PutIf(t.Context(), obj, tenure.MustCreate())
+		wantErr(t, err, tenure.ErrExists)
+	}
+	if got := strings.TrimPrefix(pgtest.Log(t), before); strings.Contains(got, "duplicate key") {
+		t.Errorf("the server logged:\n%s", got)
+	}
+}
+
+func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url+"&pool_max_conns=1", tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	key := tenure.Key{Type: "t", ID: "1"}
+	obj := put(t, store, tenure.Object{Key: key})
+	backend := func() (pid int) { // of the store's one connection
+		err := pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'tenure'`).Scan(&pid)
+		wantErr(t, err, nil)
+		return pid
+	}
+	pid := backend()
+
+	tx, err := pool.Begin(t.Context())
+	wantErr(t, err, nil)
+	defer tx.Rollback(t.Context())
+	execPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
+	execPostgres(t, tx, `INSERT INTO objects VALUES ('t', 'new', NULL, '{}', '', 1, 0, 0)`)
+	for name, write := range map[string]func(context.Context) error{
+		"replace": func(ctx context.Context) error {
+			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			return err
+		},
+		"create": func(ctx context.Context) error {
+			_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}}, tenure.MustCreate())
+			return err
+		},
+		"delete": func(ctx context.Context) error { return store.DeleteIf(ctx, key, obj.Version) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		began := time.Now()
+		err := write(ctx)
+		cancel()
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
+			t.Errorf("%s: got %v, want the server's lock timeout", name, err)
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%s: waited for %v", name, took)
+		}
+	}
+	if got := backend(); got != pid {
+		t.Errorf("the connection was lost: backend %d became %d", pid, got)
+	}
+	wantErr(t, tx.Rollback(t.Context()), nil)
+	wantErr(t, store.DeleteIf(t.Context(), key, obj.Version), nil)
+}
+
+func TestRenewalsAreHOTUpdates(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term := mustAcquire(t, lease)
+	const renewals = 100
+	for range renewals {
+		wantErr(t, lease.Renew(t.Context(), term), nil)
+	}
+	store.Close() // a backend tells its figures when it exits
+	pool := postgresPool(t, url)
+	var updates, hot int
+	for end := time.Now().Add(10 * time.Second); updates < renewals && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'objects'`).Scan(&updates, &hot)
+		wantErr(t, err, nil)
+	}
+	if updates < renewals || hot != updates {
+		t.Errorf("%d of %d updates were HOT, want all", hot, updates)
+	}
+}
+
+func TestTombstonesArePrunedAfterADay(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1, 5 FROM generate_series(1, 10) i`)
+	// The object's own tombstone is old too, and is not pruned but raised.
+	execPostgres(t, pool, `INSERT INTO objects_tombstones VALUES ('t', 'new', 1, 6)`)
+	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}})
+	wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+	var ids string
+	var version int64
+	err := pool.QueryRow(t.Context(), `SELECT string_agg(id, ','), max(resource_version) FROM objects_tombstones`).Scan(&ids, &version)
+	if err != nil || ids != "new" || version != obj.Version {
+		t.Errorf("got tombstones of %s, version %d, %v; want only new at %d", ids, version, err, obj.Version)
+	}
+}
+
+func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {
+	ctx := t.Context()
+	postgres := openPostgres(t, postgresURL(t), tenure.PostgresConfig{})
+	sqlite := openSQLite(t, ":memory:")
+	for name, store := range map[string]tenure.Store{"postgres": postgres, "sqlite": sqlite} {
+		key := tenure.Key{Type: "t", ID: "1"}
+		_, getErr := store.Get(ctx, key)
+		_, createErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+		_, replaceErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MatchVersion(1))
+		for op, err := range map[string]error{
+			"get": getErr, "put": createErr, "put ": replaceErr, "delete": store.DeleteIf(ctx, key, 1),
+		} {
+			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "Migrate") ||
+				!strings.Contains(err.Error(), strings.TrimSpace(op)+" t/1") || !strings.Contains(err.Error(), "objects") {
+				t.Errorf("%s, %s: got %v, want ErrSetup that names the operation, the key, the table and Migrate", name, op, err)
+			}
+		}
+	}
+}
+
+func TestAColumnOfTheWrongTypeIsNamed(t *testing.T) {
+	for column, ddl := range map[string]string{
+		"resource_version": `ALTER TABLE objects ALTER resource_version TYPE int`,
+		"payload":          `ALTER TABLE objects ALTER payload TYPE text`,
+		"labels":           `ALTER TABLE objects ALTER labels TYPE text`,
+		"updated_at_ms":    `ALTER TABLE objects ALTER updated_at_ms TYPE timestamptz USING now()`,
+		"name":             `ALTER TABLE objects DROP name`,
+	} {
+		t.Run(column, func(t *testing.T) {
+			url := postgresURL(t)
+			migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+			execPostgres(t, postgresPool(t, url), ddl)
+			_, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: quiet})
+			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), column) {
+				t.Errorf("open: got %v, want ErrSetup that names %s", err, column)
+			}
+			store := tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet})
+			err = store.Migrate(t.Context())
+			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), column) {
+				t.Errorf("migrate: got %v, want ErrSetup that names %s", err, column)
+			}
+			_, err = newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), column) {
+				t.Errorf("acquire: got %v, want ErrSetup that names %s", err, column)
+			}
+		})
+	}
+}
+
+func TestARoleThatIsRefusedIsToldAtOnce(t *testing.T) {
+	url := postgresURL(t)
+	for name, bad := range map[string]string{
+		"no such role":     strings.Replace(url, "postgres@", "nobody_here@", 1),
+		"no such database": strings.Replace(url, "/test_", "/missing_", 1),
+	} {
+		_, err := tenure.OpenPostgres(t.Context(), bad, tenure.PostgresConfig{Logger: quiet})
+		if !errors.Is(err, tenure.ErrSetup) {
+			t.Errorf("%s: open: got %v, want ErrSetup", name, err)
+		}
+		pool := postgresPool(t, bad)
+		err = tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}).Migrate(t.Context())
+		if !errors.Is(err, tenure.ErrSetup) {
+			t.Errorf("%s: migrate: got %v, want ErrSetup", name, err)
+		}
+	}
+}
+
+func TestAURLThatCannotBeParsedIsRefusedWithoutItsPassword(t *testing.T) {
+	_, err := tenure.OpenPostgres(t.Context(), "postgres://u:sEcrEt@host:port/db", tenure.PostgresConfig{})
+	wantErr(t, err, tenure.ErrInvalid)
+	if strings.Contains(err.Error(), "sEcrEt") {
+		t.Errorf("%v tells the password", err)
+	}
+}
+
+func TestOpeningWaitsForADatabaseThatIsDown(t *testing.T) {
+	server := pgtest.Cluster(t)
+	wantErr(t, server.Stop("fast"), nil)
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := tenure.OpenPostgres(ctx, server.URL(), tenure.PostgresConfig{Logger: logger})
+	wantErr(t, err, context.DeadlineExceeded)
+	var connect *pgconn.ConnectError
+	if !errors.As(err, &connect) {
+		t.Errorf("got %v, want the driver's error within", err)
+	}
+	if !strings.Contains(log.String(), "waiting for the database") {
+		t.Errorf("logged:\n%s", &log)
+	}
+
+	opened := make(chan error, 1)
+	go func() {
+		store, err := tenure.OpenPostgres(t.Context(), server.URL(), tenure.PostgresConfig{Logger: quiet})
+		if err == nil {
+			err = store.Migrate(t.Context())
+			store.Close()
+		}
+		opened <- err
+	}()
+	wantErr(t, server.Start(), nil)
+	wantErr(t, <-opened, nil)
+}
+
+// A role that may use the table, and do nothing else.
+func TestARoleWithoutDDLWorksAndMissesOnlyTheTombstones(t *testing.T) {
+	url := postgresURL(t)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `DROP ROLE IF EXISTS modest`)
+	execPostgres(t, pool, `CREATE ROLE modest LOGIN`)
+	t.Cleanup(func() {
+		execPostgres(t, pool, `DROP OWNED BY modest`)
+		execPostgres(t, pool, `DROP ROLE modest`)
+	})
+	modestURL := strings.Replace(url, "postgres@", "modest@", 1)
+
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	store := openPostgres(t, modestURL, tenure.PostgresConfig{Logger: logger})
+	err := store.Migrate(t.Context())
+	wantErr(t, err, tenure.ErrSetup) // may not create the table
+
+	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+	execPostgres(t, pool, `DROP TABLE objects_tombstones`)
+	execPostgres(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON objects TO modest`)
+	store = openPostgres(t, modestURL, tenure.PostgresConfig{Logger: logger})
+	migrate(t, store)
+	if got := strings.Count(log.String(), "objects_tombstones"); got == 0 {
+		t.Errorf("opening did not log what is missing:\n%s", &log)
+	}
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	first := mustAcquire(t, lease)
+	wantErr(t, lease.Renew(t.Context(), first), nil)
+	wantErr(t, lease.Release(t.Context(), first), nil)
+	if second := mustAcquire(t, lease); second.Token() <= first.Token() {
+		t.Errorf("token %d follows %d", second.Token(), first.Token())
+	}
+}

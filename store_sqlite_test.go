@@ -1,0 +1,144 @@
+package tenure_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// The same on SQLite as TestAVersionIsDrawnAfterTheWaitForALock, for stores whose
+// transactions begin with the write lock and for those that begin without.
+func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
+	for name, params := range map[string]string{"immediate": "&_txlock=immediate", "deferred": ""} {
+		t.Run(name, func(t *testing.T) {
+			ctx, path := t.Context(), filepath.Join(t.TempDir(), "t.db")
+			migrate(t, openSQLite(t, path))
+			dsn := "file:" + path + "?_pragma=busy_timeout(5000)"
+			store := tenure.NewSQLiteStore(openSQL(t, "sqlite", dsn+params), tenure.SQLiteConfig{})
+			other := openSQL(t, "sqlite", dsn+"&_txlock=immediate")
+			key := tenure.Key{Type: "t", ID: "1"}
+			old := put(t, store, tenure.Object{Key: key})
+
+			tx, err := other.BeginTx(ctx, nil) // takes the write lock
+			wantErr(t, err, nil)
+			defer tx.Rollback()
+			created := make(chan tenure.Object)
+			go func() {
+				obj, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.Unconditional())
+				if err != nil {
+					t.Error(err)
+				}
+				created <- obj
+			}()
+			deleted := old.Version + int64(time.Hour/time.Microsecond)
+			for _, statement := range []string{
+				`DELETE FROM objects WHERE id = $2 AND $1 <> '' AND $3 > 0`,
+				`INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`,
+			} {
+				_, err := tx.ExecContext(ctx, statement, key.Type, key.ID, deleted)
+				wantErr(t, err, nil)
+			}
+			select {
+			case <-created:
+				t.Fatal("the write did not wait for the lock; the test tests nothing")
+			case <-time.After(50 * time.Millisecond):
+			}
+			wantErr(t, tx.Commit(), nil)
+			if obj := <-created; obj.Version <= deleted {
+				t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
+			}
+		})
+	}
+}
+
+func TestOnlyASharedSQLiteStoreHasMoreThanOneReplica(t *testing.T) {
+	for shared, want := range map[bool]bool{false: true, true: false} {
+		store := tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{Shared: shared})
+		if got := store.SingleReplica(); got != want {
+			t.Errorf("shared %v: got SingleReplica %v", shared, got)
+		}
+	}
+}
+
+func TestASQLiteFileIsOpenedInWALModeAndLeavesNoLogBehind(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	store := openSQLite(t, path)
+	migrate(t, store)
+	// WAL is a property of the file, that any connection sees.
+	var mode string
+	db := openSQL(t, "sqlite", path)
+	wantErr(t, db.QueryRow(`PRAGMA journal_mode`).Scan(&mode), nil)
+	wantErr(t, db.Close(), nil)
+	if mode != "wal" {
+		t.Errorf("journal mode %s", mode)
+	}
+	wantErr(t, store.Close(), nil)
+	if _, err := os.Stat(path + "-wal"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the log file outlasts Close: %v", err)
+	}
+}
+
+func TestASQLiteFileThatCannotBeOpenedIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text.db")
+	wantErr(t, os.WriteFile(text, []byte(strings.Repeat("this is no database\n", 100)), 0o600), nil)
+	for _, path := range []string{dir, filepath.Join(dir, "missing", "t.db"), text} {
+		store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{})
+		if err == nil {
+			err = store.Migrate(t.Context())
+			store.Close()
+		}
+		if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v, want ErrSetup that names it", path, err)
+		}
+	}
+	_, err := tenure.OpenSQLite(t.Context(), "", tenure.SQLiteConfig{})
+	wantErr(t, err, tenure.ErrInvalid)
+}
+
+func TestASQLiteColumnOfTheWrongTypeIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	store := openSQLite(t, path)
+	db := openSQL(t, "sqlite", path)
+	execSQL(t, db, `CREATE TABLE objects (object_type TEXT, id TEXT PRIMARY KEY, name TEXT, labels TEXT, payload BLOB,
+		resource_version TEXT, created_at_ms INTEGER, updated_at_ms INTEGER)`)
+	migrate(t, store)
+	execSQL(t, db, `INSERT INTO objects VALUES ('t', '1', NULL, NULL, '', 'seven', 0, 0)`)
+	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
+	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "resource_version") {
+		t.Errorf("got %v, want ErrSetup that names the column", err)
+	}
+
+	execSQL(t, db, `DROP TABLE objects`)
+	execSQL(t, db, `CREATE TABLE objects (object_type TEXT, id TEXT PRIMARY KEY, payload BLOB)`)
+	err = store.Migrate(t.Context())
+	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "name") {
+		t.Errorf("got %v, want ErrSetup that names what is missing", err)
+	}
+}
+
+func TestACoordinatorOnSQLiteInMemoryWorksInVirtualTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openSQLite(t, ":memory:")
+		migrate(t, store)
+		l := newLedger(t)
+		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
+		time.Sleep(time.Second)
+		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+		time.Sleep(time.Hour)
+		if !a.IsHolder() || b.IsHolder() {
+			t.Errorf("after an hour a holds %v, b %v", a.IsHolder(), b.IsHolder())
+		}
+		a.store.SetHook(hang)
+		time.Sleep(35 * time.Second)
+		if !b.IsHolder() || l.holder() != "b" {
+			t.Errorf("b did not take over:\n%v", l)
+		}
+	})
+}

@@ -1,0 +1,186 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// What holds of both databases under contention.
+
+func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
+	const contenders, rounds = 32, 200
+	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+		store := open()
+		leases := make([]*tenure.Lease, contenders)
+		for i := range leases {
+			leases[i] = newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: time.Hour})
+		}
+		var last int64
+		for round := range rounds {
+			var wg sync.WaitGroup
+			var winner atomic.Pointer[tenure.Term]
+			var wins atomic.Int32
+			for _, lease := range leases {
+				wg.Go(func() {
+					term, err := lease.AcquireOrSteal(context.Background())
+					switch {
+					case err == nil:
+						wins.Add(1)
+						winner.Store(term)
+					case !errors.Is(err, tenure.ErrHeld):
+						t.Errorf("round %d: %v", round, err)
+					}
+				})
+			}
+			wg.Wait()
+			if n := wins.Load(); n != 1 {
+				t.Fatalf("round %d: %d winners", round, n)
+			}
+			term := winner.Load()
+			if term.Token() <= last {
+				t.Fatalf("round %d: token %d follows %d", round, term.Token(), last)
+			}
+			last = term.Token()
+			wantErr(t, leases[0].Release(context.Background(), term), nil)
+		}
+	})
+}
+
+// I3, and the store's promise that versions never go back, by workers that
+// create, renew, steal and release as fast as they can.
+func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
+	const workers, ttl = 8, 15 * time.Millisecond
+	const long = 5 * time.Second
+	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+		store := open()
+		ctx, cancel := context.WithTimeout(t.Context(), long)
+		defer cancel()
+
+		// begun is the greatest token that anybody knows of. A term whose acquire
+		// was sent afterwards must have a greater one.
+		var begun atomic.Int64
+		var terms, renewals, steals, releases atomic.Int64
+		tokens := sync.Map{}
+		var wg sync.WaitGroup
+		for i := range workers {
+			lease := newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: ttl})
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					before := begun.Load()
+					term, err := lease.TryAcquire(ctx)
+					if errors.Is(err, tenure.ErrHeld) {
+						if term, err = lease.StealExpired(ctx); err == nil {
+							steals.Add(1)
+						}
+					}
+					if err != nil {
+						continue
+					}
+					terms.Add(1)
+					token := term.Token()
+					if token <= before {
+						t.Errorf("token %d was given after %d was known", token, before)
+					}
+					if other, twice := tokens.LoadOrStore(token, term.ID()); twice {
+						t.Errorf("token %d was given to %v and %v", token, other, term.ID())
+					}
+					for known := begun.Load(); known < token && !begun.CompareAndSwap(known, token); known = begun.Load() {
+					}
+					for range rand.N(4) {
+						if lease.Renew(ctx, term) == nil {
+							renewals.Add(1)
+						}
+					}
+					if rand.N(3) > 0 {
+						if lease.Release(ctx, term) == nil {
+							releases.Add(1)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("%d terms, %d steals, %d renewals, %d releases", terms.Load(), steals.Load(), renewals.Load(), releases.Load())
+		if terms.Load() < 50 || steals.Load() < 10 || renewals.Load() < 20 || releases.Load() < 20 {
+			t.Errorf("too little happened to tell anything")
+		}
+	})
+}
+
+func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) func() migrator{
+		"postgres": func(t *testing.T) func() migrator {
+			url := postgresURL(t)
+			return func() migrator {
+				return openPostgres(t, url, tenure.PostgresConfig{Schema: `od"d`, Table: `ta"ble.x`})
+			}
+		},
+		"sqlite": func(t *testing.T) func() migrator {
+			path := t.TempDir() + "/many.db"
+			return func() migrator { return openSQLite(t, path) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			open := open(t)
+			var wg sync.WaitGroup
+			for range 10 {
+				store := open()
+				wg.Go(func() {
+					for range 2 {
+						if err := store.Migrate(context.Background()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			mustAcquire(t, newLease(t, open(), tenure.LeaseConfig{}))
+		})
+	}
+}
+
+type migrator interface {
+	tenure.Store
+	Migrate(context.Context) error
+}
+
+func TestPostgresKeepsTheContract(t *testing.T) {
+	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			url := postgresURL(t) + "&default_query_exec_mode=" + mode
+			store := openPostgres(t, url, tenure.PostgresConfig{})
+			migrate(t, store)
+			pool := postgresPool(t, url)
+			storetest.Run(t, func(t *testing.T) tenure.Store {
+				execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+				return store
+			})
+		})
+	}
+}
+
+func TestSQLiteKeepsTheContract(t *testing.T) {
+	t.Run("in a file", func(t *testing.T) {
+		storetest.Run(t, func(t *testing.T) tenure.Store {
+			store := openSQLite(t, t.TempDir()+"/a?b#c %41.db")
+			migrate(t, store)
+			return store
+		})
+	})
+	t.Run("in memory", func(t *testing.T) {
+		storetest.Run(t, func(t *testing.T) tenure.Store {
+			store := openSQLite(t, ":memory:")
+			migrate(t, store)
+			return store
+		})
+	})
+}
