@@ -1,0 +1,427 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	watchInterval = 250 * time.Millisecond // how often Watch looks at the processes
+	stopInterval  = 10 * time.Millisecond  // how often Delete looks whether the process is gone
+	killAfter     = 2 * time.Second        // from SIGTERM to SIGKILL
+)
+
+// gate is what an instance's process runs first: it waits for a line on its
+// standard input and then becomes the command. The driver writes the line only
+// when the process's ID is on disk. Where the gateway dies before that, the read
+// ends and so does the process; no command ever runs that nobody knows of. The
+// command itself finds the end of its input.
+const gate = `read go && exec "$@"`
+
+// processDriver is a [Driver] whose instances are processes of this host. What it
+// knows of them lies in a state directory that all gateways of the host share:
+//
+//	instances/<id>/instance.json   the Instance; written before its process is started and again after
+//	instances/<id>/output          what the process writes
+//	deleted/<id>/                  the same directory while the instance is being deleted
+//
+// The move to deleted/ is what decides between a creation and a deletion that
+// run at the same time: the creator can't record its process in a directory that
+// is no longer there, and a process recorded before the move is found after it.
+//
+// An instance's process leads a session of its own and outlives the gateway.
+// What it leaves running when it exits by itself is not tracked.
+type processDriver struct {
+	dir       string
+	killAfter time.Duration
+
+	reaper sync.WaitGroup
+	sigs   chan os.Signal // SIGCHLD; closed by Close
+
+	mu       sync.Mutex
+	children map[int]struct{} // the processes that this gateway has to reap
+}
+
+// newProcessDriver makes a driver on a state directory, which it creates where
+// it is missing. The caller must Close it.
+func newProcessDriver(dir string) (*processDriver, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	d := &processDriver{
+		dir:       dir,
+		killAfter: killAfter,
+		sigs:      make(chan os.Signal, 1),
+		children:  make(map[int]struct{}),
+	}
+	for _, path := range []string{d.live(""), d.deleted("")} {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
+	}
+	signal.Notify(d.sigs, syscall.SIGCHLD)
+	d.reaper.Go(func() {
+		for range d.sigs {
+			d.reap()
+		}
+	})
+	return d, nil
+}
+
+// Close ends the driver and leaves the processes running.
+func (d *processDriver) Close() {
+	signal.Stop(d.sigs)
+	close(d.sigs)
+	d.reaper.Wait()
+}
+
+func (d *processDriver) live(id string) string    { return filepath.Join(d.dir, "instances", id) }
+func (d *processDriver) deleted(id string) string { return filepath.Join(d.dir, "deleted", id) }
+
+// output is the file that an instance's process writes to.
+func (d *processDriver) output(id string) string { return filepath.Join(d.live(id), "output") }
+
+func (d *processDriver) Create(ctx context.Context, id, name string, command []string) (Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return Instance{}, fmt.Errorf("create instance %s: %w", id, err)
+	}
+	inst := Instance{ID: id, Name: name, Command: command, CreatedAt: time.Now()}
+	if err := d.create(&inst); err != nil {
+		return Instance{}, fmt.Errorf("create instance %s: %w", id, err)
+	}
+	return inst, nil
+}
+
+func (d *processDriver) create(inst *Instance) error {
+	if _, err := uuid.Parse(inst.ID); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(inst.Command[0])
+	if err != nil {
+		return err
+	}
+	// Absolute, so that the shell can't take it for an option or a builtin.
+	if path, err = filepath.Abs(path); err != nil {
+		return err
+	}
+	if err := os.Mkdir(d.live(inst.ID), 0o700); err != nil {
+		return err
+	}
+	err = d.record(*inst)
+	if err == nil {
+		err = d.start(inst, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(d.live(inst.ID)))
+	}
+	return nil
+}
+
+// start runs the instance's command and sets its process.
+func (d *processDriver) start(inst *Instance, path string) error {
+	output, err := os.OpenFile(d.output(inst.ID), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	wait, open, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer wait.Close()
+	defer open.Close()
+
+	cmd := exec.Command("/bin/sh", append([]string{"-c", gate, "sh", path}, inst.Command[1:]...)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = wait, output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Not the gateway's environment, for the store's password may be in it.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "SANDBOX=" + inst.Name}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	abandon := func(err error) error {
+		open.Close()
+		return errors.Join(err, ignoreExit(cmd.Wait()))
+	}
+
+	inst.PID, inst.Alive = cmd.Process.Pid, true
+	if inst.Birth, _, err = inspectProcess(inst.PID); err != nil {
+		return abandon(err)
+	}
+	if err := d.record(*inst); err != nil {
+		return abandon(err) // fs.ErrNotExist: deleted meanwhile
+	}
+	if _, err := open.WriteString("\n"); err != nil {
+		return abandon(err)
+	}
+	d.adopt(cmd.Process)
+	return nil
+}
+
+// ignoreExit drops the error of a process that has ended unsuccessfully.
+func ignoreExit(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// record writes the instance's file, whole or not at all. It is not synced: a
+// crash of the machine that would lose the file ends the process too.
+func (d *processDriver) record(inst Instance) error {
+	data, err := json.Marshal(inst)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.live(inst.ID), "instance.json")
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// adopt takes over the reaping of a process from package os, whose Wait would
+// hold a goroutine for as long as the sandbox runs, beyond Close.
+func (d *processDriver) adopt(p *os.Process) {
+	pid := p.Pid
+	p.Release()
+	d.mu.Lock()
+	d.children[pid] = struct{}{}
+	d.mu.Unlock()
+	d.reap() // its signal may have come before
+}
+
+// reap collects the adopted processes that have ended, so that they don't stay
+// behind as zombies. It asks for each by its ID, for other children of this
+// process are not its business.
+func (d *processDriver) reap() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for pid := range d.children {
+		got, err := syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		if got == pid || errors.Is(err, syscall.ECHILD) {
+			delete(d.children, pid)
+		}
+	}
+}
+
+func (d *processDriver) Delete(ctx context.Context, id string) error {
+	if err := d.delete(ctx, id); err != nil {
+		return fmt.Errorf("delete instance %s: %w", id, err)
+	}
+	return nil
+}
+
+func (d *processDriver) delete(ctx context.Context, id string) error {
+	if _, err := uuid.Parse(id); err != nil {
+		return err
+	}
+	if err := os.Rename(d.live(id), d.deleted(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	switch inst, err := load(d.deleted(id), id); {
+	case errors.Is(err, errNoInstance):
+		return nil
+	case err != nil:
+		return err
+	case inst.Alive:
+		if err := d.stop(ctx, inst); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(d.deleted(id))
+}
+
+// stop ends a living process and its group, and returns when it is gone.
+func (d *processDriver) stop(ctx context.Context, inst Instance) error {
+	if err := signalGroup(inst.PID, syscall.SIGTERM); err != nil {
+		return err
+	}
+	kill := time.NewTimer(d.killAfter)
+	defer kill.Stop()
+	look := time.NewTicker(stopInterval)
+	defer look.Stop()
+	for {
+		alive, err := isAlive(inst)
+		if err != nil {
+			return err
+		}
+		if !alive {
+			// What is left of its group had its chance; and its ID can't belong to
+			// another group while one of them is there.
+			return signalGroup(inst.PID, syscall.SIGKILL)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-kill.C:
+			if err := signalGroup(inst.PID, syscall.SIGKILL); err != nil {
+				return err
+			}
+		case <-look.C:
+		}
+	}
+}
+
+// signalGroup signals a process and those that it has started. Nobody being
+// there to be signalled is no error.
+func signalGroup(pid int, sig syscall.Signal) error {
+	err := syscall.Kill(-pid, sig)
+	// EPERM is how some systems answer for a group of zombies.
+	if err != nil && !errors.Is(err, syscall.ESRCH) && !errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("signal process group %d: %w", pid, err)
+	}
+	return nil
+}
+
+func (d *processDriver) Get(ctx context.Context, id string) (Instance, error) {
+	inst, err := load(d.live(id), id)
+	if errors.Is(err, errNoInstance) {
+		inst, err = load(d.deleted(id), id)
+	}
+	if err != nil {
+		return Instance{}, fmt.Errorf("get instance %s: %w", id, err)
+	}
+	return inst, nil
+}
+
+// List includes the instances whose deletion was begun and not finished.
+func (d *processDriver) List(ctx context.Context) ([]Instance, error) {
+	var instances []Instance
+	seen := make(map[string]bool)
+	// In this order, so that an instance which moves meanwhile isn't missed.
+	for _, path := range []func(string) string{d.live, d.deleted} {
+		entries, err := os.ReadDir(path(""))
+		if err != nil {
+			return nil, fmt.Errorf("list instances: %w", err)
+		}
+		for _, entry := range entries {
+			id := entry.Name()
+			if _, err := uuid.Parse(id); err != nil || seen[id] {
+				continue
+			}
+			switch inst, err := load(path(id), id); {
+			case errors.Is(err, errNoInstance): // deleted or moved meanwhile
+			case err != nil:
+				return nil, fmt.Errorf("list instances: %s: %w", id, err)
+			default:
+				seen[id] = true
+				instances = append(instances, inst)
+			}
+		}
+	}
+	return instances, nil
+}
+
+// load reads an instance from its directory and looks whether its process lives.
+func load(dir, id string) (Instance, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "instance.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return loadEmpty(dir, id)
+	}
+	if err != nil {
+		return Instance{}, err
+	}
+	var inst Instance
+	if err := json.Unmarshal(data, &inst); err != nil {
+		return Instance{}, err
+	}
+	inst.Alive, err = isAlive(inst)
+	return inst, err
+}
+
+// loadEmpty is for a directory without its file: the gateway died just after it
+// had made it, or just before it would have removed it.
+func loadEmpty(dir, id string) (Instance, error) {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Instance{}, errNoInstance
+	}
+	if err != nil {
+		return Instance{}, err
+	}
+	return Instance{ID: id, CreatedAt: info.ModTime()}, nil
+}
+
+// isAlive reports whether the process that was started for the instance runs.
+func isAlive(inst Instance) (bool, error) {
+	if inst.PID <= 1 { // as a group, 0 and 1 would mean "mine" and "all"
+		return false, nil
+	}
+	birth, alive, err := inspectProcess(inst.PID)
+	return alive && birth == inst.Birth, err
+}
+
+// Watch looks at the processes every watchInterval, since a process that another
+// gateway started tells this one nothing when it exits.
+func (d *processDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		tick := time.NewTicker(watchInterval)
+		defer tick.Stop()
+		known := make(map[string]Instance)
+		for {
+			instances, err := d.List(ctx)
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			for _, event := range compare(known, instances) {
+				if !yield(event, nil) {
+					return
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+// compare returns what has happened since the instances were as known, and brings
+// known up to date.
+func compare(known map[string]Instance, instances []Instance) []Event {
+	var events []Event
+	present := make(map[string]bool, len(instances))
+	for _, inst := range instances {
+		present[inst.ID] = true
+		before, isKnown := known[inst.ID]
+		switch {
+		case inst.PID == 0: // not started yet
+			continue
+		case inst.Alive && !isKnown:
+			events = append(events, Event{Started, inst})
+		case !inst.Alive && (before.Alive || !isKnown):
+			events = append(events, Event{Exited, inst})
+		}
+		known[inst.ID] = inst
+	}
+	for id, inst := range known {
+		if present[id] {
+			continue
+		}
+		if inst.Alive {
+			inst.Alive = false
+			events = append(events, Event{Exited, inst})
+		}
+		delete(known, id)
+	}
+	return events
+}

@@ -1,0 +1,544 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// Run with this in its environment, the test binary is the gateway: so it needs
+// no building, and has the race detector where the tests have it.
+const asGateway = "TENURE_TEST_AS_GATEWAY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asGateway) != "" {
+		main()
+	}
+	pgtest.Main(m)
+}
+
+// backend is what all gateways of a test share.
+type backend struct {
+	store []string // flags
+	state string
+}
+
+func newBackend(t *testing.T, store ...string) backend {
+	t.Helper()
+	b := backend{store: store, state: filepath.Join(t.TempDir(), "state")}
+	t.Cleanup(func() {
+		d, err := newProcessDriver(b.state)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		d.killAfter = 0
+		deleteAll(t, d)
+		d.Close()
+	})
+	return b
+}
+
+// gateway is a running gateway process.
+type gateway struct {
+	name   string
+	url    string
+	addr   string
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it is reaped
+
+	mu   sync.Mutex
+	logs bytes.Buffer
+}
+
+// start runs a gateway and returns when it serves. It ends with the test.
+func start(t *testing.T, b backend, name string, flags ...string) *gateway {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"-listen", "127.0.0.1:0", "-replica", name, "-state", b.state}, b.store...)
+	g := &gateway{name: name, cmd: exec.Command(self, append(args, flags...)...), exited: make(chan struct{})}
+	g.cmd.Env = append(os.Environ(), asGateway+"=1", "GORACE=atexit_sleep_ms=0")
+	stderr, err := g.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(g.exited)
+		lines := bufio.NewScanner(stderr)
+		for lines.Scan() {
+			g.mu.Lock()
+			fmt.Fprintln(&g.logs, lines.Text())
+			g.mu.Unlock()
+		}
+		g.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		g.cmd.Process.Kill() // a stopped process too
+		<-g.exited
+		if strings.Contains(g.log(), "DATA RACE") {
+			t.Error("there was a data race")
+		}
+		if t.Failed() {
+			t.Logf("gateway %s:\n%s", g.name, g.log())
+		}
+	})
+	listening := regexp.MustCompile(`msg=listening addr=(\S+)`)
+	eventually(t, 20*time.Second, name+" serves", func() bool {
+		match := listening.FindStringSubmatch(g.log())
+		if match != nil {
+			g.addr, g.url = match[1], "http://"+match[1]
+		}
+		return match != nil || g.hasExited()
+	})
+	if g.hasExited() {
+		t.Fatalf("%s exited", name)
+	}
+	return g
+}
+
+func (g *gateway) log() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.logs.String()
+}
+
+func (g *gateway) hasExited() bool {
+	select {
+	case <-g.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g *gateway) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := g.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitEnd is what must come of a SIGTERM.
+func (g *gateway) awaitEnd(t *testing.T) {
+	t.Helper()
+	<-g.exited
+	if code := g.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%s exited with code %d, want 0", g.name, code)
+	}
+}
+
+var client = &http.Client{
+	Timeout:   requestTimeout + cleanupTimeout,
+	Transport: &http.Transport{DisableKeepAlives: true}, // gateways come and go
+}
+
+// do returns the answer's status, 0 without an answer, and decodes its body into
+// body, where that isn't nil.
+func (g *gateway) do(method, path, request string, body any) int {
+	r, err := http.NewRequest(method, g.url+path, strings.NewReader(request))
+	if err != nil {
+		return 0
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil || body != nil && json.Unmarshal(data, body) != nil {
+		return 0
+	}
+	return resp.StatusCode
+}
+
+func (g *gateway) health(t *testing.T) (h health) {
+	t.Helper()
+	if got := g.do("GET", "/healthz", "", &h); got != http.StatusOK {
+		t.Fatalf("%s: GET /healthz answered %d", g.name, got)
+	}
+	return h
+}
+
+func (g *gateway) get(t *testing.T, name string) (sb Sandbox) {
+	t.Helper()
+	if got := g.do("GET", "/sandboxes/"+name, "", &sb); got != http.StatusOK {
+		t.Fatalf("%s: GET of %s answered %d", g.name, name, got)
+	}
+	return sb
+}
+
+// create makes a sandbox that runs until it is ended.
+func (g *gateway) create(t *testing.T, name string) (sb Sandbox) {
+	t.Helper()
+	got := g.do("POST", "/sandboxes", fmt.Sprintf(`{"name":%q,"command":["sleep","1000"]}`, name), &sb)
+	if got != http.StatusCreated || sb.Phase != Ready || !exists(sb.PID) {
+		t.Fatalf("%s: creating %s answered %d, %+v", g.name, name, got, sb)
+	}
+	return sb
+}
+
+// delete deletes a sandbox, and sees that nothing of it is left.
+func (g *gateway) delete(t *testing.T, sb Sandbox) {
+	t.Helper()
+	if got := g.do("DELETE", "/sandboxes/"+sb.Name, "", nil); got != http.StatusNoContent {
+		t.Errorf("%s: deleting %s answered %d, want %d", g.name, sb.Name, got, http.StatusNoContent)
+	}
+	if got := g.do("GET", "/sandboxes/"+sb.Name, "", nil); got != http.StatusNotFound {
+		t.Errorf("%s: GET of the deleted %s answered %d, want %d", g.name, sb.Name, got, http.StatusNotFound)
+	}
+	if _, alive, err := inspectProcess(sb.PID); alive || err != nil {
+		t.Errorf("the process of the deleted %s is alive: %v, %v", sb.Name, alive, err)
+	}
+}
+
+func kill(t *testing.T, sb Sandbox) {
+	t.Helper()
+	if err := syscall.Kill(sb.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t, "-store", filepath.Join(t.TempDir(), "gateway.db"))
+
+	// Neither the sweep nor the grace comes into it: the watch stream alone does it.
+	g := start(t, b, "a", "-sweep", "1h", "-grace", "1h")
+	eventually(t, 5*time.Second, "it has swept once", func() bool { return g.health(t).Sweeps == 1 })
+	sb := g.create(t, "web")
+	kill(t, sb)
+	eventually(t, 2*time.Second, "the sandbox whose process was killed is an error", func() bool {
+		return g.get(t, "web").Phase == Error
+	})
+	g.delete(t, sb)
+	if entries, err := os.ReadDir(filepath.Join(b.state, "instances")); err != nil || len(entries) != 0 {
+		t.Errorf("the backend has %v, %v", entries, err)
+	}
+	var quick Sandbox
+	if got := g.do("POST", "/sandboxes", `{"name":"quick","command":["true"]}`, &quick); got != http.StatusCreated {
+		t.Errorf("creating quick answered %d", got)
+	}
+	eventually(t, 2*time.Second, "the sandbox whose process exited is an error", func() bool {
+		return g.get(t, "quick").Phase == Error
+	})
+
+	// A sandbox outlives its gateway, and the next one finds it.
+	sb = g.create(t, "web")
+	g.signal(t, syscall.SIGTERM)
+	g.awaitEnd(t)
+	if !exists(sb.PID) {
+		t.Error("the sandbox's process ended with its gateway")
+	}
+	g = start(t, b, "a", "-sweep", "200ms", "-grace", "1s")
+	eventually(t, 5*time.Second, "it has swept", func() bool { return g.health(t).Sweeps > 0 })
+	if got := g.get(t, "web"); got.Phase != Ready || got.PID != sb.PID {
+		t.Errorf("after the restart it is %+v, want %+v", got, sb)
+	}
+	kill(t, sb)
+	eventually(t, 2*time.Second, "the sandbox is an error", func() bool { return g.get(t, "web").Phase == Error })
+	eventually(t, 1200*time.Millisecond+time.Second, "it is pruned", func() bool {
+		return g.do("GET", "/sandboxes/web", "", nil) == http.StatusNotFound
+	})
+	eventually(t, time.Second, "its instance is forgotten", func() bool {
+		entries, err := os.ReadDir(filepath.Join(b.state, "instances"))
+		return err == nil && len(entries) == 0
+	})
+}
+
+const replicaTTL = 3 * time.Second
+
+// fleet is three gateways on one backend.
+type fleet struct {
+	backend
+	gateways []*gateway
+}
+
+func startFleet(t *testing.T, b backend) *fleet {
+	t.Helper()
+	f := &fleet{backend: b}
+	for _, name := range []string{"a", "b", "c"} {
+		f.gateways = append(f.gateways, f.startOne(t, name))
+	}
+	return f
+}
+
+func (f *fleet) startOne(t *testing.T, name string) *gateway {
+	t.Helper()
+	return start(t, f.backend, name, "-ttl", replicaTTL.String(), "-sweep", "200ms", "-grace", "1m")
+}
+
+// restart replaces a gateway that has exited.
+func (f *fleet) restart(t *testing.T, g *gateway) {
+	t.Helper()
+	f.gateways[slices.Index(f.gateways, g)] = f.startOne(t, g.name)
+}
+
+// holder waits for a gateway that holds the lease, other than those given.
+func (f *fleet) holder(t *testing.T, within time.Duration, except ...*gateway) (holder *gateway) {
+	t.Helper()
+	eventually(t, within, "a gateway holds the lease", func() bool {
+		for _, g := range f.gateways {
+			if !slices.Contains(except, g) && g.health(t).IsHolder {
+				holder = g
+			}
+		}
+		return holder != nil
+	})
+	return holder
+}
+
+func (f *fleet) standby(t *testing.T) *gateway {
+	t.Helper()
+	holder := f.holder(t, time.Second)
+	return f.gateways[slices.IndexFunc(f.gateways, func(g *gateway) bool { return g != holder })]
+}
+
+func TestThreeGatewaysOnPostgres(t *testing.T) {
+	server := pgtest.Cluster(t)
+	f := startFleet(t, newBackend(t, "-store", server.URL()))
+	f.exercise(t)
+	t.Run("PostgresRestartsUnderLoad", func(t *testing.T) { f.restartUnderLoad(t, server) })
+}
+
+func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
+	f := startFleet(t, newBackend(t, "-shared", "-store", filepath.Join(t.TempDir(), "gateway.db")))
+	f.exercise(t)
+}
+
+// exercise takes the lease from its holder in each way there is. What it starts
+// belongs to the whole test, not to the subtest.
+func (f *fleet) exercise(t *testing.T) {
+	for _, step := range []struct {
+		name string
+		run  func(t *testing.T)
+	}{
+		{"OnlyTheHolderSweeps", f.onlyTheHolderSweeps},
+		{"AStoppedHolderIsReplacedWithinASecond", f.stoppedHolder},
+		{"AKilledHolderIsReplacedWithinTTLAndASecond", f.killedHolder},
+		{"APausedHolderIsNoneFromItsFirstAnswerOn", f.pausedHolder},
+	} {
+		began := time.Now()
+		step.run(t)
+		if t.Failed() {
+			t.Fatalf("in the step %s", step.name)
+		}
+		t.Logf("%s: %.1fs", step.name, time.Since(began).Seconds())
+	}
+}
+
+func (f *fleet) onlyTheHolderSweeps(t *testing.T) {
+	holder := f.holder(t, 5*time.Second)
+	eventually(t, 10*time.Second, "the holder sweeps, and all know it", func() bool {
+		for _, g := range f.gateways {
+			if g.health(t).Holder != holder.name {
+				return false
+			}
+		}
+		return holder.health(t).Sweeps >= 5
+	})
+	for _, g := range f.gateways {
+		h := g.health(t)
+		if g == holder {
+			if !h.IsHolder || h.Role != "holder" || h.Token <= 0 || h.TrustSeconds == nil || *h.TrustSeconds <= 0 || *h.TrustSeconds > replicaTTL.Seconds() {
+				t.Errorf("the holder answered %+v", h)
+			}
+			continue
+		}
+		if h.IsHolder || h.Role != "standby" || h.Token != 0 || h.Sweeps != 0 {
+			t.Errorf("the standby %s answered %+v", g.name, h)
+		}
+	}
+	// Standbys serve as well; the process is the holder's to watch.
+	standby := f.standby(t)
+	sb := standby.create(t, "web")
+	kill(t, sb)
+	eventually(t, 2*time.Second, "the sandbox whose process was killed is an error", func() bool {
+		return standby.get(t, "web").Phase == Error
+	})
+	standby.delete(t, sb)
+}
+
+func (f *fleet) stoppedHolder(t *testing.T) {
+	holder := f.holder(t, time.Second)
+	token := holder.health(t).Token
+	sb := holder.create(t, "web")
+	holder.signal(t, syscall.SIGTERM)
+	next := f.holder(t, time.Second, holder)
+	if got := next.health(t).Token; got <= token {
+		t.Errorf("the next token is %d, want more than %d", got, token)
+	}
+	holder.awaitEnd(t)
+	if got := next.get(t, "web"); got.Phase != Ready {
+		t.Errorf("the stopped gateway's sandbox is %+v", got)
+	}
+	next.delete(t, sb)
+	f.restart(t, holder)
+}
+
+func (f *fleet) killedHolder(t *testing.T) {
+	holder := f.holder(t, time.Second)
+	token := holder.health(t).Token
+	sb := holder.create(t, "web")
+	holder.signal(t, syscall.SIGKILL)
+	next := f.holder(t, replicaTTL+time.Second, holder)
+	if got := next.health(t).Token; got <= token {
+		t.Errorf("the next token is %d, want more than %d", got, token)
+	}
+	kill(t, sb)
+	eventually(t, 2*time.Second, "the next holder watches the dead one's sandbox", func() bool {
+		return next.get(t, "web").Phase == Error
+	})
+	next.delete(t, sb)
+	<-holder.exited
+	f.restart(t, holder)
+}
+
+func (f *fleet) pausedHolder(t *testing.T) {
+	holder := f.holder(t, time.Second)
+	token := holder.health(t).Token
+	stopped := time.Now()
+	holder.signal(t, syscall.SIGSTOP)
+	next := f.holder(t, replicaTTL+time.Second, holder)
+
+	// A request that has arrived before it goes on is what it answers first.
+	conn, err := net.Dial("tcp", holder.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(time.Until(stopped.Add(2 * replicaTTL)))
+	if log := holder.log(); strings.Contains(log[strings.LastIndex(log, "job started"):], "job stopped") {
+		t.Error("the job has stopped before the pause")
+	}
+	continued := time.Now()
+	holder.signal(t, syscall.SIGCONT)
+	conn.SetReadDeadline(continued.Add(5 * time.Second))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var h health
+	if err := json.NewDecoder(resp.Body).Decode(&h); err != nil {
+		t.Fatal(err)
+	}
+	if h.IsHolder || h.TrustSeconds == nil || *h.TrustSeconds != 0 {
+		t.Errorf("its first answer is %+v", h)
+	}
+
+	ended := regexp.MustCompile(fmt.Sprintf(`time=(\S+) .*msg="job stopped" token=%d`, token))
+	var match []string
+	eventually(t, 5*time.Second, "its job stops", func() bool {
+		match = ended.FindStringSubmatch(holder.log())
+		return match != nil
+	})
+	at, err := time.Parse(time.RFC3339, match[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the job stopped %v after the pause", at.Sub(continued))
+	if took := at.Sub(continued); took > 100*time.Millisecond {
+		t.Errorf("its job stopped %v after the pause, want at most 100ms", took)
+	}
+	eventually(t, 5*time.Second, "it is a standby that knows the next holder", func() bool {
+		h := holder.health(t)
+		return h.Role == "standby" && h.Holder == next.name
+	})
+	if h := next.health(t); !h.IsHolder || h.Token <= token {
+		t.Errorf("the next holder answered %+v", h)
+	}
+}
+
+func (f *fleet) restartUnderLoad(t *testing.T, server *pgtest.Server) {
+	var mu sync.Mutex
+	var acknowledged []Sandbox
+	refused := 0
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for worker, g := range f.gateways {
+		load.Go(func() {
+			tick := time.NewTicker(50 * time.Millisecond)
+			defer tick.Stop()
+			for i := 0; ; i++ {
+				var sb Sandbox
+				request := fmt.Sprintf(`{"name":"load-%d-%d","command":["sleep","1000"]}`, worker, i)
+				status := g.do("POST", "/sandboxes", request, &sb)
+				mu.Lock()
+				if status == http.StatusCreated {
+					acknowledged = append(acknowledged, sb)
+				} else {
+					refused++
+				}
+				mu.Unlock()
+				select {
+				case <-stop:
+					return
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	count := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(acknowledged)
+	}
+	eventually(t, 10*time.Second, "sandboxes are created", func() bool { return count() >= 10 })
+	if err := server.Restart("immediate"); err != nil {
+		t.Fatal(err)
+	}
+	before := count()
+	eventually(t, 15*time.Second, "sandboxes are created again", func() bool { return count() >= before+10 })
+	close(stop)
+	load.Wait()
+
+	holder := f.holder(t, 2*replicaTTL)
+	sweeps := holder.health(t).Sweeps
+	eventually(t, 5*time.Second, "the holder sweeps on", func() bool { return holder.health(t).Sweeps >= sweeps+2 })
+	for _, g := range f.gateways {
+		if g.hasExited() {
+			t.Errorf("%s exited", g.name)
+		}
+	}
+	var list []Sandbox
+	if got := holder.do("GET", "/sandboxes", "", &list); got != http.StatusOK {
+		t.Fatalf("GET /sandboxes answered %d", got)
+	}
+	stored := make(map[string]Sandbox)
+	for _, sb := range list {
+		stored[sb.Name] = sb
+	}
+	t.Logf("%d sandboxes acknowledged, %d refused, %d stored", len(acknowledged), refused, len(list))
+	for _, want := range acknowledged {
+		if got := stored[want.Name]; got.Phase != Ready || got.PID != want.PID || !exists(got.PID) {
+			t.Errorf("the acknowledged %+v is now %+v", want, got)
+		}
+	}
+}

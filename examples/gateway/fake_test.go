@@ -1,0 +1,132 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// fakeDriver is a [Driver] without processes, for virtual time. Its hooks may be
+// nil.
+type fakeDriver struct {
+	onCreate func(id string) // before Create returns
+	onList   func()          // after the instances were listed, before List returns
+	onDelete func(id string) error
+	events   chan Event // closed: the stream fails
+
+	mu        sync.Mutex
+	instances map[string]Instance
+}
+
+func newFakeDriver() *fakeDriver {
+	return &fakeDriver{instances: make(map[string]Instance), events: make(chan Event)}
+}
+
+func (d *fakeDriver) set(inst Instance) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.instances[inst.ID] = inst
+}
+
+func (d *fakeDriver) Create(ctx context.Context, id, name string, command []string) (Instance, error) {
+	if command[0] == "no-such-command" {
+		return Instance{}, errors.New("executable file not found")
+	}
+	inst := Instance{ID: id, Name: name, Command: command, CreatedAt: time.Now(), PID: 42, Alive: true}
+	d.set(inst)
+	if d.onCreate != nil {
+		d.onCreate(id)
+	}
+	return inst, nil
+}
+
+func (d *fakeDriver) Delete(ctx context.Context, id string) error {
+	if d.onDelete != nil {
+		if err := d.onDelete(id); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.instances, id)
+	return nil
+}
+
+func (d *fakeDriver) Get(ctx context.Context, id string) (Instance, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	inst, ok := d.instances[id]
+	if !ok {
+		return Instance{}, errNoInstance
+	}
+	return inst, nil
+}
+
+func (d *fakeDriver) List(ctx context.Context) ([]Instance, error) {
+	d.mu.Lock()
+	list := slices.Collect(maps.Values(d.instances))
+	d.mu.Unlock()
+	if d.onList != nil {
+		d.onList()
+	}
+	return list, nil
+}
+
+func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case event, ok := <-d.events:
+				if !ok {
+					yield(Event{}, errors.New("the backend is out of sight"))
+					return
+				}
+				if !yield(event, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// hookStore is a store in memory whose writes a test can forestall.
+type hookStore struct {
+	*storetest.Mem
+	beforePut func(obj tenure.Object) error
+	onList    func() error
+}
+
+func (s *hookStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if s.beforePut != nil {
+		if err := s.beforePut(obj); err != nil {
+			return tenure.Object{}, err
+		}
+	}
+	return s.Mem.PutIf(ctx, obj, cond)
+}
+
+func (s *hookStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	if s.onList != nil {
+		if err := s.onList(); err != nil {
+			return nil, err
+		}
+	}
+	return s.Mem.List(ctx, objectType, after, limit)
+}
+
+func newHookStore() *hookStore { return &hookStore{Mem: storetest.NewMem()} }
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))

@@ -1,0 +1,172 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Phase is how far a sandbox has come:
+//
+//	Provisioning --> Ready --> Error        Error also straight from Provisioning
+//	each of them --> Deleting --> gone
+//
+// A sandbox in phase Error has no process, and is pruned after a while.
+type Phase string
+
+const (
+	Provisioning Phase = "Provisioning"
+	Ready        Phase = "Ready"
+	Error        Phase = "Error"
+	Deleting     Phase = "Deleting"
+	Unknown      Phase = "Unknown" // its record cannot be read; it can only be deleted
+)
+
+// Sandbox is a sandbox as it was when its object was read.
+type Sandbox struct {
+	Name string `json:"name"`
+	record
+	Version   int64         `json:"version"`
+	CreatedAt time.Time     `json:"created_at"`
+	UpdatedAt time.Time     `json:"updated_at"`
+	Age       time.Duration `json:"-"` // since the last write, by the store's clock
+}
+
+// record is the payload of a sandbox's object.
+type record struct {
+	Instance string   `json:"instance"` // the driver's, made anew for each creation
+	Command  []string `json:"command"`
+	Phase    Phase    `json:"phase"`
+	PID      int      `json:"pid,omitempty"`
+	Message  string   `json:"message,omitempty"` // why the phase is Error
+}
+
+const sandboxType = "sandbox"
+
+func sandboxKey(name string) tenure.Key { return tenure.Key{Type: sandboxType, ID: name} }
+
+// sandboxes keeps the sandboxes in a store. Each change is a compare-and-swap
+// with the version that the given sandbox was read at: [tenure.ErrConflict] says
+// that somebody else was first, and what he did stands.
+type sandboxes struct {
+	store tenure.Store
+}
+
+// create records a new sandbox, or returns [tenure.ErrExists] or
+// [tenure.ErrTaken].
+func (s sandboxes) create(ctx context.Context, name, instance string, command []string) (Sandbox, error) {
+	sb := Sandbox{Name: name, record: record{Instance: instance, Command: command, Phase: Provisioning}}
+	return s.put(ctx, sb, tenure.MustCreate())
+}
+
+// ready records that a sandbox's process runs.
+func (s sandboxes) ready(ctx context.Context, sb Sandbox, pid int) (Sandbox, error) {
+	sb.Phase, sb.PID, sb.Message = Ready, pid, ""
+	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+}
+
+// fail records why a sandbox has no process any more.
+func (s sandboxes) fail(ctx context.Context, sb Sandbox, message string) (Sandbox, error) {
+	sb.Phase, sb.PID, sb.Message = Error, 0, message
+	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+}
+
+// doom begins the deletion of a sandbox. From here nothing else becomes of it.
+func (s sandboxes) doom(ctx context.Context, sb Sandbox) (Sandbox, error) {
+	sb.Phase, sb.Message = Deleting, ""
+	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+}
+
+// delete removes the sandbox's object.
+func (s sandboxes) delete(ctx context.Context, sb Sandbox) error {
+	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), sb.Version)
+}
+
+// exited records that an instance's process has exited, if it is that of a
+// sandbox that is Ready; else there is nothing to record.
+func (s sandboxes) exited(ctx context.Context, inst Instance) error {
+	for {
+		sb, err := s.get(ctx, inst.Name)
+		switch {
+		case errors.Is(err, tenure.ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		case sb.Instance != inst.ID || sb.Phase != Ready:
+			return nil
+		}
+		_, err = s.fail(ctx, sb, fmt.Sprintf("process %d exited", inst.PID))
+		if !errors.Is(err, tenure.ErrConflict) { // else look at what the other made of it
+			return err
+		}
+	}
+}
+
+// finish completes a deletion that has begun: the process first, so that there is
+// a record of it for as long as it runs. Any number of gateways may do so at
+// once, each from the begin.
+func (s sandboxes) finish(ctx context.Context, driver Driver, sb Sandbox) error {
+	if sb.Instance != "" {
+		if err := driver.Delete(ctx, sb.Instance); err != nil {
+			return &driverError{err}
+		}
+	}
+	err := s.delete(ctx, sb)
+	if errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrConflict) {
+		return nil // another gateway was faster; the name may even live again
+	}
+	return err
+}
+
+func (s sandboxes) get(ctx context.Context, name string) (Sandbox, error) {
+	obj, err := s.store.Get(ctx, sandboxKey(name))
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return decode(obj), nil
+}
+
+func (s sandboxes) list(ctx context.Context) ([]Sandbox, error) {
+	list := []Sandbox{} // not nil, for it is answered as JSON
+	for obj, err := range tenure.List(ctx, s.store, sandboxType) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, decode(obj))
+	}
+	return list, nil
+}
+
+func (s sandboxes) put(ctx context.Context, sb Sandbox, cond tenure.WriteCondition) (Sandbox, error) {
+	payload, err := json.Marshal(sb.record)
+	if err != nil {
+		return Sandbox{}, fmt.Errorf("encode sandbox %s: %w", sb.Name, err)
+	}
+	obj, err := s.store.PutIf(ctx, tenure.Object{Key: sandboxKey(sb.Name), Name: sb.Name, Payload: payload}, cond)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return decode(obj), nil
+}
+
+// decode never fails: a record that cannot be read must not hide the others from
+// a listing, nor escape deletion.
+func decode(obj tenure.Object) Sandbox {
+	sb := Sandbox{
+		Name:      obj.Key.ID,
+		Version:   obj.Version,
+		CreatedAt: obj.CreatedAt,
+		UpdatedAt: obj.UpdatedAt,
+		Age:       obj.Age,
+	}
+	if err := json.Unmarshal(obj.Payload, &sb.record); err != nil {
+		sb.record = record{Phase: Unknown, Message: fmt.Sprintf("its record cannot be read: %v", err)}
+	}
+	return sb
+}

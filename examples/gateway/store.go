@@ -1,0 +1,57 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"strings"
+
+	"github.com/tenurelib/tenure"
+	_ "modernc.org/sqlite"
+)
+
+// database is a store that this program has opened.
+type database interface {
+	tenure.Store
+	Migrate(ctx context.Context) error
+	Close() error
+}
+
+// openStore opens the store that -store names and creates its table where it is
+// missing. A Postgres that is down is waited for until ctx ends.
+func openStore(ctx context.Context, name string, shared bool, log *slog.Logger) (database, error) {
+	var db database
+	var err error
+	if isPostgres(name) {
+		db, err = tenure.OpenPostgres(ctx, name, tenure.PostgresConfig{Logger: log})
+	} else {
+		db, err = tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Shared: shared, Logger: log})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		db.Close()
+		return nil, err
+	}
+	return db, nil
+}
+
+func isPostgres(name string) bool {
+	return strings.HasPrefix(name, "postgres://") || strings.HasPrefix(name, "postgresql://")
+}
+
+// redact returns what may be shown of a store's name: of a URL only where it
+// leads, since a password may stand in the user's part and in the query.
+func redact(name string) string {
+	if !isPostgres(name) {
+		return name
+	}
+	u, err := url.Parse(name)
+	if err != nil {
+		return "postgres"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}

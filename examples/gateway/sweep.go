@@ -1,0 +1,123 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// tally counts what a sweep has done.
+type tally struct {
+	failed  int // sandboxes turned to Error
+	pruned  int // sandboxes forgotten after the grace
+	deleted int // sandboxes whose deletion somebody had begun
+	orphans int // instances without a sandbox, ended
+}
+
+// sweep compares all records of the store with all instances of the backend, and
+// brings them together. One record that resists does not stop it.
+//
+// Requests go on meanwhile, on this gateway and on others. So the backend is
+// listed before the store: an instance had its record before it was made, and a
+// record that was written before the backend was listed had its instance by
+// then. Records written since are left alone. What is decided on a record
+// that somebody writes meanwhile fails by its version, and the next sweep sees to
+// it.
+func (w *watchers) sweep(ctx context.Context) error {
+	began := time.Now()
+	instances, err := w.driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := w.sandboxes.list(ctx)
+	if err != nil {
+		return err
+	}
+	listed := time.Since(began)
+
+	byID := make(map[string]Instance, len(instances))
+	for _, inst := range instances {
+		byID[inst.ID] = inst
+	}
+	var done tally
+	var errs []error
+	for _, sb := range list {
+		inst := byID[sb.Instance]
+		delete(byID, sb.Instance)
+		// The record's age and the time since the sweep began are both durations:
+		// no clock of a replica is compared with the store's.
+		if sb.Age <= listed {
+			continue
+		}
+		if err := w.reconcile(ctx, sb, inst, &done); ctx.Err() != nil {
+			return context.Cause(ctx)
+		} else if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", sb.Name, err))
+		}
+	}
+	for _, inst := range byID {
+		if time.Since(inst.CreatedAt) < w.grace {
+			continue
+		}
+		if err := w.driver.Delete(ctx, inst.ID); ctx.Err() != nil {
+			return context.Cause(ctx)
+		} else if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done.orphans++
+	}
+
+	w.sweeps.Add(1)
+	log := w.log.Info
+	if done == (tally{}) {
+		log = w.log.Debug
+	}
+	log("sweep", "sandboxes", len(list), "instances", len(instances),
+		"failed", done.failed, "pruned", done.pruned, "deleted", done.deleted, "orphans", done.orphans)
+	return errors.Join(errs...)
+}
+
+// reconcile does what there is to do for one sandbox. Its instance is the zero
+// value where the backend doesn't know it.
+func (w *watchers) reconcile(ctx context.Context, sb Sandbox, inst Instance, done *tally) error {
+	count, err := &done.failed, error(nil)
+	switch {
+	case sb.Phase == Deleting:
+		count, err = &done.deleted, w.sandboxes.finish(ctx, w.driver, sb)
+
+	case sb.Phase == Ready && !inst.Alive:
+		_, err = w.sandboxes.fail(ctx, sb, fmt.Sprintf("process %d is gone", sb.PID))
+
+	case sb.Phase == Provisioning && sb.Age >= w.grace:
+		// Whoever began it will find the conflict, if he is still there.
+		_, err = w.sandboxes.fail(ctx, sb, "its creation was not finished")
+
+	case sb.Phase == Error && inst.Alive:
+		return w.driver.Delete(ctx, inst.ID) // the record goes after its grace, as any
+
+	case sb.Phase == Error && sb.Age >= w.grace:
+		count = &done.pruned
+		if err = w.sandboxes.delete(ctx, sb); err == nil {
+			err = w.driver.Delete(ctx, sb.Instance)
+		}
+
+	case sb.Phase == Unknown:
+		return errors.New(sb.Message)
+
+	default:
+		return nil
+	}
+	if errors.Is(err, tenure.ErrConflict) || errors.Is(err, tenure.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		*count++
+	}
+	return err
+}

@@ -1,0 +1,291 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const testGrace = time.Minute
+
+// sweepTest is a sweep's surroundings, in virtual time.
+type sweepTest struct {
+	*watchers
+	t      *testing.T
+	store  *hookStore
+	driver *fakeDriver
+}
+
+func newSweepTest(t *testing.T) *sweepTest {
+	st := &sweepTest{t: t, store: newHookStore(), driver: newFakeDriver()}
+	st.watchers = &watchers{sandboxes: sandboxes{st.store}, driver: st.driver, grace: testGrace, log: quiet}
+	return st
+}
+
+// add puts a sandbox in a phase, whose instance is named as it is.
+func (st *sweepTest) add(name string, phase Phase) Sandbox {
+	st.t.Helper()
+	sb := Sandbox{Name: name, record: record{Instance: name, Command: []string{"x"}, Phase: phase}}
+	sb, err := st.sandboxes.put(st.t.Context(), sb, tenure.MustCreate())
+	if err != nil {
+		st.t.Fatal(err)
+	}
+	return sb
+}
+
+// run adds an instance to the backend.
+func (st *sweepTest) run(id string, alive bool) {
+	st.driver.set(Instance{ID: id, Name: id, CreatedAt: time.Now(), PID: 42, Alive: alive})
+}
+
+// phase returns a sandbox's phase, "gone" where there is none.
+func (st *sweepTest) phase(name string) Phase {
+	st.t.Helper()
+	sb, err := st.sandboxes.get(st.t.Context(), name)
+	if errors.Is(err, tenure.ErrNotFound) {
+		return "gone"
+	}
+	if err != nil {
+		st.t.Fatal(err)
+	}
+	return sb.Phase
+}
+
+func (st *sweepTest) mustSweep() {
+	st.t.Helper()
+	if err := st.sweep(st.t.Context()); err != nil {
+		st.t.Fatal(err)
+	}
+}
+
+func TestASweepBringsEachRecordAndItsProcessTogether(t *testing.T) {
+	const (
+		young = testGrace / 2
+		old   = testGrace + time.Second
+	)
+	const ( // what becomes of an instance, or what it is
+		none  = "none"
+		alive = "alive"
+		dead  = "dead"
+	)
+	for _, tt := range []struct {
+		name         string
+		phase        Phase // "gone": there is no record
+		instance     string
+		age          time.Duration
+		wantPhase    Phase
+		wantInstance string
+	}{
+		{"a live sandbox is left alone", Ready, alive, old, Ready, alive},
+		{"a dead one is an error", Ready, dead, young, Error, dead},
+		{"one that the backend doesn't know is an error", Ready, none, young, Error, none},
+		{"a creation has time", Provisioning, none, young, Provisioning, none},
+		{"a creation has time to start its process", Provisioning, alive, young, Provisioning, alive},
+		{"a creation that was not finished is an error", Provisioning, none, old, Error, none},
+		{"an error is shown for a while", Error, dead, young, Error, dead},
+		{"an error is pruned after the grace", Error, dead, old, "gone", none},
+		{"an error is pruned without an instance too", Error, none, old, "gone", none},
+		{"an error has no process", Error, alive, young, Error, none},
+		{"a deletion is finished", Deleting, alive, young, "gone", none},
+		{"a deletion is finished after its process", Deleting, none, young, "gone", none},
+		{"an instance without a record has time", "gone", alive, young, "gone", alive},
+		{"an orphan is ended", "gone", alive, old, "gone", none},
+		{"an orphan is forgotten", "gone", dead, old, "gone", none},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := newSweepTest(t)
+				if tt.phase != "gone" {
+					st.add("box", tt.phase)
+				}
+				if tt.instance != none {
+					st.run("box", tt.instance == alive)
+				}
+				time.Sleep(tt.age)
+				st.mustSweep()
+				if got := st.phase("box"); got != tt.wantPhase {
+					t.Errorf("the sandbox is %s, want %s", got, tt.wantPhase)
+				}
+				instance := none
+				if inst, err := st.driver.Get(t.Context(), "box"); err == nil && inst.Alive {
+					instance = alive
+				} else if err == nil {
+					instance = dead
+				}
+				if instance != tt.wantInstance {
+					t.Errorf("the instance is %s, want %s", instance, tt.wantInstance)
+				}
+			})
+		})
+	}
+}
+
+// An unfinished creation whose process runs becomes an error; the next sweep ends
+// the process, and one after the grace forgets it all.
+func TestAnUnfinishedCreationEndsInNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		st.add("box", Provisioning)
+		st.run("box", true)
+		time.Sleep(testGrace + time.Second)
+		st.mustSweep()
+		time.Sleep(time.Second)
+		st.mustSweep()
+		if _, err := st.driver.Get(t.Context(), "box"); !errors.Is(err, errNoInstance) {
+			t.Errorf("its instance: %v, want %v", err, errNoInstance)
+		}
+		time.Sleep(testGrace)
+		st.mustSweep()
+		if got := st.phase("box"); got != "gone" {
+			t.Errorf("the sandbox is %s", got)
+		}
+	})
+}
+
+func TestADeadSandboxIsPrunedWithinGraceAndSweepOfItsLastWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 7 * time.Second
+		st := newSweepTest(t)
+		sb := st.add("box", Ready)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() { done <- tenure.Every(interval, st.sweep)(ctx) }()
+		time.Sleep(3500 * time.Millisecond) // one of the next sweeps comes just before the grace is over
+		_, err := st.sandboxes.fail(t.Context(), sb, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wrote := time.Now()
+		for st.phase("box") != "gone" {
+			time.Sleep(100 * time.Millisecond)
+			if time.Since(wrote) > 10*testGrace {
+				t.Fatal("it is not pruned")
+			}
+		}
+		if took := time.Since(wrote); took < testGrace || took > testGrace+interval {
+			t.Errorf("pruned after %v, want between %v and %v", took, testGrace, testGrace+interval)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestARecordWrittenSinceTheSweepBeganIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		// The backend is listed; then a sandbox is created, before the store is.
+		st.driver.onList = func() {
+			time.Sleep(time.Second)
+			st.run("box", true)
+			st.add("box", Ready)
+			time.Sleep(time.Second)
+		}
+		st.mustSweep()
+		if got := st.phase("box"); got != Ready {
+			t.Errorf("the sandbox is %s, want %s", got, Ready)
+		}
+		st.driver.onList = nil
+		st.mustSweep()
+		if got := st.phase("box"); got != Ready {
+			t.Errorf("after the next sweep the sandbox is %s, want %s", got, Ready)
+		}
+	})
+}
+
+func TestWhatSomebodyWritesDuringASweepStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		sb := st.add("box", Ready)
+		time.Sleep(time.Second)
+		st.store.beforePut = func(tenure.Object) error {
+			st.store.beforePut = nil
+			_, err := st.sandboxes.doom(t.Context(), sb)
+			return err
+		}
+		st.mustSweep()
+		if got := st.phase("box"); got != Deleting {
+			t.Errorf("the sandbox is %s, want %s", got, Deleting)
+		}
+	})
+}
+
+func TestARecordThatResistsDoesNotStopTheSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		st.add("a", Deleting)
+		st.add("b", Deleting)
+		st.add("c", Ready)
+		if _, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate()); err != nil {
+			t.Fatal(err)
+		}
+		st.run("orphan", true)
+		fault := errors.New("it resists")
+		st.driver.onDelete = func(id string) error {
+			if id == "a" {
+				return fault
+			}
+			return nil
+		}
+		time.Sleep(2 * testGrace)
+		err := st.sweep(t.Context())
+		if !errors.Is(err, fault) || !strings.Contains(err.Error(), "sandbox a: ") || !strings.Contains(err.Error(), "sandbox broken: ") {
+			t.Errorf("got %v, want an error that names a and broken", err)
+		}
+		for name, want := range map[string]Phase{"a": Deleting, "b": "gone", "c": Error, "broken": Unknown} {
+			if got := st.phase(name); got != want {
+				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
+			}
+		}
+		if _, err := st.driver.Get(t.Context(), "orphan"); !errors.Is(err, errNoInstance) {
+			t.Errorf("the orphan: %v, want %v", err, errNoInstance)
+		}
+	})
+}
+
+// Without the store nothing tells an orphan from a sandbox.
+func TestNothingIsEndedWhileTheStoreIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		st.add("box", Ready)
+		st.run("box", true)
+		time.Sleep(2 * testGrace)
+		down := errors.New("down")
+		st.store.onList = func() error { return down }
+		if err := st.sweep(t.Context()); !errors.Is(err, down) {
+			t.Errorf("got %v, want %v", err, down)
+		}
+		if got, err := st.driver.Get(t.Context(), "box"); err != nil || !got.Alive {
+			t.Errorf("the instance is %+v, %v", got, err)
+		}
+	})
+}
+
+func TestASweepEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newSweepTest(t)
+		st.add("a", Deleting)
+		st.add("b", Deleting)
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		st.driver.onDelete = func(string) error {
+			cancel(tenure.ErrLost)
+			return nil
+		}
+		if err := st.sweep(ctx); !errors.Is(err, tenure.ErrLost) {
+			t.Errorf("got %v, want %v", err, tenure.ErrLost)
+		}
+		if got := st.phase("b"); got != Deleting {
+			t.Errorf("the sandbox b is %s, want %s", got, Deleting)
+		}
+	})
+}

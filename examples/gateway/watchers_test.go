@@ -1,0 +1,122 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// spawn starts a replica's watchers in virtual time, and ends them with the test.
+func spawn(t *testing.T, store tenure.Store, driver Driver, replica string) (w *watchers, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	w, err := spawnWatchers(ctx, store, driver, watchersConfig{
+		replica: replica,
+		ttl:     30 * time.Second,
+		sweep:   time.Minute,
+		grace:   testGrace,
+		log:     quiet,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = func() {
+		cancel()
+		<-w.stopped
+		if w.err != nil {
+			t.Error(w.err)
+		}
+	}
+	t.Cleanup(stop)
+	return w, stop
+}
+
+func TestOnlyTheHolderSweepsAndAStoppedOneIsReplacedWithinASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, driver := newHookStore(), newFakeDriver()
+		a, stopA := spawn(t, store, driver, "a")
+		synctest.Wait()
+		b, stopB := spawn(t, store, driver, "b")
+		time.Sleep(10*time.Minute + time.Second)
+		if got, want := a.sweeps.Load(), int64(11); got != want {
+			t.Errorf("the holder swept %d times, want %d", got, want)
+		}
+		if got := b.sweeps.Load(); got != 0 {
+			t.Errorf("the standby swept %d times", got)
+		}
+		stopA()
+		time.Sleep(time.Second)
+		if !b.coordinator.IsHolder() || b.sweeps.Load() != 1 {
+			t.Errorf("a second later b is holder: %v, and swept %d times", b.coordinator.IsHolder(), b.sweeps.Load())
+		}
+		stopB()
+	})
+}
+
+func TestAGatewayThatCannotSeeTheBackendLeavesTheLeaseToAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, blind := newHookStore(), newFakeDriver()
+		a, stopA := spawn(t, store, blind, "a")
+		synctest.Wait()
+		b, stopB := spawn(t, store, newFakeDriver(), "b")
+		close(blind.events)
+		time.Sleep(2 * time.Second)
+		if a.coordinator.IsHolder() || !b.coordinator.IsHolder() {
+			t.Errorf("is holder: a %v, b %v; want b", a.coordinator.IsHolder(), b.coordinator.IsHolder())
+		}
+		stopB()
+		stopA()
+	})
+}
+
+func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, driver := newHookStore(), newFakeDriver()
+		st := newSweepTest(t)
+		st.sandboxes = sandboxes{store}
+		for name, phase := range map[string]Phase{"ready": Ready, "deleting": Deleting, "again": Ready} {
+			st.add(name, phase)
+		}
+		_, stop := spawn(t, store, driver, "a")
+		for _, inst := range []Instance{
+			{ID: "ready", Name: "ready", PID: 42},
+			{ID: "deleting", Name: "deleting"},
+			{ID: "earlier", Name: "again"}, // the name has been created again since
+			{ID: "nobody", Name: "nobody"},
+		} {
+			driver.set(Instance{ID: inst.Name, Name: inst.Name, CreatedAt: time.Now(), Alive: true}) // or the sweep would do it
+			driver.events <- Event{Exited, inst}
+		}
+		driver.events <- Event{Kind: Started} // taken: the others are done with
+		for name, want := range map[string]Phase{"ready": Error, "deleting": Deleting, "again": Ready} {
+			if got := st.phase(name); got != want {
+				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
+			}
+		}
+		if sb, err := st.sandboxes.get(t.Context(), "ready"); err != nil || sb.Message != "process 42 exited" {
+			t.Errorf("its message is %q, %v", sb.Message, err)
+		}
+		stop()
+	})
+}
+
+func TestAnExitIsRecordedThoughTheSandboxIsWrittenMeanwhile(t *testing.T) {
+	st := newSweepTest(t)
+	sb := st.add("box", Ready)
+	st.store.beforePut = func(tenure.Object) error {
+		st.store.beforePut = nil
+		_, err := st.sandboxes.ready(t.Context(), sb, 43)
+		return err
+	}
+	if err := st.sandboxes.exited(t.Context(), Instance{ID: "box", Name: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := st.phase("box"); got != Error {
+		t.Errorf("the sandbox is %s, want %s", got, Error)
+	}
+}
