@@ -499,11 +499,13 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLedger(t), storetest.NewMem()
 		slow := storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-			time.Sleep(time.Second)
-			if ctx.Err() != nil {
+			err := do(ctx)
+			select {
+			case <-ctx.Done():
 				return ctx.Err()
+			case <-time.After(time.Second): // the answer's way
+				return err
 			}
-			return do(ctx)
 		})
 		a := start(t, l, slow, "a", tenure.CoordinatorConfig{})
 		synctest.Wait()

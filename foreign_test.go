@@ -197,6 +197,34 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 	})
 }
 
+// Its versions repeat, so that the version alone does not show that a record was
+// written anew.
+func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *testing.T) {
+	const ttl = 200 * time.Millisecond
+	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
+		ours := newLease(t, store, tenure.LeaseConfig{TTL: ttl})
+		theirs := &peer{t: t, db: db, ttl: ttl}
+		if !theirs.acquire() {
+			t.Fatal("the peer cannot acquire a free lease")
+		}
+		_, err := ours.StealExpired(t.Context())
+		wantErr(t, err, tenure.ErrHeld)
+		seen := time.Now()
+		time.Sleep(ttl / 2)
+		again := time.Now()
+		if !theirs.release() || !theirs.acquire() {
+			t.Fatal("the peer cannot release and acquire")
+		}
+		for err = tenure.ErrHeld; errors.Is(err, tenure.ErrHeld) && time.Since(seen) < 20*ttl; {
+			_, err = ours.StealExpired(t.Context())
+		}
+		wantErr(t, err, nil)
+		if waited := time.Since(again); waited < ttl {
+			t.Errorf("stolen %v after it was written", waited)
+		}
+	})
+}
+
 func TestAForeignTableKeepsTheContract(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {

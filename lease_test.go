@@ -206,6 +206,15 @@ func TestAThiefGoesByTheHoldersTTL(t *testing.T) {
 	}
 }
 
+func TestARecordNeverNamesLessThanItsHoldersTTL(t *testing.T) {
+	const ttl = 10*time.Millisecond + time.Microsecond
+	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: ttl})
+	mustAcquire(t, lease)
+	if h, err := lease.Read(t.Context()); err != nil || h.TTL < ttl {
+		t.Errorf("got %v, %v; want at least %v", h.TTL, err, ttl)
+	}
+}
+
 // Known fault 7: a record stamped in the future can never be stolen.
 func TestARecordFromTheFutureIsStolenOnceItWasSeenToStandStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
