@@ -83,7 +83,7 @@ func ExampleLease() {
 	fmt.Println("a's renewal is lost:", errors.Is(a.Renew(ctx, first), tenure.ErrLost))
 	// Output:
 	// a: a <nil>
-	// b: tenure: lease is held: lease/backup by a
+	// b: lease is held: lease/backup by a
 	// renewed: <nil>
 	// released: <nil>
 	// b: b <nil>

@@ -44,7 +44,7 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("tenure: %v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
 }
 
 // Is makes the error match [ErrHeld].
@@ -59,9 +59,9 @@ type LostError struct {
 
 func (e *LostError) Error() string {
 	if e.To == nil {
-		return fmt.Sprintf("tenure: %v: %s is gone", ErrLost, e.Key)
+		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
 	}
-	return fmt.Sprintf("tenure: %v: %s is held by %s", ErrLost, e.Key, e.To.Holder)
+	return fmt.Sprintf("%v: %s is held by %s", ErrLost, e.Key, e.To.Holder)
 }
 
 // Is makes the error match [ErrLost].
@@ -147,6 +147,7 @@ type Lease struct {
 	seen     *sighting
 	leftover []leftover
 	badValue []byte // the payload whose decoding error was logged
+	newest   int64  // the greatest version that any term's record was seen to have
 }
 
 // sighting is the object as it was last read, and since when it has stood
@@ -260,6 +261,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		obj, err := l.store.PutIf(ctx, l.object(term.payload), MatchVersion(term.currentVersion()))
 		switch {
 		case err == nil:
+			l.sawVersion(obj.Version)
 			if !term.extend(obj.Version, attempt) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 			}
@@ -366,6 +368,11 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 		version:    obj.Version,
 	}
 	term.trust.Store(newTrust(attempt, term.trusted))
+	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
+		l.leave(id)
+		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
+			l.cfg.Key, ErrSetup, obj.Version, newest)
+	}
 	if !term.Valid() {
 		l.leave(id)
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, time.Since(attempt), ErrDeadline)
@@ -452,11 +459,24 @@ func (l *Lease) held(obj Object) *HeldError {
 
 func (l *Lease) decode(obj Object) Holding {
 	holding, err := decodeHolding(obj, l.cfg.TTL)
+	if holding.Term != "" { // another program's versions say nothing of ours
+		l.sawVersion(obj.Version)
+	}
 	if err != nil && l.firstSight(obj.Payload) {
 		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
 			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
 	}
 	return holding
+}
+
+// sawVersion notes a version that a term's record has, and returns the greatest
+// seen before.
+func (l *Lease) sawVersion(v int64) (before int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before = l.newest
+	l.newest = max(l.newest, v)
+	return before
 }
 
 // firstSight reports whether this undecodable payload is another than the last.

@@ -236,7 +236,7 @@ const tombstoneAge = 24 * time.Hour
 // errors, which leave no doubt about what was written. After any other error of
 // a write, it may have happened.
 func answered(err error) bool {
-	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup} {
+	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup, ErrLost} {
 		if errors.Is(err, answer) {
 			return true
 		}

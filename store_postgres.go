@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -33,14 +34,14 @@ type PostgresStore struct {
 	tables postgresTables
 	sql    postgresStatements
 
-	// buries says whether there is a table of tombstones that this role may
-	// write. It is nil until the tables have been looked at.
-	buries atomic.Pointer[bool]
+	// found is nil until the database has been looked at.
+	found atomic.Pointer[postgresSetup]
 }
 
 var _ interface {
 	Store
 	Lister
+	Fencer
 } = (*PostgresStore)(nil)
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
@@ -82,7 +83,7 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	store := NewPostgresStore(pool, cfg)
 	store.owned = true
 	err = store.whenUp(ctx, func() error {
-		_, err := store.canBury(ctx)
+		_, err := store.setup(ctx)
 		if errors.Is(err, errNoTable) {
 			return nil // Migrate makes it
 		}
@@ -142,19 +143,24 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 
 // PutIf implements [Store].
 func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	return s.putIf(ctx, obj, cond, nil)
+}
+
+// putIf is PutIf, fenced by a term unless that is nil.
+func (s *PostgresStore) putIf(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
 	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	r, err := s.put(ctx, obj, cond)
+	r, err := s.put(ctx, obj, cond, fence)
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, s.explain(err))
 	}
 	return r.written(obj), nil
 }
 
-func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition) (row, error) {
+func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (row, error) {
 	if cond.kind == matchVersion {
-		r, err := s.replace(ctx, obj, cond)
+		r, err := s.replace(ctx, obj, cond, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
@@ -168,11 +174,11 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 	// another's doing.
 	for range 3 {
 		if cond.kind == unconditional {
-			if r, err := s.replace(ctx, obj, cond); !errors.Is(err, pgx.ErrNoRows) {
+			if r, err := s.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
 				return r, err
 			}
 		}
-		r, err := s.create(ctx, obj)
+		r, err := s.create(ctx, obj, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
@@ -185,23 +191,29 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 	return row{}, s.taken(ctx, s.sql.idTaken, obj.Key.ID)
 }
 
-// replace writes an object that exists, in one statement, or returns
+// replace writes an object that exists, in one round trip, or returns
 // [pgx.ErrNoRows].
-func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondition) (r row, err error) {
-	err = s.pool.QueryRow(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
-		payloadColumn(obj.Payload), cond.version, lockTimeout(ctx)).Scan(&r.version, &r.created, &r.updated)
-	return r, err
+func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (r row, err error) {
+	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
+		payloadColumn(obj.Payload), cond.version, lockTimeout(ctx)}
+	if fence == nil {
+		err = s.pool.QueryRow(ctx, s.sql.replace, args...).Scan(&r.version, &r.created, &r.updated)
+		return r, err
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(s.sql.replace, args...)
+	return r, s.sendWrite(ctx, batch, fence, &r.version, &r.created, &r.updated)
 }
 
 // create inserts an object, in one round trip, or returns [pgx.ErrNoRows] where
 // something is in its way.
-func (s *PostgresStore) create(ctx context.Context, obj Object) (r row, err error) {
-	buries, err := s.canBury(ctx)
+func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (r row, err error) {
+	setup, err := s.setup(ctx)
 	if err != nil {
 		return row{}, err
 	}
 	number := s.sql.number
-	if !buries {
+	if !setup.tombstones {
 		number = s.sql.numberByClock
 	}
 	// The insert may wait for another transaction that deletes the object, and a
@@ -210,11 +222,30 @@ func (s *PostgresStore) create(ctx context.Context, obj Object) (r row, err erro
 	batch := &pgx.Batch{}
 	batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
 	batch.Queue(s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload))
-	batch.Queue(number, obj.Key.Type, obj.Key.ID).QueryRow(func(numbered pgx.Row) error {
-		return numbered.Scan(&r.version, &r.created, &r.updated)
+	batch.Queue(number, obj.Key.Type, obj.Key.ID)
+	return r, s.sendWrite(ctx, batch, fence, &r.version, &r.created, &r.updated)
+}
+
+// sendWrite sends the statements of one write, which are one transaction, and
+// scans the row of the last, or returns [pgx.ErrNoRows]. A fence is checked
+// behind them, before they commit.
+func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *Term, dest ...any) error {
+	var noRow error
+	batch.QueuedQueries[batch.Len()-1].QueryRow(func(written pgx.Row) error {
+		err := written.Scan(dest...)
+		if errors.Is(err, pgx.ErrNoRows) {
+			noRow, err = err, nil // let the fence be heard
+		}
+		return err
 	})
-	err = s.pool.SendBatch(ctx, batch).Close()
-	return r, err
+	if fence != nil {
+		s.queueFence(batch, fence)
+	}
+	err := s.pool.SendBatch(ctx, batch).Close()
+	if fence != nil && isFencedOut(err) {
+		return s.fencedOut(ctx, fence)
+	}
+	return cmp.Or(err, noRow)
 }
 
 // inTheWay says why an object could not be created: [ErrExists] or [ErrTaken];
@@ -258,26 +289,33 @@ func (s *PostgresStore) version(ctx context.Context, key Key) (v int64, err erro
 
 // DeleteIf implements [Store].
 func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.deleteIf(ctx, key, version, nil)
+}
+
+// deleteIf is DeleteIf, fenced by a term unless that is nil.
+func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
 	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.remove(ctx, key, version); err != nil {
+	if err := s.remove(ctx, key, version, fence); err != nil {
 		return opError(ctx, "delete", key, s.explain(err))
 	}
 	return nil
 }
 
-func (s *PostgresStore) remove(ctx context.Context, key Key, version int64) error {
-	buries, err := s.canBury(ctx)
+func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fence *Term) error {
+	setup, err := s.setup(ctx)
 	if err != nil {
 		return err
 	}
 	remove := s.sql.remove
-	if !buries {
+	if !setup.tombstones {
 		remove = s.sql.removeOnly
 	}
+	batch := &pgx.Batch{}
+	batch.Queue(remove, key.Type, key.ID, version, lockTimeout(ctx))
 	var gone int
-	if err := s.pool.QueryRow(ctx, remove, key.Type, key.ID, version, lockTimeout(ctx)).Scan(&gone); err != nil {
+	if err := s.sendWrite(ctx, batch, fence, &gone); err != nil {
 		return err
 	}
 	if gone == 1 {

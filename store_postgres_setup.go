@@ -44,8 +44,8 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 		return nil
 	})
 	if err == nil {
-		s.buries.Store(nil)
-		_, err = s.canBury(ctx)
+		s.found.Store(nil)
+		_, err = s.setup(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.tables.objects, s.explain(err))
@@ -84,32 +84,39 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 	})
 }
 
-// canBury reports whether deleted objects leave a tombstone. It looks at the
-// tables once.
-func (s *PostgresStore) canBury(ctx context.Context) (bool, error) {
-	if b := s.buries.Load(); b != nil {
-		return *b, nil
+// postgresSetup is what was found in the database.
+type postgresSetup struct {
+	tombstones        bool  // the table is there, and this role may write it
+	idleTimeoutMS     int64 // idle_in_transaction_session_timeout; 0: none
+	synchronousCommit string
+}
+
+// setup looks at the database at the first call, and logs what is amiss.
+func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
+	if found := s.found.Load(); found != nil {
+		return found, nil
 	}
 	found, err := s.inspect(ctx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	if s.buries.CompareAndSwap(nil, &found.tombstones) && !found.tombstones {
+	if !s.found.CompareAndSwap(nil, found) {
+		return found, nil
+	}
+	if !found.tombstones {
 		s.cfg.Logger.Warn("no table of tombstones that this role may write: only the database's clock keeps versions from going back",
 			"missing", s.tables.tombstones)
 	}
-	return found.tombstones, nil
-}
-
-// postgresLayout is what stands in the database.
-type postgresLayout struct {
-	tombstones bool // there, and to be written by this role
+	if found.synchronousCommit == "off" {
+		s.cfg.Logger.Warn("synchronous_commit is off: a crash of the database can forget a lease that was granted, and repeat its fencing token")
+	}
+	return found, nil
 }
 
 // inspect looks whether the tables fit. Types are compared here because the
 // server's own errors come late, or don't name the column.
-func (s *PostgresStore) inspect(ctx context.Context) (postgresLayout, error) {
-	var layout postgresLayout
+func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
+	found := &postgresSetup{}
 	var exists bool
 	var columns map[string]string
 	err := s.pool.QueryRow(ctx, `
@@ -117,13 +124,16 @@ func (s *PostgresStore) inspect(ctx context.Context) (postgresLayout, error) {
 			coalesce((SELECT bool_and(has_table_privilege(to_regclass($2), p))
 				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false),
 			coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
-				FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), '{}')`,
-		s.tables.objects, s.tables.tombstones).Scan(&exists, &layout.tombstones, &columns)
+				FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), '{}'),
+			(SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
+			current_setting('synchronous_commit')`,
+		s.tables.objects, s.tables.tombstones).
+		Scan(&exists, &found.tombstones, &columns, &found.idleTimeoutMS, &found.synchronousCommit)
 	if err != nil {
-		return layout, err
+		return nil, err
 	}
 	if !exists {
-		return layout, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
+		return nil, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
 	}
 	var errs []error
 	for _, want := range []struct{ column, types string }{
@@ -143,7 +153,7 @@ func (s *PostgresStore) inspect(ctx context.Context) (postgresLayout, error) {
 			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s", ErrSetup, want.column, s.tables.objects, is, want.types))
 		}
 	}
-	return layout, errors.Join(errs...)
+	return found, errors.Join(errs...)
 }
 
 // whenUp calls fn, again and again while the database cannot be reached.

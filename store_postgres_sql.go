@@ -47,7 +47,7 @@ type postgresStatements struct {
 	get, list, version, nameTaken, idTaken string
 	setLockTimeout, insert                 string
 	number, numberByClock                  string
-	replace, remove, removeOnly            string
+	replace, remove, removeOnly, fence     string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -93,6 +93,14 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				resource_version = greatest(resource_version + 1, {now_us})
 			FROM wait WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR resource_version = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`, "$7"),
+
+		// FOR SHARE, at the end: it waits for a takeover that is under way and then
+		// sees it, and makes the next one wait for the commit. Without a lock, and
+		// with FOR KEY SHARE, stale writes get through. Renewals wait for it too,
+		// so it must not stand at the begin.
+		fence: tables.in(`
+			SELECT 1 / count(*) FROM (
+				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 
 		removeOnly: lockTimeout(`
 			WITH wait AS MATERIALIZED (SELECT {lock_timeout}),

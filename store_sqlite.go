@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -47,6 +48,7 @@ type SQLiteStore struct {
 var _ interface {
 	Store
 	Lister
+	Fencer
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which stays the
@@ -155,11 +157,20 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
-	var r row
-	err := s.db.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).
-		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated)
+	obj, err := s.get(ctx, s.db, key)
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, sqliteError(err))
+	}
+	return obj, nil
+}
+
+// get returns the object, or [sql.ErrNoRows].
+func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object, error) {
+	var r row
+	err := conn.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).
+		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated)
+	if err != nil {
+		return Object{}, err
 	}
 	return r.object(key, time.Now()), nil
 }
@@ -189,15 +200,29 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 
 // PutIf implements [Store].
 func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	return s.putIf(ctx, obj, cond, nil)
+}
+
+// putIf is PutIf, fenced by a term unless that is nil.
+func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
 	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	var r row
 	var err error
-	if cond.kind == matchVersion {
+	switch {
+	case cond.kind != matchVersion:
+		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
+			r, err = s.create(ctx, tx, obj, cond)
+			return err
+		})
+	case fence != nil:
+		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
+			r, err = s.replace(ctx, tx, obj, cond)
+			return err
+		})
+	default:
 		r, err = s.replace(ctx, s.db, obj, cond)
-	} else {
-		r, err = s.create(ctx, obj, cond)
 	}
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, sqliteError(err))
@@ -229,33 +254,30 @@ func (s *SQLiteStore) replace(ctx context.Context, conn sqliteConn, obj Object, 
 }
 
 // create inserts an object; where it exists and that is allowed, it replaces it.
-func (s *SQLiteStore) create(ctx context.Context, obj Object, cond WriteCondition) (r row, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
-		// The insert comes first and takes the write lock, also in a transaction
-		// that began without it. A version drawn before could be an old one.
-		done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name),
-			encodeLabels(obj.Labels), payloadColumn(obj.Payload))
-		if err != nil {
-			return err
+func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond WriteCondition) (r row, err error) {
+	// The insert comes first and takes the write lock, also in a transaction
+	// that began without it. A version drawn before could be an old one.
+	done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name),
+		encodeLabels(obj.Labels), payloadColumn(obj.Payload))
+	if err != nil {
+		return r, err
+	}
+	if n, err := done.RowsAffected(); err != nil {
+		return r, err
+	} else if n == 0 {
+		switch _, err := s.version(ctx, tx, obj.Key); {
+		case errors.Is(err, sql.ErrNoRows):
+			return r, s.takenBy(ctx, tx, obj)
+		case err != nil:
+			return r, err
+		case cond.kind == mustCreate:
+			return r, ErrExists
 		}
-		if n, err := done.RowsAffected(); err != nil {
-			return err
-		} else if n == 0 {
-			switch _, err := s.version(ctx, tx, obj.Key); {
-			case errors.Is(err, sql.ErrNoRows):
-				return s.takenBy(ctx, tx, obj)
-			case err != nil:
-				return err
-			case cond.kind == mustCreate:
-				return ErrExists
-			}
-			r, err = s.replace(ctx, tx, obj, cond)
-			return err
-		}
-		now := time.Now()
-		return tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, now.UnixMilli(), now.UnixMicro()).
-			Scan(&r.version, &r.created, &r.updated)
-	})
+		return s.replace(ctx, tx, obj, cond)
+	}
+	now := time.Now()
+	err = tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, now.UnixMilli(), now.UnixMicro()).
+		Scan(&r.version, &r.created, &r.updated)
 	return r, err
 }
 
@@ -277,10 +299,15 @@ func (s *SQLiteStore) takenBy(ctx context.Context, conn sqliteConn, obj Object) 
 
 // DeleteIf implements [Store].
 func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.deleteIf(ctx, key, version, nil)
+}
+
+// deleteIf is DeleteIf, fenced by a term unless that is nil.
+func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
 	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
 		done, err := tx.ExecContext(ctx, s.sql.remove, key.Type, key.ID, version)
 		if err != nil {
 			return err
@@ -307,24 +334,36 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 	return nil
 }
 
-// inTx runs fn in a transaction, which is rolled back where fn fails.
+// inTx runs fn in a transaction, which is rolled back where fn fails or panics.
 func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
+	// After a commit it does nothing; where ctx has ended, database/sql rolls
+	// back too, and we need not hear which of the two it was.
+	defer tx.Rollback()
 	if err := fn(tx); err != nil {
-		// Where ctx has ended, database/sql rolls back too, and we need not
-		// hear which of the two it was.
-		_ = tx.Rollback()
 		return err
 	}
 	return tx.Commit()
 }
 
+// inFencedTx is inTx for an fn whose first statement is a write: where a fence is
+// given and does not hold behind it, that is the error, whatever fn's is.
+func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		err := fn(tx)
+		if fence == nil || err != nil && !answered(sqliteError(err)) {
+			return err
+		}
+		return cmp.Or(s.checkFence(ctx, tx, fence), err)
+	})
+}
+
 // sqliteStatements are the statements of one table.
 type sqliteStatements struct {
-	migrate, probe, get, list, version, insert, number, replace, taken, remove, bury, prune string
+	migrate, probe, get, list, version, insert, number, replace, taken, remove, bury, prune, lock, fence string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -372,6 +411,10 @@ func newSQLiteStatements(table string) sqliteStatements {
 			INSERT INTO {tombstones} (object_type, id, resource_version, deleted_at_ms) VALUES (?1, ?2, ?3, ?4)
 			ON CONFLICT (object_type, id) DO UPDATE SET deleted_at_ms = excluded.deleted_at_ms,
 				resource_version = max(resource_version, excluded.resource_version)`),
+		lock: names.Replace(`
+			DELETE FROM {tombstones} WHERE false`),
+		fence: names.Replace(`
+			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
 		prune: names.Replace(`
 			DELETE FROM {tombstones} WHERE rowid IN
 				(SELECT rowid FROM {tombstones} WHERE deleted_at_ms < ?1 ORDER BY deleted_at_ms LIMIT 10)`),

@@ -55,6 +55,14 @@ func newLocalTerm(key Key, holder string) *Term {
 	return &Term{key: key, id: uuid.NewString(), holder: holder, token: now.UnixMicro(), acquiredAt: now}
 }
 
+// Key returns the key of the lease.
+func (t *Term) Key() Key { return t.key }
+
+// Record returns the payload of the lease's object, the same bytes for the whole
+// term and for no other: what a [Fencer] compares. The caller must not change
+// it. It is nil where there is no lease to lose.
+func (t *Term) Record() []byte { return t.payload }
+
 // ID returns the term's UUID.
 func (t *Term) ID() string { return t.id }
 

@@ -1,6 +1,7 @@
 package storetest_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ type broken struct {
 	put  func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error)
 	del  func(ctx context.Context, key tenure.Key, version int64) error
 	list func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error)
+
+	fence func(term *tenure.Term) (tenure.Store, error)
 }
 
 func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -42,6 +45,38 @@ func (b *broken) DeleteIf(ctx context.Context, key tenure.Key, version int64) er
 
 func (b *broken) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 	return b.list(ctx, objectType, after, limit)
+}
+
+func (b *broken) Fence(term *tenure.Term) (tenure.Store, error) { return b.fence(term) }
+
+// checkedFirst makes a fence of a check before each write.
+func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error, then func(*tenure.Term) tenure.Store) {
+	b.fence = func(term *tenure.Term) (tenure.Store, error) {
+		store := then(term)
+		return &broken{
+			Mem:  b.Mem,
+			get:  b.Mem.Get,
+			list: b.Mem.List,
+			put: func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+				if err := check(term, obj, cond); err != nil {
+					return tenure.Object{}, err
+				}
+				return store.PutIf(ctx, obj, cond)
+			},
+			del: func(ctx context.Context, key tenure.Key, version int64) error {
+				if err := check(term, tenure.Object{Key: key}, tenure.MatchVersion(version)); err != nil {
+					return err
+				}
+				return store.DeleteIf(ctx, key, version)
+			},
+		}, nil
+	}
+}
+
+// record returns the lease's object.
+func (b *broken) record(term *tenure.Term) tenure.Object {
+	obj, _ := b.Mem.Get(context.Background(), term.Key())
+	return obj
 }
 
 // reads lets change falsify what Get, and where told so PutIf, returns.
@@ -431,6 +466,36 @@ var breakages = []struct {
 		}
 	}},
 	{"a list whose context has ended says so", "contexts are ignored", deaf},
+
+	{"a fence lets the writes of a standing term through", "a renewal breaks the fence", func(b *broken) {
+		b.checkedFirst(func(term *tenure.Term, _ tenure.Object, _ tenure.WriteCondition) error {
+			if b.record(term).Version != term.Token() {
+				return tenure.ErrLost
+			}
+			return nil
+		}, func(*tenure.Term) tenure.Store { return b.Mem })
+	}},
+	{"a fence holds back the writes of a term that is over", "there is no fence", func(b *broken) {
+		b.fence = func(*tenure.Term) (tenure.Store, error) { return b.Mem, nil }
+	}},
+	{"a fence holds back the writes of a term that is over", "a conflict hides the loss", func(b *broken) {
+		b.checkedFirst(func(_ *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error {
+			current, _ := b.Mem.Get(context.Background(), obj.Key)
+			return cond.Check(obj.Key, current.Version)
+		}, func(term *tenure.Term) tenure.Store {
+			fenced, _ := b.Mem.Fence(term)
+			return fenced
+		})
+	}},
+	{"a fenced write never follows a takeover", "the check is a call before the write", func(b *broken) {
+		b.checkedFirst(func(term *tenure.Term, _ tenure.Object, _ tenure.WriteCondition) error {
+			if !bytes.Equal(b.record(term).Payload, term.Record()) {
+				return tenure.ErrLost
+			}
+			time.Sleep(100 * time.Microsecond)
+			return nil
+		}, func(*tenure.Term) tenure.Store { return b.Mem })
+	}},
 }
 
 // The broken stores are tested in a child process, where they may fail.
@@ -444,7 +509,7 @@ func TestRunFindsEveryBreakage(t *testing.T) {
 						t.Skip("another rule")
 					}
 					mem := storetest.NewMem()
-					b := &broken{Mem: mem, get: mem.Get, put: mem.PutIf, del: mem.DeleteIf, list: mem.List}
+					b := &broken{Mem: mem, get: mem.Get, put: mem.PutIf, del: mem.DeleteIf, list: mem.List, fence: mem.Fence}
 					breakage.apply(b)
 					return b
 				})

@@ -39,12 +39,12 @@ type Hook func(ctx context.Context, call Call, do func(context.Context) error) e
 // them slow, fail or hang. It is safe for concurrent use.
 type FaultyStore struct {
 	store tenure.Store
-	hook  atomic.Pointer[Hook]
+	hook  *atomic.Pointer[Hook] // shared with the fenced stores made of this one
 }
 
 // Faulty returns the store with a hook before its calls; nil is no fault.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
-	f := &FaultyStore{store: store}
+	f := &FaultyStore{store: store, hook: new(atomic.Pointer[Hook])}
 	f.SetHook(hook)
 	return f
 }
@@ -90,6 +90,16 @@ func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit 
 	return through(ctx, f, Call{Op: "list", Key: tenure.Key{Type: objectType}}, func(ctx context.Context) ([]tenure.Object, error) {
 		return lister.List(ctx, objectType, after, limit)
 	})
+}
+
+// Fence is the store's Fence, behind the same hook, or [errors.ErrUnsupported]
+// where it has none.
+func (f *FaultyStore) Fence(term *tenure.Term) (tenure.Store, error) {
+	fenced, err := tenure.Fence(f.store, term)
+	if err != nil {
+		return nil, err
+	}
+	return &FaultyStore{store: fenced, hook: f.hook}, nil
 }
 
 // SingleReplica is the store's SingleReplica.

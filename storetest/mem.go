@@ -13,7 +13,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Mem is a [tenure.Store] and [tenure.Lister] in memory, for tests. It keeps
+// Mem is a [tenure.Store], [tenure.Lister] and [tenure.Fencer] in memory, for tests. It keeps
 // the whole contract and never blocks, so that it may be used in a bubble of
 // testing/synctest. NewMem makes one. All methods are safe for concurrent use.
 type Mem struct {
@@ -55,13 +55,17 @@ func (m *Mem) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 // the time in microseconds, or one more than the last version where the clock
 // is not ahead of that.
 func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.putIf(ctx, obj, cond, nil)
+}
+
+func (m *Mem) putIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition, fence *tenure.Term) (tenure.Object, error) {
 	if err := cmp.Or(obj.Validate(), cond.Validate(), ctx.Err()); err != nil {
 		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	current, exists := m.objects[obj.Key]
-	if err := cmp.Or(cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
+	if err := cmp.Or(m.check(fence), cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
 		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
 	}
 	now := m.now()
@@ -77,12 +81,19 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 
 // DeleteIf deletes the object if it is at that version.
 func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.deleteIf(ctx, key, version, nil)
+}
+
+func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
 	cond := tenure.MatchVersion(version)
 	if err := cmp.Or(key.Validate(), cond.Validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("storetest: delete %s: %w", key, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.check(fence); err != nil {
+		return fmt.Errorf("storetest: delete %s: %w", key, err)
+	}
 	obj, ok := m.objects[key]
 	if !ok {
 		return fmt.Errorf("storetest: delete %s: %w", key, tenure.ErrNotFound)
@@ -92,6 +103,31 @@ func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error
 	}
 	delete(m.objects, key)
 	return nil
+}
+
+// Fence returns the store with its writes fenced by a term.
+func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) { return &fencedMem{m, term}, nil }
+
+type fencedMem struct {
+	*Mem
+	term *tenure.Term
+}
+
+func (m *fencedMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.putIf(ctx, obj, cond, m.term)
+}
+
+func (m *fencedMem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.deleteIf(ctx, key, version, m.term)
+}
+
+// check returns ErrLost where the term's record does not stand any more; nil is
+// no fence.
+func (m *Mem) check(fence *tenure.Term) error {
+	if fence == nil || bytes.Equal(m.objects[fence.Key()].Payload, fence.Record()) {
+		return nil
+	}
+	return &tenure.LostError{Key: fence.Key()}
 }
 
 // List returns copies of at most limit objects of a type, in the order of

@@ -12,8 +12,8 @@ import (
 // Run tests that a store keeps the contract of [tenure.Store]: a subtest for
 // each rule of it, which says when it fails what the rule is and what it is
 // for. newStore returns an empty store, for one subtest, and sees to its end
-// with [testing.T.Cleanup]. The rules of [tenure.Lister] are skipped for a
-// store that is none.
+// with [testing.T.Cleanup]. The rules of [tenure.Lister] and [tenure.Fencer] are
+// skipped for a store that is none.
 //
 // What needs a second server, a crash or somebody's lock is not in the suite:
 // that a write outlives the database's crash, and that no call waits longer
@@ -126,6 +126,16 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		{"a list whose context has ended says so",
 			"The error of a List whose context has ended is context.Canceled or context.DeadlineExceeded by errors.Is, and names the type.",
 			listWithEndedContext},
+
+		{"a fence lets the writes of a standing term through",
+			"The store that Fence returns reads and writes as the store itself does, with the same conditions, for as long as the term's record stands: renewals change its version, not its payload.",
+			fenceLetsTermThrough},
+		{"a fence holds back the writes of a term that is over",
+			"Once the lease was released, taken over or deleted, PutIf and DeleteIf of the fenced store are ErrLost and change nothing, whatever their condition. The fence is the last to be asked: a conflict does not hide the loss.",
+			fenceHoldsBack},
+		{"a fenced write never follows a takeover",
+			"Check and write are one: of a fenced write and a takeover at the same time, either the write is first and whoever took over finds it, or it is ErrLost and nobody ever does. A check before the write is not enough.",
+			fenceIsAtomic},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
 			defer func() {

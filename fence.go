@@ -1,0 +1,54 @@
+package tenure
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Fencer is implemented by stores that can make their writes depend on a term.
+// All stores of this module do.
+type Fencer interface {
+	// Fence returns the same store, whose PutIf and DeleteIf succeed only while
+	// the object under [Term.Key] has [Term.Record] as its payload. That is
+	// decided in the transaction of the write, in such a way that no takeover
+	// can commit between the decision and the write. Otherwise they return
+	// [ErrLost] and write nothing.
+	Fence(term *Term) (Store, error)
+}
+
+// Fence returns the same store, whose PutIf and DeleteIf write only while the
+// term is still the lease's: otherwise they return [ErrLost] and nothing is
+// written, however long this process was paused before. The lease must be in
+// that same store. Each is one round trip, as without.
+//
+// It is for code that is written against [Store]. [PostgresStore.Fenced] and
+// [SQLiteStore.Fenced] are for writes to tables of one's own.
+//
+// A term of a single replica, which has no lease to lose, gets the store as it
+// is. A store that is no [Fencer] is [errors.ErrUnsupported].
+func Fence(store Store, term *Term) (Store, error) {
+	if store == nil || term == nil {
+		return nil, fmt.Errorf("tenure: fence: %w: store or term is nil", ErrInvalid)
+	}
+	if term.local() {
+		return store, nil
+	}
+	fencer, ok := store.(Fencer)
+	if !ok {
+		return nil, fmt.Errorf("tenure: fence: %T: %w", store, errors.ErrUnsupported)
+	}
+	return fencer.Fence(term)
+}
+
+// fencedOut ends a term of which the store says that its record is not, or no
+// longer, the lease's. The object is what stands instead; the zero value where
+// nothing does or nobody knows.
+func (t *Term) fencedOut(now Object) error {
+	lost := &LostError{Key: t.key}
+	if now.Version != 0 {
+		holding, _ := decodeHolding(now, 0) // undecodable is held by unknown
+		lost.To = &holding
+	}
+	t.end(lost)
+	return lost
+}
