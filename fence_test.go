@@ -17,10 +17,17 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// takeover is another replica's way to a term, in a transaction of its own, so
+// takeoverSQL is another replica's way to a term, in a transaction of its own, so
 // that a test can stop it anywhere.
 const takeoverSQL = `UPDATE objects SET payload = '{"holder":"thief","term":"another","ttl_ms":30000}',
 	resource_version = resource_version + 1 WHERE object_type = 'reconciler_lease' AND id = 'singleton'`
+
+// reacquireSQL is the other way: the row goes and another comes.
+const reacquireSQL = `DO $$ BEGIN
+	DELETE FROM objects WHERE object_type = 'reconciler_lease' AND id = 'singleton';
+	INSERT INTO objects VALUES ('reconciler_lease', 'singleton', NULL, '{}',
+		'{"holder":"thief","term":"another","ttl_ms":30000}', 9e15, 0, 0);
+END $$`
 
 // fencedPostgres runs fn in a fenced transaction; unlockedPostgres is the same
 // with the check that looks right, to show that the tests would catch it.
@@ -55,11 +62,13 @@ type fenceTrial struct {
 	gate   pgx.Tx // holds the gate shut
 	result chan error
 	fenced fencedPostgres
+
+	takeover string // takeoverSQL or reacquireSQL
 }
 
-func newFenceTrial(t *testing.T, fenced fencedPostgres, params string) *fenceTrial {
+func newFenceTrial(t *testing.T, fenced fencedPostgres, params, takeover string) *fenceTrial {
 	url := postgresURL(t)
-	f := &fenceTrial{t: t, fenced: fenced, result: make(chan error, 1)}
+	f := &fenceTrial{t: t, fenced: fenced, takeover: takeover, result: make(chan error, 1)}
 	f.store = openPostgres(t, url+params, tenure.PostgresConfig{})
 	migrate(t, f.store)
 	f.pool = postgresPool(t, url)
@@ -108,7 +117,7 @@ func (f *fenceTrial) written() (n int) {
 // and what the writer was told.
 var fenceOrders = map[string]func(f *fenceTrial) (seen, final int, err error){
 	"the takeover commits before the check": func(f *fenceTrial) (seen, final int, err error) {
-		f.write(func() { execPostgres(f.t, f.pool, takeoverSQL); seen = f.written() })
+		f.write(func() { execPostgres(f.t, f.pool, f.takeover); seen = f.written() })
 		err = <-f.result
 		return seen, f.written(), err
 	},
@@ -117,7 +126,7 @@ var fenceOrders = map[string]func(f *fenceTrial) (seen, final int, err error){
 		takeover, beginErr := f.pool.Begin(context.Background())
 		wantErr(f.t, beginErr, nil)
 		defer takeover.Rollback(context.Background())
-		execPostgres(f.t, takeover, takeoverSQL)
+		execPostgres(f.t, takeover, f.takeover)
 		f.write(func() {})
 		awaitLockWait(f.t, f.pool) // of the check for the takeover, or of the commit at the gate
 		wantErr(f.t, takeover.Commit(context.Background()), nil)
@@ -132,7 +141,7 @@ var fenceOrders = map[string]func(f *fenceTrial) (seen, final int, err error){
 		awaitLockWait(f.t, f.pool) // at the gate
 		took := make(chan int)
 		go func() {
-			if _, err := f.pool.Exec(context.Background(), takeoverSQL); err != nil {
+			if _, err := f.pool.Exec(context.Background(), f.takeover); err != nil {
 				f.t.Error(err)
 			}
 			took <- f.written()
@@ -153,15 +162,20 @@ var fenceOrders = map[string]func(f *fenceTrial) (seen, final int, err error){
 func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {
-			for _, params := range []string{"", "&default_transaction_isolation=repeatable%20read", "&default_transaction_isolation=serializable"} {
-				f := newFenceTrial(t, lockedPostgres, params)
-				seen, final, err := run(f)
+			for _, how := range []struct{ params, takeover string }{
+				{"", takeoverSQL},
+				{"", reacquireSQL},
+				{"&default_transaction_isolation=repeatable%20read", takeoverSQL},
+				{"&default_transaction_isolation=repeatable%20read", reacquireSQL},
+				{"&default_transaction_isolation=serializable", takeoverSQL},
+			} {
+				seen, final, err := run(newFenceTrial(t, lockedPostgres, how.params, how.takeover))
 				if final != seen {
-					t.Errorf("%s: a stale write landed: the new holder saw %d rows, and then there were %d", params, seen, final)
+					t.Errorf("%+v: a stale write landed: the new holder saw %d rows, and then there were %d", how, seen, final)
 				}
 				if lost := errors.Is(err, tenure.ErrLost); final == 0 && err == nil || final == 1 && err != nil ||
-					params == "" && final == 0 && !lost {
-					t.Errorf("%s: %d rows, but the writer was told %v", params, final, err)
+					how.params == "" && final == 0 && !lost {
+					t.Errorf("%+v: %d rows, but the writer was told %v", how, final, err)
 				}
 			}
 		})
@@ -172,7 +186,7 @@ func TestTheTestsOfTheFenceCatchAnUnlockedCheck(t *testing.T) {
 	caught := 0
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {
-			if seen, final, err := run(newFenceTrial(t, unlockedPostgres, "")); final != seen {
+			if seen, final, err := run(newFenceTrial(t, unlockedPostgres, "", takeoverSQL)); final != seen {
 				t.Logf("caught: the new holder saw %d rows, then there were %d (error %v)", seen, final, err)
 				caught++
 			}
@@ -185,7 +199,7 @@ func TestTheTestsOfTheFenceCatchAnUnlockedCheck(t *testing.T) {
 
 func TestAFencedTransactionAboveReadCommittedIsEndedByARenewalRatherThanPassed(t *testing.T) {
 	for _, level := range []string{"repeatable%20read", "serializable"} {
-		f := newFenceTrial(t, lockedPostgres, "&default_transaction_isolation="+level)
+		f := newFenceTrial(t, lockedPostgres, "&default_transaction_isolation="+level, takeoverSQL)
 		lease := newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
 		f.write(func() {})
 		wantErr(t, <-f.result, nil)
@@ -202,7 +216,7 @@ func TestAFencedTransactionAboveReadCommittedIsEndedByARenewalRatherThanPassed(t
 }
 
 func TestAFencedTransactionHoldsUpNeitherRenewalsNorATakeover(t *testing.T) {
-	f := newFenceTrial(t, lockedPostgres, "")
+	f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
 	lease := newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -210,7 +224,7 @@ func TestAFencedTransactionHoldsUpNeitherRenewalsNorATakeover(t *testing.T) {
 		if err := lease.Renew(ctx, f.term); err != nil {
 			t.Errorf("renewal while fn runs: %v", err)
 		}
-		if _, err := f.pool.Exec(ctx, takeoverSQL); err != nil {
+		if _, err := f.pool.Exec(ctx, f.takeover); err != nil {
 			t.Errorf("takeover while fn runs: %v", err)
 		}
 	})
@@ -309,7 +323,7 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 }
 
 func TestFnCannotEndAFencedTransactionByItself(t *testing.T) {
-	f := newFenceTrial(t, lockedPostgres, "")
+	f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
 	ctx := t.Context()
 	err := f.store.Fenced(ctx, f.term, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('x')`); err != nil {
@@ -490,24 +504,36 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 }
 
 func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{TTL: 200 * time.Millisecond}))
-	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE TABLE ledger (note text)`)
-	err := store.Fenced(t.Context(), term, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `LOCK TABLE ledger`); err != nil {
+	for session, want := range map[string]string{"0": "1min", "90s": "1min", "5s": "5s"} {
+		f := newFenceTrial(t, lockedPostgres, "&idle_in_transaction_session_timeout="+session, takeoverSQL)
+		ctx := t.Context()
+		err := f.store.Fenced(ctx, f.term, func(tx pgx.Tx) error {
+			var got string
+			err := tx.QueryRow(ctx, `SHOW idle_in_transaction_session_timeout`).Scan(&got)
+			if got != want {
+				t.Errorf("session %s: got timeout %s, want %s", session, got, want)
+			}
 			return err
-		}
-		// Another replica, that wants what this paused one has locked.
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		_, err := pool.Exec(ctx, `INSERT INTO ledger VALUES ('x')`)
+		})
 		wantErr(t, err, nil)
-		return nil
-	})
-	if err == nil {
-		t.Error("a transaction that the server has ended was committed")
+		idle := func(meanwhile func()) error {
+			return f.store.Fenced(ctx, f.term, func(tx pgx.Tx) error {
+				// Shorter, so that the test need not wait.
+				if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 20`); err != nil {
+					return err
+				}
+				if _, err := tx.Exec(ctx, `LOCK TABLE ledger`); err != nil {
+					return err
+				}
+				// Another replica waits for what this paused one has locked.
+				execPostgres(t, f.pool, `INSERT INTO ledger VALUES ('x')`)
+				meanwhile()
+				return nil
+			})
+		}
+		if err := idle(func() {}); err == nil || errors.Is(err, tenure.ErrLost) || !strings.Contains(err.Error(), "idle") {
+			t.Errorf("got %v, want the server's error", err)
+		}
+		wantErr(t, idle(func() { execPostgres(t, f.pool, takeoverSQL) }), tenure.ErrLost)
 	}
 }

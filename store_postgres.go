@@ -239,11 +239,11 @@ func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *
 		return err
 	})
 	if fence != nil {
-		s.queueFence(batch, fence)
+		s.queueFence(ctx, batch, fence)
 	}
 	err := s.pool.SendBatch(ctx, batch).Close()
-	if fence != nil && isFencedOut(err) {
-		return s.fencedOut(ctx, fence)
+	if fence != nil && sqlState(err) == fencedOutState {
+		return s.fencedOut(ctx, fence, err)
 	}
 	return cmp.Or(err, noRow)
 }

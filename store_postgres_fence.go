@@ -1,13 +1,13 @@
 package tenure
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Fenced runs fn in a transaction whose writes, on whatever tables of this
@@ -19,8 +19,8 @@ import (
 //
 // Nothing is locked on the lease while fn runs, so that neither the renewals nor
 // a takeover wait for it. Commit and Rollback are Fenced's: in fn they are
-// errors. A transaction that idles for longer than the holder's trust lasts is
-// ended by the server, lest a holder that is paused in fn keeps its row locks.
+// errors. A transaction that idles for a minute, or for two TTLs if that is longer,
+// is ended by the server, lest a holder that is paused in fn keeps its row locks.
 //
 // The transaction has the isolation level that is the session's default. Above
 // READ COMMITTED the server ends it with a serialization failure (40001)
@@ -36,19 +36,22 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	if over := term.over(); errors.Is(over, ErrLost) {
 		return over // known already; the check at the end decides for all others
 	}
+	fail := func(err error) error { return opError(ctx, "fenced by", term.key, s.explain(err)) }
 	setup, err := s.setup(ctx)
 	if err != nil {
-		return opError(ctx, "fenced by", term.key, s.explain(err))
+		return fail(err)
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return opError(ctx, "fenced by", term.key, s.explain(err))
+		return fail(err)
 	}
 	defer conn.Release() // closes it if it is still in a transaction
-
-	tx, err := beginFenced(ctx, conn, term, setup)
+	// Sent as one simple query; no snapshot is taken, so that fn may still choose
+	// an isolation level.
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
+		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", setup.fencedIdle(term).Milliseconds())})
 	if err != nil {
-		return opError(ctx, "fenced by", term.key, s.explain(err))
+		return fail(err)
 	}
 	// Where fn panics too. Where ctx has ended this closes the connection, to the
 	// same effect.
@@ -66,37 +69,32 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	// One round trip: a holder that is paused has sent either nothing of it or all
 	// of it, so that its lock on the lease never waits for its client.
 	batch := &pgx.Batch{}
-	batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
-	s.queueFence(batch, term)
+	s.queueFence(ctx, batch, term)
 	batch.Queue("COMMIT")
 	err = conn.SendBatch(ctx, batch).Close()
-	if err == nil {
-		return nil
-	}
-	if isFencedOut(err) {
+	switch sqlState(err) {
+	case fencedOutState:
 		_ = tx.Rollback(ctx)
-		return s.fencedOut(ctx, term)
-	}
-	if sqlState(err) == "40001" {
+		return s.fencedOut(ctx, term, err)
+	case idleTimeoutState: // the server had rolled back before it heard of the check
+		return s.fencedOut(ctx, term, err)
+	case serializationFailureState:
 		err = fmt.Errorf("above READ COMMITTED, a renewal since the transaction's first statement ends it; try again: %w", err)
 	}
-	return opError(ctx, "fenced by", term.key, s.explain(err))
+	if err != nil {
+		return fail(err)
+	}
+	return nil
 }
 
-// beginFenced begins a transaction in one round trip. The timeout is set by a
-// utility statement, which takes no snapshot: fn may still choose an isolation
-// level.
-func beginFenced(ctx context.Context, conn *pgxpool.Conn, term *Term, setup *postgresSetup) (pgx.Tx, error) {
-	idle := term.trusted.Milliseconds()
-	if setup.idleTimeoutMS > 0 {
-		idle = min(idle, setup.idleTimeoutMS)
+// fencedIdle returns how long a fenced transaction may idle: long enough for any
+// fn that is alive, unless the session allows less anyway.
+func (setup *postgresSetup) fencedIdle(term *Term) time.Duration {
+	idle := max(2*term.trusted, time.Minute)
+	if setup.idleTimeout > 0 {
+		idle = min(idle, setup.idleTimeout)
 	}
-	batch := &pgx.Batch{}
-	batch.BeginTx(pgx.TxOptions{})
-	batch.Queue("SET LOCAL idle_in_transaction_session_timeout = " + strconv.FormatInt(max(1, idle), 10))
-	results := conn.SendBatch(ctx, batch)
-	err := results.Close()
-	return results.Tx(), err
+	return idle
 }
 
 // fencedTx is what fn gets: a transaction that it cannot end by itself.
@@ -126,19 +124,27 @@ func (s *fencedPostgres) DeleteIf(ctx context.Context, key Key, version int64) e
 // queueFence queues the check that a term's record still stands, as the last
 // statement of its transaction. It fails, and the transaction with it, where
 // the record does not.
-func (s *PostgresStore) queueFence(batch *pgx.Batch, term *Term) {
+func (s *PostgresStore) queueFence(ctx context.Context, batch *pgx.Batch, term *Term) {
+	if limit := lockTimeout(ctx); limit.Valid {
+		batch.Queue(s.sql.setLockTimeout, limit)
+	}
 	batch.Queue(s.sql.fence, term.key.Type, term.key.ID, term.payload)
 }
 
-// isFencedOut recognises the failure of the check: it divides by zero.
-func isFencedOut(err error) bool { return sqlState(err) == "22012" }
+const (
+	fencedOutState            = "22012" // the check divides by the number of records
+	idleTimeoutState          = "25P03"
+	serializationFailureState = "40001"
+)
 
-// fencedOut returns the error for a term whose check failed, and says to whom it
-// was lost if that can be read.
-func (s *PostgresStore) fencedOut(ctx context.Context, term *Term) error {
+// fencedOut returns the error for a term whose transaction the server has rolled
+// back: [ErrLost], and to whom, unless the record is still the term's.
+func (s *PostgresStore) fencedOut(ctx context.Context, term *Term, cause error) error {
 	now, err := s.Get(ctx, term.key)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		s.cfg.Logger.Debug("holder of the lost lease not read", "lease", term.key.String(), "error", err)
+	switch {
+	case err == nil && bytes.Equal(now.Payload, term.payload), // it idled too long
+		err != nil && !errors.Is(err, ErrNotFound) && sqlState(cause) != fencedOutState:
+		return opError(ctx, "fenced by", term.key, s.explain(cause))
 	}
 	return term.fencedOut(now)
 }

@@ -86,8 +86,8 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 
 // postgresSetup is what was found in the database.
 type postgresSetup struct {
-	tombstones        bool  // the table is there, and this role may write it
-	idleTimeoutMS     int64 // idle_in_transaction_session_timeout; 0: none
+	tombstones        bool          // the table is there, and this role may write it
+	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0: none
 	synchronousCommit string
 }
 
@@ -118,6 +118,7 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 	found := &postgresSetup{}
 	var exists bool
+	var idleMS int64
 	var columns map[string]string
 	err := s.pool.QueryRow(ctx, `
 		SELECT to_regclass($1) IS NOT NULL,
@@ -128,10 +129,11 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			(SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 			current_setting('synchronous_commit')`,
 		s.tables.objects, s.tables.tombstones).
-		Scan(&exists, &found.tombstones, &columns, &found.idleTimeoutMS, &found.synchronousCommit)
+		Scan(&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit)
 	if err != nil {
 		return nil, err
 	}
+	found.idleTimeout = time.Duration(idleMS) * time.Millisecond
 	if !exists {
 		return nil, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
 	}

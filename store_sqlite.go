@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/schema"
@@ -40,9 +40,12 @@ type SQLiteConfig struct {
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
 	db    *sql.DB
-	owned bool
+	owned bool // opened by OpenSQLite, so its transactions begin with the write lock
 	cfg   SQLiteConfig
 	sql   sqliteStatements
+
+	mu    sync.Mutex // guards check
+	check *sql.Stmt  // the fence's, once it was needed
 }
 
 var _ interface {
@@ -143,10 +146,16 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 
 // Close closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error {
-	if !s.owned {
-		return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if s.check != nil {
+		err = s.check.Close()
 	}
-	return s.db.Close()
+	if s.owned {
+		err = errors.Join(err, s.db.Close())
+	}
+	return err
 }
 
 // SingleReplica reports whether the store was configured without Shared.
@@ -347,18 +356,6 @@ func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 		return err
 	}
 	return tx.Commit()
-}
-
-// inFencedTx is inTx for an fn whose first statement is a write: where a fence is
-// given and does not hold behind it, that is the error, whatever fn's is.
-func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {
-	return s.inTx(ctx, func(tx *sql.Tx) error {
-		err := fn(tx)
-		if fence == nil || err != nil && !answered(sqliteError(err)) {
-			return err
-		}
-		return cmp.Or(s.checkFence(ctx, tx, fence), err)
-	})
 }
 
 // sqliteStatements are the statements of one table.

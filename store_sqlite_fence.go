@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -21,18 +22,21 @@ func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx
 	if over := term.over(); errors.Is(over, ErrLost) {
 		return over
 	}
+	if term.local() {
+		return s.inTx(ctx, fn)
+	}
 	var fnErr error
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
-		if !term.local() {
+	err := s.inCheckedTx(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
+		if !s.owned {
 			// A caller's database may begin its transactions without the write
 			// lock. Taken by the first statement, it keeps all from writing that
 			// the check could miss.
 			if _, err := tx.ExecContext(ctx, s.sql.lock); err != nil {
 				return err
 			}
-			if err := s.checkFence(ctx, tx, term); err != nil {
-				return err
-			}
+		}
+		if err := s.checkFence(ctx, tx, check, term); err != nil {
+			return err
 		}
 		fnErr = fn(tx)
 		return fnErr
@@ -62,11 +66,50 @@ func (s *fencedSQLite) DeleteIf(ctx context.Context, key Key, version int64) err
 	return s.deleteIf(ctx, key, version, s.term)
 }
 
+// inFencedTx is inTx for an fn whose first statement is a write: where a fence is
+// given and does not hold behind it, that is the error, whatever fn's is.
+func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {
+	if fence == nil {
+		return s.inTx(ctx, fn)
+	}
+	return s.inCheckedTx(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
+		err := fn(tx)
+		if err != nil && !answered(sqliteError(err)) {
+			return err
+		}
+		return cmp.Or(s.checkFence(ctx, tx, check, fence), err)
+	})
+}
+
+// inCheckedTx is inTx with the fence's check at hand. It is prepared once, for
+// parsing it costs more than running it; and before the transaction, which may
+// have the only connection.
+func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
+	s.mu.Lock()
+	check := s.check
+	s.mu.Unlock()
+	if check == nil {
+		prepared, err := s.db.PrepareContext(ctx, s.sql.fence)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if s.check == nil {
+			s.check = prepared
+		} else {
+			defer prepared.Close()
+		}
+		check = s.check
+		s.mu.Unlock()
+	}
+	return s.inTx(ctx, func(tx *sql.Tx) error { return fn(tx, tx.StmtContext(ctx, check)) })
+}
+
 // checkFence returns [ErrLost] where a term's record does not stand any more. The
 // transaction must have the write lock, or a takeover could come between.
-func (s *SQLiteStore) checkFence(ctx context.Context, tx *sql.Tx, term *Term) error {
+func (s *SQLiteStore) checkFence(ctx context.Context, tx *sql.Tx, check *sql.Stmt, term *Term) error {
 	var held int
-	err := tx.QueryRowContext(ctx, s.sql.fence, term.key.Type, term.key.ID, term.payload).Scan(&held)
+	err := check.QueryRowContext(ctx, term.key.Type, term.key.ID, term.payload).Scan(&held)
 	if !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}

@@ -1,0 +1,145 @@
+package tenure_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func BenchmarkIsHolder(b *testing.B) {
+	acquired := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	c, err := tenure.NewCoordinator(newLease(b, storetest.NewMem(), tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		Reconcile: func(ctx context.Context) error { close(acquired); <-ctx.Done(); return nil },
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	<-acquired
+	b.ReportAllocs()
+	for b.Loop() {
+		if !c.IsHolder() {
+			b.Fatal("lost")
+		}
+	}
+	cancel()
+	<-done
+}
+
+// benchStores runs a benchmark on both databases.
+func benchStores(b *testing.B, bench func(b *testing.B, store tenure.Store)) {
+	b.Run("postgres", func(b *testing.B) {
+		store := openPostgres(b, postgresURL(b), tenure.PostgresConfig{})
+		migrate(b, store)
+		bench(b, store)
+	})
+	b.Run("sqlite", func(b *testing.B) {
+		store := openSQLite(b, b.TempDir()+"/bench.db")
+		migrate(b, store)
+		bench(b, store)
+	})
+}
+
+func BenchmarkRenew(b *testing.B) {
+	benchStores(b, func(b *testing.B, store tenure.Store) {
+		lease := newLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
+		term := mustAcquire(b, lease)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := lease.Renew(ctx, term); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkAcquireAndRelease(b *testing.B) {
+	benchStores(b, func(b *testing.B, store tenure.Store) {
+		lease := newLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		b.ReportAllocs()
+		for b.Loop() {
+			term, err := lease.AcquireOrSteal(ctx)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := lease.Release(ctx, term); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkTransaction compares a transaction of one row with the same one
+// fenced, in turn, so that the machine's moods meet both.
+func BenchmarkTransaction(b *testing.B) {
+	const write = `UPDATE ledger SET n = n + 1`
+	ctx := context.Background()
+	b.Run("postgres", func(b *testing.B) {
+		url := postgresURL(b)
+		store := openPostgres(b, url, tenure.PostgresConfig{})
+		migrate(b, store)
+		pool := postgresPool(b, url)
+		execPostgres(b, pool, `CREATE TABLE ledger (n bigint)`)
+		execPostgres(b, pool, `INSERT INTO ledger VALUES (0)`)
+		term := mustAcquire(b, newLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
+		fn := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, write); return err }
+		benchFenced(b,
+			func() error { return pgx.BeginFunc(ctx, pool, fn) },
+			func() error { return store.Fenced(ctx, term, fn) })
+	})
+	b.Run("sqlite", func(b *testing.B) {
+		store := openSQLite(b, b.TempDir()+"/bench.db")
+		migrate(b, store)
+		db := store.DB()
+		for _, query := range []string{`CREATE TABLE ledger (n INTEGER)`, `INSERT INTO ledger VALUES (0)`} {
+			if _, err := db.Exec(query); err != nil {
+				b.Fatal(err)
+			}
+		}
+		term := mustAcquire(b, newLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
+		fn := func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, write); return err }
+		benchFenced(b,
+			func() error {
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				if err := fn(tx); err != nil {
+					return err
+				}
+				return tx.Commit()
+			},
+			func() error { return store.Fenced(ctx, term, fn) })
+	})
+}
+
+func benchFenced(b *testing.B, unfenced, fenced func() error) {
+	var took [2][]time.Duration
+	for b.Loop() {
+		for i, run := range []func() error{unfenced, fenced} {
+			began := time.Now()
+			if err := run(); err != nil {
+				b.Fatal(err)
+			}
+			took[i] = append(took[i], time.Since(began))
+		}
+	}
+	u, f := percentile(took[0], 50), percentile(took[1], 50)
+	b.ReportMetric(float64(u.Microseconds()), "unfenced-p50-µs")
+	b.ReportMetric(float64(f.Microseconds()), "fenced-p50-µs")
+	b.ReportMetric(float64(f)/float64(u), "ratio")
+	b.ReportMetric(0, "ns/op")
+}

@@ -1,0 +1,105 @@
+//go:build unix
+
+package tenure_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+)
+
+const pausedTTL = time.Second
+
+// A holder that is stopped in the middle of fn: a process of its own, which is
+// this test again, with the URL in its environment.
+func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
+	const urlVar = "TENURE_TEST_STOPPED_HOLDER"
+	if url := os.Getenv(urlVar); url != "" {
+		stoppedHolder(t, url)
+		return
+	}
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	child.Env = append(os.Environ(), urlVar+"="+url)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	wantErr(t, err, nil)
+	goOn, err := child.StdinPipe()
+	wantErr(t, err, nil)
+	wantErr(t, child.Start(), nil)
+	defer child.Process.Kill()
+	lines := bufio.NewScanner(out)
+	await := func(want string) string {
+		t.Helper()
+		for lines.Scan() {
+			if strings.HasPrefix(lines.Text(), want) {
+				return lines.Text()
+			}
+		}
+		t.Fatalf("the holder ended without saying %q", want)
+		return ""
+	}
+	await("in fn")
+	stopped := time.Now()
+	wantErr(t, child.Process.Signal(syscall.SIGSTOP), nil)
+
+	standby := newLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
+	var term *tenure.Term
+	var longest time.Duration
+	for term == nil {
+		asked := time.Now()
+		term, err = standby.AcquireOrSteal(t.Context())
+		if err != nil && !errors.Is(err, tenure.ErrHeld) {
+			t.Fatal(err)
+		}
+		longest = max(longest, time.Since(asked))
+	}
+	t.Logf("taken over %v after the stop; the slowest attempt took %v", time.Since(stopped), longest)
+	// The term was at most a TTL old, and nothing may add to that.
+	if took := time.Since(stopped); took > pausedTTL+500*time.Millisecond {
+		t.Errorf("the takeover took %v, want at most the TTL of %v", took, pausedTTL)
+	}
+
+	wantErr(t, child.Process.Signal(syscall.SIGCONT), nil)
+	fmt.Fprintln(goOn, "go on")
+	if got := await("fenced:"); !strings.Contains(got, tenure.ErrLost.Error()) || !strings.Contains(got, "standby") {
+		t.Errorf("the stopped holder was told %q, want that its lease is lost to standby", got)
+	}
+	wantErr(t, child.Wait(), nil)
+	var rows int
+	wantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ledger`).Scan(&rows), nil)
+	if rows != 0 {
+		t.Errorf("%d rows of the stopped holder", rows)
+	}
+}
+
+func stoppedHolder(t *testing.T, url string) {
+	ctx := context.Background()
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "stopped", TTL: pausedTTL}))
+	err := store.Fenced(ctx, term, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('stale')`); err != nil {
+			return err
+		}
+		fmt.Println("in fn")
+		_, err := bufio.NewReader(os.Stdin).ReadString('\n')
+		return err
+	})
+	fmt.Println("fenced:", err)
+}
