@@ -58,8 +58,8 @@ type CoordinatorConfig struct {
 }
 
 // Trace is a set of funcs that a [Coordinator] calls as things happen. Any may
-// be nil. They are called from the coordinator's own goroutine and must return
-// quickly.
+// be nil. They are called from the coordinator's own goroutine, must return
+// quickly, and must not panic.
 type Trace struct {
 	// JobStuck is called when the job has not returned although its context
 	// ended so long ago. The lease is no longer renewed, and will expire.
@@ -96,12 +96,13 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	if cfg.AcquireInterval < 0 {
 		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
 	}
-	if cfg.RenewDeadline <= cfg.RenewInterval {
-		refuse("RenewDeadline %v is not above RenewInterval %v", cfg.RenewDeadline, cfg.RenewInterval)
+	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
+	if cfg.RenewDeadline-cfg.RenewInterval < least {
+		refuse("RenewDeadline %v is not %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
 	}
-	if trusted := lease.TTL - lease.Margin; cfg.RenewDeadline >= trusted {
-		refuse("RenewDeadline %v is not below TTL %v less Margin %v: the job would have no time to return",
-			cfg.RenewDeadline, lease.TTL, lease.Margin)
+	if lease.TTL-lease.Margin-cfg.RenewDeadline < least {
+		refuse("RenewDeadline %v is not %v below TTL %v less Margin %v: the job would have no time to return",
+			cfg.RenewDeadline, least, lease.TTL, lease.Margin)
 	}
 	return cfg, errors.Join(errs...)
 }
@@ -134,7 +135,7 @@ type Status struct {
 	Since     time.Time     // of the role
 	Holder    string        // who held the lease when it was last seen; empty: nobody
 	Token     int64         // of the term held; 0 for a standby
-	TrustLeft time.Duration // in the term held; 0 for a standby
+	TrustLeft time.Duration // in the term held; 0 for a standby, and where there is no lease to lose
 	Terms     int           // held so far by this coordinator
 	Stuck     bool          // the job did not return in time, and still runs
 	LastError string        // of the last call to the store; empty: it went well
@@ -160,7 +161,9 @@ type Coordinator struct {
 
 	mu     sync.Mutex // guards the fields below
 	status Status
-	resign *resignation // of the current term; nil for a standby
+	held   *Term        // until it was given back; nil for a standby
+	resign *resignation // of that term
+	token  int64        // of the last term
 }
 
 // resignation is how Resign reaches the goroutine that owns the term.
@@ -169,6 +172,16 @@ type resignation struct {
 	asked chan struct{} // closed by the first to ask
 	over  chan struct{} // closed when the lease has been given back
 	err   error         // set before over is closed
+}
+
+// wanted reports whether somebody has asked.
+func (r *resignation) wanted() bool {
+	select {
+	case <-r.asked:
+		return true
+	default:
+		return false
+	}
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
@@ -221,10 +234,10 @@ func (c *Coordinator) IsHolder() bool {
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	status := c.status
-	c.mu.Unlock()
-	if term := c.term.Load(); term != nil {
-		status.TrustLeft = term.Remaining()
+	if c.held != nil && !c.held.local() {
+		status.TrustLeft = c.held.Remaining()
 	}
 	return status
 }
@@ -271,7 +284,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 
 func (c *Coordinator) acquire(ctx context.Context) (*Term, error) {
 	if c.single {
-		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder), nil
+		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
 	}
 	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
 	// record of a term that nobody holds, and all would have to wait for its TTL.
@@ -294,7 +307,7 @@ func (c *Coordinator) notAcquired(err error) time.Duration {
 	}
 	c.report("lease cannot be acquired", err)
 	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
-		pause = max(pause, jitter(c.lease.cfg.TTL))
+		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
 	}
 	return pause
 }
@@ -318,7 +331,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
-	if errors.Is(cause, ErrJobEnded) || errors.Is(cause, ErrResigned) {
+	if errors.Is(cause, ErrJobEnded) || resign.wanted() {
 		return 2 * jitter(c.cfg.AcquireInterval) // every standby tries before
 	}
 	return jitter(c.cfg.AcquireInterval)
@@ -378,7 +391,7 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 		case <-allowed.C:
 			keeper.stop()
 			c.setStuck(true)
-			c.log.Error("job does not return although its context has ended; its lease is left to expire",
+			c.log.Error("job does not return although its context has ended; its lease is renewed no longer",
 				"token", term.Token(), "waited", time.Since(told))
 			if c.cfg.Trace.JobStuck != nil {
 				c.cfg.Trace.JobStuck(term, time.Since(told))
@@ -400,6 +413,7 @@ func (c *Coordinator) giveBack(term *Term, cause error) error {
 		err := c.lease.Release(ctx, term)
 		switch {
 		case err == nil:
+			c.note("", nil)
 			c.log.Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
 			return nil
 		case errors.Is(err, ErrLost):
@@ -424,7 +438,7 @@ func (c *Coordinator) enterTerm(term *Term) *resignation {
 	c.term.Store(term)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.resign = resign
+	c.held, c.resign, c.token = term, resign, term.Token()
 	c.status.Role, c.status.Since = Holder, time.Now()
 	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
 	c.status.Terms++
@@ -458,11 +472,17 @@ func (c *Coordinator) stopping(term *Term, cause error) {
 func (c *Coordinator) leaveTerm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.resign = nil
+	c.held, c.resign = nil, nil
 	if c.status.Holder == c.status.Replica {
 		c.status.Holder = ""
 	}
 	c.status.Role, c.status.Since, c.status.Token = Standby, time.Now(), 0
+}
+
+func (c *Coordinator) lastToken() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.token
 }
 
 func (c *Coordinator) setStuck(stuck bool) {

@@ -615,6 +615,52 @@ func TestAStoreThatNeedsSomebodysHandIsAskedSlowly(t *testing.T) {
 	})
 }
 
+func TestALongTTLDoesNotMakeASetupThatWasMendedWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, func(context.Context) error) error {
+			return tenure.ErrSetup
+		})
+		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{TTL: 6 * time.Hour}), tenure.CoordinatorConfig{
+			Watch:           func(ctx context.Context) error { <-ctx.Done(); return nil },
+			AcquireInterval: 5 * time.Second,
+		})
+		wantErr(t, err, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.Run(ctx) }()
+		time.Sleep(time.Second)
+		store.SetHook(nil)
+		time.Sleep(time.Minute)
+		if !c.IsHolder() {
+			t.Error("no holder a minute after the setup was mended")
+		}
+		cancel()
+		wantErr(t, <-done, nil)
+	})
+}
+
+func TestAReplicaThatWasAskedToResignWhileItStoppedStaysAwayAllTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger(t)
+		a := start(t, l, storetest.NewMem(), "a", tenure.CoordinatorConfig{
+			Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Second); return nil },
+		})
+		synctest.Wait()
+		a.store.SetHook(hang)
+		time.Sleep(20*time.Second + time.Millisecond) // its renewals have failed for too long
+		a.store.SetHook(nil)
+		wantErr(t, a.Resign(t.Context()), nil)
+		time.Sleep(7 * time.Second)
+		if a.IsHolder() {
+			t.Error("holds again before every standby has tried")
+		}
+		time.Sleep(3 * time.Second)
+		if !a.IsHolder() {
+			t.Error("does not compete again")
+		}
+	})
+}
+
 func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLedger(t), storetest.NewMem()
@@ -650,11 +696,13 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 		cfg  tenure.CoordinatorConfig
 		says []string
 	}{
-		"defaults":             {0, tenure.CoordinatorConfig{Watch: job}, nil},
-		"no job":               {0, tenure.CoordinatorConfig{}, []string{"both nil"}},
-		"renewal after TTL":    {time.Second, tenure.CoordinatorConfig{Watch: job, RenewInterval: time.Second}, []string{"RenewInterval 1s"}},
-		"deadline beyond TTL":  {time.Second, tenure.CoordinatorConfig{Watch: job, RenewDeadline: time.Second}, []string{"RenewDeadline 1s"}},
-		"deadline before next": {0, tenure.CoordinatorConfig{Watch: job, RenewDeadline: 9 * time.Second}, []string{"RenewDeadline 9s", "RenewInterval 10s"}},
+		"defaults":              {0, tenure.CoordinatorConfig{Watch: job}, nil},
+		"no job":                {0, tenure.CoordinatorConfig{}, []string{"both nil"}},
+		"renewal after TTL":     {time.Second, tenure.CoordinatorConfig{Watch: job, RenewInterval: time.Second}, []string{"RenewInterval 1s"}},
+		"deadline beyond TTL":   {time.Second, tenure.CoordinatorConfig{Watch: job, RenewDeadline: time.Second}, []string{"RenewDeadline 1s"}},
+		"no time for a renewal": {0, tenure.CoordinatorConfig{Watch: job, RenewInterval: 20*time.Second - time.Millisecond}, []string{"RenewDeadline 20s", "RenewInterval 19.999s"}},
+		"no time to return":     {0, tenure.CoordinatorConfig{Watch: job, RenewDeadline: 29*time.Second - time.Millisecond}, []string{"RenewDeadline 28.999s", "no time to return"}},
+		"deadline before next":  {0, tenure.CoordinatorConfig{Watch: job, RenewDeadline: 9 * time.Second}, []string{"RenewDeadline 9s", "RenewInterval 10s"}},
 		"everything": {time.Second, tenure.CoordinatorConfig{RenewInterval: -1, AcquireInterval: -1, RenewDeadline: time.Hour},
 			[]string{"both nil", "RenewInterval -1ns", "AcquireInterval -1ns", "RenewDeadline 1h"}},
 	} {

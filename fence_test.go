@@ -63,13 +63,14 @@ type fenceTrial struct {
 	result chan error
 	fenced fencedPostgres
 
-	takeover string // takeoverSQL or reacquireSQL
+	isolation string // that fn chooses; empty: the session's
+	takeover  string // takeoverSQL or reacquireSQL
 }
 
-func newFenceTrial(t *testing.T, fenced fencedPostgres, params, takeover string) *fenceTrial {
+func newFenceTrial(t *testing.T, fenced fencedPostgres, isolation, takeover string) *fenceTrial {
 	url := postgresURL(t)
-	f := &fenceTrial{t: t, fenced: fenced, takeover: takeover, result: make(chan error, 1)}
-	f.store = openPostgres(t, url+params, tenure.PostgresConfig{})
+	f := &fenceTrial{t: t, fenced: fenced, isolation: isolation, takeover: takeover, result: make(chan error, 1)}
+	f.store = openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, f.store)
 	f.pool = postgresPool(t, url)
 	execPostgres(t, f.pool, `CREATE TABLE ledger (note text)`)
@@ -99,6 +100,11 @@ func (f *fenceTrial) openGate() {
 func (f *fenceTrial) write(meanwhile func()) {
 	go func() {
 		f.result <- f.fenced(context.Background(), f.store, f.pool, f.term, func(tx pgx.Tx) error {
+			if f.isolation != "" {
+				if _, err := tx.Exec(context.Background(), `SET TRANSACTION ISOLATION LEVEL `+f.isolation); err != nil {
+					return err
+				}
+			}
 			_, err := tx.Exec(context.Background(), `INSERT INTO ledger VALUES ('stale?')`)
 			meanwhile()
 			return err
@@ -162,19 +168,19 @@ var fenceOrders = map[string]func(f *fenceTrial) (seen, final int, err error){
 func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {
-			for _, how := range []struct{ params, takeover string }{
+			for _, how := range []struct{ isolation, takeover string }{
 				{"", takeoverSQL},
 				{"", reacquireSQL},
-				{"&default_transaction_isolation=repeatable%20read", takeoverSQL},
-				{"&default_transaction_isolation=repeatable%20read", reacquireSQL},
-				{"&default_transaction_isolation=serializable", takeoverSQL},
+				{"REPEATABLE READ", takeoverSQL},
+				{"REPEATABLE READ", reacquireSQL},
+				{"SERIALIZABLE", takeoverSQL},
 			} {
-				seen, final, err := run(newFenceTrial(t, lockedPostgres, how.params, how.takeover))
+				seen, final, err := run(newFenceTrial(t, lockedPostgres, how.isolation, how.takeover))
 				if final != seen {
 					t.Errorf("%+v: a stale write landed: the new holder saw %d rows, and then there were %d", how, seen, final)
 				}
 				if lost := errors.Is(err, tenure.ErrLost); final == 0 && err == nil || final == 1 && err != nil ||
-					how.params == "" && final == 0 && !lost {
+					how.isolation == "" && final == 0 && !lost {
 					t.Errorf("%+v: %d rows, but the writer was told %v", how, final, err)
 				}
 			}
@@ -198,8 +204,8 @@ func TestTheTestsOfTheFenceCatchAnUnlockedCheck(t *testing.T) {
 }
 
 func TestAFencedTransactionAboveReadCommittedIsEndedByARenewalRatherThanPassed(t *testing.T) {
-	for _, level := range []string{"repeatable%20read", "serializable"} {
-		f := newFenceTrial(t, lockedPostgres, "&default_transaction_isolation="+level, takeoverSQL)
+	for _, level := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
+		f := newFenceTrial(t, lockedPostgres, level, takeoverSQL)
 		lease := newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
 		f.write(func() {})
 		wantErr(t, <-f.result, nil)
@@ -505,7 +511,8 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 
 func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 	for session, want := range map[string]string{"0": "1min", "90s": "1min", "5s": "5s"} {
-		f := newFenceTrial(t, lockedPostgres, "&idle_in_transaction_session_timeout="+session, takeoverSQL)
+		f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
+		f.store = openPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
 		ctx := t.Context()
 		err := f.store.Fenced(ctx, f.term, func(tx pgx.Tx) error {
 			var got string

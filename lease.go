@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -117,6 +118,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Labels = maps.Clone(cfg.Labels)
 
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
@@ -146,8 +148,7 @@ type Lease struct {
 	mu       sync.Mutex // guards the fields below; never held across I/O
 	seen     *sighting
 	leftover []leftover
-	badValue []byte // the payload whose decoding error was logged
-	newest   int64  // the greatest version that any term's record was seen to have
+	newest   int64 // the greatest version that any term's record was seen to have
 }
 
 // sighting is the object as it was last read, and since when it has stood
@@ -424,12 +425,20 @@ func (l *Lease) look(ctx context.Context) (Object, error) {
 	obj, err := l.store.Get(ctx, l.cfg.Key)
 	answered := time.Now()
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	before := l.seen
 	switch {
 	case errors.Is(err, ErrNotFound):
 		l.seen = nil
-	case err == nil && !l.seen.of(obj):
+	case err == nil && !before.of(obj):
 		l.seen = &sighting{object: obj, since: answered}
+	}
+	l.mu.Unlock()
+
+	if err == nil && (before == nil || !bytes.Equal(before.object.Payload, obj.Payload)) {
+		if _, err := decodeHolding(obj, l.cfg.TTL); err != nil {
+			l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+				"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
+		}
 	}
 	return obj, err
 }
@@ -458,13 +467,9 @@ func (l *Lease) held(obj Object) *HeldError {
 }
 
 func (l *Lease) decode(obj Object) Holding {
-	holding, err := decodeHolding(obj, l.cfg.TTL)
-	if holding.Term != "" { // another program's versions say nothing of ours
+	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
+	if holding.Term != "" {                     // another program's versions say nothing of ours
 		l.sawVersion(obj.Version)
-	}
-	if err != nil && l.firstSight(obj.Payload) {
-		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
-			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
 	}
 	return holding
 }
@@ -477,17 +482,6 @@ func (l *Lease) sawVersion(v int64) (before int64) {
 	before = l.newest
 	l.newest = max(l.newest, v)
 	return before
-}
-
-// firstSight reports whether this undecodable payload is another than the last.
-func (l *Lease) firstSight(payload []byte) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.badValue != nil && bytes.Equal(l.badValue, payload) {
-		return false
-	}
-	l.badValue = append([]byte{}, payload...)
-	return true
 }
 
 // leave notes a term that may stand in the store although nobody relies on it.

@@ -223,14 +223,23 @@ type Store interface {
 // this module do.
 type Lister interface {
 	// List returns at most limit objects of a type, those whose IDs come after
-	// the given one, ordered by ID as the database orders text.
+	// the given one, ordered by ID as the database orders text. A limit that is
+	// not positive is [ErrInvalid].
 	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
-// tombstoneAge is how long a store remembers the last version of a deleted
-// object. It must be longer than any clock is set back, and any call is under
-// way.
+// tombstoneAge is how far the clock must be past a deleted object's last version
+// before a store forgets it: further than any clock is set back.
 const tombstoneAge = 24 * time.Hour
+
+// validList refuses arguments that no [Lister] can accept.
+func validList(objectType, after string, limit int) error {
+	errs := []error{validText("object type", objectType), validText("id", after)}
+	if limit < 1 {
+		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
+	}
+	return errors.Join(errs...)
+}
 
 // answered reports whether err is an answer of the store: one of the contract's
 // errors, which leave no doubt about what was written. After any other error of

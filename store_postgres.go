@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -117,13 +118,16 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	err := s.pool.QueryRow(ctx, s.sql.get, key.Type, key.ID).
 		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
 	if err != nil {
-		return Object{}, opError(ctx, "get", key, s.explain(err))
+		return Object{}, opError(ctx, "get", key, s.explain(unreadable(err)))
 	}
 	return r.object(key, time.UnixMicro(nowUS)), nil
 }
 
 // List implements [Lister].
 func (s *PostgresStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
+	if err := validList(objectType, after, limit); err != nil {
+		return nil, opError(ctx, "list", Key{Type: objectType}, err)
+	}
 	rows, err := s.pool.Query(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
@@ -136,7 +140,7 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 		return r.object(key, time.UnixMicro(nowUS)), err
 	})
 	if err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
+		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(unreadable(err)))
 	}
 	return objects, nil
 }
@@ -170,8 +174,8 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 		}
 		return row{}, &ConflictError{Key: obj.Key, Wanted: cond.version, Current: current}
 	}
-	// The object may come and go between the statements; three times, and it is
-	// another's doing.
+	// What was in the way may be gone before we ask for it; three times, and it is
+	// others' doing.
 	for range 3 {
 		if cond.kind == unconditional {
 			if r, err := s.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
@@ -186,9 +190,10 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 			return row{}, err
 		}
 	}
-	// On another program's table the ID alone may be the key. Asked last, for on
-	// ours there is no index for the question.
-	return row{}, s.taken(ctx, s.sql.idTaken, obj.Key.ID)
+	if cond.kind == mustCreate {
+		return row{}, ErrExists
+	}
+	return row{}, &ConflictError{Key: obj.Key}
 }
 
 // replace writes an object that exists, in one round trip, or returns
@@ -249,33 +254,30 @@ func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *
 }
 
 // inTheWay says why an object could not be created: [ErrExists] or [ErrTaken];
-// nil where the reason is gone meanwhile.
+// nil where the reason is gone meanwhile, or is to be replaced.
 func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCondition) error {
 	switch _, err := s.version(ctx, obj.Key); {
 	case err == nil && cond.kind == mustCreate:
 		return ErrExists
 	case err == nil:
-		return nil // to be replaced, then
+		return nil
 	case !errors.Is(err, pgx.ErrNoRows):
 		return err
 	}
-	err := s.taken(ctx, s.sql.nameTaken, obj.Key.Type, obj.Name)
-	if errors.Is(err, ErrConflict) {
-		return nil
+	setup, err := s.setup(ctx)
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-// taken names the object that a query finds in another's place, as [ErrTaken].
-// Where there is none, there is nothing but contention.
-func (s *PostgresStore) taken(ctx context.Context, query string, args ...any) error {
 	var other Key
-	err := s.pool.QueryRow(ctx, query, args...).Scan(&other.Type, &other.ID)
+	err = s.pool.QueryRow(ctx, s.sql.nameTaken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
+	if errors.Is(err, pgx.ErrNoRows) && setup.idAlone {
+		err = s.pool.QueryRow(ctx, s.sql.idTaken, obj.Key.Type, obj.Key.ID).Scan(&other.Type, &other.ID)
+	}
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: %s", ErrTaken, other)
 	case errors.Is(err, pgx.ErrNoRows):
-		return fmt.Errorf("%w: others create and delete it all the time", ErrConflict)
+		return nil
 	default:
 		return err
 	}
@@ -339,5 +341,5 @@ func lockTimeout(ctx context.Context) sql.NullString {
 	}
 	left := time.Until(deadline)
 	left -= min(left/10, 50*time.Millisecond)
-	return sql.NullString{String: strconv.FormatInt(max(1, left.Milliseconds()), 10), Valid: true}
+	return sql.NullString{String: strconv.FormatInt(min(max(1, left.Milliseconds()), math.MaxInt32), 10), Valid: true}
 }

@@ -22,10 +22,9 @@ import (
 // errors. A transaction that idles for a minute, or for two TTLs if that is longer,
 // is ended by the server, lest a holder that is paused in fn keeps its row locks.
 //
-// The transaction has the isolation level that is the session's default. Above
-// READ COMMITTED the server ends it with a serialization failure (40001)
-// if the lease was renewed since its first statement; then try again, or use
-// READ COMMITTED.
+// fn may choose another isolation level by its first statement. Above READ
+// COMMITTED the server ends the transaction with a serialization failure (40001)
+// if the lease was renewed since; then try again.
 func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.Tx) error) error {
 	if term == nil {
 		return fmt.Errorf("tenure: fenced: %w: term is nil", ErrInvalid)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,6 +88,7 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 // postgresSetup is what was found in the database.
 type postgresSetup struct {
 	tombstones        bool          // the table is there, and this role may write it
+	idAlone           bool          // an ID is unique among all types, not only in its own
 	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0: none
 	synchronousCommit string
 }
@@ -116,9 +118,14 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 // inspect looks whether the tables fit. Types are compared here because the
 // server's own errors come late, or don't name the column.
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
+	if name := s.cfg.Table + byAgeSuffix; len(name) > maxIdentifier {
+		return nil, fmt.Errorf("%w: table name %q is too long by %d bytes: Postgres would cut off %q",
+			ErrSetup, s.cfg.Table, len(name)-maxIdentifier, byAgeSuffix)
+	}
 	found := &postgresSetup{}
 	var exists bool
 	var idleMS int64
+	var isolation string
 	var columns map[string]string
 	err := s.pool.QueryRow(ctx, `
 		SELECT to_regclass($1) IS NOT NULL,
@@ -127,9 +134,12 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
 				FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), '{}'),
 			(SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
-			current_setting('synchronous_commit')`,
+			current_setting('synchronous_commit'),
+			current_setting('default_transaction_isolation'),
+			EXISTS (SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id')`,
 		s.tables.objects, s.tables.tombstones).
-		Scan(&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit)
+		Scan(&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone)
 	if err != nil {
 		return nil, err
 	}
@@ -138,21 +148,31 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 		return nil, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
 	}
 	var errs []error
-	for _, want := range []struct{ column, types string }{
-		{"object_type", "text, character varying"},
-		{"id", "text, character varying"},
-		{"name", "text, character varying"},
-		{"labels", "jsonb"},
-		{"payload", "bytea"},
-		{"resource_version", "bigint"},
-		{"created_at_ms", "bigint"},
-		{"updated_at_ms", "bigint"},
+	if isolation != "read committed" {
+		// A snapshot that is older than the wait for a lock hides what was waited for.
+		errs = append(errs, fmt.Errorf("%w: default_transaction_isolation is %q, which must be \"read committed\" for the store's connections: set it in their URL, or for the role",
+			ErrSetup, isolation))
+	}
+	text := []string{"text", "character varying"}
+	for _, want := range []struct {
+		column string
+		types  []string
+	}{
+		{"object_type", text},
+		{"id", text},
+		{"name", text},
+		{"labels", []string{"jsonb"}},
+		{"payload", []string{"bytea"}},
+		{"resource_version", []string{"bigint"}},
+		{"created_at_ms", []string{"bigint"}},
+		{"updated_at_ms", []string{"bigint"}},
 	} {
 		switch is, ok := columns[want.column]; {
 		case !ok:
 			errs = append(errs, fmt.Errorf("%w: table %s lacks the column %s", ErrSetup, s.tables.objects, want.column))
-		case !strings.Contains(want.types, is):
-			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s", ErrSetup, want.column, s.tables.objects, is, want.types))
+		case !slices.Contains(want.types, is):
+			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s",
+				ErrSetup, want.column, s.tables.objects, is, strings.Join(want.types, " or ")))
 		}
 	}
 	return found, errors.Join(errs...)
@@ -184,9 +204,6 @@ func (s *PostgresStore) explain(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ErrNotFound
 	}
-	if scan := (pgx.ScanArgError{}); errors.As(err, &scan) {
-		return fmt.Errorf("%w: %w", ErrSetup, err)
-	}
 	switch code := sqlState(err); {
 	case code == "":
 		return err
@@ -199,6 +216,15 @@ func (s *PostgresStore) explain(err error) error {
 		code == "3D000",               // no such database
 		code == "22003",               // a column too narrow for a version
 		code == "23502":               // a column of another program that wants a value
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	return err
+}
+
+// unreadable marks a value that a read cannot take for what it should be. It is
+// not for writes: theirs have happened when their answer cannot be read.
+func unreadable(err error) error {
+	if scan := (pgx.ScanArgError{}); errors.As(err, &scan) {
 		return fmt.Errorf("%w: %w", ErrSetup, err)
 	}
 	return err

@@ -14,6 +14,12 @@ type postgresTables struct {
 	tombstonesByAge string // an index: it has no schema of its own
 }
 
+const (
+	tombstonesSuffix = "_tombstones"
+	byAgeSuffix      = tombstonesSuffix + "_by_age"
+	maxIdentifier    = 63 // bytes; Postgres cuts off what is longer
+)
+
 func newPostgresTables(schema, table string) postgresTables {
 	quote := func(name string) string {
 		if schema == "" {
@@ -24,8 +30,8 @@ func newPostgresTables(schema, table string) postgresTables {
 	return postgresTables{
 		schema:          schema,
 		objects:         quote(table),
-		tombstones:      quote(table + "_tombstones"),
-		tombstonesByAge: pgx.Identifier{table + "_tombstones_by_age"}.Sanitize(),
+		tombstones:      quote(table + tombstonesSuffix),
+		tombstonesByAge: pgx.Identifier{table + byAgeSuffix}.Sanitize(),
 	}
 }
 
@@ -72,9 +78,9 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		version: tables.in(`
 			SELECT resource_version FROM {objects} WHERE object_type = $1 AND id = $2`),
 		nameTaken: tables.in(`
-			SELECT object_type, id FROM {objects} WHERE object_type = $1 AND name = $2`),
+			SELECT object_type, id FROM {objects} WHERE object_type = $1 AND id <> $2 AND name = $3`),
 		idTaken: tables.in(`
-			SELECT object_type, id FROM {objects} WHERE id = $1`),
+			SELECT object_type, id FROM {objects} WHERE id = $2 AND object_type <> $1`),
 
 		setLockTimeout: lockTimeout(`SELECT {lock_timeout}`, "$1"),
 		// DO NOTHING rather than an error: no aborted transaction, no line in
@@ -114,16 +120,20 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
 				RETURNING resource_version),
 			buried AS (
-				INSERT INTO {tombstones} AS t (object_type, id, resource_version, deleted_at_ms)
-				SELECT $1, $2, resource_version, {now_ms} FROM gone
-				ON CONFLICT (object_type, id) DO UPDATE SET deleted_at_ms = excluded.deleted_at_ms,
-					resource_version = greatest(t.resource_version, excluded.resource_version)),
+				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
+				SELECT $1, $2, resource_version FROM gone
+				ON CONFLICT (object_type, id) DO UPDATE
+					SET resource_version = greatest(t.resource_version, excluded.resource_version)
+				RETURNING 1),
 			pruned AS (
 				DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 					SELECT ctid FROM {tombstones}
-					WHERE deleted_at_ms < (SELECT {now_ms} - 86400000) -- a day; the subselect lets the index be used
+					WHERE resource_version < (SELECT {now_us} - 86400000000) -- a day; the subselect lets the index be used
 						AND (object_type, id) <> ($1, $2) -- a row can't be written twice by one statement
-					ORDER BY deleted_at_ms LIMIT 10 FOR UPDATE SKIP LOCKED)))
+						-- Not before our own is locked: two deletes that prune each
+						-- other's would deadlock.
+						AND (SELECT count(*) FROM buried) >= 0
+					ORDER BY resource_version LIMIT 10 FOR UPDATE SKIP LOCKED)))
 			SELECT count(*) FROM gone`, "$4"),
 	}
 }

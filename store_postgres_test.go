@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,7 +48,7 @@ func TestAVersionIsDrawnAfterTheWaitForALock(t *testing.T) {
 	// Far above the clock, so that only the tombstone can keep the version up.
 	deleted := old.Version + int64(time.Hour/time.Microsecond)
 	execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
-	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`, key.Type, key.ID, deleted)
+	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3)`, key.Type, key.ID, deleted)
 	wantErr(t, tx.Commit(ctx), nil)
 	if obj := <-created; obj.Version <= deleted {
 		t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
@@ -68,7 +70,7 @@ func TestAVersionIsDrawnAfterTheWaitForALock(t *testing.T) {
 	}()
 	awaitLockWait(t, pool)
 	execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
-	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`, key.Type, key.ID, deleted)
+	execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3)`, key.Type, key.ID, deleted)
 	wantErr(t, tx.Commit(ctx), nil)
 	if obj := <-created; obj.Version <= deleted {
 		t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
@@ -204,14 +206,14 @@ func TestRenewalsAreHOTUpdates(t *testing.T) {
 	}
 }
 
-func TestTombstonesArePrunedAfterADay(t *testing.T) {
+func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
 	url := postgresURL(t)
 	store := openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, store)
 	pool := postgresPool(t, url)
-	execPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1, 5 FROM generate_series(1, 10) i`)
+	execPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1 FROM generate_series(1, 10) i`)
 	// The object's own tombstone is old too, and is not pruned but raised.
-	execPostgres(t, pool, `INSERT INTO objects_tombstones VALUES ('t', 'new', 1, 6)`)
+	execPostgres(t, pool, `INSERT INTO objects_tombstones VALUES ('t', 'new', 2)`)
 	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}})
 	wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
 	var ids string
@@ -220,6 +222,81 @@ func TestTombstonesArePrunedAfterADay(t *testing.T) {
 	if err != nil || ids != "new" || version != obj.Version {
 		t.Errorf("got tombstones of %s, version %d, %v; want only new at %d", ids, version, err, obj.Version)
 	}
+}
+
+// Each delete may find the other's old tombstone to prune.
+func TestDeletesThatPruneEachOthersTombstonesDoNotDeadlock(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url+"&pool_max_conns=8", tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	for range 40 {
+		var objects []tenure.Object
+		for i := range 8 {
+			key := tenure.Key{Type: "t", ID: fmt.Sprint(i)}
+			objects = append(objects, put(t, store, tenure.Object{Key: key}))
+			execPostgres(t, pool, `INSERT INTO objects_tombstones VALUES ($1, $2, 1)
+				ON CONFLICT (object_type, id) DO UPDATE SET resource_version = 1`, key.Type, key.ID)
+		}
+		var wg sync.WaitGroup
+		for _, obj := range objects {
+			wg.Go(func() {
+				if err := store.DeleteIf(context.Background(), obj.Key, obj.Version); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+func TestATombstoneAheadOfTheClockIsKeptHoweverOld(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	key := tenure.Key{Type: "t", ID: "1"}
+	obj := put(t, store, tenure.Object{Key: key})
+	ahead := obj.Version + int64(72*time.Hour/time.Microsecond) // as if written while the clock was
+	execPostgres(t, pool, `UPDATE objects SET resource_version = $1`, ahead)
+	wantErr(t, store.DeleteIf(t.Context(), key, ahead), nil)
+	for i := range 3 { // deletes of others, which prune
+		other := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint("other", i)}})
+		wantErr(t, store.DeleteIf(t.Context(), other.Key, other.Version), nil)
+	}
+	if obj := put(t, store, tenure.Object{Key: key}); obj.Version <= ahead {
+		t.Errorf("version %d follows %d", obj.Version, ahead)
+	}
+}
+
+func TestASessionThatIsolatesMoreThanReadCommittedIsRefusedByName(t *testing.T) {
+	url := postgresURL(t)
+	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+	for _, level := range []string{"repeatable%20read", "serializable"} {
+		_, err := tenure.OpenPostgres(t.Context(), url+"&default_transaction_isolation="+level, tenure.PostgresConfig{Logger: quiet})
+		if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "default_transaction_isolation") {
+			t.Errorf("%s: got %v, want ErrSetup that names the setting", level, err)
+		}
+	}
+}
+
+func TestATableNameThatPostgresWouldCutOffIsRefused(t *testing.T) {
+	_, err := tenure.OpenPostgres(t.Context(), postgresURL(t), tenure.PostgresConfig{Table: strings.Repeat("x", 46), Logger: quiet})
+	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "too long by 1") {
+		t.Errorf("got %v", err)
+	}
+	migrate(t, openPostgres(t, postgresURL(t), tenure.PostgresConfig{Table: strings.Repeat("x", 45)}))
+}
+
+func TestADeadlineThatIsFarAwayIsNoObstacle(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*365*24*time.Hour)
+	defer cancel()
+	obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.Unconditional())
+	wantErr(t, err, nil)
+	wantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
 }
 
 func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {

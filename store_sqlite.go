@@ -168,7 +168,7 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 	}
 	obj, err := s.get(ctx, s.db, key)
 	if err != nil {
-		return Object{}, opError(ctx, "get", key, sqliteError(err))
+		return Object{}, opError(ctx, "get", key, sqliteError(sqliteUnreadable(err)))
 	}
 	return obj, nil
 }
@@ -187,6 +187,9 @@ func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	fail := func(err error) ([]Object, error) { return nil, opError(ctx, "list", Key{Type: objectType}, err) }
+	if err := validList(objectType, after, limit); err != nil {
+		return fail(err)
+	}
 	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
 		return fail(sqliteError(err))
@@ -197,7 +200,7 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 		var r row
 		key := Key{Type: objectType}
 		if err := rows.Scan(&key.ID, &r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated); err != nil {
-			return fail(sqliteError(err))
+			return fail(sqliteError(sqliteUnreadable(err)))
 		}
 		objects = append(objects, r.object(key, time.Now()))
 	}
@@ -296,14 +299,19 @@ func (s *SQLiteStore) version(ctx context.Context, conn sqliteConn, key Key) (v 
 	return v, err
 }
 
-// takenBy names the object that has this one's ID or name.
+// takenBy names the object that has this one's name, or on another program's
+// table its ID.
 func (s *SQLiteStore) takenBy(ctx context.Context, conn sqliteConn, obj Object) error {
 	var other Key
 	err := conn.QueryRowContext(ctx, s.sql.taken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrTaken, err)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: %s", ErrTaken, other)
+	case errors.Is(err, sql.ErrNoRows):
+		return fmt.Errorf("%w: by a key that only table %s knows of", ErrTaken, s.cfg.Table)
+	default:
+		return err
 	}
-	return fmt.Errorf("%w: %s", ErrTaken, other)
 }
 
 // DeleteIf implements [Store].
@@ -330,11 +338,10 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 			}
 			return &ConflictError{Key: key, Wanted: version, Current: current}
 		}
-		now := time.Now()
-		if _, err := tx.ExecContext(ctx, s.sql.bury, key.Type, key.ID, version, now.UnixMilli()); err != nil {
+		if _, err := tx.ExecContext(ctx, s.sql.bury, key.Type, key.ID, version); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, s.sql.prune, now.Add(-tombstoneAge).UnixMilli())
+		_, err = tx.ExecContext(ctx, s.sql.prune, time.Now().Add(-tombstoneAge).UnixMicro())
 		return err
 	})
 	if err != nil {
@@ -401,20 +408,20 @@ func newSQLiteStatements(table string) sqliteStatements {
 			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
 		taken: names.Replace(`
-			SELECT object_type, id FROM {objects} WHERE object_type = ?1 AND name = ?3 OR id = ?2 LIMIT 1`),
+			SELECT object_type, id FROM {objects} WHERE object_type = ?1 AND name = ?3 OR object_type <> ?1 AND id = ?2
+			ORDER BY object_type <> ?1 LIMIT 1`),
 		remove: names.Replace(`
 			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?3`),
 		bury: names.Replace(`
-			INSERT INTO {tombstones} (object_type, id, resource_version, deleted_at_ms) VALUES (?1, ?2, ?3, ?4)
-			ON CONFLICT (object_type, id) DO UPDATE SET deleted_at_ms = excluded.deleted_at_ms,
-				resource_version = max(resource_version, excluded.resource_version)`),
+			INSERT INTO {tombstones} (object_type, id, resource_version) VALUES (?1, ?2, ?3)
+			ON CONFLICT (object_type, id) DO UPDATE SET resource_version = max(resource_version, excluded.resource_version)`),
 		lock: names.Replace(`
 			DELETE FROM {tombstones} WHERE false`),
 		fence: names.Replace(`
 			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
 		prune: names.Replace(`
 			DELETE FROM {tombstones} WHERE rowid IN
-				(SELECT rowid FROM {tombstones} WHERE deleted_at_ms < ?1 ORDER BY deleted_at_ms LIMIT 10)`),
+				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),
 	}
 }
 
@@ -440,8 +447,17 @@ func sqliteError(err error) error {
 		return fmt.Errorf("%w: %w (call Migrate once)", ErrSetup, err)
 	case has("UNIQUE constraint failed"):
 		return fmt.Errorf("%w: %w", ErrTaken, err)
-	case has("no such column", "has no column named", "sql: Scan error", "datatype mismatch",
+	case has("no such column", "has no column named", "datatype mismatch",
 		"unable to open database", "readonly database", "not a database"):
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	return err
+}
+
+// sqliteUnreadable marks a value that a read cannot take for what it should be. It
+// is not for writes: theirs have happened when their answer cannot be read.
+func sqliteUnreadable(err error) error {
+	if strings.Contains(err.Error(), "sql: Scan error") {
 		return fmt.Errorf("%w: %w", ErrSetup, err)
 	}
 	return err

@@ -39,7 +39,7 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 			deleted := old.Version + int64(time.Hour/time.Microsecond)
 			for _, statement := range []string{
 				`DELETE FROM objects WHERE id = $2 AND $1 <> '' AND $3 > 0`,
-				`INSERT INTO objects_tombstones VALUES ($1, $2, $3, 0)`,
+				`INSERT INTO objects_tombstones VALUES ($1, $2, $3)`,
 			} {
 				_, err := tx.ExecContext(ctx, statement, key.Type, key.ID, deleted)
 				wantErr(t, err, nil)

@@ -20,11 +20,11 @@ type Term struct {
 	token      int64
 	acquiredAt time.Time
 	payload    []byte        // the record, the same bytes for the whole term
-	trusted    time.Duration // TTL − Margin; 0: a local term, which no time ends
+	trusted    time.Duration // TTL − Margin
 
 	ended      atomic.Pointer[error] // why the term is over; nil: it is not
 	deleteSent atomic.Bool           // by a release whose answer we don't know
-	trust      atomic.Pointer[trust] // nil: a local term
+	trust      atomic.Pointer[trust] // nil: a local term, which no time ends
 
 	mu      sync.Mutex // orders extensions; never held across I/O
 	version int64      // of the object, as far as we know
@@ -50,9 +50,9 @@ func (t *trust) covers(now time.Time) bool {
 }
 
 // newLocalTerm makes the term of a coordinator that has no lease to lose.
-func newLocalTerm(key Key, holder string) *Term {
+func newLocalTerm(key Key, holder string, lastToken int64) *Term {
 	now := time.Now()
-	return &Term{key: key, id: uuid.NewString(), holder: holder, token: now.UnixMicro(), acquiredAt: now}
+	return &Term{key: key, id: uuid.NewString(), holder: holder, token: max(lastToken+1, now.UnixMicro()), acquiredAt: now}
 }
 
 // Key returns the key of the lease.
@@ -67,7 +67,9 @@ func (t *Term) Record() []byte { return t.payload }
 func (t *Term) ID() string { return t.id }
 
 // Token returns the fencing token: of two terms of one lease, the later has the
-// greater one, for ever.
+// greater one, for ever. Where there is no lease to lose, see
+// [Store.SingleReplica], it is drawn from the process clock, and holds for as long
+// as that is not set back between two processes.
 func (t *Term) Token() int64 { return t.token }
 
 // Holder returns the name under which the term was acquired.
@@ -148,7 +150,7 @@ func (t *Term) currentVersion() int64 {
 	return t.version
 }
 
-func (t *Term) local() bool { return t.trusted == 0 }
+func (t *Term) local() bool { return t.trust.Load() == nil }
 
 // jobScope is what a job finds in its context.
 type jobScope struct {
