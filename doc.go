@@ -55,12 +55,28 @@
 // the TTL finds out only when it runs again, and the instruction that it was
 // about to execute comes first. [Term.Valid] and [Coordinator.IsHolder] turn
 // false by themselves at once, but nothing can vouch for the next instant. What
-// must never be done by a holder of the past needs the fencing token, checked
-// by the resource that is written.
+// must never be done by a holder of the past is to be fenced.
 //
 // A job that does not return when its context ends may overlap with another
 // replica's: the coordinator reports it, stops to renew, and competes no more
 // until it has returned.
+//
+// # Fencing
+//
+// [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that
+// commits only if the term is still the lease's; [Fence] makes of any [Store] one
+// whose writes are fenced in the same way. A fenced write of one term never
+// commits after the next term began, whatever the pauses, clocks and partitions.
+// That is for writes to the database that has the lease. Another resource takes
+// [Term.Token] with each request and admits none that is below the greatest it
+// has seen, as a [Gate] does.
+//
+// Tokens increase as long as the database keeps what it has committed. A restore
+// of the table from an older state does no harm while the database's clock is
+// right, for the token is never below the time in microseconds. If both go
+// back, a replica that has seen a greater token refuses to begin a term, with
+// [ErrSetup]: set the clock right, or raise resource_version above the greatest
+// token known.
 //
 // # Concurrency
 //

@@ -2,6 +2,7 @@ package tenure_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -89,6 +90,95 @@ func ExampleLease() {
 	// b: b <nil>
 	// b's token is greater: true
 	// a's renewal is lost: true
+}
+
+// A job whose writes must not come from a holder of the past makes them through
+// a fence, by its term.
+func ExampleFence() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{})
+	term, err := lease.AcquireOrSteal(ctx) // in a job: tenure.TermFromContext(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fenced, err := tenure.Fence(store, term)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	obj := tenure.Object{Key: tenure.Key{Type: "sandbox", ID: "one"}}
+	_, err = fenced.PutIf(ctx, obj, tenure.Unconditional())
+	fmt.Println("while the term stands:", err)
+
+	if err := lease.Release(ctx, term); err != nil {
+		fmt.Println(err)
+	}
+	_, err = fenced.PutIf(ctx, obj, tenure.Unconditional())
+	fmt.Println("afterwards:", errors.Is(err, tenure.ErrLost))
+	// Output:
+	// while the term stands: <nil>
+	// afterwards: true
+}
+
+// A resource in a table of another database, which cannot see the lease, keeps the
+// greatest fencing token beside its data and admits no smaller one: a
+// [tenure.Gate] in SQL, which outlives the process.
+func ExampleGate_sql() {
+	resource, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resource.Close()
+	resource.SetMaxOpenConns(1)
+	if _, err := resource.Exec(`
+		CREATE TABLE volumes (name TEXT PRIMARY KEY, attached_to TEXT, token BIGINT NOT NULL DEFAULT 0);
+		INSERT INTO volumes (name) VALUES ('data')`); err != nil {
+		fmt.Println(err)
+		return
+	}
+	attach := func(host string, token int64) {
+		result, err := resource.Exec(`
+			UPDATE volumes SET attached_to = ?1, token = ?2
+			WHERE name = 'data' AND token <= ?2`, host, token)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		admitted, _ := result.RowsAffected()
+		fmt.Printf("token %d: %d row\n", token, admitted)
+	}
+	attach("host-a", 101) // the first term
+	attach("host-b", 102) // the next
+	attach("host-a", 101) // the first again, which was paused and missed its end
+	attach("host-b", 102)
+	// Output:
+	// token 101: 1 row
+	// token 102: 1 row
+	// token 101: 0 row
+	// token 102: 1 row
+}
+
+func ExampleGate() {
+	var gate tenure.Gate // beside the resource, under the same lock
+	fmt.Println(gate.Admit(101))
+	fmt.Println(gate.Admit(102))
+	fmt.Println(gate.Admit(101))
+	// Output:
+	// <nil>
+	// <nil>
+	// tenure: gate: lease lost: token 101 is below 102
 }
 
 // The same table keeps the service's own objects, changed by compare-and-swap.

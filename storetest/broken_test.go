@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -466,6 +467,15 @@ var breakages = []struct {
 		}
 	}},
 	{"a list whose context has ended says so", "contexts are ignored", deaf},
+
+	{"an invalid list is refused", "a limit below zero is none", func(b *broken) {
+		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+			if limit < 0 {
+				limit = math.MaxInt
+			}
+			return b.Mem.List(ctx, objectType, after, limit)
+		}
+	}},
 
 	{"a fence lets the writes of a standing term through", "a renewal breaks the fence", func(b *broken) {
 		b.checkedFirst(func(term *tenure.Term, _ tenure.Object, _ tenure.WriteCondition) error {

@@ -133,6 +133,10 @@ func (m *Mem) check(fence *tenure.Term) error {
 // List returns copies of at most limit objects of a type, in the order of
 // their IDs' bytes, beginning after the given one.
 func (m *Mem) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	arguments := tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}
+	if limit < 1 || arguments.Validate() != nil {
+		return nil, fmt.Errorf("storetest: list %q after %q, limit %d: %w", objectType, after, limit, tenure.ErrInvalid)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("storetest: list %s: %w", objectType, err)
 	}

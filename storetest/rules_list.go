@@ -124,3 +124,18 @@ func listWithEndedContext(t *testing.T, store *watched) {
 		}
 	}
 }
+
+func invalidListIsRefused(t *testing.T, store *watched) {
+	l := lister(t, store)
+	put(t, store, numbered("a", 1), tenure.MustCreate())
+	for _, call := range []struct {
+		objectType, after string
+		limit             int
+	}{
+		{"widget", "", 0}, {"widget", "", -1}, {"wid\x00get", "", 1}, {"wid\xffget", "", 1}, {"widget", "a\x00", 1}, {"widget", "a\xff", 1},
+	} {
+		if _, err := l.List(t.Context(), call.objectType, call.after, call.limit); !errors.Is(err, tenure.ErrInvalid) {
+			t.Errorf("List(%q, after %q, limit %d): got error %v, want ErrInvalid", call.objectType, call.after, call.limit, err)
+		}
+	}
+}

@@ -127,6 +127,10 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"The error of a List whose context has ended is context.Canceled or context.DeadlineExceeded by errors.Is, and names the type.",
 			listWithEndedContext},
 
+		{"an invalid list is refused",
+			"A limit that is not positive, and a type or an ID that no key can have, are ErrInvalid: the same on every store. An ID may be empty, to begin with the first.",
+			invalidListIsRefused},
+
 		{"a fence lets the writes of a standing term through",
 			"The store that Fence returns reads and writes as the store itself does, with the same conditions, for as long as the term's record stands: renewals change its version, not its payload.",
 			fenceLetsTermThrough},

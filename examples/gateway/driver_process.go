@@ -267,9 +267,13 @@ func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 			// another group while one of them is there.
 			return signalGroup(inst.PID, syscall.SIGKILL)
 		}
+		// Not the cause, which may be the loss of the lease: as an error that means
+		// a refused write.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		case <-ctx.Done(): // a last look, for it may have taken long to get here
 		case <-kill.C:
 			if err := signalGroup(inst.PID, syscall.SIGKILL); err != nil {
 				return err

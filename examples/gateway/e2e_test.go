@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgtest"
 )
 
@@ -339,7 +342,7 @@ func (f *fleet) exercise(t *testing.T) {
 		{"OnlyTheHolderSweeps", f.onlyTheHolderSweeps},
 		{"AStoppedHolderIsReplacedWithinASecond", f.stoppedHolder},
 		{"AKilledHolderIsReplacedWithinTTLAndASecond", f.killedHolder},
-		{"APausedHolderIsNoneFromItsFirstAnswerOn", f.pausedHolder},
+		{"APausedHolderIsNoneFromItsFirstAnswerOnAndWritesNothing", f.pausedHolder},
 	} {
 		began := time.Now()
 		step.run(t)
@@ -417,12 +420,70 @@ func (f *fleet) killedHolder(t *testing.T) {
 	f.restart(t, holder)
 }
 
+// open opens the gateways' store.
+func (f *fleet) open(t *testing.T) sandboxes {
+	t.Helper()
+	opts, err := parseOptions(f.store, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := openStore(t.Context(), opts.store, opts.shared, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return sandboxes{db}
+}
+
+// addUndying adds a sandbox in phase Deleting whose process no driver can end: it
+// leads no process group, so there is none to be signalled. The sweep that finds
+// it is in the middle of the deletion for as long as the test wants.
+func (f *fleet) addUndying(t *testing.T, store sandboxes) (sb Sandbox, end func()) {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	t.Cleanup(end)
+
+	inst := Instance{ID: uuid.NewString(), Name: "undying", Command: cmd.Args, CreatedAt: time.Now(), PID: cmd.Process.Pid}
+	var err error
+	if inst.Birth, _, err = inspectProcess(inst.PID); err != nil {
+		t.Fatal(err)
+	}
+	driver := &processDriver{dir: f.state}
+	if err := os.Mkdir(driver.live(inst.ID), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := driver.record(inst); err != nil {
+		t.Fatal(err)
+	}
+	sb = Sandbox{Name: inst.Name, record: record{Instance: inst.ID, Command: inst.Command, Phase: Deleting}}
+	if sb, err = store.put(t.Context(), sb, tenure.MustCreate()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "a sweep has begun its deletion", func() bool {
+		_, err := os.Stat(driver.deleted(inst.ID))
+		return err == nil
+	})
+	return sb, end
+}
+
 func (f *fleet) pausedHolder(t *testing.T) {
 	holder := f.holder(t, time.Second)
 	token := holder.health(t).Token
+	store := f.open(t)
+	undying, end := f.addUndying(t, store)
 	stopped := time.Now()
 	holder.signal(t, syscall.SIGSTOP)
 	next := f.holder(t, replicaTTL+time.Second, holder)
+	if got := next.health(t).Token; got <= token {
+		t.Errorf("the next token is %d, want more than %d", got, token)
+	}
 
 	// A request that has arrived before it goes on is what it answers first.
 	conn, err := net.Dial("tcp", holder.addr)
@@ -437,6 +498,12 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	if log := holder.log(); strings.Contains(log[strings.LastIndex(log, "job started"):], "job stopped") {
 		t.Error("the job has stopped before the pause")
 	}
+	// What the paused holder's sweep waits for happens now. The next holder, which
+	// waits for it too, dies before: its term stands until the TTL has passed, and
+	// nobody but the old holder touches the record. Only the fence stops that one.
+	next.signal(t, syscall.SIGKILL)
+	<-next.exited
+	end()
 	continued := time.Now()
 	holder.signal(t, syscall.SIGCONT)
 	conn.SetReadDeadline(continued.Add(5 * time.Second))
@@ -467,13 +534,24 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	if took := at.Sub(continued); took > 100*time.Millisecond {
 		t.Errorf("its job stopped %v after the pause, want at most 100ms", took)
 	}
+	refused := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=%s error=`, token, undying.Name)
+	eventually(t, time.Second, "the write that it had begun is refused", func() bool {
+		return strings.Contains(holder.log(), refused)
+	})
+	if got, err := store.get(t.Context(), undying.Name); err != nil || got.Version != undying.Version {
+		t.Errorf("after the refused write the record is %+v, %v, want it as it was, %+v", got, err, undying)
+	}
 	eventually(t, 5*time.Second, "it is a standby that knows the next holder", func() bool {
 		h := holder.health(t)
 		return h.Role == "standby" && h.Holder == next.name
 	})
-	if h := next.health(t); !h.IsHolder || h.Token <= token {
-		t.Errorf("the next holder answered %+v", h)
-	}
+
+	f.restart(t, next)
+	f.holder(t, replicaTTL+time.Second)
+	eventually(t, 2*time.Second, "the deletion is finished in a later term", func() bool {
+		_, err := store.get(t.Context(), undying.Name)
+		return errors.Is(err, tenure.ErrNotFound)
+	})
 }
 
 func (f *fleet) restartUnderLoad(t *testing.T, server *pgtest.Server) {

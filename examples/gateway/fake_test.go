@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -102,31 +101,20 @@ func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// hookStore is a store in memory whose writes a test can forestall.
-type hookStore struct {
-	*storetest.Mem
-	beforePut func(obj tenure.Object) error
-	onList    func() error
-}
+// newStore returns a store in memory, whose calls a test can hook.
+func newStore() *storetest.FaultyStore { return storetest.Faulty(storetest.NewMem(), nil) }
 
-func (s *hookStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	if s.beforePut != nil {
-		if err := s.beforePut(obj); err != nil {
-			return tenure.Object{}, err
+// before is a hook that does something before a call for sandboxes. Where that
+// fails, so does the call.
+func before(op string, do func() error) storetest.Hook {
+	return func(ctx context.Context, call storetest.Call, pass func(context.Context) error) error {
+		if call.Op == op && call.Key.Type == sandboxType {
+			if err := do(); err != nil {
+				return err
+			}
 		}
+		return pass(ctx)
 	}
-	return s.Mem.PutIf(ctx, obj, cond)
 }
-
-func (s *hookStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	if s.onList != nil {
-		if err := s.onList(); err != nil {
-			return nil, err
-		}
-	}
-	return s.Mem.List(ctx, objectType, after, limit)
-}
-
-func newHookStore() *hookStore { return &hookStore{Mem: storetest.NewMem()} }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))

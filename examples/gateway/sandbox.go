@@ -58,6 +58,13 @@ type sandboxes struct {
 	store tenure.Store
 }
 
+// fenced returns the same sandboxes, whose changes are refused with
+// [tenure.ErrLost] once the term is not the lease's any more.
+func (s sandboxes) fenced(term *tenure.Term) (sandboxes, error) {
+	store, err := tenure.Fence(s.store, term)
+	return sandboxes{store}, err
+}
+
 // create records a new sandbox, or returns [tenure.ErrExists] or
 // [tenure.ErrTaken].
 func (s sandboxes) create(ctx context.Context, name, instance string, command []string) (Sandbox, error) {
@@ -117,6 +124,10 @@ func (s sandboxes) finish(ctx context.Context, driver Driver, sb Sandbox) error 
 			return &driverError{err}
 		}
 	}
+	// Nothing of it runs any more, so the record goes even where ctx has ended
+	// meanwhile. Whether a job comes too late for that is its fence's to say.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
 	err := s.delete(ctx, sb)
 	if errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrConflict) {
 		return nil // another gateway was faster; the name may even live again

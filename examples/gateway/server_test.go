@@ -14,18 +14,19 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // serverTest is a server without a network, on a store in memory.
 type serverTest struct {
 	*server
 	t      *testing.T
-	store  *hookStore
+	store  *storetest.FaultyStore
 	driver *fakeDriver
 }
 
 func newServerTest(t *testing.T) *serverTest {
-	st := &serverTest{t: t, store: newHookStore(), driver: newFakeDriver()}
+	st := &serverTest{t: t, store: newStore(), driver: newFakeDriver()}
 	st.server = &server{sandboxes: sandboxes{st.store}, driver: st.driver, log: quiet}
 	return st
 }
@@ -161,10 +162,10 @@ func TestADeletionPrevailsOverWhatIsWrittenMeanwhile(t *testing.T) {
 	st := newServerTest(t)
 	var sb Sandbox
 	st.do("POST", "/sandboxes", createBox, &sb)
-	st.store.beforePut = func(tenure.Object) error {
-		st.store.beforePut = nil
+	st.store.SetHook(before("put", func() error {
+		st.store.SetHook(nil)
 		return st.sandboxes.exited(t.Context(), Instance{ID: sb.Instance, Name: "box"})
-	}
+	}))
 	st.want(204, "DELETE", "/sandboxes/box", "")
 	st.want(404, "GET", "/sandboxes/box", "")
 }
@@ -199,7 +200,7 @@ func TestARecordThatCannotBeReadCanBeListedAndDeleted(t *testing.T) {
 
 func TestAStoreThatIsDownIsNoFaultOfTheClient(t *testing.T) {
 	st := newServerTest(t)
-	st.store.beforePut = func(tenure.Object) error { return errors.New("dial db.internal: refused") }
+	st.store.SetHook(before("put", func() error { return errors.New("dial db.internal: refused") }))
 	var body struct{ Error string }
 	if got := st.do("POST", "/sandboxes", createBox, &body); got != http.StatusServiceUnavailable || strings.Contains(body.Error, "db.internal") {
 		t.Errorf("got %d %+v, want %d and no details", got, body, http.StatusServiceUnavailable)
@@ -210,7 +211,7 @@ func TestAClientThatHangsUpDoesNotStopWhatItBegan(t *testing.T) {
 	st := newServerTest(t)
 	ctx, hangUp := context.WithCancel(t.Context())
 	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(createBox)).WithContext(ctx)
-	st.store.beforePut = func(tenure.Object) error { hangUp(); return nil }
+	st.store.SetHook(before("put", func() error { hangUp(); return nil }))
 	st.handler().ServeHTTP(httptest.NewRecorder(), r)
 	var sb Sandbox
 	if got := st.do("GET", "/sandboxes/box", "", &sb); got != 200 || sb.Phase != Ready {

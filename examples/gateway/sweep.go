@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -28,7 +29,16 @@ type tally struct {
 // then. Records written since are left alone. What is decided on a record
 // that somebody writes meanwhile fails by its version, and the next sweep sees to
 // it.
+//
+// Its writes are fenced by its term: a gateway that is paused in a sweep for so
+// long that another holds the lease can't finish what it had begun.
 func (w *watchers) sweep(ctx context.Context) error {
+	term := tenure.TermFromContext(ctx)
+	log := w.log.With("token", term.Token())
+	fenced, err := w.sandboxes.fenced(term)
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	instances, err := w.driver.List(ctx)
 	if err != nil {
@@ -54,9 +64,14 @@ func (w *watchers) sweep(ctx context.Context) error {
 		if sb.Age <= listed {
 			continue
 		}
-		if err := w.reconcile(ctx, sb, inst, &done); ctx.Err() != nil {
+		err := w.reconcile(ctx, fenced, sb, inst, &done)
+		switch {
+		case errors.Is(err, tenure.ErrLost):
+			log.Warn(writeRefused, "sandbox", sb.Name, "error", err)
+			return nil
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		} else if err != nil {
+		case err != nil:
 			errs = append(errs, fmt.Errorf("sandbox %s: %w", sb.Name, err))
 		}
 	}
@@ -74,36 +89,36 @@ func (w *watchers) sweep(ctx context.Context) error {
 	}
 
 	w.sweeps.Add(1)
-	log := w.log.Info
+	level := slog.LevelInfo
 	if done == (tally{}) {
-		log = w.log.Debug
+		level = slog.LevelDebug
 	}
-	log("sweep", "sandboxes", len(list), "instances", len(instances),
+	log.Log(ctx, level, "sweep", "sandboxes", len(list), "instances", len(instances),
 		"failed", done.failed, "pruned", done.pruned, "deleted", done.deleted, "orphans", done.orphans)
 	return errors.Join(errs...)
 }
 
 // reconcile does what there is to do for one sandbox. Its instance is the zero
 // value where the backend doesn't know it.
-func (w *watchers) reconcile(ctx context.Context, sb Sandbox, inst Instance, done *tally) error {
+func (w *watchers) reconcile(ctx context.Context, fenced sandboxes, sb Sandbox, inst Instance, done *tally) error {
 	count, err := &done.failed, error(nil)
 	switch {
 	case sb.Phase == Deleting:
-		count, err = &done.deleted, w.sandboxes.finish(ctx, w.driver, sb)
+		count, err = &done.deleted, fenced.finish(ctx, w.driver, sb)
 
 	case sb.Phase == Ready && !inst.Alive:
-		_, err = w.sandboxes.fail(ctx, sb, fmt.Sprintf("process %d is gone", sb.PID))
+		_, err = fenced.fail(ctx, sb, fmt.Sprintf("process %d is gone", sb.PID))
 
 	case sb.Phase == Provisioning && sb.Age >= w.grace:
 		// Whoever began it will find the conflict, if he is still there.
-		_, err = w.sandboxes.fail(ctx, sb, "its creation was not finished")
+		_, err = fenced.fail(ctx, sb, "its creation was not finished")
 
 	case sb.Phase == Error && inst.Alive:
 		return w.driver.Delete(ctx, inst.ID) // the record goes after its grace, as any
 
 	case sb.Phase == Error && sb.Age >= w.grace:
 		count = &done.pruned
-		if err = w.sandboxes.delete(ctx, sb); err == nil {
+		if err = fenced.delete(ctx, sb); err == nil {
 			err = w.driver.Delete(ctx, sb.Instance)
 		}
 

@@ -3,14 +3,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 const testGrace = time.Minute
@@ -19,14 +23,64 @@ const testGrace = time.Minute
 type sweepTest struct {
 	*watchers
 	t      *testing.T
-	store  *hookStore
+	job    context.Context // of a term of the lease in the store
+	store  *storetest.FaultyStore
 	driver *fakeDriver
 }
 
 func newSweepTest(t *testing.T) *sweepTest {
-	st := &sweepTest{t: t, store: newHookStore(), driver: newFakeDriver()}
+	st := &sweepTest{t: t, store: newStore(), driver: newFakeDriver()}
 	st.watchers = &watchers{sandboxes: sandboxes{st.store}, driver: st.driver, grace: testGrace, log: quiet}
+	st.job = jobContext(t, st.store)
 	return st
+}
+
+// jobContext begins a term of the store's lease, which lasts as long as the test,
+// and returns the context of its job.
+func jobContext(t *testing.T, store tenure.Store) context.Context {
+	t.Helper()
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := make(chan context.Context, 1)
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Reconcile: func(ctx context.Context) error {
+			began <- ctx
+			<-ctx.Done()
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	returned := make(chan error, 1)
+	go func() { returned <- coordinator.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-returned; err != nil {
+			t.Error(err)
+		}
+	})
+	return <-began
+}
+
+// takeOver gives the lease to another replica, without its holder's knowledge.
+func takeOver(ctx context.Context, store tenure.Store) error {
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: "another", Logger: quiet})
+	if err != nil {
+		return err
+	}
+	held, err := lease.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := store.DeleteIf(ctx, held.Key, held.Version); err != nil {
+		return err
+	}
+	_, err = lease.TryAcquire(ctx)
+	return err
 }
 
 // add puts a sandbox in a phase, whose instance is named as it is.
@@ -60,7 +114,7 @@ func (st *sweepTest) phase(name string) Phase {
 
 func (st *sweepTest) mustSweep() {
 	st.t.Helper()
-	if err := st.sweep(st.t.Context()); err != nil {
+	if err := st.sweep(st.job); err != nil {
 		st.t.Fatal(err)
 	}
 }
@@ -154,7 +208,7 @@ func TestADeadSandboxIsPrunedWithinGraceAndSweepOfItsLastWrite(t *testing.T) {
 		const interval = 7 * time.Second
 		st := newSweepTest(t)
 		sb := st.add("box", Ready)
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(st.job)
 		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- tenure.Every(interval, st.sweep)(ctx) }()
@@ -207,11 +261,11 @@ func TestWhatSomebodyWritesDuringASweepStands(t *testing.T) {
 		st := newSweepTest(t)
 		sb := st.add("box", Ready)
 		time.Sleep(time.Second)
-		st.store.beforePut = func(tenure.Object) error {
-			st.store.beforePut = nil
+		st.store.SetHook(before("put", func() error {
+			st.store.SetHook(nil)
 			_, err := st.sandboxes.doom(t.Context(), sb)
 			return err
-		}
+		}))
 		st.mustSweep()
 		if got := st.phase("box"); got != Deleting {
 			t.Errorf("the sandbox is %s, want %s", got, Deleting)
@@ -237,7 +291,7 @@ func TestARecordThatResistsDoesNotStopTheSweep(t *testing.T) {
 			return nil
 		}
 		time.Sleep(2 * testGrace)
-		err := st.sweep(t.Context())
+		err := st.sweep(st.job)
 		if !errors.Is(err, fault) || !strings.Contains(err.Error(), "sandbox a: ") || !strings.Contains(err.Error(), "sandbox broken: ") {
 			t.Errorf("got %v, want an error that names a and broken", err)
 		}
@@ -260,8 +314,8 @@ func TestNothingIsEndedWhileTheStoreIsDown(t *testing.T) {
 		st.run("box", true)
 		time.Sleep(2 * testGrace)
 		down := errors.New("down")
-		st.store.onList = func() error { return down }
-		if err := st.sweep(t.Context()); !errors.Is(err, down) {
+		st.store.SetHook(before("list", func() error { return down }))
+		if err := st.sweep(st.job); !errors.Is(err, down) {
 			t.Errorf("got %v, want %v", err, down)
 		}
 		if got, err := st.driver.Get(t.Context(), "box"); err != nil || !got.Alive {
@@ -276,7 +330,7 @@ func TestASweepEndsWithItsContext(t *testing.T) {
 		st.add("a", Deleting)
 		st.add("b", Deleting)
 		time.Sleep(time.Second)
-		ctx, cancel := context.WithCancelCause(t.Context())
+		ctx, cancel := context.WithCancelCause(st.job)
 		st.driver.onDelete = func(string) error {
 			cancel(tenure.ErrLost)
 			return nil
@@ -284,8 +338,53 @@ func TestASweepEndsWithItsContext(t *testing.T) {
 		if err := st.sweep(ctx); !errors.Is(err, tenure.ErrLost) {
 			t.Errorf("got %v, want %v", err, tenure.ErrLost)
 		}
-		if got := st.phase("b"); got != Deleting {
-			t.Errorf("the sandbox b is %s, want %s", got, Deleting)
+		// The process of a is gone, so its record goes too.
+		for name, want := range map[string]Phase{"a": "gone", "b": Deleting} {
+			if got := st.phase(name); got != want {
+				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
+			}
 		}
 	})
+}
+
+func TestASweepWhoseTermWasTakenOverMeanwhileWritesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		phase Phase
+		write string
+	}{
+		{"a dead sandbox stays Ready", Ready, "put"},
+		{"a deletion stays unfinished", Deleting, "delete"},
+		{"an old error is not pruned", Error, "delete"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := newSweepTest(t)
+				var log bytes.Buffer
+				st.log = slog.New(slog.NewTextHandler(&log, nil))
+				want := []Sandbox{st.add("a", tt.phase), st.add("b", tt.phase)}
+				time.Sleep(testGrace + time.Second) // between two renewals
+				st.store.SetHook(before(tt.write, func() error {
+					st.store.SetHook(nil)
+					return takeOver(t.Context(), st.store)
+				}))
+				if err := st.sweep(st.job); err != nil {
+					t.Errorf("the sweep got %v, want a quiet end", err)
+				}
+				if err := st.job.Err(); err != nil {
+					t.Fatalf("the job's context has ended: %v; so the fence was not asked", err)
+				}
+				for _, want := range want {
+					if got, err := st.sandboxes.get(t.Context(), want.Name); err != nil || got.Version != want.Version {
+						t.Errorf("the record is %+v, %v, want it as it was, %+v", got, err, want)
+					}
+				}
+				line := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=a error="`,
+					tenure.TermFromContext(st.job).Token())
+				if got := log.String(); !strings.Contains(got, line) || strings.Count(got, "\n") != 1 {
+					t.Errorf("it logged\n%s\nwant one line with\n%s", got, line)
+				}
+			})
+		})
+	}
 }

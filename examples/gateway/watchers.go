@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,9 @@ import (
 // whether the lease is free, so that a gateway that is stopped in order is
 // replaced within a second whatever the TTL.
 const maxAcquireInterval = 500 * time.Millisecond
+
+// writeRefused is logged where the fence has kept a write from landing.
+const writeRefused = "write refused: the term is over"
 
 // watchers does what one gateway at a time must do, while this one holds the
 // lease: it follows the driver's events, and sweeps the store against the
@@ -73,7 +77,12 @@ func spawnWatchers(ctx context.Context, store tenure.Store, driver Driver, cfg w
 // watch turns a sandbox to Error when its process has exited. An error of the
 // driver ends the term, so that a gateway which can see the backend takes over.
 func (w *watchers) watch(ctx context.Context) error {
-	log := w.log.With("token", tenure.TermFromContext(ctx).Token())
+	term := tenure.TermFromContext(ctx)
+	log := w.log.With("token", term.Token())
+	fenced, err := w.sandboxes.fenced(term)
+	if err != nil {
+		return err
+	}
 	log.Info("job started")
 	defer func() { log.Info("job stopped", "cause", context.Cause(ctx)) }()
 	for event, err := range w.driver.Watch(ctx) {
@@ -85,7 +94,11 @@ func (w *watchers) watch(ctx context.Context) error {
 			continue
 		}
 		// Events are hints: one that can't be recorded now is left to the sweep.
-		if err := w.sandboxes.exited(ctx, event.Instance); err != nil && ctx.Err() == nil {
+		err = fenced.exited(ctx, event.Instance)
+		switch {
+		case errors.Is(err, tenure.ErrLost):
+			log.Warn(writeRefused, "sandbox", event.Instance.Name, "error", err)
+		case err != nil && ctx.Err() == nil:
 			log.Warn("exit not recorded", "sandbox", event.Instance.Name, "error", err)
 		}
 	}

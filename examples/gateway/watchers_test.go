@@ -38,7 +38,7 @@ func spawn(t *testing.T, store tenure.Store, driver Driver, replica string) (w *
 
 func TestOnlyTheHolderSweepsAndAStoppedOneIsReplacedWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, driver := newHookStore(), newFakeDriver()
+		store, driver := newStore(), newFakeDriver()
 		a, stopA := spawn(t, store, driver, "a")
 		synctest.Wait()
 		b, stopB := spawn(t, store, driver, "b")
@@ -60,7 +60,7 @@ func TestOnlyTheHolderSweepsAndAStoppedOneIsReplacedWithinASecond(t *testing.T) 
 
 func TestAGatewayThatCannotSeeTheBackendLeavesTheLeaseToAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, blind := newHookStore(), newFakeDriver()
+		store, blind := newStore(), newFakeDriver()
 		a, stopA := spawn(t, store, blind, "a")
 		synctest.Wait()
 		b, stopB := spawn(t, store, newFakeDriver(), "b")
@@ -76,7 +76,7 @@ func TestAGatewayThatCannotSeeTheBackendLeavesTheLeaseToAnother(t *testing.T) {
 
 func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, driver := newHookStore(), newFakeDriver()
+		store, driver := newStore(), newFakeDriver()
 		st := newSweepTest(t)
 		st.sandboxes = sandboxes{store}
 		for name, phase := range map[string]Phase{"ready": Ready, "deleting": Deleting, "again": Ready} {
@@ -108,15 +108,36 @@ func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
 func TestAnExitIsRecordedThoughTheSandboxIsWrittenMeanwhile(t *testing.T) {
 	st := newSweepTest(t)
 	sb := st.add("box", Ready)
-	st.store.beforePut = func(tenure.Object) error {
-		st.store.beforePut = nil
+	st.store.SetHook(before("put", func() error {
+		st.store.SetHook(nil)
 		_, err := st.sandboxes.ready(t.Context(), sb, 43)
 		return err
-	}
+	}))
 	if err := st.sandboxes.exited(t.Context(), Instance{ID: "box", Name: "box"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := st.phase("box"); got != Error {
 		t.Errorf("the sandbox is %s, want %s", got, Error)
 	}
+}
+
+func TestAnExitIsNotRecordedByATermThatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, driver := newStore(), newFakeDriver()
+		st := newSweepTest(t)
+		st.sandboxes = sandboxes{store}
+		sb := st.add("box", Ready)
+		driver.set(Instance{ID: "box", Name: "box", CreatedAt: time.Now(), Alive: true}) // or the sweep would do it
+		_, stop := spawn(t, store, driver, "a")
+		store.SetHook(before("put", func() error {
+			store.SetHook(nil)
+			return takeOver(t.Context(), store)
+		}))
+		driver.events <- Event{Exited, Instance{ID: "box", Name: "box"}}
+		driver.events <- Event{Kind: Started} // taken: the other is done with
+		if got, err := st.sandboxes.get(t.Context(), "box"); err != nil || got.Version != sb.Version {
+			t.Errorf("the record is %+v, %v, want it as it was, %+v", got, err, sb)
+		}
+		stop()
+	})
 }
