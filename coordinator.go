@@ -107,40 +107,6 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	return cfg, errors.Join(errs...)
 }
 
-// Role is what a replica is with regard to a lease.
-type Role uint8
-
-const (
-	Standby  Role = iota // waits for the lease
-	Holder               // holds the lease; its job runs
-	Stopping             // its job has been told to return; the lease is released once it has
-)
-
-func (r Role) String() string {
-	switch r {
-	case Standby:
-		return "standby"
-	case Holder:
-		return "holder"
-	case Stopping:
-		return "stopping"
-	}
-	return fmt.Sprintf("role %d", uint8(r))
-}
-
-// Status is what a [Coordinator] knows without asking the store.
-type Status struct {
-	Replica   string // this replica's name
-	Role      Role
-	Since     time.Time     // of the role
-	Holder    string        // who held the lease when it was last seen; empty: nobody
-	Token     int64         // of the term held; 0 for a standby
-	TrustLeft time.Duration // in the term held; 0 for a standby, and where there is no lease to lose
-	Terms     int           // held so far by this coordinator
-	Stuck     bool          // the job did not return in time, and still runs
-	LastError string        // of the last call to the store; empty: it went well
-}
-
 // Coordinator runs a job while its replica holds the lease:
 //
 //	            acquire | steal
@@ -229,17 +195,6 @@ func (c *Coordinator) Run(ctx context.Context) error {
 func (c *Coordinator) IsHolder() bool {
 	term := c.term.Load()
 	return term != nil && term.Valid()
-}
-
-// Status returns what the coordinator knows. It does no I/O.
-func (c *Coordinator) Status() Status {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	status := c.status
-	if c.held != nil && !c.held.local() {
-		status.TrustLeft = c.held.Remaining()
-	}
-	return status
 }
 
 // Resign ends the current term, if there is one, and returns when the job has
@@ -389,7 +344,7 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 		case r := <-job.results:
 			job.took(r)
 		case <-allowed.C:
-			keeper.stop()
+			keeper.cancel()
 			c.setStuck(true)
 			c.log.Error("job does not return although its context has ended; its lease is renewed no longer",
 				"token", term.Token(), "waited", time.Since(told))
@@ -430,108 +385,4 @@ func (c *Coordinator) giveBack(term *Term, cause error) error {
 // renewal and the renew deadline two can hang, one after the other.
 func (c *Coordinator) callTimeout() time.Duration {
 	return (c.cfg.RenewDeadline - c.cfg.RenewInterval) / 2
-}
-
-func (c *Coordinator) enterTerm(term *Term) *resignation {
-	c.log.Info("lease acquired", "holder", term.Holder(), "token", term.Token())
-	resign := &resignation{asked: make(chan struct{}), over: make(chan struct{})}
-	c.term.Store(term)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held, c.resign, c.token = term, resign, term.Token()
-	c.status.Role, c.status.Since = Holder, time.Now()
-	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
-	c.status.Terms++
-	return resign
-}
-
-func (c *Coordinator) stopping(term *Term, cause error) {
-	c.term.Store(nil)
-	c.mu.Lock()
-	c.status.Role, c.status.Since = Stopping, time.Now()
-	var lost *LostError
-	if errors.As(cause, &lost) {
-		c.status.Holder = ""
-		if lost.To != nil {
-			c.status.Holder = lost.To.Holder
-		}
-	}
-	holder := c.status.Holder
-	c.mu.Unlock()
-
-	level, msg := slog.LevelDebug, "job is told to return"
-	switch {
-	case errors.Is(cause, ErrJobEnded):
-		level, msg = slog.LevelWarn, "job ended before its term"
-	case errors.Is(cause, ErrLost), errors.Is(cause, ErrDeadline):
-		level, msg = slog.LevelInfo, "lease lost"
-	}
-	c.log.Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
-}
-
-func (c *Coordinator) leaveTerm() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held, c.resign = nil, nil
-	if c.status.Holder == c.status.Replica {
-		c.status.Holder = ""
-	}
-	c.status.Role, c.status.Since, c.status.Token = Standby, time.Now(), 0
-}
-
-func (c *Coordinator) lastToken() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.token
-}
-
-func (c *Coordinator) setStuck(stuck bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.status.Stuck = stuck
-}
-
-// note records what the store last said: who holds the lease, or an error.
-func (c *Coordinator) note(holder string, err error) (changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	last := c.status.LastError
-	c.status.LastError = ""
-	if err != nil {
-		c.status.LastError = err.Error()
-	} else {
-		c.status.Holder = holder
-	}
-	return c.status.LastError != last
-}
-
-// report logs an error of the store: aloud when it is a new one, quietly while
-// it stays the same.
-func (c *Coordinator) report(msg string, err error) {
-	level := slog.LevelDebug
-	if c.note("", err) {
-		level = slog.LevelWarn
-	}
-	c.log.Log(context.Background(), level, msg, "error", err)
-}
-
-// sleep waits for d, or returns false once ctx is done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if ctx.Err() != nil {
-		return false
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// jitter returns a random duration of at most d and at least three quarters of
-// it.
-func jitter(d time.Duration) time.Duration {
-	return d - rand.N(d/4+1)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -67,20 +66,6 @@ func (e *LostError) Error() string {
 
 // Is makes the error match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
-
-// ExpiryPolicy says by what a standby judges that a holder's TTL has passed.
-type ExpiryPolicy uint8
-
-const (
-	// StoreClock steals when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would.
-	StoreClock ExpiryPolicy = iota
-
-	// Observed steals when this replica has watched the record stand unchanged
-	// for its TTL, on its own monotonic clock. It is for databases whose clock
-	// may jump, and costs a TTL of waiting after each start.
-	Observed
-)
 
 // LeaseConfig configures a [Lease]. The zero value serves: one lease per table.
 type LeaseConfig struct {
@@ -149,27 +134,6 @@ type Lease struct {
 	seen     *sighting
 	leftover []leftover
 	newest   int64 // the greatest version that any term's record was seen to have
-}
-
-// sighting is the object as it was last read, and since when it has stood
-// unchanged: the instant after the first answer that showed it so.
-type sighting struct {
-	object Object
-	since  time.Time
-}
-
-func (s *sighting) of(obj Object) bool {
-	// A program that starts its versions at 1 again after a delete repeats
-	// them, so the version alone does not tell that nothing has changed.
-	return s != nil && s.object.Version == obj.Version && s.object.UpdatedAt.Equal(obj.UpdatedAt) &&
-		bytes.Equal(s.object.Payload, obj.Payload)
-}
-
-// leftover is a term that this lease may have left in the store although nobody
-// relies on it: its acquire or its release failed without a clear answer.
-type leftover struct {
-	term string
-	at   time.Time
 }
 
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names
@@ -418,92 +382,4 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	defer term.mu.Unlock()
 	term.version = max(term.version, obj.Version)
 	return nil
-}
-
-// look reads the record and notes since when it has stood as it is.
-func (l *Lease) look(ctx context.Context) (Object, error) {
-	obj, err := l.store.Get(ctx, l.cfg.Key)
-	answered := time.Now()
-	l.mu.Lock()
-	before := l.seen
-	switch {
-	case errors.Is(err, ErrNotFound):
-		l.seen = nil
-	case err == nil && !before.of(obj):
-		l.seen = &sighting{object: obj, since: answered}
-	}
-	l.mu.Unlock()
-
-	if err == nil && (before == nil || !bytes.Equal(before.object.Payload, obj.Payload)) {
-		if _, err := decodeHolding(obj, l.cfg.TTL); err != nil {
-			l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
-				"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
-		}
-	}
-	return obj, err
-}
-
-func (l *Lease) lastSeen() *sighting {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.seen
-}
-
-// held says who holds the lease, by an object that was just read, and how soon
-// it can expire: at once where it has.
-func (l *Lease) held(obj Object) *HeldError {
-	holding := l.decode(obj)
-	left := holding.TTL
-	if seen := l.lastSeen(); seen.of(obj) {
-		left -= time.Since(seen.since)
-	}
-	// A record without a term was stamped by another program, by whatever clock
-	// it has, and one of negative age by a clock that was ahead: their age tells
-	// nothing.
-	if l.cfg.Expiry == StoreClock && holding.Term != "" && holding.Age > 0 {
-		left = min(left, holding.TTL-holding.Age)
-	}
-	return &HeldError{Holding: holding, canExpireIn: left}
-}
-
-func (l *Lease) decode(obj Object) Holding {
-	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
-	if holding.Term != "" {                     // another program's versions say nothing of ours
-		l.sawVersion(obj.Version)
-	}
-	return holding
-}
-
-// sawVersion notes a version that a term's record has, and returns the greatest
-// seen before.
-func (l *Lease) sawVersion(v int64) (before int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before = l.newest
-	l.newest = max(l.newest, v)
-	return before
-}
-
-// leave notes a term that may stand in the store although nobody relies on it.
-func (l *Lease) leave(term string) {
-	const most = 64 // a store that is down makes one at each attempt
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Now()
-	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool {
-		return o.term == term || now.Sub(o.at) > l.cfg.TTL // expired by now, like any record
-	})
-	if len(l.leftover) == most {
-		l.leftover = l.leftover[1:]
-	}
-	l.leftover = append(l.leftover, leftover{term: term, at: now})
-}
-
-// left reports whether the record is one that this lease itself left behind, so
-// that it need not wait until it expires. Whoever writes first gets it.
-func (l *Lease) left(obj Object) bool {
-	holding := l.decode(obj)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.term == holding.Term })
 }
