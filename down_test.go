@@ -1,0 +1,91 @@
+package tenure_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// A coordinator that starts before its database does, and goes on through all
+// that becomes of that, with short times, for a real server is in play.
+func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
+	before := goroutines()
+	server := pgtest.Cluster(t)
+	first := openPostgres(t, server.URL(), tenure.PostgresConfig{})
+	migrate(t, first)
+	first.Close()
+	admin := postgresPool(t, server.URL())
+	execPostgres(t, admin, `CREATE ROLE worker LOGIN`)
+	execPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO worker`)
+	wantErr(t, server.Stop("fast"), nil)
+
+	var log bytes.Buffer
+	pool := postgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
+	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: 300 * time.Millisecond})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil },
+		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	wantErr(t, err, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.Run(ctx) }()
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("waited in vain until %s; status %+v", what, c.Status())
+			}
+		}
+	}
+	await("the status tells that the database is down", func() bool { return c.Status().LastError != "" })
+	wantErr(t, server.Start(), nil)
+	admin.Reset() // its connections went with the server
+	await("it holds once the database is up", c.IsHolder)
+
+	execPostgres(t, admin, `ALTER ROLE worker NOLOGIN`)
+	execPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'`)
+	await("its term is over, its role being refused", func() bool { return !c.IsHolder() })
+	await("the status tells that the role is refused", func() bool { return strings.Contains(c.Status().LastError, "28000") })
+	execPostgres(t, admin, `ALTER ROLE worker LOGIN`)
+	await("it holds again once the role is admitted", c.IsHolder)
+
+	execPostgres(t, admin, `ALTER TABLE objects RENAME TO elsewhere`)
+	await("its term is over, its table being gone", func() bool { return !c.IsHolder() })
+	await("the status says Migrate", func() bool { return strings.Contains(c.Status().LastError, "Migrate") })
+	execPostgres(t, admin, `ALTER TABLE elsewhere RENAME TO objects`)
+	await("it holds again once the table is back", c.IsHolder)
+
+	cancel()
+	wantErr(t, <-done, nil)
+	pool.Close()
+	admin.Close()
+	await("no goroutine is left", func() bool { return goroutines() <= before })
+	if _, err := store.Get(t.Context(), leaseKey); err == nil {
+		t.Error("a closed pool answers")
+	}
+	for _, want := range []string{"lease acquired", "lease lost", "28000", "Migrate"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log does not tell %q:\n%s", want, &log)
+		}
+	}
+}
+
+// goroutines counts those that run code of the library or of its driver.
+func goroutines() (n int) {
+	stacks := make([]byte, 1<<22)
+	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+		if strings.Contains(g, "tenurelib/tenure.") || strings.Contains(g, "pgx/v5/pgxpool.") || strings.Contains(g, "database/sql.") {
+			n++
+		}
+	}
+	return n
+}
