@@ -64,17 +64,18 @@
 // # Fencing
 //
 // [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that
-// commits only if the term is still the lease's; [Fence] makes of any [Store] one
+// commits only if the term is still the lease's; [Fence] makes of a [Store] one
 // whose writes are fenced in the same way. A fenced write of one term never
 // commits after the next term began, whatever the pauses, clocks and partitions.
 // That is for writes to the database that has the lease. Another resource takes
 // [Term.Token] with each request and admits none that is below the greatest it
 // has seen, as a [Gate] does.
 //
-// Tokens increase as long as the database keeps what it has committed. A restore
-// of the table from an older state does no harm while the database's clock is
-// right, for the token is never below the time in microseconds. If both go
-// back, a replica that has seen a greater token refuses to begin a term, with
+// Tokens increase as long as the database keeps what it has committed. Stop all
+// replicas before the table is restored from an older state, for with it comes
+// the record of an earlier term. Tokens go on above the old ones while the
+// database's clock is right: none is below the time in microseconds. If both
+// go back, a replica that has seen a greater token refuses to begin a term, with
 // [ErrSetup]: set the clock right, or raise resource_version above the greatest
 // token known.
 //

@@ -9,11 +9,37 @@ import (
 // All stores of this module do.
 type Fencer interface {
 	// Fence returns the same store, whose PutIf and DeleteIf succeed only while
-	// the object under [Term.Key] has [Term.Record] as its payload. That is
+	// the object under [Term.Key], which they refuse to write, has
+	// [Term.Record] as its payload. That is
 	// decided in the transaction of the write, in such a way that no takeover
 	// can commit between the decision and the write. Otherwise they return
 	// [ErrLost] and write nothing.
+	//
+	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store
+	// that is fenced already is [errors.ErrUnsupported]. A term of a single
+	// replica, which has no record, gets the store as it is.
 	Fence(term *Term) (Store, error)
+}
+
+var errFencedTwice = fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+
+// fences refuses a term that no write can depend on.
+func (t *Term) fences(op string) error {
+	if t == nil || t.id == "" {
+		return fmt.Errorf("tenure: %s: %w: no term is given; see TermFromContext", op, ErrInvalid)
+	}
+	if over := t.over(); !t.local() && errors.Is(over, ErrLost) {
+		return fmt.Errorf("tenure: %s by %s: %w", op, t.key, over) // known already; for all others the store decides
+	}
+	return nil
+}
+
+// fenceFor refuses a fenced write to the record that its fence depends on.
+func (t *Term) fenceFor(key Key) error {
+	if t != nil && key == t.key {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
+	}
+	return nil
 }
 
 // Fence returns the same store, whose PutIf and DeleteIf write only while the
@@ -27,8 +53,11 @@ type Fencer interface {
 // A term of a single replica, which has no lease to lose, gets the store as it
 // is. A store that is no [Fencer] is [errors.ErrUnsupported].
 func Fence(store Store, term *Term) (Store, error) {
-	if store == nil || term == nil {
-		return nil, fmt.Errorf("tenure: fence: %w: store or term is nil", ErrInvalid)
+	if store == nil {
+		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
+	}
+	if err := term.fences("fence"); err != nil {
+		return nil, err
 	}
 	if term.local() {
 		return store, nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -543,4 +544,108 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 		}
 		wantErr(t, idle(func() { execPostgres(t, f.pool, takeoverSQL) }), tenure.ErrLost)
 	}
+}
+
+func TestATransactionThatOutlivesFencedIsClosed(t *testing.T) {
+	f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
+	ctx := t.Context()
+	var kept pgx.Tx
+	wantErr(t, f.store.Fenced(ctx, f.term, func(tx pgx.Tx) error { kept = tx; return nil }), nil)
+	_, err := kept.Exec(ctx, `INSERT INTO ledger VALUES ('stale')`)
+	wantErr(t, err, pgx.ErrTxClosed)
+	if got := f.written(); got != 0 {
+		t.Errorf("%d rows, want none", got)
+	}
+}
+
+func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
+	for _, conns := range []string{"1", "4"} {
+		f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
+		store := openPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		takeover := sync.OnceFunc(func() { execPostgres(t, f.pool, takeoverSQL) })
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				err := store.Fenced(ctx, f.term, func(tx pgx.Tx) error { takeover(); return nil })
+				var lost *tenure.LostError
+				if !errors.As(err, &lost) || lost.To == nil || lost.To.Holder != "thief" {
+					t.Errorf("%s connections: got %v, want it lost to thief", conns, err)
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+func TestFencedTransactionsLeaveAConnectionToTheRenewals(t *testing.T) {
+	f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
+	lease := newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	renewed := make(chan struct{})
+	var busy, all sync.WaitGroup
+	busy.Add(3) // of the pool's four connections
+	for range 8 {
+		first := sync.OnceFunc(busy.Done)
+		all.Go(func() {
+			err := f.store.Fenced(ctx, f.term, func(pgx.Tx) error {
+				select {
+				case <-renewed:
+				default:
+					first()
+				}
+				<-renewed
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	busy.Wait()
+	wantErr(t, lease.Renew(ctx, f.term), nil)
+	close(renewed)
+	all.Wait()
+}
+
+func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
+	store := openSQLite(t, t.TempDir()+"/t.db")
+	migrate(t, store)
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: time.Minute})
+	term := mustAcquire(t, lease)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := store.Fenced(ctx, term, func(*sql.Tx) error { return nil }); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 50 {
+		began := time.Now()
+		wantErr(t, lease.Renew(t.Context(), term), nil)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("a renewal waited for %v", took)
+		}
+	}
+	cancel()
+	all.Wait()
+}
+
+func TestARefusedTokenIsNotKeptFromOthers(t *testing.T) {
+	ctx, store := t.Context(), &movable{storetest.NewMem()}
+	witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
+	term := mustAcquire(t, witness)
+	wantErr(t, witness.Release(ctx, term), nil)
+	restored := storetest.NewMem()
+	restored.Now = func() time.Time { return time.Now().Add(-time.Hour) }
+	store.Store = restored
+	_, err := witness.AcquireOrSteal(ctx)
+	wantErr(t, err, tenure.ErrSetup)
+	mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))
 }

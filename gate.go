@@ -9,7 +9,8 @@ import (
 // resource asks it, under the same lock or in the same transaction as what it
 // then does: a gate cannot stop a write that passed it and is still under way.
 //
-// The zero value is ready, and admits every token until it has seen one. It
+// A gate is for the tokens of one lease; those of two do not compare. The zero
+// value is ready, and admits every token until it has seen one. It
 // forgets what it has seen with its process: a resource that outlives it keeps
 // the token beside its data, as the example shows in SQL. A Gate is safe for
 // concurrent use, and must not be copied after its first use.

@@ -50,8 +50,8 @@ func (e *HeldError) Error() string {
 // Is makes the error match [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// LostError is the error of a renewal or release whose term is over. It is
-// [ErrLost].
+// LostError is the error of a renewal, a release or a fenced write whose term is
+// over. It is [ErrLost].
 type LostError struct {
 	Key Key
 	To  *Holding // who holds the lease now; nil: nobody, it is gone
@@ -216,6 +216,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 	if term.local() {
 		return nil
 	}
+	defer term.renewal()()
 	// The second round is for a renewal of our own that landed although its
 	// answer was lost: the record is ours at a version that we did not know.
 	for range 2 {
@@ -334,7 +335,10 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	}
 	term.trust.Store(newTrust(attempt, term.trusted))
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
-		l.leave(id)
+		// Not kept from those who have seen less, and may go on.
+		if l.store.DeleteIf(ctx, l.cfg.Key, obj.Version) != nil {
+			l.leave(id)
+		}
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
 	}

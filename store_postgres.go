@@ -37,6 +37,10 @@ type PostgresStore struct {
 
 	// found is nil until the database has been looked at.
 	found atomic.Pointer[postgresSetup]
+
+	// fencing has a place for each transaction of Fenced: one less than the pool
+	// has connections, for the renewals that must go on meanwhile.
+	fencing chan struct{}
 }
 
 var _ interface {
@@ -56,7 +60,13 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 		cfg.Logger = slog.Default()
 	}
 	tables := newPostgresTables(cfg.Schema, cfg.Table)
-	return &PostgresStore{pool: pool, cfg: cfg, tables: tables, sql: newPostgresStatements(tables)}
+	return &PostgresStore{
+		pool:    pool,
+		cfg:     cfg,
+		tables:  tables,
+		sql:     newPostgresStatements(tables),
+		fencing: make(chan struct{}, max(1, pool.Config().MaxConns-1)),
+	}
 }
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
@@ -64,6 +74,9 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 // refuses the role or does not exist is an [ErrSetup] at once. The pool_* and
 // all other parameters of pgxpool may stand in the URL.
 func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*PostgresStore, error) {
+	if url == "" {
+		return nil, fmt.Errorf("tenure: open Postgres: %w: the URL is empty", ErrInvalid)
+	}
 	poolConfig, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err) // pgx leaves the password out
@@ -152,7 +165,7 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 
 // putIf is PutIf, fenced by a term unless that is nil.
 func (s *PostgresStore) putIf(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
+	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	r, err := s.put(ctx, obj, cond, fence)
@@ -245,6 +258,7 @@ func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *
 	})
 	if fence != nil {
 		s.queueFence(ctx, batch, fence)
+		fence.giveWay(ctx)
 	}
 	err := s.pool.SendBatch(ctx, batch).Close()
 	if fence != nil && sqlState(err) == fencedOutState {
@@ -296,7 +310,7 @@ func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) er
 
 // deleteIf is DeleteIf, fenced by a term unless that is nil.
 func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
-	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
+	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
 	if err := s.remove(ctx, key, version, fence); err != nil {
@@ -311,8 +325,11 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 		return err
 	}
 	remove := s.sql.remove
-	if !setup.tombstones {
+	switch {
+	case !setup.tombstones:
 		remove = s.sql.removeOnly
+	case fence != nil:
+		remove = s.sql.removeFenced
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(remove, key.Type, key.ID, version, lockTimeout(ctx))

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Fenced runs fn in a transaction whose writes, on whatever tables of this
@@ -18,78 +20,94 @@ import (
 // term began.
 //
 // Nothing is locked on the lease while fn runs, so that neither the renewals nor
-// a takeover wait for it. Commit and Rollback are Fenced's: in fn they are
-// errors. A transaction that idles for a minute, or for two TTLs if that is longer,
-// is ended by the server, lest a holder that is paused in fn keeps its row locks.
+// a takeover wait for it; only deferred constraints, which run with the commit,
+// hold them up. Of a pool's connections one is left to the renewals. A
+// transaction that idles for a minute, or for two TTLs if that is longer, is ended
+// by the server, lest a holder that is paused in fn keeps its row locks.
 //
-// fn may choose another isolation level by its first statement. Above READ
+// fn must use tx and not the store, must not end the transaction itself (Commit
+// and Rollback are errors), and should return the first error of a statement.
+// It may choose another isolation level by its first statement. Above READ
 // COMMITTED the server ends the transaction with a serialization failure (40001)
 // if the lease was renewed since; then try again.
 func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.Tx) error) error {
-	if term == nil {
-		return fmt.Errorf("tenure: fenced: %w: term is nil", ErrInvalid)
+	if err := term.fences("fenced"); err != nil {
+		return err
 	}
 	if term.local() {
 		return pgx.BeginFunc(ctx, s.pool, fn)
-	}
-	if over := term.over(); errors.Is(over, ErrLost) {
-		return over // known already; the check at the end decides for all others
 	}
 	fail := func(err error) error { return opError(ctx, "fenced by", term.key, s.explain(err)) }
 	setup, err := s.setup(ctx)
 	if err != nil {
 		return fail(err)
 	}
+	select {
+	case s.fencing <- struct{}{}:
+		defer func() { <-s.fencing }()
+	case <-ctx.Done():
+		return fail(ctx.Err())
+	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return fail(err)
 	}
+	fnErr, err := s.fencedTx(ctx, conn, term, setup.fencedIdle(term), fn)
+	switch sqlState(err) {
+	case fencedOutState, idleTimeoutState: // at the latter the server had rolled back before it heard of the check
+		err = s.fencedOut(ctx, term, err)
+	case serializationFailureState:
+		err = fmt.Errorf("above READ COMMITTED, whatever was written since the transaction's first statement may end it, a renewal too; try again: %w", err)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return fnErr
+}
+
+// fencedTx runs fn between the begin and the checked commit, and gives the
+// connection back: to read on, one of the pool's others need not be free. An
+// error is of fn, or of what is around it.
+func (s *PostgresStore) fencedTx(ctx context.Context, conn *pgxpool.Conn, term *Term, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	// Sent as one simple query; no snapshot is taken, so that fn may still choose
 	// an isolation level.
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
-		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", setup.fencedIdle(term).Milliseconds())})
+		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	// Where fn panics too. Where ctx has ended this closes the connection, to the
-	// same effect.
-	defer func() {
-		if conn.Conn().PgConn().TxStatus() != 'I' {
-			_ = tx.Rollback(ctx)
+	inTransaction := func() bool { return conn.Conn().PgConn().TxStatus() != 'I' }
+	defer func() { // also where fn panics
+		if inTransaction() {
+			_ = tx.Rollback(ctx) // where ctx has ended it closes the connection
+			return
 		}
+		// The transaction has ended, and tx does not know. With a context that
+		// has ended it sends nothing, and refuses whoever has kept it.
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = tx.Commit(ended)
 	}()
 	if err := fn(fencedTx{tx}); err != nil {
-		return err
+		return err, nil
 	}
-	if conn.Conn().PgConn().TxStatus() == 'I' {
-		return fmt.Errorf("tenure: fenced by %s: %w: fn has ended the transaction, and what it wrote was not fenced", term.key, ErrInvalid)
+	if !inTransaction() {
+		return nil, fmt.Errorf("%w: fn has ended the transaction, and what it wrote was not fenced", ErrInvalid)
 	}
 	// One round trip: a holder that is paused has sent either nothing of it or all
 	// of it, so that its lock on the lease never waits for its client.
 	batch := &pgx.Batch{}
 	s.queueFence(ctx, batch, term)
 	batch.Queue("COMMIT")
-	err = conn.SendBatch(ctx, batch).Close()
-	switch sqlState(err) {
-	case fencedOutState:
-		_ = tx.Rollback(ctx)
-		return s.fencedOut(ctx, term, err)
-	case idleTimeoutState: // the server had rolled back before it heard of the check
-		return s.fencedOut(ctx, term, err)
-	case serializationFailureState:
-		err = fmt.Errorf("above READ COMMITTED, a renewal since the transaction's first statement ends it; try again: %w", err)
-	}
-	if err != nil {
-		return fail(err)
-	}
-	return nil
+	term.giveWay(ctx)
+	return nil, conn.SendBatch(ctx, batch).Close()
 }
 
 // fencedIdle returns how long a fenced transaction may idle: long enough for any
 // fn that is alive, unless the session allows less anyway.
 func (setup *postgresSetup) fencedIdle(term *Term) time.Duration {
-	idle := max(2*term.trusted, time.Minute)
+	idle := min(max(2*term.trusted, time.Minute), math.MaxInt32*time.Millisecond)
 	if setup.idleTimeout > 0 {
 		idle = min(idle, setup.idleTimeout)
 	}
@@ -105,12 +123,22 @@ func (fencedTx) Commit(context.Context) error   { return errFencedTx }
 func (fencedTx) Rollback(context.Context) error { return errFencedTx }
 
 // Fence implements [Fencer].
-func (s *PostgresStore) Fence(term *Term) (Store, error) { return &fencedPostgres{s, term}, nil }
+func (s *PostgresStore) Fence(term *Term) (Store, error) {
+	if err := term.fences("fence"); err != nil {
+		return nil, err
+	}
+	if term.local() {
+		return s, nil
+	}
+	return &fencedPostgres{s, term}, nil
+}
 
 type fencedPostgres struct {
 	*PostgresStore
 	term *Term
 }
+
+func (s *fencedPostgres) Fence(*Term) (Store, error) { return nil, errFencedTwice }
 
 func (s *fencedPostgres) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
 	return s.putIf(ctx, obj, cond, s.term)
@@ -136,14 +164,20 @@ const (
 	serializationFailureState = "40001"
 )
 
-// fencedOut returns the error for a term whose transaction the server has rolled
-// back: [ErrLost], and to whom, unless the record is still the term's.
+// fencedOut returns what the failure of a transaction, which the server has
+// rolled back, says of its term: [ErrLost], and to whom, unless the record is
+// still the term's.
 func (s *PostgresStore) fencedOut(ctx context.Context, term *Term, cause error) error {
 	now, err := s.Get(ctx, term.key)
 	switch {
-	case err == nil && bytes.Equal(now.Payload, term.payload), // it idled too long
-		err != nil && !errors.Is(err, ErrNotFound) && sqlState(cause) != fencedOutState:
-		return opError(ctx, "fenced by", term.key, s.explain(cause))
+	case err == nil && bytes.Equal(now.Payload, term.payload): // it idled too long
+		return cause
+	case err == nil || errors.Is(err, ErrNotFound):
+		return term.fencedOut(now)
+	case sqlState(cause) == fencedOutState: // lost, but nobody can say to whom
+		term.end(ErrLost)
+		return fmt.Errorf("%w (to whom, cannot be read: %w)", ErrLost, err)
+	default:
+		return cause
 	}
-	return term.fencedOut(now)
 }

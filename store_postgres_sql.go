@@ -53,7 +53,8 @@ type postgresStatements struct {
 	get, list, version, nameTaken, idTaken string
 	setLockTimeout, insert                 string
 	number, numberByClock                  string
-	replace, remove, removeOnly, fence     string
+	replace, fence                         string
+	remove, removeFenced, removeOnly       string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -68,6 +69,17 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		WHERE object_type = $1 AND id = $2
 			AND xmin = pg_current_xact_id_if_assigned()::xid -- the row that this transaction inserted
 		RETURNING resource_version, created_at_ms, updated_at_ms`
+	const bury = `
+			WITH wait AS MATERIALIZED (SELECT {lock_timeout}),
+			gone AS (
+				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
+				RETURNING resource_version),
+			buried AS (
+				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
+				SELECT $1, $2, resource_version FROM gone
+				ON CONFLICT (object_type, id) DO UPDATE
+					SET resource_version = greatest(t.resource_version, excluded.resource_version)
+				RETURNING 1)`
 	return postgresStatements{
 		get: tables.in(`
 			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms, {now_us}
@@ -114,17 +126,7 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
 				RETURNING 1)
 			SELECT count(*) FROM gone`, "$4"),
-		remove: lockTimeout(`
-			WITH wait AS MATERIALIZED (SELECT {lock_timeout}),
-			gone AS (
-				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
-				RETURNING resource_version),
-			buried AS (
-				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
-				SELECT $1, $2, resource_version FROM gone
-				ON CONFLICT (object_type, id) DO UPDATE
-					SET resource_version = greatest(t.resource_version, excluded.resource_version)
-				RETURNING 1),
+		remove: lockTimeout(bury+`,
 			pruned AS (
 				DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 					SELECT ctid FROM {tombstones}
@@ -134,6 +136,11 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 						-- other's would deadlock.
 						AND (SELECT count(*) FROM buried) >= 0
 					ORDER BY resource_version LIMIT 10 FOR UPDATE SKIP LOCKED)))
+			SELECT count(*) FROM gone`, "$4"),
+
+		// It prunes nothing: it goes on to the lease's row, and could meet a release
+		// that has that and wants a tombstone.
+		removeFenced: lockTimeout(bury+`
 			SELECT count(*) FROM gone`, "$4"),
 	}
 }

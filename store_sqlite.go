@@ -44,6 +44,10 @@ type SQLiteStore struct {
 	cfg   SQLiteConfig
 	sql   sqliteStatements
 
+	// turn is held by the one who writes. SQLite has one writer at a time anyway,
+	// but lets those who wait for it starve: it does not queue them.
+	turn chan struct{}
+
 	mu    sync.Mutex // guards check
 	check *sql.Stmt  // the fence's, once it was needed
 }
@@ -64,7 +68,7 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &SQLiteStore{db: db, cfg: cfg, sql: newSQLiteStatements(cfg.Table)}
+	return &SQLiteStore{db: db, cfg: cfg, sql: newSQLiteStatements(cfg.Table), turn: make(chan struct{}, 1)}
 }
 
 // OpenSQLite opens the file at path, or makes it, and returns a store in it; a
@@ -217,7 +221,7 @@ func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition
 
 // putIf is PutIf, fenced by a term unless that is nil.
 func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate()); err != nil {
+	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	var r row
@@ -234,7 +238,10 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 			return err
 		})
 	default:
-		r, err = s.replace(ctx, s.db, obj, cond)
+		err = s.inTurn(ctx, func() error {
+			r, err = s.replace(ctx, s.db, obj, cond)
+			return err
+		})
 	}
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, sqliteError(err))
@@ -321,7 +328,7 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 
 // deleteIf is DeleteIf, fenced by a term unless that is nil.
 func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
-	if err := errors.Join(key.Validate(), validVersion(version)); err != nil {
+	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
 	err := s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
@@ -350,8 +357,23 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 	return nil
 }
 
+// inTurn runs a write when those before it are done.
+func (s *SQLiteStore) inTurn(ctx context.Context, write func() error) error {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+		return write()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // inTx runs fn in a transaction, which is rolled back where fn fails or panics.
 func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+	return s.inTurn(ctx, func() error { return s.transact(ctx, fn) })
+}
+
+func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err

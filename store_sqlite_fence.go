@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 )
 
 // Fenced runs fn in a transaction whose writes, on whatever tables of this
@@ -14,13 +13,13 @@ import (
 // passed on.
 //
 // The transaction holds the database's one write lock: nobody renews or takes
-// over while fn runs, so it must be short beside the TTL.
+// over while fn runs, so it must be short beside the TTL. fn must use tx and not
+// the store, must not end the transaction itself, and must return the first error
+// of a statement: after some, SQLite has rolled back, and what follows would be
+// written outside the transaction, unfenced.
 func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx) error) error {
-	if term == nil {
-		return fmt.Errorf("tenure: fenced: %w: term is nil", ErrInvalid)
-	}
-	if over := term.over(); errors.Is(over, ErrLost) {
-		return over
+	if err := term.fences("fenced"); err != nil {
+		return err
 	}
 	if term.local() {
 		return s.inTx(ctx, fn)
@@ -44,19 +43,26 @@ func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx
 	if err == nil || fnErr != nil {
 		return fnErr
 	}
-	if errors.Is(err, ErrLost) {
-		return err
-	}
 	return opError(ctx, "fenced by", term.key, sqliteError(err))
 }
 
 // Fence implements [Fencer].
-func (s *SQLiteStore) Fence(term *Term) (Store, error) { return &fencedSQLite{s, term}, nil }
+func (s *SQLiteStore) Fence(term *Term) (Store, error) {
+	if err := term.fences("fence"); err != nil {
+		return nil, err
+	}
+	if term.local() {
+		return s, nil
+	}
+	return &fencedSQLite{s, term}, nil
+}
 
 type fencedSQLite struct {
 	*SQLiteStore
 	term *Term
 }
+
+func (s *fencedSQLite) Fence(*Term) (Store, error) { return nil, errFencedTwice }
 
 func (s *fencedSQLite) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
 	return s.putIf(ctx, obj, cond, s.term)
@@ -85,24 +91,24 @@ func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.
 // parsing it costs more than running it; and before the transaction, which may
 // have the only connection.
 func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
-	s.mu.Lock()
-	check := s.check
-	s.mu.Unlock()
-	if check == nil {
-		prepared, err := s.db.PrepareContext(ctx, s.sql.fence)
-		if err != nil {
-			return err
-		}
-		s.mu.Lock()
-		if s.check == nil {
-			s.check = prepared
-		} else {
-			defer prepared.Close()
-		}
-		check = s.check
-		s.mu.Unlock()
+	check, err := s.fenceCheck(ctx)
+	if err != nil {
+		return err
 	}
 	return s.inTx(ctx, func(tx *sql.Tx) error { return fn(tx, tx.StmtContext(ctx, check)) })
+}
+
+func (s *SQLiteStore) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.check != nil {
+		return s.check, nil
+	}
+	check, err := s.db.PrepareContext(ctx, s.sql.fence)
+	if err == nil {
+		s.check = check
+	}
+	return check, err
 }
 
 // checkFence returns [ErrLost] where a term's record does not stand any more. The

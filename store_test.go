@@ -58,7 +58,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 // I3, and the store's promise that versions never go back, by workers that
 // create, renew, steal and release as fast as they can.
 func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
-	const workers, ttl = 8, 15 * time.Millisecond
+	const workers, ttl = 8, 40 * time.Millisecond
 	const long, longest = 5 * time.Second, time.Minute
 	eachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()

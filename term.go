@@ -26,8 +26,9 @@ type Term struct {
 	deleteSent atomic.Bool           // by a release whose answer we don't know
 	trust      atomic.Pointer[trust] // nil: a local term, which no time ends
 
-	mu      sync.Mutex // orders extensions; never held across I/O
-	version int64      // of the object, as far as we know
+	mu       sync.Mutex    // guards the fields below; never held across I/O
+	version  int64         // of the object, as far as we know
+	renewing chan struct{} // while a renewal is under way; closed at its end
 }
 
 // trust is the time for which a holder may believe in its term.
@@ -143,6 +144,40 @@ func (t *Term) extend(version int64, attempt time.Time) bool {
 // lastAttempt returns the instant before the last acquire or renewal that
 // succeeded was sent.
 func (t *Term) lastAttempt() time.Time { return t.trust.Load().attempt }
+
+// renewal notes that a renewal is under way, until done is called.
+func (t *Term) renewal() (done func()) {
+	ended := make(chan struct{})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.renewing = ended
+	return func() { close(ended) }
+}
+
+// giveWay lets a renewal that is under way go first. Fenced writes share their
+// lock on the record and overtake one that waits for it, so that a stream of
+// them could keep it waiting for longer than the trust lasts.
+func (t *Term) giveWay(ctx context.Context) {
+	const longest = 100 * time.Millisecond // one that hangs must not stop the writes
+	t.mu.Lock()
+	renewing := t.renewing
+	t.mu.Unlock()
+	if renewing == nil {
+		return
+	}
+	select {
+	case <-renewing:
+		return
+	default:
+	}
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	select {
+	case <-renewing:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
 
 func (t *Term) currentVersion() int64 {
 	t.mu.Lock()

@@ -485,6 +485,14 @@ var breakages = []struct {
 			return nil
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
+	{"a fence that can't hold is refused", "no term is no fence", func(b *broken) {
+		b.fence = func(term *tenure.Term) (tenure.Store, error) {
+			if term == nil {
+				return b.Mem, nil
+			}
+			return b.Mem.Fence(term)
+		}
+	}},
 	{"a fence holds back the writes of a term that is over", "there is no fence", func(b *broken) {
 		b.fence = func(*tenure.Term) (tenure.Store, error) { return b.Mem, nil }
 	}},

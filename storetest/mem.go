@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -59,7 +60,7 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 }
 
 func (m *Mem) putIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition, fence *tenure.Term) (tenure.Object, error) {
-	if err := cmp.Or(obj.Validate(), cond.Validate(), ctx.Err()); err != nil {
+	if err := cmp.Or(obj.Validate(), cond.Validate(), notItself(fence, obj.Key), ctx.Err()); err != nil {
 		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
 	}
 	m.mu.Lock()
@@ -86,7 +87,7 @@ func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error
 
 func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
 	cond := tenure.MatchVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.Validate(), notItself(fence, key), ctx.Err()); err != nil {
 		return fmt.Errorf("storetest: delete %s: %w", key, err)
 	}
 	m.mu.Lock()
@@ -106,11 +107,23 @@ func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence
 }
 
 // Fence returns the store with its writes fenced by a term.
-func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) { return &fencedMem{m, term}, nil }
+func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) {
+	switch {
+	case term == nil || term.ID() == "":
+		return nil, fmt.Errorf("storetest: fence: %w: no term is given", tenure.ErrInvalid)
+	case term.Record() == nil: // a single replica's
+		return m, nil
+	}
+	return &fencedMem{m, term}, nil
+}
 
 type fencedMem struct {
 	*Mem
 	term *tenure.Term
+}
+
+func (m *fencedMem) Fence(*tenure.Term) (tenure.Store, error) {
+	return nil, fmt.Errorf("storetest: fence: %w: the store is fenced already", errors.ErrUnsupported)
 }
 
 func (m *fencedMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
@@ -119,6 +132,14 @@ func (m *fencedMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Wr
 
 func (m *fencedMem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	return m.deleteIf(ctx, key, version, m.term)
+}
+
+// notItself refuses a fenced write to the record that its fence depends on.
+func notItself(fence *tenure.Term, key tenure.Key) error {
+	if fence != nil && fence.Key() == key {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
+	}
+	return nil
 }
 
 // check returns ErrLost where the term's record does not stand any more; nil is

@@ -23,7 +23,7 @@ func fencing(t *testing.T, store *watched, holder string) *tenure.Lease {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fencer.Fence(&tenure.Term{}); errors.Is(err, errors.ErrUnsupported) {
+	if _, err := fencer.Fence(nil); errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)
 	}
 	return lease
@@ -70,6 +70,33 @@ func fenceLetsTermThrough(t *testing.T, store *watched) {
 		if err := lease.Renew(t.Context(), term); err != nil {
 			t.Fatalf("renewal: got error %q, want none", err)
 		}
+	}
+}
+
+func fenceRefuses(t *testing.T, store *watched) {
+	lease := fencing(t, store, "holder")
+	for _, none := range []*tenure.Term{nil, {}} {
+		if _, err := store.Store.(tenure.Fencer).Fence(none); !errors.Is(err, tenure.ErrInvalid) {
+			t.Errorf("Fence of no term: got error %v, want ErrInvalid", err)
+		}
+	}
+	term := begin(t, lease)
+	f := fenced(t, store, term)
+	if twice, ok := f.Store.(tenure.Fencer); ok {
+		if _, err := twice.Fence(term); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("Fence of a fenced store: got error %v, want ErrUnsupported", err)
+		}
+	}
+	obj := get(t, store, term.Key())
+	if _, err := f.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version)); !errors.Is(err, tenure.ErrInvalid) {
+		t.Errorf("PutIf of the lease's own object: got error %v, want ErrInvalid", err)
+	}
+	if err := f.DeleteIf(t.Context(), obj.Key, obj.Version); !errors.Is(err, tenure.ErrInvalid) {
+		t.Errorf("DeleteIf of the lease's own object: got error %v, want ErrInvalid", err)
+	}
+	same(t, "after writes through the fence,", get(t, store, obj.Key), obj)
+	if !term.Valid() {
+		t.Error("the term is over by it")
 	}
 }
 

@@ -81,6 +81,9 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 			refuse("-%s is empty", s.name)
 		}
 	}
+	if strings.Contains(opts.store, "://") && !isPostgres(opts.store) {
+		refuse("-store is neither a SQLite path nor a postgres:// URL")
+	}
 	if opts.shared && isPostgres(opts.store) {
 		refuse("-shared is for SQLite; Postgres is always shared")
 	}
