@@ -39,6 +39,7 @@ func TestABadCommandLineIsOneLineAndExitCode2(t *testing.T) {
 		{"-grace", "0s"},
 		{"-listen", ""},
 		{"-store", ""},
+		{"-store", "mysql://localhost/db"},
 		{"-state", ""},
 		{"-replica", ""},
 		{"-shared", "-store", "postgres://localhost/db"},
