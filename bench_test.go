@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -37,7 +38,7 @@ func BenchmarkIsHolder(b *testing.B) {
 // benchStores runs a benchmark on both databases.
 func benchStores(b *testing.B, bench func(b *testing.B, store tenure.Store)) {
 	b.Run("postgres", func(b *testing.B) {
-		store := openPostgres(b, postgresURL(b), tenure.PostgresConfig{})
+		store := openPostgres(b, durable(b), tenure.PostgresConfig{})
 		migrate(b, store)
 		bench(b, store)
 	})
@@ -81,13 +82,19 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 	})
 }
 
+// durable is a Postgres that writes to disk, as a service's does: figures of one
+// that does not would make everything else look dear.
+func durable(b *testing.B) string {
+	return pgtest.Cluster(b, "fsync=on", "full_page_writes=on").URL()
+}
+
 // BenchmarkTransaction compares a transaction of one row with the same one
 // fenced, in turn, so that the machine's moods meet both.
 func BenchmarkTransaction(b *testing.B) {
 	const write = `UPDATE ledger SET n = n + 1`
 	ctx := context.Background()
 	b.Run("postgres", func(b *testing.B) {
-		url := postgresURL(b)
+		url := durable(b)
 		store := openPostgres(b, url, tenure.PostgresConfig{})
 		migrate(b, store)
 		pool := postgresPool(b, url)

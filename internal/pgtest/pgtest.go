@@ -68,10 +68,11 @@ func Log(t testing.TB) string {
 }
 
 // Cluster starts a cluster for this test alone, which may stop and restart it.
-// It goes away when the test ends.
-func Cluster(t testing.TB) *Server {
+// It goes away when the test ends. The settings, such as "fsync=on", win over
+// those of all tests.
+func Cluster(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	server, err := newServer()
+	server, err := newServer(settings...)
 	skipOrFail(t, err)
 	t.Cleanup(func() {
 		if err := server.close(); err != nil {

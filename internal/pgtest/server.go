@@ -30,6 +30,8 @@ type Server struct {
 	attr *syscall.SysProcAttr // of every process
 	port int
 
+	settings []string // of its own
+
 	// Of the running server, nil while it is stopped.
 	shell *exec.Cmd
 	stdin io.WriteCloser // takes the signal to stop with
@@ -37,7 +39,7 @@ type Server struct {
 }
 
 // newServer makes a cluster and starts it.
-func newServer() (*Server, error) {
+func newServer(settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
@@ -46,7 +48,7 @@ func newServer() (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgtest: %w", err)
 	}
-	s := &Server{bin: bin, dir: dir}
+	s := &Server{bin: bin, dir: dir, settings: settings}
 	if err := s.init(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -117,14 +119,14 @@ func (s *Server) Start() error {
 	}
 	defer log.Close()
 	args := []string{"-c", mind, "sh", s.dir, filepath.Join(s.bin, "postgres"), "-D", s.data(), "-p", strconv.Itoa(s.port)}
-	for _, setting := range []string{
+	for _, setting := range append([]string{ // of two for the same, the last holds
 		"listen_addresses=127.0.0.1",
 		"unix_socket_directories=",
 		"fsync=off",
 		"full_page_writes=off",
 		"max_connections=200",
 		"log_line_prefix=%m [%p] %d ",
-	} {
+	}, s.settings...) {
 		args = append(args, "-c", setting)
 	}
 	shell := exec.Command("sh", args...)
