@@ -142,3 +142,26 @@ func TestACoordinatorOnSQLiteInMemoryWorksInVirtualTime(t *testing.T) {
 		}
 	})
 }
+
+func TestOnSQLiteTooATombstoneKeepsVersionsUpUntilTheClockIsADayPastIt(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	store := openSQLite(t, path)
+	migrate(t, store)
+	db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	key := tenure.Key{Type: "t", ID: "1"}
+	obj := put(t, store, tenure.Object{Key: key})
+	ahead := obj.Version + int64(72*time.Hour/time.Microsecond) // as if written while the clock was
+	execSQL(t, db, `UPDATE objects SET resource_version = ?`, ahead)
+	wantErr(t, store.DeleteIf(t.Context(), key, ahead), nil)
+	execSQL(t, db, `INSERT INTO objects_tombstones VALUES ('t', 'old', 1)`)
+	other := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}})
+	wantErr(t, store.DeleteIf(t.Context(), other.Key, other.Version), nil) // which prunes
+	if obj := put(t, store, tenure.Object{Key: key}); obj.Version <= ahead {
+		t.Errorf("version %d follows %d", obj.Version, ahead)
+	}
+	var ids string
+	wantErr(t, db.QueryRow(`SELECT group_concat(id) FROM (SELECT id FROM objects_tombstones ORDER BY id)`).Scan(&ids), nil)
+	if ids != "1,other" {
+		t.Errorf("got tombstones of %s, want of 1 and other", ids)
+	}
+}
