@@ -9,11 +9,10 @@ import (
 // All stores of this module do.
 type Fencer interface {
 	// Fence returns the same store, whose PutIf and DeleteIf succeed only while
-	// the object under [Term.Key], which they refuse to write, has
-	// [Term.Record] as its payload. That is
-	// decided in the transaction of the write, in such a way that no takeover
-	// can commit between the decision and the write. Otherwise they return
-	// [ErrLost] and write nothing.
+	// the object under [Term.Key], which they refuse to write, has [Term.Record]
+	// as its payload. That is decided in the transaction of the write, in such a
+	// way that no takeover can commit between the decision and the write.
+	// Otherwise they return [ErrLost] and write nothing.
 	//
 	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store
 	// that is fenced already is [errors.ErrUnsupported]. A term of a single
@@ -71,13 +70,11 @@ func Fence(store Store, term *Term) (Store, error) {
 
 // fencedOut ends a term of which the store says that its record is not, or no
 // longer, the lease's. The object is what stands instead; the zero value where
-// nothing does or nobody knows.
+// nothing does.
 func (t *Term) fencedOut(now Object) error {
-	lost := &LostError{Key: t.key}
-	if now.Version != 0 {
-		holding, _ := decodeHolding(now, 0) // undecodable is held by unknown
-		lost.To = &holding
+	if now.Version == 0 {
+		return t.lostTo(nil)
 	}
-	t.end(lost)
-	return lost
+	holding, _ := decodeHolding(now, 0) // undecodable is held by unknown
+	return t.lostTo(&holding)
 }

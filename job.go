@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 )
 
@@ -22,6 +23,21 @@ func (p *JobPanic) Error() string {
 func (p *JobPanic) Unwrap() error {
 	err, _ := p.Value.(error)
 	return err
+}
+
+// jobScope is what a job finds in its context.
+type jobScope struct {
+	term *Term
+	log  *slog.Logger
+}
+
+type jobScopeKey struct{}
+
+// TermFromContext returns the term for which a job runs, or nil where ctx is
+// not derived from a job's context.
+func TermFromContext(ctx context.Context) *Term {
+	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
+	return scope.term
 }
 
 // job is the caller's funcs, running for one term. Only the goroutine that owns

@@ -157,18 +157,20 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		return term, err
 	}
 	obj, err := l.look(ctx)
-	switch {
-	case errors.Is(err, ErrNotFound): // released since
-		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: unknownHolder}}
-	case err != nil:
+	if errors.Is(err, ErrNotFound) { // released since
+		return nil, l.heldByUnknown()
+	}
+	if err != nil {
 		return nil, err
-	case l.left(obj):
+	}
+	held := l.held(obj)
+	if l.left(held.Holding) {
 		term, err := l.begin(ctx, MatchVersion(obj.Version))
 		if !errors.Is(err, ErrConflict) {
 			return term, err
 		}
 	}
-	return nil, l.held(obj)
+	return nil, held
 }
 
 // StealExpired begins a term if the record that stands has expired. Otherwise
@@ -179,7 +181,7 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 	if err != nil {
 		return nil, err
 	}
-	if held := l.held(obj); held.canExpireIn > 0 && !l.left(obj) {
+	if held := l.held(obj); held.canExpireIn > 0 && !l.left(held.Holding) {
 		return nil, held
 	}
 	return l.begin(ctx, MatchVersion(obj.Version))
@@ -202,7 +204,7 @@ func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 			return term, err
 		}
 	}
-	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: unknownHolder}}
+	return nil, l.heldByUnknown()
 }
 
 // Renew makes the term count anew from now, in one write. It returns [ErrLost]
@@ -371,16 +373,12 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	obj, err := l.look(ctx)
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
-		lost := &LostError{Key: l.cfg.Key}
-		term.end(lost)
-		return lost
+		return term.lostTo(nil)
 	case err != nil:
 		return err
 	case !bytes.Equal(obj.Payload, term.payload):
 		holding := l.decode(obj)
-		lost := &LostError{Key: l.cfg.Key, To: &holding}
-		term.end(lost)
-		return lost
+		return term.lostTo(&holding)
 	}
 	term.mu.Lock()
 	defer term.mu.Unlock()

@@ -89,6 +89,11 @@ func (l *Lease) held(obj Object) *HeldError {
 	return &HeldError{Holding: holding, canExpireIn: left}
 }
 
+// heldByUnknown is for a record that was gone again when it was looked at.
+func (l *Lease) heldByUnknown() *HeldError {
+	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: unknownHolder}}
+}
+
 func (l *Lease) decode(obj Object) Holding {
 	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
 	if holding.Term != "" {                     // another program's versions say nothing of ours
@@ -124,8 +129,7 @@ func (l *Lease) leave(term string) {
 
 // left reports whether the record is one that this lease itself left behind, so
 // that it need not wait until it expires. Whoever writes first gets it.
-func (l *Lease) left(obj Object) bool {
-	holding := l.decode(obj)
+func (l *Lease) left(holding Holding) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.term == holding.Term })

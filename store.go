@@ -232,6 +232,12 @@ type Lister interface {
 // before a store forgets it: further than any clock is set back.
 const tombstoneAge = 24 * time.Hour
 
+// What the names of the tombstones' table and index add to that of the objects.
+const (
+	tombstonesSuffix = "_tombstones"
+	byAgeSuffix      = tombstonesSuffix + "_by_age"
+)
+
 // validList refuses arguments that no [Lister] can accept.
 func validList(objectType, after string, limit int) error {
 	errs := []error{validText("object type", objectType), validText("id", after)}

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -14,11 +15,7 @@ type postgresTables struct {
 	tombstonesByAge string // an index: it has no schema of its own
 }
 
-const (
-	tombstonesSuffix = "_tombstones"
-	byAgeSuffix      = tombstonesSuffix + "_by_age"
-	maxIdentifier    = 63 // bytes; Postgres cuts off what is longer
-)
+const maxIdentifier = 63 // bytes; Postgres cuts off what is longer
 
 func newPostgresTables(schema, table string) postgresTables {
 	quote := func(name string) string {
@@ -43,6 +40,7 @@ func (t postgresTables) in(sql string) string {
 		// floor: a cast alone rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+		"{tombstone_age_us}", strconv.FormatInt(tombstoneAge.Microseconds(), 10),
 		// For this transaction only, so also behind a pooler. NULL leaves it.
 		"{lock_timeout}", "set_config('lock_timeout', coalesce({ms}, current_setting('lock_timeout')), true)",
 	).Replace(sql)
@@ -130,7 +128,7 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 			pruned AS (
 				DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 					SELECT ctid FROM {tombstones}
-					WHERE resource_version < (SELECT {now_us} - 86400000000) -- a day; the subselect lets the index be used
+					WHERE resource_version < (SELECT {now_us} - {tombstone_age_us}) -- the subselect lets the index be used
 						AND (object_type, id) <> ($1, $2) -- a row can't be written twice by one statement
 						-- Not before our own is locked: two deletes that prune each
 						-- other's would deadlock.

@@ -226,20 +226,18 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 	}
 	var r row
 	var err error
-	switch {
-	case cond.kind != matchVersion:
-		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
-			r, err = s.create(ctx, tx, obj, cond)
-			return err
-		})
-	case fence != nil:
-		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
-			r, err = s.replace(ctx, tx, obj, cond)
-			return err
-		})
-	default:
+	if cond.kind == matchVersion && fence == nil { // one statement: a transaction by itself
 		err = s.inTurn(ctx, func() error {
 			r, err = s.replace(ctx, s.db, obj, cond)
+			return err
+		})
+	} else {
+		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
+			if cond.kind == matchVersion {
+				r, err = s.replace(ctx, tx, obj, cond)
+			} else {
+				r, err = s.create(ctx, tx, obj, cond)
+			}
 			return err
 		})
 	}
@@ -399,8 +397,8 @@ func newSQLiteStatements(table string) sqliteStatements {
 	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 	names := strings.NewReplacer(
 		"{objects}", quote(table),
-		"{tombstones}", quote(table+"_tombstones"),
-		"{tombstones_by_age}", quote(table+"_tombstones_by_age"),
+		"{tombstones}", quote(table+tombstonesSuffix),
+		"{tombstones_by_age}", quote(table+byAgeSuffix),
 	)
 	return sqliteStatements{
 		migrate: names.Replace(schema.SQLite),

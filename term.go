@@ -2,7 +2,6 @@ package tenure
 
 import (
 	"context"
-	"log/slog"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -118,6 +117,14 @@ func (t *Term) Valid() bool {
 // end makes the term invalid for good. The first cause stays.
 func (t *Term) end(cause error) { t.ended.CompareAndSwap(nil, &cause) }
 
+// lostTo ends the term, and returns to whom it was lost; nil: nobody, the record
+// is gone.
+func (t *Term) lostTo(holding *Holding) error {
+	lost := &LostError{Key: t.key, To: holding}
+	t.end(lost)
+	return lost
+}
+
 // over returns why the term is not valid, nil while it is.
 func (t *Term) over() error {
 	if t.Valid() {
@@ -186,18 +193,3 @@ func (t *Term) currentVersion() int64 {
 }
 
 func (t *Term) local() bool { return t.trust.Load() == nil }
-
-// jobScope is what a job finds in its context.
-type jobScope struct {
-	term *Term
-	log  *slog.Logger
-}
-
-type jobScopeKey struct{}
-
-// TermFromContext returns the term for which a job runs, or nil where ctx is
-// not derived from a job's context.
-func TermFromContext(ctx context.Context) *Term {
-	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
-	return scope.term
-}
