@@ -223,21 +223,35 @@ func (c *Coordinator) Resign(ctx context.Context) error {
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
 func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
-	for sleep(ctx, pause) {
-		term, err := c.acquire(ctx)
-		switch {
-		case err != nil:
-			pause = c.notAcquired(err)
-		case ctx.Err() != nil:
+	if !sleep(ctx, pause) {
+		return nil
+	}
+	watch := watch(c.lease.store, c.lease.cfg.Key)
+	defer watch.Stop()
+	for woken := false; ; {
+		term, err := c.acquire(ctx, woken)
+		if err == nil && ctx.Err() != nil {
 			c.giveBack(term, ErrShutdown)
-		default:
+			return nil
+		}
+		if err == nil {
 			return term
 		}
+		timer := time.NewTimer(c.notAcquired(err, watch.Live()))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+			woken = false
+		case <-watch.C():
+			timer.Stop()
+			woken = true
+		}
 	}
-	return nil
 }
 
-func (c *Coordinator) acquire(ctx context.Context) (*Term, error) {
+func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
 	if c.single {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
 	}
@@ -245,20 +259,29 @@ func (c *Coordinator) acquire(ctx context.Context) (*Term, error) {
 	// record of a term that nobody holds, and all would have to wait for its TTL.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
 	defer cancel()
+	if woken {
+		return c.lease.acquireOrSteal(ctx, true)
+	}
 	return c.lease.AcquireOrSteal(ctx)
 }
 
-// notAcquired returns how long to wait after a failed attempt.
-func (c *Coordinator) notAcquired(err error) time.Duration {
+// notAcquired returns how long to wait after a failed attempt, unless woken.
+func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 	pause := jitter(c.cfg.AcquireInterval)
 	var held *HeldError
 	if errors.As(err, &held) {
 		c.log.Debug("lease is held", "holder", held.Holding.Holder)
 		c.note(held.Holding.Holder, nil)
-		if held.canExpireIn > 0 { // a few ms apart, lest all standbys write at once
-			pause = min(pause, held.canExpireIn+rand.N(10*time.Millisecond))
+		if held.canExpireIn <= 0 {
+			return pause
 		}
-		return pause
+		// A few ms apart, lest all standbys write at once; and a few ms late, lest
+		// they come just before a renewal that is on its way.
+		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(8*time.Millisecond)
+		if wakes && held.byAge {
+			return expiry // a release would wake us, and nothing else matters before
+		}
+		return min(pause, expiry)
 	}
 	c.report("lease cannot be acquired", err)
 	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated

@@ -66,11 +66,15 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 
 	cancel()
 	wantErr(t, <-done, nil)
+	store.Close()
 	pool.Close()
 	admin.Close()
 	await("no goroutine is left", func() bool { return goroutines() <= before })
 	if _, err := store.Get(t.Context(), leaseKey); err == nil {
 		t.Error("a closed pool answers")
+	}
+	if _, err := lease.AcquireOrSteal(t.Context()); err == nil {
+		t.Error("a closed store gives a lease")
 	}
 	for _, want := range []string{"lease acquired", "lease lost", "28000", "Migrate"} {
 		if !strings.Contains(log.String(), want) {
@@ -83,7 +87,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 func goroutines() (n int) {
 	stacks := make([]byte, 1<<22)
 	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-		if strings.Contains(g, "tenurelib/tenure.") || strings.Contains(g, "pgx/v5/pgxpool.") || strings.Contains(g, "database/sql.") {
+		if strings.Contains(g, "tenurelib/tenure.") || strings.Contains(g, "internal/listen.") || strings.Contains(g, "pgx/v5/pgxpool.") || strings.Contains(g, "database/sql.") {
 			n++
 		}
 	}

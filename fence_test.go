@@ -579,14 +579,14 @@ func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
 	}
 }
 
-func TestFencedTransactionsLeaveAConnectionToTheRenewals(t *testing.T) {
+func TestRenewalsDoNotWaitForFencedTransactions(t *testing.T) {
 	f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
 	lease := newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	renewed := make(chan struct{})
 	var busy, all sync.WaitGroup
-	busy.Add(3) // of the pool's four connections
+	busy.Add(4) // all of the pool's connections
 	for range 8 {
 		first := sync.OnceFunc(busy.Done)
 		all.Go(func() {

@@ -41,6 +41,7 @@ type HeldError struct {
 	Holding Holding
 
 	canExpireIn time.Duration // how soon a steal may succeed at the earliest
+	byAge       bool          // by the record's age, so that to look before then is of no use
 }
 
 func (e *HeldError) Error() string {
@@ -190,10 +191,15 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
 // returns [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
+	return l.acquireOrSteal(ctx, l.lastSeen() == nil)
+}
+
+// acquireOrSteal tries at first what is likely to succeed.
+func (l *Lease) acquireOrSteal(ctx context.Context, likelyFree bool) (*Term, error) {
 	// A look may be overtaken by another replica's write, and so again the next:
 	// after three times the lease is held by somebody quicker.
 	for range 3 {
-		if l.lastSeen() == nil {
+		if likelyFree {
 			term, err := l.begin(ctx, MustCreate())
 			if !errors.Is(err, ErrExists) {
 				return term, err
@@ -203,6 +209,7 @@ func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
+		likelyFree = errors.Is(err, ErrNotFound)
 	}
 	return nil, l.heldByUnknown()
 }
@@ -226,7 +233,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			return l.tooLate(ctx, term)
 		}
 		attempt := time.Now()
-		obj, err := l.store.PutIf(ctx, l.object(term.payload), MatchVersion(term.currentVersion()))
+		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term.payload), MatchVersion(term.currentVersion()))
 		switch {
 		case err == nil:
 			l.sawVersion(obj.Version)
@@ -271,7 +278,7 @@ func (l *Lease) Release(ctx context.Context, term *Term) error {
 		return nil
 	}
 	for range 2 {
-		err := l.store.DeleteIf(ctx, l.cfg.Key, term.currentVersion())
+		err := deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
 		if errors.Is(err, ErrConflict) {
 			if err = l.reread(ctx, term); err == nil {
 				continue // a renewal had landed whose answer was lost
@@ -318,7 +325,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 		Term:         id,
 		TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
 	}.encode()
-	obj, err := l.store.PutIf(ctx, l.object(payload), cond)
+	obj, err := l.store.PutIf(leaseCall(ctx), l.object(payload), cond)
 	if err != nil {
 		if !answered(err) {
 			l.leave(id)
@@ -338,7 +345,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	term.trust.Store(newTrust(attempt, term.trusted))
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
 		// Not kept from those who have seen less, and may go on.
-		if l.store.DeleteIf(ctx, l.cfg.Key, obj.Version) != nil {
+		if deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, obj.Version) != nil {
 			l.leave(id)
 		}
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",

@@ -45,7 +45,7 @@ type leftover struct {
 
 // look reads the record and notes since when it has stood as it is.
 func (l *Lease) look(ctx context.Context) (Object, error) {
-	obj, err := l.store.Get(ctx, l.cfg.Key)
+	obj, err := l.store.Get(leaseCall(ctx), l.cfg.Key)
 	answered := time.Now()
 	l.mu.Lock()
 	before := l.seen
@@ -76,7 +76,7 @@ func (l *Lease) lastSeen() *sighting {
 // it can expire: at once where it has.
 func (l *Lease) held(obj Object) *HeldError {
 	holding := l.decode(obj)
-	left := holding.TTL
+	left, byAge := holding.TTL, false
 	if seen := l.lastSeen(); seen.of(obj) {
 		left -= time.Since(seen.since)
 	}
@@ -84,9 +84,9 @@ func (l *Lease) held(obj Object) *HeldError {
 	// it has, and one of negative age by a clock that was ahead: their age tells
 	// nothing.
 	if l.cfg.Expiry == StoreClock && holding.Term != "" && holding.Age > 0 {
-		left = min(left, holding.TTL-holding.Age)
+		left, byAge = min(left, holding.TTL-holding.Age), true
 	}
-	return &HeldError{Holding: holding, canExpireIn: left}
+	return &HeldError{Holding: holding, canExpireIn: left, byAge: byAge}
 }
 
 // heldByUnknown is for a record that was gone again when it was looked at.

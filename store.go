@@ -181,7 +181,8 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// This is the least that a store must do. It may also implement [Lister]. The
+// This is the least that a store must do. It may also implement [Lister],
+// [Fencer] and [Watcher]. The
 // package storetest holds the contract as a test suite, for stores that are
 // written elsewhere:
 //
@@ -219,6 +220,57 @@ type Store interface {
 	SingleReplica() bool
 }
 
+// Watcher is implemented by stores that can wake those who wait for an object to
+// be deleted. All stores of this module do. Where a store doesn't, standbys poll.
+type Watcher interface {
+	// Watch begins to watch an object, which need not exist. It does no I/O.
+	Watch(key Key) Watch
+
+	// DeleteAndWake is DeleteIf, and wakes all who watch the key, in other
+	// processes too; nobody where nothing was deleted. It need not be durable when
+	// it returns: a crash of the database may bring the object back, as it was.
+	DeleteAndWake(ctx context.Context, key Key, version int64) error
+}
+
+// Watch is the interest of one in the deletion of one object. It tells by hints:
+// one may come late, twice, in vain, or not at all, so nothing is decided by it
+// alone. All methods are safe for concurrent use.
+type Watch interface {
+	// C receives when the object was deleted by DeleteAndWake, and whenever
+	// hints may have been missed.
+	C() <-chan struct{}
+
+	// Live reports whether hints can be expected. Whenever that has changed, C
+	// receives. While it is false, one has to poll.
+	Live() bool
+
+	// Stop ends the watch.
+	Stop()
+}
+
+// watch watches an object in any store.
+func watch(store Store, key Key) Watch {
+	if watcher, ok := store.(Watcher); ok {
+		return watcher.Watch(key)
+	}
+	return noWatch{}
+}
+
+// noWatch is the watch of a store that gives no hints.
+type noWatch struct{}
+
+func (noWatch) C() <-chan struct{} { return nil }
+func (noWatch) Live() bool         { return false }
+func (noWatch) Stop()              {}
+
+// deleteAndWake deletes an object from any store.
+func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
+	if watcher, ok := store.(Watcher); ok {
+		return watcher.DeleteAndWake(ctx, key, version)
+	}
+	return store.DeleteIf(ctx, key, version)
+}
+
 // Lister is implemented by stores that can enumerate objects. All stores of
 // this module do.
 type Lister interface {
@@ -232,11 +284,9 @@ type Lister interface {
 // before a store forgets it: further than any clock is set back.
 const tombstoneAge = 24 * time.Hour
 
-// What the names of the tombstones' table and index add to that of the objects.
-const (
-	tombstonesSuffix = "_tombstones"
-	byAgeSuffix      = tombstonesSuffix + "_by_age"
-)
+// tombstonesSuffix is what the name of the tombstones' table adds to that of the
+// objects.
+const tombstonesSuffix = "_tombstones"
 
 // validList refuses arguments that no [Lister] can accept.
 func validList(objectType, after string, limit int) error {

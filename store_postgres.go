@@ -22,15 +22,29 @@ type PostgresConfig struct {
 	Schema string       // default: the first schema of the search_path that has the table
 	Table  string       // default "objects"
 	Logger *slog.Logger // default slog.Default()
+
+	// PollOnly keeps the store from holding a connection to listen on. Its
+	// standbys then find a released lease by polling, within their
+	// AcquireInterval.
+	PollOnly bool
+
+	// ListenURL is where to listen, for a pool whose connections lead through a
+	// pooler in transaction mode: there nothing is heard. Default: as the pool.
+	ListenURL string
 }
 
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.
 //
+// Leases have connections of their own, at most four and usually one, so that
+// renewals never wait behind the application's queries. Where standbys watch, one
+// more listens for all of them.
+//
 // All methods are safe for concurrent use.
 type PostgresStore struct {
 	pool   *pgxpool.Pool
 	owned  bool
+	leases *leasePool
 	cfg    PostgresConfig
 	tables postgresTables
 	sql    postgresStatements
@@ -38,20 +52,20 @@ type PostgresStore struct {
 	// found is nil until the database has been looked at.
 	found atomic.Pointer[postgresSetup]
 
-	// fencing has a place for each transaction of Fenced: one less than the pool
-	// has connections, for the renewals that must go on meanwhile.
-	fencing chan struct{}
+	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
+	watches postgresWatches
 }
 
 var _ interface {
 	Store
 	Lister
 	Fencer
+	Watcher
 } = (*PostgresStore)(nil)
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
-// caller's to close. It does no I/O. A pool that the application keeps busy
-// makes renewals wait; [OpenPostgres] opens one of the store's own.
+// caller's to close. It does no I/O. What leases need beside the pool they open
+// with its settings when they need it; Close closes that.
 func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 	if cfg.Table == "" {
 		cfg.Table = "objects"
@@ -60,19 +74,26 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 		cfg.Logger = slog.Default()
 	}
 	tables := newPostgresTables(cfg.Schema, cfg.Table)
-	return &PostgresStore{
-		pool:    pool,
-		cfg:     cfg,
-		tables:  tables,
-		sql:     newPostgresStatements(tables),
-		fencing: make(chan struct{}, max(1, pool.Config().MaxConns-1)),
+	config := pool.Config()
+	config.MaxConns = leaseConns
+	s := &PostgresStore{
+		pool:   pool,
+		leases: newLeasePool(config),
+		cfg:    cfg,
+		tables: tables,
+		sql:    newPostgresStatements(tables),
 	}
+	s.pruned.Store(time.Now().Unix())
+	s.watches.init(s)
+	return s
 }
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
 // that uses it. It waits for a database that is down, until ctx ends; one that
 // refuses the role or does not exist is an [ErrSetup] at once. The pool_* and
-// all other parameters of pgxpool may stand in the URL.
+// all other parameters of pgxpool may stand in the URL. Of pool_max_conns, by
+// default 4, there are as many for the leases and as many for all else; none is
+// opened before it is needed.
 func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*PostgresStore, error) {
 	if url == "" {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: the URL is empty", ErrInvalid)
@@ -81,11 +102,14 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err) // pgx leaves the password out
 	}
+	if _, err := pgxpool.ParseConfig(cfg.ListenURL); cfg.ListenURL != "" && err != nil {
+		return nil, fmt.Errorf("tenure: open Postgres: %w: ListenURL: %w", ErrInvalid, err)
+	}
 	if !strings.Contains(url, "pool_max_conns") {
 		poolConfig.MaxConns = 4
 	}
 	if poolConfig.ConnConfig.ConnectTimeout == 0 {
-		poolConfig.ConnConfig.ConnectTimeout = 5 * time.Second
+		poolConfig.ConnConfig.ConnectTimeout = connectTimeout
 	}
 	if _, ok := poolConfig.ConnConfig.RuntimeParams["application_name"]; !ok {
 		poolConfig.ConnConfig.RuntimeParams["application_name"] = "tenure"
@@ -96,6 +120,7 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	}
 	store := NewPostgresStore(pool, cfg)
 	store.owned = true
+	store.leases.config.MaxConns = poolConfig.MaxConns
 	err = store.whenUp(ctx, func() error {
 		_, err := store.setup(ctx)
 		if errors.Is(err, errNoTable) {
@@ -104,14 +129,18 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 		return err
 	})
 	if err != nil {
-		pool.Close()
+		store.Close()
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
 	return store, nil
 }
 
-// Close closes the pool if [OpenPostgres] opened it.
+// Close closes the connections that the store has opened: those of leases and of
+// watches, and the pool if it is [OpenPostgres]'s. It waits for calls that are
+// under way. Coordinators should have ended before.
 func (s *PostgresStore) Close() error {
+	s.watches.close()
+	s.leases.close()
 	if s.owned {
 		s.pool.Close()
 	}
@@ -128,7 +157,7 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	}
 	var r row
 	var nowUS int64
-	err := s.pool.QueryRow(ctx, s.sql.get, key.Type, key.ID).
+	err := s.queryRow(ctx, s.sql.get, key.Type, key.ID).
 		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, s.explain(unreadable(err)))
@@ -212,15 +241,20 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 // replace writes an object that exists, in one round trip, or returns
 // [pgx.ErrNoRows].
 func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (r row, err error) {
-	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
-		payloadColumn(obj.Payload), cond.version, lockTimeout(ctx)}
-	if fence == nil {
-		err = s.pool.QueryRow(ctx, s.sql.replace, args...).Scan(&r.version, &r.created, &r.updated)
-		return r, err
-	}
-	batch := &pgx.Batch{}
-	batch.Queue(s.sql.replace, args...)
-	return r, s.sendWrite(ctx, batch, fence, &r.version, &r.created, &r.updated)
+	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+		statement, args := s.sql.replace, []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
+			payloadColumn(obj.Payload), cond.version}
+		if !bounded {
+			statement, args = s.sql.replaceInTime, append(args, lockTimeout(ctx))
+		}
+		if fence == nil {
+			return pool.QueryRow(ctx, statement, args...).Scan(&r.version, &r.created, &r.updated)
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(statement, args...)
+		return s.sendWrite(ctx, pool, batch, fence, &r.version, &r.created, &r.updated)
+	})
+	return r, err
 }
 
 // create inserts an object, in one round trip, or returns [pgx.ErrNoRows] where
@@ -237,17 +271,22 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (r 
 	// The insert may wait for another transaction that deletes the object, and a
 	// version computed before would be below the deleted one's. So the row is
 	// numbered by a statement of its own, which sees what was waited for.
-	batch := &pgx.Batch{}
-	batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
-	batch.Queue(s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload))
-	batch.Queue(number, obj.Key.Type, obj.Key.ID)
-	return r, s.sendWrite(ctx, batch, fence, &r.version, &r.created, &r.updated)
+	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+		batch := &pgx.Batch{}
+		if !bounded {
+			batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
+		}
+		batch.Queue(s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload))
+		batch.Queue(number, obj.Key.Type, obj.Key.ID)
+		return s.sendWrite(ctx, pool, batch, fence, &r.version, &r.created, &r.updated)
+	})
+	return r, err
 }
 
 // sendWrite sends the statements of one write, which are one transaction, and
 // scans the row of the last, or returns [pgx.ErrNoRows]. A fence is checked
 // behind them, before they commit.
-func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *Term, dest ...any) error {
+func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch, fence *Term, dest ...any) error {
 	var noRow error
 	batch.QueuedQueries[batch.Len()-1].QueryRow(func(written pgx.Row) error {
 		err := written.Scan(dest...)
@@ -260,7 +299,7 @@ func (s *PostgresStore) sendWrite(ctx context.Context, batch *pgx.Batch, fence *
 		s.queueFence(ctx, batch, fence)
 		fence.giveWay(ctx)
 	}
-	err := s.pool.SendBatch(ctx, batch).Close()
+	err := pool.SendBatch(ctx, batch).Close()
 	if fence != nil && sqlState(err) == fencedOutState {
 		return s.fencedOut(ctx, fence, err)
 	}
@@ -283,9 +322,9 @@ func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCond
 		return err
 	}
 	var other Key
-	err = s.pool.QueryRow(ctx, s.sql.nameTaken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
+	err = s.queryRow(ctx, s.sql.nameTaken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
 	if errors.Is(err, pgx.ErrNoRows) && setup.idAlone {
-		err = s.pool.QueryRow(ctx, s.sql.idTaken, obj.Key.Type, obj.Key.ID).Scan(&other.Type, &other.ID)
+		err = s.queryRow(ctx, s.sql.idTaken, obj.Key.Type, obj.Key.ID).Scan(&other.Type, &other.ID)
 	}
 	switch {
 	case err == nil:
@@ -299,45 +338,74 @@ func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCond
 
 // version returns the object's current version, or [pgx.ErrNoRows].
 func (s *PostgresStore) version(ctx context.Context, key Key) (v int64, err error) {
-	err = s.pool.QueryRow(ctx, s.sql.version, key.Type, key.ID).Scan(&v)
+	err = s.queryRow(ctx, s.sql.version, key.Type, key.ID).Scan(&v)
 	return v, err
 }
 
-// DeleteIf implements [Store].
-func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.deleteIf(ctx, key, version, nil)
+// queryRow reads one row.
+func (s *PostgresStore) queryRow(ctx context.Context, statement string, args ...any) pgx.Row {
+	pool, _, err := s.conns(ctx)
+	if err != nil {
+		return noConnection{err}
+	}
+	return pool.QueryRow(ctx, statement, args...)
 }
 
-// deleteIf is DeleteIf, fenced by a term unless that is nil.
-func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
+// noConnection is the row of a query that could not be sent.
+type noConnection struct{ err error }
+
+func (r noConnection) Scan(...any) error { return r.err }
+
+// DeleteIf implements [Store].
+func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.deleteIf(ctx, key, version, nil, false)
+}
+
+// DeleteAndWake implements [Watcher].
+func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	return s.deleteIf(ctx, key, version, nil, true)
+}
+
+// deleteIf is DeleteIf or DeleteAndWake, fenced by a term unless that is nil.
+func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
 	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.remove(ctx, key, version, fence); err != nil {
+	if err := s.remove(ctx, key, version, fence, wake); err != nil {
 		return opError(ctx, "delete", key, s.explain(err))
 	}
 	return nil
 }
 
-func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fence *Term) error {
+func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
 	setup, err := s.setup(ctx)
 	if err != nil {
 		return err
 	}
-	remove := s.sql.remove
-	switch {
-	case !setup.tombstones:
-		remove = s.sql.removeOnly
-	case fence != nil:
-		remove = s.sql.removeFenced
+	statements := s.sql.remove
+	if !setup.tombstones {
+		statements = s.sql.removeOnly
 	}
-	batch := &pgx.Batch{}
-	batch.Queue(remove, key.Type, key.ID, version, lockTimeout(ctx))
+	var channel sql.NullString // NULL wakes nobody
+	if wake {
+		channel = sql.NullString{String: s.watches.channel, Valid: true}
+	}
 	var gone int
-	if err := s.sendWrite(ctx, batch, fence, &gone); err != nil {
+	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+		batch := &pgx.Batch{}
+		args := []any{key.Type, key.ID, version, channel, wakeName(key)}
+		if bounded {
+			batch.Queue(statements.plain, args...)
+		} else {
+			batch.Queue(statements.inTime, append(args, lockTimeout(ctx))...)
+		}
+		return s.sendWrite(ctx, pool, batch, fence, &gone, nil, nil)
+	})
+	if err != nil {
 		return err
 	}
 	if gone == 1 {
+		s.prune(ctx, setup, time.Hour)
 		return nil
 	}
 	current, err := s.version(ctx, key)
@@ -345,6 +413,23 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 		return err
 	}
 	return &ConflictError{Key: key, Wanted: version, Current: current}
+}
+
+// prune deletes tombstones that are old enough, unless that was done lately, once
+// a delete is done. There is no index that tells which are: it would cost each
+// delete more than this search costs all of them.
+func (s *PostgresStore) prune(ctx context.Context, setup *postgresSetup, lately time.Duration) {
+	last, now := s.pruned.Load(), time.Now().Unix()
+	if !setup.tombstones || now-last < int64(lately.Seconds()) || !s.pruned.CompareAndSwap(last, now) {
+		return
+	}
+	pool, _, err := s.conns(ctx)
+	if err == nil {
+		_, err = pool.Exec(ctx, s.sql.prune)
+	}
+	if err != nil {
+		s.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", s.tables.tombstones, "error", err)
+	}
 }
 
 // lockTimeout returns how long a statement may wait for a lock, in

@@ -21,8 +21,7 @@ import (
 //
 // Nothing is locked on the lease while fn runs, so that neither the renewals nor
 // a takeover wait for it; only deferred constraints, which run with the commit,
-// hold them up. Of a pool's connections one is left to the renewals. A
-// transaction that idles for a minute, or for two TTLs if that is longer, is ended
+// hold them up. A transaction that idles for a minute, or for two TTLs if that is longer, is ended
 // by the server, lest a holder that is paused in fn keeps its row locks.
 //
 // fn must use tx and not the store, must not end the transaction itself (Commit
@@ -41,12 +40,6 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	setup, err := s.setup(ctx)
 	if err != nil {
 		return fail(err)
-	}
-	select {
-	case s.fencing <- struct{}{}:
-		defer func() { <-s.fencing }()
-	case <-ctx.Done():
-		return fail(ctx.Err())
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -145,7 +138,11 @@ func (s *fencedPostgres) PutIf(ctx context.Context, obj Object, cond WriteCondit
 }
 
 func (s *fencedPostgres) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.deleteIf(ctx, key, version, s.term)
+	return s.deleteIf(ctx, key, version, s.term, false)
+}
+
+func (s *fencedPostgres) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	return s.deleteIf(ctx, key, version, s.term, true)
 }
 
 // queueFence queues the check that a term's record still stands, as the last

@@ -44,13 +44,15 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 		}
 		return nil
 	})
+	var setup *postgresSetup
 	if err == nil {
 		s.found.Store(nil)
-		_, err = s.setup(ctx)
+		setup, err = s.setup(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.tables.objects, s.explain(err))
 	}
+	s.prune(ctx, setup, 0) // for programs that never run for an hour
 	return nil
 }
 
@@ -118,16 +120,16 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 // inspect looks whether the tables fit. Types are compared here because the
 // server's own errors come late, or don't name the column.
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
-	if name := s.cfg.Table + byAgeSuffix; len(name) > maxIdentifier {
+	if name := s.cfg.Table + tombstonesSuffix; len(name) > maxIdentifier {
 		return nil, fmt.Errorf("%w: table name %q is too long by %d bytes: Postgres would cut off %q",
-			ErrSetup, s.cfg.Table, len(name)-maxIdentifier, byAgeSuffix)
+			ErrSetup, s.cfg.Table, len(name)-maxIdentifier, tombstonesSuffix)
 	}
 	found := &postgresSetup{}
 	var exists bool
 	var idleMS int64
 	var isolation string
 	var columns map[string]string
-	err := s.pool.QueryRow(ctx, `
+	err := s.queryRow(leaseCall(ctx), `
 		SELECT to_regclass($1) IS NOT NULL,
 			coalesce((SELECT bool_and(has_table_privilege(to_regclass($2), p))
 				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false),
@@ -144,7 +146,7 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 		return nil, err
 	}
 	found.idleTimeout = time.Duration(idleMS) * time.Millisecond
-	if !exists {
+	if !exists || len(columns) == 0 { // none: it was made while the statement ran
 		return nil, fmt.Errorf("%s: %w", s.tables.objects, errNoTable)
 	}
 	var errs []error

@@ -9,10 +9,9 @@ import (
 
 // postgresTables are the quoted names of the tables.
 type postgresTables struct {
-	schema          string // not quoted; may be empty
-	objects         string
-	tombstones      string
-	tombstonesByAge string // an index: it has no schema of its own
+	schema     string // not quoted; may be empty
+	objects    string
+	tombstones string
 }
 
 const maxIdentifier = 63 // bytes; Postgres cuts off what is longer
@@ -25,10 +24,9 @@ func newPostgresTables(schema, table string) postgresTables {
 		return pgx.Identifier{schema, name}.Sanitize()
 	}
 	return postgresTables{
-		schema:          schema,
-		objects:         quote(table),
-		tombstones:      quote(table + tombstonesSuffix),
-		tombstonesByAge: pgx.Identifier{table + byAgeSuffix}.Sanitize(),
+		schema:     schema,
+		objects:    quote(table),
+		tombstones: quote(table + tombstonesSuffix),
 	}
 }
 
@@ -36,7 +34,6 @@ func (t postgresTables) in(sql string) string {
 	return strings.NewReplacer(
 		"{objects}", t.objects,
 		"{tombstones}", t.tombstones,
-		"{tombstones_by_age}", t.tombstonesByAge,
 		// floor: a cast alone rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
@@ -51,9 +48,14 @@ type postgresStatements struct {
 	get, list, version, nameTaken, idTaken string
 	setLockTimeout, insert                 string
 	number, numberByClock                  string
-	replace, fence                         string
-	remove, removeFenced, removeOnly       string
+	replace, replaceInTime, fence          string
+	remove, removeOnly                     removeStatements
+	prune                                  string
 }
+
+// removeStatements are a statement that relies on the lock_timeout of its
+// session, and the same with its own.
+type removeStatements struct{ plain, inTime string }
 
 // The statements name every column, and no conflict target but in our own
 // tombstones: the table may be another program's, with more columns and other
@@ -67,17 +69,40 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		WHERE object_type = $1 AND id = $2
 			AND xmin = pg_current_xact_id_if_assigned()::xid -- the row that this transaction inserted
 		RETURNING resource_version, created_at_ms, updated_at_ms`
-	const bury = `
-			WITH wait AS MATERIALIZED (SELECT {lock_timeout}),
-			gone AS (
-				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
-				RETURNING resource_version),
+	const replace = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
+				resource_version = greatest(resource_version + 1, {now_us})
+			{from_wait} WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR resource_version = $6::bigint)
+			RETURNING resource_version, created_at_ms, updated_at_ms`
+	const gone = `
+			WITH {wait_and} gone AS (
+				DELETE FROM {objects} {using_wait} WHERE object_type = $1 AND id = $2 AND resource_version = $3
+				RETURNING resource_version)`
+	const bury = `,
 			buried AS (
 				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
 				SELECT $1, $2, resource_version FROM gone
 				ON CONFLICT (object_type, id) DO UPDATE
-					SET resource_version = greatest(t.resource_version, excluded.resource_version)
-				RETURNING 1)`
+					SET resource_version = greatest(t.resource_version, excluded.resource_version))`
+	// A release need not be durable: if a crash undoes it, the lease expires. So it
+	// does not wait for the disk, and holds up no other that notifies, for those
+	// commit one after another. Whatever is written behind it is durable only with
+	// it.
+	const notify = `
+			SELECT count(*), (SELECT pg_notify($4::text, $5::text) FROM gone WHERE $4::text IS NOT NULL)::text,
+				(SELECT set_config('synchronous_commit', 'off', true) WHERE $4::text IS NOT NULL)
+			FROM gone`
+	// Both forms of a statement that may wait for a lock.
+	const wait = `wait AS MATERIALIZED (SELECT {lock_timeout})`
+	plain := func(sql string) string {
+		return tables.in(strings.NewReplacer("{from_wait}", "", "{using_wait}", "", "{wait_and}", "").Replace(sql))
+	}
+	inTime := func(sql, placeholder string) string {
+		return lockTimeout(strings.NewReplacer("{from_wait}", "FROM wait", "{using_wait}", "USING wait", "{wait_and}", wait+",").Replace(sql), placeholder)
+	}
+	remove := func(sql string) removeStatements {
+		return removeStatements{plain: plain(sql), inTime: inTime(sql, "$6")}
+	}
 	return postgresStatements{
 		get: tables.in(`
 			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms, {now_us}
@@ -103,12 +128,8 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		numberByClock: tables.in(strings.ReplaceAll(numberRow, "{version}", `{now_us}`)),
 
 		// A version of 0 is no condition.
-		replace: lockTimeout(`
-			WITH wait AS MATERIALIZED (SELECT {lock_timeout})
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(resource_version + 1, {now_us})
-			FROM wait WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR resource_version = $6::bigint)
-			RETURNING resource_version, created_at_ms, updated_at_ms`, "$7"),
+		replace:       plain(replace),
+		replaceInTime: inTime(`WITH `+wait+replace, "$7"),
 
 		// FOR SHARE, at the end: it waits for a takeover that is under way and then
 		// sees it, and makes the next one wait for the commit. Without a lock, and
@@ -118,27 +139,12 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 			SELECT 1 / count(*) FROM (
 				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 
-		removeOnly: lockTimeout(`
-			WITH wait AS MATERIALIZED (SELECT {lock_timeout}),
-			gone AS (
-				DELETE FROM {objects} USING wait WHERE object_type = $1 AND id = $2 AND resource_version = $3
-				RETURNING 1)
-			SELECT count(*) FROM gone`, "$4"),
-		remove: lockTimeout(bury+`,
-			pruned AS (
-				DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
-					SELECT ctid FROM {tombstones}
-					WHERE resource_version < (SELECT {now_us} - {tombstone_age_us}) -- the subselect lets the index be used
-						AND (object_type, id) <> ($1, $2) -- a row can't be written twice by one statement
-						-- Not before our own is locked: two deletes that prune each
-						-- other's would deadlock.
-						AND (SELECT count(*) FROM buried) >= 0
-					ORDER BY resource_version LIMIT 10 FOR UPDATE SKIP LOCKED)))
-			SELECT count(*) FROM gone`, "$4"),
+		remove:     remove(gone + bury + notify),
+		removeOnly: remove(gone + notify),
 
-		// It prunes nothing: it goes on to the lease's row, and could meet a release
-		// that has that and wants a tombstone.
-		removeFenced: lockTimeout(bury+`
-			SELECT count(*) FROM gone`, "$4"),
+		prune: tables.in(`
+			DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
+				SELECT ctid FROM {tombstones} WHERE resource_version < (SELECT {now_us} - {tombstone_age_us})
+				FOR UPDATE SKIP LOCKED))`),
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/schema"
+	"github.com/tenurelib/tenure/internal/wake"
 )
 
 const (
@@ -50,12 +51,15 @@ type SQLiteStore struct {
 
 	mu    sync.Mutex // guards check
 	check *sql.Stmt  // the fence's, once it was needed
+
+	watches sqliteWatches
 }
 
 var _ interface {
 	Store
 	Lister
 	Fencer
+	Watcher
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which stays the
@@ -68,7 +72,13 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &SQLiteStore{db: db, cfg: cfg, sql: newSQLiteStatements(cfg.Table), turn: make(chan struct{}, 1)}
+	return &SQLiteStore{
+		db:      db,
+		cfg:     cfg,
+		sql:     newSQLiteStatements(cfg.Table),
+		turn:    make(chan struct{}, 1),
+		watches: sqliteWatches{hub: wake.NewHub[Key](false)},
+	}
 }
 
 // OpenSQLite opens the file at path, or makes it, and returns a store in it; a
@@ -148,8 +158,9 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the database if [OpenSQLite] opened it.
+// Close ends the watches, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error {
+	s.watches.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
@@ -324,6 +335,15 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 	return s.deleteIf(ctx, key, version, nil)
 }
 
+// DeleteAndWake implements [Watcher].
+func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	err := s.DeleteIf(ctx, key, version)
+	if err == nil {
+		s.watches.hub.Wake(key)
+	}
+	return err
+}
+
 // deleteIf is DeleteIf, fenced by a term unless that is nil.
 func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
 	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
@@ -398,7 +418,7 @@ func newSQLiteStatements(table string) sqliteStatements {
 	names := strings.NewReplacer(
 		"{objects}", quote(table),
 		"{tombstones}", quote(table+tombstonesSuffix),
-		"{tombstones_by_age}", quote(table+byAgeSuffix),
+		"{tombstones_by_age}", quote(table+tombstonesSuffix+"_by_age"),
 	)
 	return sqliteStatements{
 		migrate: names.Replace(schema.SQLite),

@@ -72,6 +72,14 @@ func (s *fencedSQLite) DeleteIf(ctx context.Context, key Key, version int64) err
 	return s.deleteIf(ctx, key, version, s.term)
 }
 
+func (s *fencedSQLite) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	err := s.DeleteIf(ctx, key, version)
+	if err == nil {
+		s.watches.hub.Wake(key)
+	}
+	return err
+}
+
 // inFencedTx is inTx for an fn whose first statement is a write: where a fence is
 // given and does not hold behind it, that is the error, whatever fn's is.
 func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {

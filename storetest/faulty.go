@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
 )
 
 // Call is one call of a store's method, as a [Hook] sees it.
@@ -75,10 +76,32 @@ func (f *FaultyStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.
 
 // DeleteIf is the store's DeleteIf.
 func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return f.delete(ctx, key, version, f.store.DeleteIf)
+}
+
+// DeleteAndWake is the store's DeleteAndWake, or its DeleteIf where it is no
+// [tenure.Watcher].
+func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	if watcher, ok := f.store.(tenure.Watcher); ok {
+		return f.delete(ctx, key, version, watcher.DeleteAndWake)
+	}
+	return f.DeleteIf(ctx, key, version)
+}
+
+func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64, send func(context.Context, tenure.Key, int64) error) error {
 	_, err := through(ctx, f, Call{Op: "delete", Key: key, Version: version}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, f.store.DeleteIf(ctx, key, version)
+		return struct{}{}, send(ctx, key, version)
 	})
 	return err
+}
+
+// Watch is the store's Watch, past the hook. Where the store is no
+// [tenure.Watcher] it is never live.
+func (f *FaultyStore) Watch(key tenure.Key) tenure.Watch {
+	if watcher, ok := f.store.(tenure.Watcher); ok {
+		return watcher.Watch(key)
+	}
+	return wake.NewHub[tenure.Key](false).Watch(key)
 }
 
 // List is the store's List, or [errors.ErrUnsupported] where it has none.

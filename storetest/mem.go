@@ -12,9 +12,10 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
 )
 
-// Mem is a [tenure.Store], [tenure.Lister] and [tenure.Fencer] in memory, for tests. It keeps
+// Mem is a [tenure.Store], [tenure.Lister], [tenure.Fencer] and [tenure.Watcher] in memory, for tests. It keeps
 // the whole contract and never blocks, so that it may be used in a bubble of
 // testing/synctest. NewMem makes one. All methods are safe for concurrent use.
 type Mem struct {
@@ -25,6 +26,8 @@ type Mem struct {
 	// Single is what SingleReplica answers. Set it before the first use.
 	Single bool
 
+	watches *wake.Hub[tenure.Key]
+
 	mu      sync.Mutex
 	objects map[tenure.Key]tenure.Object
 	version int64 // the last that any object was given, also one deleted since
@@ -32,7 +35,7 @@ type Mem struct {
 
 // NewMem returns an empty store.
 func NewMem() *Mem {
-	return &Mem{objects: make(map[tenure.Key]tenure.Object)}
+	return &Mem{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true)}
 }
 
 // SingleReplica returns the field Single.
@@ -106,6 +109,23 @@ func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence
 	return nil
 }
 
+// Watch watches an object; it is live at once.
+func (m *Mem) Watch(key tenure.Key) tenure.Watch { return m.watches.Watch(key) }
+
+// DeleteAndWake deletes the object if it is at that version, and wakes those who
+// watch it.
+func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	return m.deleteAndWake(ctx, key, version, nil)
+}
+
+func (m *Mem) deleteAndWake(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
+	err := m.deleteIf(ctx, key, version, fence)
+	if err == nil {
+		m.watches.Wake(key)
+	}
+	return err
+}
+
 // Fence returns the store with its writes fenced by a term.
 func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) {
 	switch {
@@ -132,6 +152,10 @@ func (m *fencedMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Wr
 
 func (m *fencedMem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	return m.deleteIf(ctx, key, version, m.term)
+}
+
+func (m *fencedMem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	return m.deleteAndWake(ctx, key, version, m.term)
 }
 
 // notItself refuses a fenced write to the record that its fence depends on.

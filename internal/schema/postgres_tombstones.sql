@@ -6,5 +6,4 @@ CREATE TABLE IF NOT EXISTS {tombstones} (
     id               text   NOT NULL,
     resource_version bigint NOT NULL,
     PRIMARY KEY (object_type, id)
-);
-CREATE INDEX IF NOT EXISTS {tombstones_by_age} ON {tombstones} (resource_version);
+) WITH (fillfactor = 50);

@@ -1,0 +1,170 @@
+// Package listen hears Postgres notifications, on one connection for all who
+// wait, and connects again when that breaks.
+package listen
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tenurelib/tenure/internal/wake"
+)
+
+const (
+	patience  = 5 * time.Second  // with what should take milliseconds
+	heartbeat = 30 * time.Second // a connection that is silent for so long is asked whether it lives
+	leastRest = 100 * time.Millisecond
+	mostRest  = 10 * time.Second
+	deafRest  = time.Minute // a pooler stays one
+)
+
+// errDeaf says that the connection takes a LISTEN and hears nothing.
+var errDeaf = errors.New("a notification was sent and not heard")
+
+// Listener passes the notifications of one channel on to a hub, whose keys are
+// the payloads.
+type Listener struct {
+	Channel string
+	Hub     *wake.Hub[string]
+	Logger  *slog.Logger
+
+	// Connect opens the connection to listen on.
+	Connect func(ctx context.Context) (*pgx.Conn, error)
+
+	// Notify notifies the channel, through another connection.
+	Notify func(ctx context.Context, payload string) error
+}
+
+// Run listens until ctx is done.
+func (l *Listener) Run(ctx context.Context) {
+	rest, said := leastRest, ""
+	for {
+		began := time.Now()
+		err := l.listen(ctx)
+		l.Hub.SetLive(false)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > patience {
+			rest, said = leastRest, "" // it went well for a while
+		}
+		if text := err.Error(); text != said {
+			said = text
+			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", err)
+		}
+		pause := rest
+		if errors.Is(err, errDeaf) {
+			pause = deafRest
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause - rand.N(pause/4)):
+		}
+		rest = min(2*rest, mostRest)
+	}
+}
+
+// listen is one connection's life.
+func (l *Listener) listen(ctx context.Context) error {
+	conn, err := l.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.close(conn)
+	l.Hub.SetLive(true)
+	l.Logger.Debug("standbys are woken by notifications", "channel", l.Channel)
+	for {
+		heard, err := wait(ctx, conn, heartbeat)
+		switch {
+		case err == nil:
+			l.Hub.Wake(heard.Payload)
+		case ctx.Err() != nil:
+			return err
+		case pgconn.Timeout(err):
+			if err := within(ctx, conn.Ping); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// prepare connects, and returns a connection that hears.
+func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
+	var conn *pgx.Conn
+	err := within(ctx, func(ctx context.Context) (err error) {
+		conn, err = l.Connect(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = within(ctx, func(ctx context.Context) error {
+		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.Channel}.Sanitize()); err != nil {
+			return err
+		}
+		return l.hearItself(ctx, conn)
+	})
+	if err != nil {
+		l.close(conn)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// hearItself makes sure that what is sent through another connection is heard on
+// this one. Through a pooler in transaction mode LISTEN succeeds, and nothing is
+// ever heard.
+func (l *Listener) hearItself(ctx context.Context, conn *pgx.Conn) error {
+	word := uuid.NewString()
+	if err := l.Notify(ctx, word); err != nil {
+		return err
+	}
+	const longest = time.Second
+	for began := time.Now(); ; {
+		heard, err := wait(ctx, conn, longest-time.Since(began))
+		switch {
+		case err == nil && heard.Payload == word:
+			return nil
+		case err == nil: // the hub wakes everybody when it becomes live
+		case ctx.Err() == nil && pgconn.Timeout(err):
+			return fmt.Errorf("%w: a pooler may be in the way, or another database meant", errDeaf)
+		default:
+			return err
+		}
+	}
+}
+
+// close ends the connection. Behind a pooler that is more than hanging up: the
+// server's connection goes on to others, and would collect what nobody hears.
+func (l *Listener) close(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if !conn.IsClosed() {
+		_, _ = conn.Exec(ctx, "UNLISTEN *")
+	}
+	_ = conn.Close(ctx)
+}
+
+// wait returns the next notification, or an error that is a [pgconn.Timeout]
+// where none comes for so long; the connection stays usable.
+func wait(ctx context.Context, conn *pgx.Conn, longest time.Duration) (*pgconn.Notification, error) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	return conn.WaitForNotification(ctx)
+}
+
+func within(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return do(ctx)
+}

@@ -1,0 +1,100 @@
+// Package wake passes hints on to those who wait for something to happen. It is
+// what the stores' watches are made of, whatever brings the hints.
+package wake
+
+import (
+	"maps"
+	"slices"
+	"sync"
+)
+
+// Hub has the watches of one store, by what they watch. All methods are safe for
+// concurrent use.
+type Hub[K comparable] struct {
+	mu      sync.Mutex
+	live    bool
+	watches map[K]map[*Watch[K]]struct{}
+}
+
+// NewHub returns a hub. Live says whether hints arrive at it already.
+func NewHub[K comparable](live bool) *Hub[K] {
+	return &Hub[K]{live: live, watches: make(map[K]map[*Watch[K]]struct{})}
+}
+
+// Watch begins to watch a key.
+func (h *Hub[K]) Watch(key K) *Watch[K] {
+	w := &Watch[K]{hub: h, key: key, c: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watches[key] == nil {
+		h.watches[key] = make(map[*Watch[K]]struct{})
+	}
+	h.watches[key][w] = struct{}{}
+	return w
+}
+
+// Wake wakes all who watch the key. It never waits for them.
+func (h *Hub[K]) Wake(key K) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watches[key] {
+		w.wake()
+	}
+}
+
+// SetLive says whether hints arrive from now on, and wakes all: while they did
+// not, one may have been missed.
+func (h *Hub[K]) SetLive(live bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !live && !h.live {
+		return
+	}
+	h.live = live
+	for _, watches := range h.watches {
+		for w := range watches {
+			w.wake()
+		}
+	}
+}
+
+// Keys returns the keys that are watched, in no order.
+func (h *Hub[K]) Keys() []K {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Keys(h.watches))
+}
+
+// Watch is the interest of one in one key.
+type Watch[K comparable] struct {
+	hub *Hub[K]
+	key K
+	c   chan struct{} // of one place: two hints that nobody has taken are one
+}
+
+func (w *Watch[K]) wake() {
+	select {
+	case w.c <- struct{}{}:
+	default:
+	}
+}
+
+// C receives when there is a hint.
+func (w *Watch[K]) C() <-chan struct{} { return w.c }
+
+// Live reports whether hints arrive.
+func (w *Watch[K]) Live() bool {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	return w.hub.live
+}
+
+// Stop ends the watch. It may be called twice.
+func (w *Watch[K]) Stop() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	delete(w.hub.watches[w.key], w)
+	if len(w.hub.watches[w.key]) == 0 {
+		delete(w.hub.watches, w.key)
+	}
+}

@@ -1,0 +1,204 @@
+package tenure
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	leaseConns       = 4           // at most; a few, lest leases wait for one whose row is locked
+	leaseLockTimeout = time.Second // of the lease connections, where the server keeps one for us
+	connectTimeout   = 5 * time.Second
+
+	lockTimeoutState = "55P03"
+	protocolState    = "08P01"
+)
+
+type leaseCallKey struct{}
+
+// leaseCall marks a call to the store as one of a lease. The mark passes through
+// whatever wraps the store, down to [PostgresStore], which has connections that
+// only leases use.
+func leaseCall(ctx context.Context) context.Context {
+	return context.WithValue(ctx, leaseCallKey{}, true)
+}
+
+func isLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) != nil }
+
+// leasePool is the connections that only leases use, so that no renewal ever
+// waits behind the application's queries. They are opened as they are needed.
+//
+// Their lock_timeout is set when they connect, which spares each statement from
+// setting it. A pooler, whose sessions are not ours to set anything in, refuses
+// that, and then each statement does.
+type leasePool struct {
+	config *pgxpool.Config
+
+	mu     sync.Mutex
+	pool   *pgxpool.Pool // nil before the first use, and after close
+	state  sessionState
+	closed bool
+}
+
+type sessionState uint8
+
+const (
+	sessionUnknown sessionState = iota
+	sessionOurs
+	sessionPooled
+)
+
+// newLeasePool takes the settings of another pool, its hooks among them.
+func newLeasePool(config *pgxpool.Config) *leasePool {
+	p := &leasePool{config: config}
+	config.MinConns, config.MinIdleConns = 0, 0
+	// Where nothing tells that the connection is dead, no round trip is spent on
+	// asking: what fails is tried again in any case.
+	config.ShouldPing = func(_ context.Context, params pgxpool.ShouldPingParams) bool {
+		return params.IdleDuration > time.Second && !isQuiet(params.Conn.PgConn().Conn())
+	}
+	config.PingTimeout = cmp.Or(config.PingTimeout, time.Second)
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	const setting = "lock_timeout"
+	if config.ConnConfig.RuntimeParams[setting] != "" { // the caller's own
+		p.state = sessionPooled
+		return p
+	}
+	before := config.BeforeConnect
+	config.BeforeConnect = func(ctx context.Context, conn *pgx.ConnConfig) error {
+		if p.sessions() != sessionPooled {
+			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
+		}
+		if before != nil {
+			return before(ctx, conn)
+		}
+		return nil
+	}
+	return p
+}
+
+func (p *leasePool) sessions() sessionState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+// get returns the pool, and whether its sessions have a lock_timeout. At first it
+// connects, to find that out.
+func (p *leasePool) get(ctx context.Context) (pool *pgxpool.Pool, bounded bool, err error) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, false, fmt.Errorf("%w: the store is closed", ErrInvalid)
+	}
+	if p.pool == nil {
+		p.pool, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), p.config)
+	}
+	pool, state := p.pool, p.state
+	p.mu.Unlock()
+	if err != nil || state != sessionUnknown {
+		return pool, state == sessionOurs, err
+	}
+
+	var is string
+	err = pool.QueryRow(ctx, "SHOW lock_timeout").Scan(&is)
+	switch {
+	case refusesSetting(err):
+		state = sessionPooled
+	case err != nil:
+		return nil, false, err
+	case is == fmt.Sprintf("%ds", int(leaseLockTimeout.Seconds())):
+		state = sessionOurs
+	default: // a pooler that keeps the setting to itself
+		state = sessionPooled
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = state
+	return pool, state == sessionOurs, nil
+}
+
+// forget makes the next call find out anew what the sessions are, after an error
+// that says that they are not what they were.
+func (p *leasePool) forget(err error) {
+	if !refusesSetting(err) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = sessionUnknown
+}
+
+func (p *leasePool) close() {
+	p.mu.Lock()
+	pool := p.pool
+	p.pool, p.closed = nil, true
+	p.mu.Unlock()
+	if pool != nil {
+		pool.Close()
+	}
+}
+
+// refusesSetting reports whether a connection was refused for a setting that it
+// came with, as poolers do.
+func refusesSetting(err error) bool {
+	return sqlState(err) == protocolState && strings.Contains(err.Error(), "startup parameter")
+}
+
+// conns returns the connections for a call: those of the leases, or those of the
+// application. Bounded is that a statement of its own for the lock_timeout is
+// not needed.
+func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded bool, err error) {
+	if !isLeaseCall(ctx) {
+		return s.pool, false, nil
+	}
+	pool, bounded, err = s.leases.get(ctx)
+	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) < leaseLockTimeout {
+		bounded = false
+	}
+	return pool, bounded, err
+}
+
+// inTime sends a write in such a way that it waits for locks no longer than ctx
+// allows. Where the session's own limit has ended the wait before that, it is
+// sent again, with a limit of its own.
+func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
+	pool, bounded, err := s.conns(ctx)
+	if err != nil {
+		return err
+	}
+	err = send(pool, bounded)
+	if bounded && sqlState(err) == lockTimeoutState {
+		return send(pool, false)
+	}
+	s.leases.forget(err)
+	return err
+}
+
+// connect opens a connection beside a pool, as the pool would.
+func connect(ctx context.Context, config *pgxpool.Config) (*pgx.Conn, error) {
+	conn := config.ConnConfig.Copy()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, conn); err != nil {
+			return nil, err
+		}
+	}
+	// Notifications must come to who waits for them, and a wait that ends must
+	// leave the connection as it is.
+	conn.OnNotification = nil
+	conn.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+	}
+	return pgx.ConnectConfig(ctx, conn)
+}

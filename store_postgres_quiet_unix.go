@@ -1,0 +1,32 @@
+//go:build unix
+
+package tenure
+
+import (
+	"net"
+	"syscall"
+)
+
+// isQuiet reports whether nothing has come from the server on an idle
+// connection. Before a server hangs up it says so; and a connection that was cut
+// reads as its end. It asks the kernel only.
+func isQuiet(conn net.Conn) bool {
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+		conn = wrapped.NetConn()
+	}
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Read(func(fd uintptr) (done bool) {
+		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+		quiet = err == syscall.EAGAIN
+		return true
+	})
+	return err == nil && quiet
+}

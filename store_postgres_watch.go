@@ -1,0 +1,94 @@
+package tenure
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/wake"
+)
+
+const longestWakeName = 1000 // bytes; a notification has room for 8000
+
+// postgresWatches listens for all watches of one store. It connects at the first
+// watch and stays until the store is closed: a replica that loses the lease shall
+// hear of its next release.
+type postgresWatches struct {
+	hub     *wake.Hub[string]
+	listen  listen.Listener
+	channel string
+
+	mu     sync.Mutex
+	cancel context.CancelFunc // nil before the first watch
+	closed bool
+	done   sync.WaitGroup
+}
+
+func (w *postgresWatches) init(s *PostgresStore) {
+	w.hub = wake.NewHub[string](false)
+	w.channel = "tenure:" + s.cfg.Table
+	w.listen = listen.Listener{
+		Channel: w.channel,
+		Hub:     w.hub,
+		Logger:  s.cfg.Logger,
+		Connect: func(ctx context.Context) (*pgx.Conn, error) {
+			if s.cfg.ListenURL == "" {
+				return connect(ctx, s.pool.Config())
+			}
+			config, err := pgxpool.ParseConfig(s.cfg.ListenURL) // which knows the pool_* parameters
+			if err != nil {
+				return nil, err
+			}
+			return connect(ctx, config)
+		},
+		Notify: func(ctx context.Context, payload string) error {
+			pool, _, err := s.conns(leaseCall(ctx))
+			if err != nil {
+				return err
+			}
+			_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2)`, w.channel, payload)
+			return err
+		},
+	}
+}
+
+// Watch implements [Watcher].
+func (s *PostgresStore) Watch(key Key) Watch {
+	if s.cfg.PollOnly {
+		return noWatch{}
+	}
+	s.watches.start()
+	return s.watches.hub.Watch(wakeName(key))
+}
+
+func (w *postgresWatches) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed || w.cancel != nil {
+		return
+	}
+	var ctx context.Context
+	ctx, w.cancel = context.WithCancel(context.Background())
+	w.done.Go(func() { w.listen.Run(ctx) })
+}
+
+func (w *postgresWatches) close() {
+	w.mu.Lock()
+	w.closed = true
+	if w.cancel != nil {
+		w.cancel()
+	}
+	w.mu.Unlock()
+	w.done.Wait()
+}
+
+// wakeName is how a key is called in a notification. Two keys may be called the
+// same: then one's hints wake the other's watches in vain.
+func wakeName(key Key) string {
+	name := key.String()
+	return strings.ToValidUTF8(name[:min(len(name), longestWakeName)], "")
+}
