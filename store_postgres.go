@@ -247,12 +247,7 @@ func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondi
 		if !bounded {
 			statement, args = s.sql.replaceInTime, append(args, lockTimeout(ctx))
 		}
-		if fence == nil {
-			return pool.QueryRow(ctx, statement, args...).Scan(&r.version, &r.created, &r.updated)
-		}
-		batch := &pgx.Batch{}
-		batch.Queue(statement, args...)
-		return s.sendWrite(ctx, pool, batch, fence, &r.version, &r.created, &r.updated)
+		return s.writeOne(ctx, pool, statement, args, fence, &r.version, &r.created, &r.updated)
 	})
 	return r, err
 }
@@ -264,31 +259,60 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (r 
 	if err != nil {
 		return row{}, err
 	}
+	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload)}
+	if setup.tombstones && fence == nil {
+		err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+			batch := s.newBatch(ctx, bounded)
+			answer := batch.Queue(s.sql.insertNumbered, args...)
+			batch.Queue(s.sql.checkNumber, obj.Key.Type, obj.Key.ID)
+			return s.sendWrite(ctx, pool, batch, answer, nil, &r.version, &r.created, &r.updated)
+		})
+		if sqlState(err) != divisionByZeroState {
+			return r, err
+		}
+	}
+	// The insert may have waited for another transaction that deleted the object,
+	// and its version, computed before, is below the deleted one's. So the row is
+	// numbered by a statement of its own, which sees what was waited for.
 	number := s.sql.number
 	if !setup.tombstones {
 		number = s.sql.numberByClock
 	}
-	// The insert may wait for another transaction that deletes the object, and a
-	// version computed before would be below the deleted one's. So the row is
-	// numbered by a statement of its own, which sees what was waited for.
 	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
-		batch := &pgx.Batch{}
-		if !bounded {
-			batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
-		}
-		batch.Queue(s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload))
-		batch.Queue(number, obj.Key.Type, obj.Key.ID)
-		return s.sendWrite(ctx, pool, batch, fence, &r.version, &r.created, &r.updated)
+		batch := s.newBatch(ctx, bounded)
+		batch.Queue(s.sql.insert, args...)
+		answer := batch.Queue(number, obj.Key.Type, obj.Key.ID)
+		return s.sendWrite(ctx, pool, batch, answer, fence, &r.version, &r.created, &r.updated)
 	})
 	return r, err
 }
 
+// newBatch returns a batch whose statements wait for locks no longer than ctx
+// allows.
+func (s *PostgresStore) newBatch(ctx context.Context, bounded bool) *pgx.Batch {
+	batch := &pgx.Batch{}
+	if !bounded {
+		batch.Queue(s.sql.setLockTimeout, lockTimeout(ctx))
+	}
+	return batch
+}
+
+// writeOne is sendWrite for a write of one statement, which by itself needs no
+// pipeline.
+func (s *PostgresStore) writeOne(ctx context.Context, pool *pgxpool.Pool, statement string, args []any, fence *Term, dest ...any) error {
+	if fence == nil {
+		return pool.QueryRow(ctx, statement, args...).Scan(dest...)
+	}
+	batch := &pgx.Batch{}
+	return s.sendWrite(ctx, pool, batch, batch.Queue(statement, args...), fence, dest...)
+}
+
 // sendWrite sends the statements of one write, which are one transaction, and
-// scans the row of the last, or returns [pgx.ErrNoRows]. A fence is checked
+// scans the row of one of them, or returns [pgx.ErrNoRows]. A fence is checked
 // behind them, before they commit.
-func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch, fence *Term, dest ...any) error {
+func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch, answer *pgx.QueuedQuery, fence *Term, dest ...any) error {
 	var noRow error
-	batch.QueuedQueries[batch.Len()-1].QueryRow(func(written pgx.Row) error {
+	answer.QueryRow(func(written pgx.Row) error {
 		err := written.Scan(dest...)
 		if errors.Is(err, pgx.ErrNoRows) {
 			noRow, err = err, nil // let the fence be heard
@@ -300,7 +324,7 @@ func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch
 		fence.giveWay(ctx)
 	}
 	err := pool.SendBatch(ctx, batch).Close()
-	if fence != nil && sqlState(err) == fencedOutState {
+	if fence != nil && sqlState(err) == divisionByZeroState {
 		return s.fencedOut(ctx, fence, err)
 	}
 	return cmp.Or(err, noRow)
@@ -392,14 +416,11 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 	}
 	var gone int
 	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
-		batch := &pgx.Batch{}
-		args := []any{key.Type, key.ID, version, channel, wakeName(key)}
-		if bounded {
-			batch.Queue(statements.plain, args...)
-		} else {
-			batch.Queue(statements.inTime, append(args, lockTimeout(ctx))...)
+		statement, args := statements.plain, []any{key.Type, key.ID, version, channel, wakeName(key)}
+		if !bounded {
+			statement, args = statements.inTime, append(args, lockTimeout(ctx))
 		}
-		return s.sendWrite(ctx, pool, batch, fence, &gone, nil, nil)
+		return s.writeOne(ctx, pool, statement, args, fence, &gone, nil, nil)
 	})
 	if err != nil {
 		return err

@@ -47,7 +47,7 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	}
 	fnErr, err := s.fencedTx(ctx, conn, term, setup.fencedIdle(term), fn)
 	switch sqlState(err) {
-	case fencedOutState, idleTimeoutState: // at the latter the server had rolled back before it heard of the check
+	case divisionByZeroState, idleTimeoutState: // at the latter the server had rolled back before it heard of the check
 		err = s.fencedOut(ctx, term, err)
 	case serializationFailureState:
 		err = fmt.Errorf("above READ COMMITTED, whatever was written since the transaction's first statement may end it, a renewal too; try again: %w", err)
@@ -156,7 +156,7 @@ func (s *PostgresStore) queueFence(ctx context.Context, batch *pgx.Batch, term *
 }
 
 const (
-	fencedOutState            = "22012" // the check divides by the number of records
+	divisionByZeroState       = "22012" // how a check fails, and its transaction with it
 	idleTimeoutState          = "25P03"
 	serializationFailureState = "40001"
 )
@@ -171,7 +171,7 @@ func (s *PostgresStore) fencedOut(ctx context.Context, term *Term, cause error) 
 		return cause
 	case err == nil || errors.Is(err, ErrNotFound):
 		return term.fencedOut(now)
-	case sqlState(cause) == fencedOutState: // lost, but nobody can say to whom
+	case sqlState(cause) == divisionByZeroState: // lost, but nobody can say to whom
 		term.end(ErrLost)
 		return fmt.Errorf("%w (to whom, cannot be read: %w)", ErrLost, err)
 	default:

@@ -129,12 +129,8 @@ func (p *leasePool) get(ctx context.Context) (pool *pgxpool.Pool, bounded bool, 
 	return pool, state == sessionOurs, nil
 }
 
-// forget makes the next call find out anew what the sessions are, after an error
-// that says that they are not what they were.
-func (p *leasePool) forget(err error) {
-	if !refusesSetting(err) {
-		return
-	}
+// forget makes the next call find out anew what the sessions are.
+func (p *leasePool) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state = sessionUnknown
@@ -179,10 +175,16 @@ func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool
 		return err
 	}
 	err = send(pool, bounded)
-	if bounded && sqlState(err) == lockTimeoutState {
+	switch {
+	case bounded && sqlState(err) == lockTimeoutState:
 		return send(pool, false)
+	case bounded && refusesSetting(err): // a pooler has come in between
+		s.leases.forget()
+		if pool, bounded, err = s.conns(ctx); err != nil {
+			return err
+		}
+		return send(pool, bounded)
 	}
-	s.leases.forget(err)
 	return err
 }
 

@@ -213,6 +213,10 @@ func (s *PostgresStore) explain(err error) error {
 		return fmt.Errorf("%w: %w (call Migrate once)", ErrSetup, err)
 	case code == "23505":
 		return fmt.Errorf("%w: %w", ErrTaken, err)
+	case refusesSetting(err):
+		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", ErrSetup, err)
+	case code == "42P05": // a prepared statement that is there already
+		return fmt.Errorf("%w: %w (through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)", ErrSetup, err)
 	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
 		strings.HasPrefix(code, "28"), // the role is refused
 		code == "3D000",               // no such database

@@ -46,8 +46,9 @@ func (t postgresTables) in(sql string) string {
 // postgresStatements are the statements of one table.
 type postgresStatements struct {
 	get, list, version, nameTaken, idTaken string
-	setLockTimeout, insert                 string
-	number, numberByClock                  string
+	setLockTimeout                         string
+	insertNumbered, checkNumber            string
+	insert, number, numberByClock          string
 	replace, replaceInTime, fence          string
 	remove, removeOnly                     removeStatements
 	prune                                  string
@@ -120,6 +121,19 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		setLockTimeout: lockTimeout(`SELECT {lock_timeout}`, "$1"),
 		// DO NOTHING rather than an error: no aborted transaction, no line in
 		// the server's log.
+		insertNumbered: tables.in(`
+			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
+			VALUES ($1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us},
+				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2)))
+			ON CONFLICT DO NOTHING
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
+		// Fails where the object that was just inserted is not above the one that
+		// was deleted while the insert waited.
+		checkNumber: tables.in(`
+			SELECT 1 / (1 - count(*)) FROM {tombstones} t, {objects} o
+			WHERE t.object_type = $1 AND t.id = $2 AND o.object_type = $1 AND o.id = $2
+				AND t.resource_version >= o.resource_version
+				AND o.xmin = pg_current_xact_id_if_assigned()::xid -- else nothing was inserted`),
 		insert: tables.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES ($1, $2, $3, $4::jsonb, $5, 1, 0, 0) ON CONFLICT DO NOTHING`),

@@ -22,7 +22,7 @@ const (
 	heartbeat = 30 * time.Second // a connection that is silent for so long is asked whether it lives
 	leastRest = 100 * time.Millisecond
 	mostRest  = 10 * time.Second
-	deafRest  = time.Minute // a pooler stays one
+	deafRest  = 10 * time.Minute // a pooler stays one
 )
 
 // errDeaf says that the connection takes a LISTEN and hears nothing.
@@ -129,9 +129,8 @@ func (l *Listener) hearItself(ctx context.Context, conn *pgx.Conn) error {
 	if err := l.Notify(ctx, word); err != nil {
 		return err
 	}
-	const longest = time.Second
 	for began := time.Now(); ; {
-		heard, err := wait(ctx, conn, longest-time.Since(began))
+		heard, err := wait(ctx, conn, patience/2-time.Since(began))
 		switch {
 		case err == nil && heard.Payload == word:
 			return nil

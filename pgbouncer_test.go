@@ -1,0 +1,366 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// What holds of Postgres holds through a PgBouncer in transaction mode too, where
+// each transaction may meet another session, and sessions meet other clients.
+
+// throughBouncer returns the URL by which a store reaches that database through
+// a PgBouncer. pgx must not count on statements prepared in a session.
+func throughBouncer(t *testing.T, direct string) (bounced string) {
+	t.Helper()
+	return pgtest.Bouncer(t, direct) + "&default_query_exec_mode=exec"
+}
+
+func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
+	direct := postgresURL(t)
+	store := openPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, direct)
+	storetest.Run(t, func(t *testing.T) tenure.Store {
+		execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+		return store
+	})
+}
+
+// silenceSQL makes a holder look silent for longer than its TTL.
+const silenceSQL = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
+
+func TestThroughPgBouncerALeaseIsAcquiredRenewedStolenAndReleased(t *testing.T) {
+	ctx, direct := t.Context(), postgresURL(t)
+	bounced := throughBouncer(t, direct)
+	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	a := newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "a"})
+	b := newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "b"})
+
+	first, err := a.TryAcquire(ctx)
+	wantErr(t, err, nil)
+	wantErr(t, a.Renew(ctx, first), nil)
+	_, err = b.AcquireOrSteal(ctx)
+	wantErr(t, err, tenure.ErrHeld)
+
+	execPostgres(t, postgresPool(t, direct), silenceSQL)
+	second, err := b.StealExpired(ctx)
+	wantErr(t, err, nil)
+	var lost *tenure.LostError
+	if err := a.Renew(ctx, first); !errors.As(err, &lost) || lost.To == nil || lost.To.Holder != "b" {
+		t.Errorf("renewal of the stolen lease: got %v, want it lost to b", err)
+	}
+	wantErr(t, a.Release(ctx, first), tenure.ErrLost)
+
+	wantErr(t, b.Renew(ctx, second), nil)
+	wantErr(t, b.Release(ctx, second), nil)
+	_, err = b.Read(ctx)
+	wantErr(t, err, tenure.ErrNotFound)
+	third := mustAcquire(t, a)
+	if tokens := []int64{first.Token(), second.Token(), third.Token()}; tokens[0] >= tokens[1] || tokens[1] >= tokens[2] {
+		t.Errorf("tokens do not increase: %v", tokens)
+	}
+}
+
+func TestThroughPgBouncerNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
+	for order, run := range fenceOrders {
+		t.Run(order, func(t *testing.T) {
+			f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
+			f.store = openPostgres(t, throughBouncer(t, f.pool.Config().ConnString()), tenure.PostgresConfig{})
+			seen, final, err := run(f)
+			if final != seen {
+				t.Errorf("a stale write landed: the new holder saw %d rows, and then there were %d", seen, final)
+			}
+			if final == 0 {
+				wantErr(t, err, tenure.ErrLost)
+			} else {
+				wantErr(t, err, nil)
+			}
+		})
+	}
+}
+
+func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
+	ctx, direct := t.Context(), postgresURL(t)
+	bounced, pool := throughBouncer(t, direct), postgresPool(t, direct)
+	store := openPostgres(t, bounced, tenure.PostgresConfig{})
+	migrate(t, store)
+	execPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "old"}))
+	fenced, err := tenure.Fence(store, term)
+	wantErr(t, err, nil)
+	insert := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('x')`); return err }
+
+	wantErr(t, store.Fenced(ctx, term, insert), nil)
+	kept := put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
+	gone := put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
+	gone, err = fenced.PutIf(ctx, gone, tenure.MatchVersion(gone.Version))
+	wantErr(t, err, nil)
+	wantErr(t, fenced.DeleteIf(ctx, gone.Key, gone.Version), nil)
+
+	execPostgres(t, pool, silenceSQL)
+	mustAcquire(t, newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
+	wantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
+	_, err = fenced.PutIf(ctx, gone, tenure.MustCreate())
+	wantErr(t, err, tenure.ErrLost)
+	_, err = fenced.PutIf(ctx, kept, tenure.MatchVersion(kept.Version))
+	wantErr(t, err, tenure.ErrLost)
+	wantErr(t, fenced.DeleteIf(ctx, kept.Key, kept.Version), tenure.ErrLost)
+
+	var rows int
+	wantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
+	if rows != 1 {
+		t.Errorf("%d rows, want 1", rows)
+	}
+	_, err = store.Get(ctx, gone.Key)
+	wantErr(t, err, tenure.ErrNotFound)
+	if got, err := store.Get(ctx, kept.Key); err != nil || got.Version != kept.Version {
+		t.Errorf("got version %d, %v; want %d", got.Version, err, kept.Version)
+	}
+}
+
+func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
+	bounced, l := throughBouncer(t, postgresURL(t)), newLedger(t)
+	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	cfg := tenure.CoordinatorConfig{RenewInterval: 50 * time.Millisecond, AcquireInterval: 50 * time.Millisecond}
+	a := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "a", cfg)
+	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
+	b := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "b", cfg)
+	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	awaitThat(t, "a has renewed it", func() bool {
+		h, err := b.lease.Read(t.Context())
+		wantErr(t, err, nil)
+		return h.RenewedAt.After(h.AcquiredAt)
+	})
+	token := a.Status().Token
+
+	a.stop()
+	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	if got := b.Status().Token; got <= token {
+		t.Errorf("token %d follows %d", got, token)
+	}
+	if got := a.Status().Terms + b.Status().Terms; got != 2 {
+		t.Errorf("%d terms, want 2:\n%s", got, l)
+	}
+}
+
+func awaitThat(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// eachSession asks all sessions that the clients of a bouncer share.
+func eachSession(t *testing.T, bounced, query string) (answers []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	pool := postgresPool(t, bounced+"&pool_max_conns=5")
+	var pids []int
+	for range 5 { // as many transactions at once as there are sessions
+		tx, err := pool.Begin(ctx)
+		wantErr(t, err, nil)
+		defer tx.Rollback(ctx)
+		var pid int
+		var answer string
+		wantErr(t, tx.QueryRow(ctx, `SELECT pg_backend_pid(), (`+query+`)::text`).Scan(&pid, &answer), nil)
+		if slices.Contains(pids, pid) {
+			t.Fatalf("session %d serves two transactions at once", pid)
+		}
+		pids, answers = append(pids, pid), append(answers, answer)
+	}
+	return answers
+}
+
+func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
+	direct := postgresURL(t)
+	bounced, pool := throughBouncer(t, direct), postgresPool(t, direct)
+	store := openPostgres(t, bounced, tenure.PostgresConfig{})
+	migrate(t, store)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	// Each write sets a lock_timeout, as its context has a deadline.
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term, err := lease.TryAcquire(ctx)
+	wantErr(t, err, nil)
+	wantErr(t, lease.Renew(ctx, term), nil)
+	fence, err := tenure.Fence(store, term)
+	wantErr(t, err, nil)
+	for _, store := range []tenure.Store{store, fence} {
+		obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+		wantErr(t, err, nil)
+		obj, err = store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		wantErr(t, err, nil)
+		wantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
+	}
+	wantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
+
+	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	tx, err := pool.Begin(ctx)
+	wantErr(t, err, nil)
+	defer tx.Rollback(ctx)
+	execPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
+	for name, write := range map[string]func(context.Context) error{
+		"replace": func(ctx context.Context) error {
+			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			return err
+		},
+		"renew": func(ctx context.Context) error { return lease.Renew(ctx, term) },
+	} {
+		soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		err := write(soon)
+		cancel()
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
+			t.Errorf("%s: got %v, want the server's lock timeout", name, err)
+		}
+	}
+	wantErr(t, tx.Rollback(ctx), nil)
+	wantErr(t, lease.Release(ctx, term), nil)
+
+	const ask = `SELECT current_setting('lock_timeout')`
+	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
+		t.Errorf("other clients meet lock_timeout %v, want %v", got, want)
+	}
+	execPostgres(t, postgresPool(t, bounced), `SET lock_timeout = '123ms'`)
+	if got := eachSession(t, bounced, ask); !slices.Contains(got, "123ms") {
+		t.Errorf("the test does not catch a plain SET: other clients meet %v", got)
+	}
+}
+
+func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
+	direct := postgresURL(t)
+	migrate(t, openPostgres(t, direct, tenure.PostgresConfig{}))
+	counted, trips := countRoundTrips(t, throughBouncer(t, direct))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	store := openPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})
+	oneTrip := func(what string, do func() error) {
+		t.Helper()
+		before := trips()
+		wantErr(t, do(), nil)
+		if got := trips() - before; got != 1 {
+			t.Errorf("%s took %d round trips, want 1", what, got)
+		}
+	}
+
+	_, err := store.Get(ctx, leaseKey) // connects
+	wantErr(t, err, tenure.ErrNotFound)
+
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	var term *tenure.Term
+	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
+	oneTrip("renew", func() error { return lease.Renew(ctx, term) })
+	oneTrip("read", func() error { _, err := lease.Read(ctx); return err })
+	fence, err := tenure.Fence(store, term)
+	wantErr(t, err, nil)
+	for name, store := range map[string]tenure.Store{"": store, "fenced ": fence} {
+		obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
+		write := func(cond tenure.WriteCondition) func() error {
+			return func() (err error) { obj, err = store.PutIf(ctx, obj, cond); return err }
+		}
+		oneTrip(name+"create", write(tenure.MustCreate()))
+		oneTrip(name+"compare and swap", write(tenure.MatchVersion(obj.Version)))
+		oneTrip(name+"replace", write(tenure.Unconditional()))
+		oneTrip(name+"get", func() error { _, err := store.Get(ctx, obj.Key); return err })
+		oneTrip(name+"list", func() error { _, err := store.(tenure.Lister).List(ctx, "t", "", 10); return err })
+		oneTrip(name+"delete", func() error { return store.DeleteIf(ctx, obj.Key, obj.Version) })
+	}
+	oneTrip("release", func() error { return lease.Release(ctx, term) })
+}
+
+// lines is where a log's lines can be waited for.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default:
+	}
+	return len(p), nil
+}
+
+// openDeaf opens a store that listens through the bouncer, and returns when it
+// has found out that it hears nothing.
+func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
+	t.Helper()
+	log := make(lines, 10)
+	store := openPostgres(t, bounced, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	watch := store.Watch(leaseKey)
+	t.Cleanup(watch.Stop)
+	for timeout, said := time.After(20*time.Second), false; !said; {
+		select {
+		case line := <-log:
+			said = strings.Contains(line, "not heard")
+		case <-timeout:
+			t.Fatal("a store that hears nothing does not say so")
+		}
+	}
+	if watch.Live() {
+		t.Fatal("a store that hears nothing takes its watches for live")
+	}
+	return store
+}
+
+func TestThroughPgBouncerAStandbyThatHearsNothingPolls(t *testing.T) {
+	bounced, l := throughBouncer(t, postgresURL(t)), newLedger(t)
+	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	a := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "a", tenure.CoordinatorConfig{})
+	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
+	b := start(t, l, openDeaf(t, bounced), "b", tenure.CoordinatorConfig{AcquireInterval: 100 * time.Millisecond})
+	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+
+	a.stop()
+	released := time.Now()
+	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	if took := time.Since(released); took > 10*time.Second {
+		t.Errorf("the handover took %v, with an AcquireInterval of 100ms", took)
+	}
+}
+
+func TestThroughPgBouncerAStoreThatHearsNothingLeavesNoListenBehind(t *testing.T) {
+	bounced := throughBouncer(t, postgresURL(t))
+	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	openDeaf(t, bounced)
+	const ask = `SELECT count(*) FROM pg_listening_channels()`
+	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
+		t.Errorf("sessions listen to %v channels, want %v", got, want)
+	}
+}
+
+func TestBesidePgBouncerAListenURLWakesTheStandby(t *testing.T) {
+	direct := postgresURL(t)
+	bounced, l := throughBouncer(t, direct), newLedger(t)
+	cfg := tenure.PostgresConfig{ListenURL: direct}
+	migrate(t, openPostgres(t, bounced, cfg))
+	a := start(t, l, openPostgres(t, bounced, cfg), "a", tenure.CoordinatorConfig{})
+	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
+	store := openPostgres(t, bounced, cfg)
+	watch := store.Watch(leaseKey)
+	defer watch.Stop()
+	b := start(t, l, store, "b", tenure.CoordinatorConfig{AcquireInterval: time.Hour})
+	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	awaitThat(t, "b listens", watch.Live)
+
+	a.stop()
+	released := time.Now()
+	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	if took := time.Since(released); took > 10*time.Second { // and not the TTL
+		t.Errorf("the handover took %v", took)
+	}
+}
