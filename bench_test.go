@@ -3,6 +3,9 @@ package tenure_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,4 +152,43 @@ func benchFenced(b *testing.B, unfenced, fenced func() error) {
 	b.ReportMetric(float64(f.Microseconds()), "fenced-p50-µs")
 	b.ReportMetric(float64(f)/float64(u), "ratio")
 	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkHeldCoordinator tells what a coordinator costs its process while it
+// holds a lease: its memory, its goroutines beside the job's one, and their
+// stacks.
+func BenchmarkHeldCoordinator(b *testing.B) {
+	const n = 1000
+	for b.Loop() {
+		store := storetest.NewMem()
+		ctx, cancel := context.WithCancel(context.Background())
+		var running, all sync.WaitGroup
+		running.Add(n)
+		before, goroutines := heap(), runtime.NumGoroutine()
+		for i := range n {
+			lease := newLease(b, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}})
+			c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+				Reconcile: func(ctx context.Context) error { running.Done(); <-ctx.Done(); return nil },
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			all.Go(func() { c.Run(ctx) })
+		}
+		running.Wait()
+		after := heap()
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/n, "heap-B")
+		b.ReportMetric(float64(after.StackInuse-before.StackInuse)/n, "stack-B")
+		b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/n-1, "goroutines")
+		cancel()
+		all.Wait()
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+func heap() (stats runtime.MemStats) {
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return stats
 }

@@ -41,7 +41,9 @@ type CoordinatorConfig struct {
 	RenewInterval time.Duration
 
 	// AcquireInterval is the longest time from one attempt of a standby to the
-	// next, while the store answers. Default TTL/6.
+	// next where it cannot expect to be woken by a release: on a store that is no
+	// [Watcher], while its watch is not live, or after an error. It is also how
+	// long a replica stays away whose term has ended. Default TTL/6.
 	AcquireInterval time.Duration
 
 	// RenewDeadline is how long the job may go on without a renewal. What is

@@ -34,6 +34,15 @@
 //
 // No clock of one replica is ever compared with that of another.
 //
+// # When a standby looks
+//
+// A standby looks when it is woken, and when the record can expire. A release
+// wakes all standbys: on Postgres by a notification, which one connection per
+// store listens for; on SQLite through the store, or for another process by a
+// poll of the file. Where no hint can be expected, because the store gives none,
+// the connection is down, or the record is another program's, a standby looks
+// once in an AcquireInterval as well. Hints may be lost: nothing is decided by one.
+//
 // # What is guaranteed
 //
 //   - Jobs of two replicas never overlap, while the rates of their clocks differ
@@ -44,7 +53,8 @@
 //   - Fencing tokens of one lease strictly increase, over release, deletion,
 //     re-creation and restart.
 //   - While the store answers some replica, some replica holds the lease within
-//     TTL + AcquireInterval of the last renewal.
+//     TTL + AcquireInterval of the last renewal; after a release, as soon as a
+//     standby is woken.
 //   - A write that landed although its answer was lost costs no term. Errors of
 //     the store cost none either, until the renew deadline.
 //   - The end of the job's context stands behind no I/O.

@@ -263,10 +263,13 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 }
 
-// Release ends the term and deletes its record, so that another replica may
-// begin at once. It returns [ErrLost] where the lease was another's already, or
+// Release ends the term, deletes its record, in one call to the store, and wakes
+// the standbys, so that another replica may begin at once. It returns [ErrLost] where the lease was another's already, or
 // gone. After any other error the record may still stand: Release may be called
 // again, and this lease may take it up again at once.
+//
+// On Postgres it does not wait for the disk: where the database crashes at that
+// moment the record stands again, and expires.
 //
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error {

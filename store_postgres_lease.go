@@ -160,7 +160,7 @@ func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded 
 		return s.pool, false, nil
 	}
 	pool, bounded, err = s.leases.get(ctx)
-	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) < leaseLockTimeout {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < leaseLockTimeout {
 		bounded = false
 	}
 	return pool, bounded, err
@@ -170,22 +170,23 @@ func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded 
 // allows. Where the session's own limit has ended the wait before that, it is
 // sent again, with a limit of its own.
 func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
-	pool, bounded, err := s.conns(ctx)
-	if err != nil {
-		return err
-	}
-	err = send(pool, bounded)
-	switch {
-	case bounded && sqlState(err) == lockTimeoutState:
-		return send(pool, false)
-	case bounded && refusesSetting(err): // a pooler has come in between
-		s.leases.forget()
-		if pool, bounded, err = s.conns(ctx); err != nil {
+	for {
+		pool, bounded, err := s.conns(ctx)
+		if err != nil {
 			return err
 		}
-		return send(pool, bounded)
+		err = send(pool, bounded)
+		switch {
+		case bounded && sqlState(err) == lockTimeoutState:
+			if _, ok := ctx.Deadline(); ok {
+				return send(pool, false)
+			}
+		case bounded && refusesSetting(err): // a pooler has come in between
+			s.leases.forget()
+		default:
+			return err
+		}
 	}
-	return err
 }
 
 // connect opens a connection beside a pool, as the pool would.

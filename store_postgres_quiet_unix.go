@@ -23,10 +23,11 @@ func isQuiet(conn net.Conn) bool {
 		return false
 	}
 	quiet := false
-	err = raw.Read(func(fd uintptr) (done bool) {
-		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+	// Not raw.Read: it would wait for a reader that the driver has left behind, as
+	// it does after a write that took long, until the server says something.
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK) // the socket does not block
 		quiet = err == syscall.EAGAIN
-		return true
 	})
 	return err == nil && quiet
 }

@@ -445,3 +445,38 @@ func TestARoleWithoutDDLWorksAndMissesOnlyTheTombstones(t *testing.T) {
 		t.Errorf("token %d follows %d", second.Token(), first.Token())
 	}
 }
+
+func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
+	const longer = 1200 * time.Millisecond // than one statement of a lease waits
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term := mustAcquire(t, lease)
+	pool := postgresPool(t, url)
+	for name, timeout := range map[string]time.Duration{"a deadline": time.Minute, "no deadline": 0} {
+		ctx := context.Background()
+		if timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		tx, err := pool.Begin(t.Context())
+		wantErr(t, err, nil)
+		execPostgres(t, tx, `SELECT FROM objects FOR UPDATE`)
+		time.AfterFunc(longer, func() { tx.Rollback(context.Background()) })
+		if err := lease.Renew(ctx, term); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	tx, err := pool.Begin(t.Context())
+	wantErr(t, err, nil)
+	execPostgres(t, tx, `SELECT FROM objects FOR UPDATE`)
+	if err := lease.Renew(ctx, term); err == nil || ctx.Err() != nil {
+		t.Errorf("got %v, want an error before the context ends", err)
+	}
+	wantErr(t, tx.Rollback(t.Context()), nil)
+	wantErr(t, lease.Renew(t.Context(), term), nil)
+}

@@ -12,11 +12,6 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// maxAcquireInterval bounds how long a standby waits before it looks again
-// whether the lease is free, so that a gateway that is stopped in order is
-// replaced within a second whatever the TTL.
-const maxAcquireInterval = 500 * time.Millisecond
-
 // writeRefused is logged where the fence has kept a write from landing.
 const writeRefused = "write refused: the term is over"
 
@@ -59,10 +54,9 @@ func spawnWatchers(ctx context.Context, store tenure.Store, driver Driver, cfg w
 		stopped:   make(chan struct{}),
 	}
 	w.coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-		Watch:           w.watch,
-		Reconcile:       tenure.Every(cfg.sweep, w.sweep),
-		AcquireInterval: min(cfg.ttl/6, maxAcquireInterval),
-		Logger:          cfg.log,
+		Watch:     w.watch,
+		Reconcile: tenure.Every(cfg.sweep, w.sweep),
+		Logger:    cfg.log,
 	})
 	if err != nil {
 		return nil, err

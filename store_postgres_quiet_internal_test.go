@@ -1,0 +1,60 @@
+//go:build unix
+
+package tenure
+
+import (
+	"net"
+	"testing"
+	"time"
+)
+
+func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !isQuiet(conn) {
+		t.Error("a connection on which nothing has come is not quiet")
+	}
+
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reading, enough, quiet := make(chan struct{}), make(chan struct{}), make(chan bool, 1)
+	read := make(chan error, 1)
+	go func() { // as a reader that the driver has left behind
+		read <- raw.Read(func(uintptr) bool { close(reading); <-enough; return true })
+	}()
+	<-reading
+	go func() { quiet <- isQuiet(conn) }()
+	select {
+	case is := <-quiet:
+		if !is {
+			t.Error("a connection that somebody reads is not quiet")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for the reader")
+	}
+	close(enough)
+	if err := <-read; err != nil {
+		t.Fatal(err)
+	}
+
+	server.Close()
+	for end := time.Now().Add(10 * time.Second); isQuiet(conn); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a connection that the server has closed is quiet")
+		}
+	}
+}
