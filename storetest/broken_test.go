@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,9 @@ type broken struct {
 	list func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error)
 
 	fence func(term *tenure.Term) (tenure.Store, error)
+
+	watch func(key tenure.Key) tenure.Watch
+	wake  func(ctx context.Context, key tenure.Key, version int64) error
 }
 
 func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -49,6 +53,36 @@ func (b *broken) List(ctx context.Context, objectType, after string, limit int) 
 }
 
 func (b *broken) Fence(term *tenure.Term) (tenure.Store, error) { return b.fence(term) }
+
+func (b *broken) Watch(key tenure.Key) tenure.Watch { return b.watch(key) }
+
+func (b *broken) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	return b.wake(ctx, key, version)
+}
+
+// brokenWatch is a Mem's watch with some of its methods replaced.
+type brokenWatch struct {
+	tenure.Watch
+	c    <-chan struct{}
+	stop func()
+}
+
+func (w *brokenWatch) C() <-chan struct{} { return w.c }
+func (w *brokenWatch) Stop()              { w.stop() }
+
+// behindFence replaces DeleteAndWake of the fenced store.
+func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
+	b.fence = func(term *tenure.Term) (tenure.Store, error) {
+		fenced, err := b.Mem.Fence(term)
+		if err != nil {
+			return nil, err
+		}
+		return &broken{
+			Mem: b.Mem, get: fenced.Get, put: fenced.PutIf, del: fenced.DeleteIf, list: b.Mem.List, fence: fenced.(tenure.Fencer).Fence,
+			watch: b.Mem.Watch, wake: wake(term, fenced),
+		}, nil
+	}
+}
 
 // checkedFirst makes a fence of a check before each write.
 func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error, then func(*tenure.Term) tenure.Store) {
@@ -514,6 +548,188 @@ var breakages = []struct {
 			return nil
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
+
+	{"DeleteAndWake deletes as DeleteIf does", "at any version", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if obj, err := b.Mem.Get(ctx, key); err == nil && version > 0 {
+				version = obj.Version
+			}
+			return b.Mem.DeleteAndWake(ctx, key, version)
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "a conflict wakes and is no error", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrConflict) {
+				return err
+			}
+			return nil
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "a conflict does not tell the current version", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			err := b.Mem.DeleteAndWake(ctx, key, version)
+			if errors.Is(err, tenure.ErrConflict) {
+				return fmt.Errorf("delete %s: %w", key, tenure.ErrConflict)
+			}
+			return err
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "a missing object is deleted", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrNotFound) {
+				return err
+			}
+			return nil
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "the context is asked first", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if ctx.Err() != nil {
+				return fmt.Errorf("delete %s: %w", key, ctx.Err())
+			}
+			return b.Mem.DeleteAndWake(ctx, key, version)
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "contexts are ignored", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			return b.Mem.DeleteAndWake(context.WithoutCancel(ctx), key, version)
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "reads, then deletes", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			obj, err := b.Mem.Get(ctx, key)
+			if err != nil || obj.Version != version || version <= 0 {
+				return b.Mem.DeleteAndWake(ctx, key, version)
+			}
+			time.Sleep(time.Millisecond)
+			b.Mem.DeleteAndWake(ctx, key, version)
+			return nil
+		}
+	}},
+	{"DeleteAndWake deletes as DeleteIf does", "versions restart after it", func(b *broken) {
+		restart(b)
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error { return b.del(ctx, key, version) }
+	}},
+
+	{"a deletion wakes all who watch the object", "it wakes nobody", func(b *broken) { b.wake = b.Mem.DeleteIf }},
+	{"a deletion wakes all who watch the object", "it wakes one", func(b *broken) {
+		first := make(map[tenure.Key]bool)
+		b.watch = func(key tenure.Key) tenure.Watch {
+			w := b.Mem.Watch(key)
+			if first[key] {
+				return &brokenWatch{w, nil, w.Stop}
+			}
+			first[key] = true
+			return w
+		}
+	}},
+	{"a deletion wakes all who watch the object", "only who watches an object that is there", func(b *broken) {
+		b.watch = func(key tenure.Key) tenure.Watch {
+			w := b.Mem.Watch(key)
+			if _, err := b.Mem.Get(context.Background(), key); err != nil {
+				return &brokenWatch{w, nil, w.Stop}
+			}
+			return w
+		}
+	}},
+	{"a deletion wakes all who watch the object", "only once", func(b *broken) {
+		woken := make(map[tenure.Key]bool)
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if woken[key] {
+				return b.Mem.DeleteIf(ctx, key, version)
+			}
+			woken[key] = true
+			return b.Mem.DeleteAndWake(ctx, key, version)
+		}
+	}},
+	{"a deletion wakes all who watch the object", "keys are quoted on the way", func(b *broken) {
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if strings.Contains(key.ID, "'") {
+				return b.Mem.DeleteIf(ctx, key, version)
+			}
+			return b.Mem.DeleteAndWake(ctx, key, version)
+		}
+	}},
+	{"a deletion wakes all who watch the object", "a hint that nobody awaits is lost", func(b *broken) {
+		b.watch = func(key tenure.Key) tenure.Watch {
+			w := b.Mem.Watch(key)
+			c, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				for {
+					select {
+					case <-stopped:
+						return
+					case <-w.C():
+					}
+					select {
+					case c <- struct{}{}:
+					default:
+					}
+				}
+			}()
+			return &brokenWatch{w, c, sync.OnceFunc(func() { close(stopped) })}
+		}
+	}},
+	{"a deletion wakes all who watch the object", "it waits until somebody takes the hint", func(b *broken) {
+		c := make(chan struct{})
+		b.watch = func(key tenure.Key) tenure.Watch {
+			w := b.Mem.Watch(key)
+			return &brokenWatch{w, c, w.Stop}
+		}
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			err := b.Mem.DeleteIf(ctx, key, version)
+			if err == nil {
+				select {
+				case c <- struct{}{}:
+				case <-ctx.Done():
+					return fmt.Errorf("delete %s: %w", key, ctx.Err())
+				}
+			}
+			return err
+		}
+	}},
+
+	{"a watch may be stopped twice", "each time counts, and nobody is woken when too few are left", func(b *broken) {
+		var watches atomic.Int64
+		b.watch = func(key tenure.Key) tenure.Watch {
+			watches.Add(1)
+			w := b.Mem.Watch(key)
+			return &brokenWatch{w, w.C(), func() { watches.Add(-1); w.Stop() }}
+		}
+		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+			if watches.Load() <= 0 {
+				return b.Mem.DeleteIf(ctx, key, version)
+			}
+			return b.Mem.DeleteAndWake(ctx, key, version)
+		}
+	}},
+
+	{"a fenced deletion wakes while the term stands", "it wakes nobody", func(b *broken) {
+		b.behindFence(func(_ *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
+			return fenced.DeleteIf
+		})
+	}},
+	{"a fenced deletion wakes while the term stands", "it is past the fence", func(b *broken) {
+		b.behindFence(func(*tenure.Term, tenure.Store) func(context.Context, tenure.Key, int64) error {
+			return b.Mem.DeleteAndWake
+		})
+	}},
+	{"a fenced deletion wakes while the term stands", "it deletes the lease's own object", func(b *broken) {
+		b.behindFence(func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
+			return func(ctx context.Context, key tenure.Key, version int64) error {
+				if key == term.Key() {
+					return b.Mem.DeleteAndWake(ctx, key, version)
+				}
+				return fenced.(tenure.Watcher).DeleteAndWake(ctx, key, version)
+			}
+		})
+	}},
+	{"a fenced deletion wakes while the term stands", "the fenced store is no Watcher", func(b *broken) {
+		b.fence = func(term *tenure.Term) (tenure.Store, error) {
+			fenced, err := b.Mem.Fence(term)
+			return struct{ tenure.Store }{fenced}, err
+		}
+	}},
 }
 
 // The broken stores are tested in a child process, where they may fail.
@@ -522,12 +738,18 @@ func TestRunFindsEveryBreakage(t *testing.T) {
 	if os.Getenv(asChild) != "" {
 		for _, breakage := range breakages {
 			t.Run(breakage.rule+"/"+breakage.what, func(t *testing.T) {
+				if strings.Contains(breakage.rule, "wakes") || strings.Contains(breakage.rule, "watch") {
+					t.Parallel() // they wait in vain, for the same seconds
+				}
 				storetest.Run(t, func(t *testing.T) tenure.Store {
 					if !strings.HasSuffix(t.Name(), underscored("/"+breakage.rule)) {
 						t.Skip("another rule")
 					}
 					mem := storetest.NewMem()
-					b := &broken{Mem: mem, get: mem.Get, put: mem.PutIf, del: mem.DeleteIf, list: mem.List, fence: mem.Fence}
+					b := &broken{
+						Mem: mem, get: mem.Get, put: mem.PutIf, del: mem.DeleteIf, list: mem.List, fence: mem.Fence,
+						watch: mem.Watch, wake: mem.DeleteAndWake,
+					}
 					breakage.apply(b)
 					return b
 				})
@@ -535,7 +757,7 @@ func TestRunFindsEveryBreakage(t *testing.T) {
 		}
 		return
 	}
-	child := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+	child := exec.Command(os.Args[0], "-test.v", "-test.parallel=100", "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(), asChild+"=1")
 	out, _ := child.CombinedOutput()
 

@@ -123,6 +123,11 @@ func TestAHookOfFaultySeesTheCall(t *testing.T) {
 	if got.Op != "delete" || got.Key != key || got.Version != 7 {
 		t.Errorf("a delete: got call %+v", got)
 	}
+	got = storetest.Call{}
+	store.DeleteAndWake(t.Context(), key, 8)
+	if got.Op != "delete" || got.Key != key || got.Version != 8 {
+		t.Errorf("a delete that wakes: got call %+v", got)
+	}
 	store.Get(t.Context(), key)
 	if got.Op != "get" || got.Key != key {
 		t.Errorf("a get: got call %+v", got)
@@ -139,4 +144,125 @@ func TestFaultyListsNothingWhereItsStoreIsNoLister(t *testing.T) {
 	if _, err := store.List(t.Context(), key.Type, "", 1); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("List: got error %v, want %v", err, errors.ErrUnsupported)
 	}
+}
+
+// woken takes the hint of a watch, if there is one.
+func woken(watch tenure.Watch) bool {
+	select {
+	case <-watch.C():
+		return true
+	default:
+		return false
+	}
+}
+
+func TestFaultyWakesWhereItsStoreHasDeletedAndNowhereElse(t *testing.T) {
+	lost := errors.New("connection reset")
+	for what, trial := range map[string]struct {
+		hook    storetest.Hook
+		want    error
+		deletes bool
+	}{
+		"no hook":          {nil, nil, true},
+		"the request lost": {func(context.Context, storetest.Call, doFunc) error { return lost }, lost, false},
+		"the answer lost":  {func(ctx context.Context, _ storetest.Call, do doFunc) error { do(ctx); return lost }, lost, true},
+	} {
+		mem := storetest.NewMem()
+		store := storetest.Faulty(mem, nil)
+		obj := create(t, store)
+		through, beside := store.Watch(key), mem.Watch(key)
+		if !through.Live() {
+			t.Errorf("%s: a watch is not live, as the store's is", what)
+		}
+		store.SetHook(trial.hook)
+		if err := store.DeleteAndWake(t.Context(), key, obj.Version); !errors.Is(err, trial.want) {
+			t.Errorf("%s: got error %v, want %v", what, err, trial.want)
+		}
+		if _, err := mem.Get(t.Context(), key); (err != nil) != trial.deletes {
+			t.Errorf("%s: Get: got error %v, want one: %v", what, err, trial.deletes)
+		}
+		for _, watch := range []tenure.Watch{through, beside} {
+			if got := woken(watch); got != trial.deletes {
+				t.Errorf("%s: woken %v, want %v", what, got, trial.deletes)
+			}
+			watch.Stop()
+		}
+	}
+}
+
+func TestADeletionHeldUpByFaultyWakesWhenItLands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), nil)
+		obj := create(t, store)
+		watch := store.Watch(key)
+		store.SetHook(func(ctx context.Context, _ storetest.Call, do doFunc) error {
+			go func() {
+				time.Sleep(time.Hour)
+				do(context.WithoutCancel(ctx))
+			}()
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := store.DeleteAndWake(ctx, key, obj.Version); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("DeleteAndWake: got error %v, want %v", err, context.DeadlineExceeded)
+		}
+		if woken(watch) {
+			t.Error("woken before the deletion has landed")
+		}
+		time.Sleep(2 * time.Hour)
+		if !woken(watch) {
+			t.Error("not woken when the deletion landed")
+		}
+	})
+}
+
+// There is nothing to go wrong: a watch does no I/O.
+func TestAWatchThroughFaultyGoesPastTheHook(t *testing.T) {
+	mem := storetest.NewMem()
+	store := storetest.Faulty(mem, func(_ context.Context, call storetest.Call, _ doFunc) error {
+		t.Errorf("a watch was a call of the hook: %+v", call)
+		return errors.New("refused")
+	})
+	obj := create(t, mem)
+	watch := store.Watch(key)
+	if err := mem.DeleteAndWake(t.Context(), key, obj.Version); err != nil {
+		t.Fatal(err)
+	}
+	if !watch.Live() || !woken(watch) {
+		t.Error("a watch through Faulty is not live, or was not woken")
+	}
+	watch.Stop()
+	watch.Stop()
+}
+
+func TestFaultyDeletesAndWakesNobodyWhereItsStoreIsNoWatcher(t *testing.T) {
+	inner := struct{ tenure.Store }{storetest.NewMem()} // hides Watch and DeleteAndWake
+	calls := 0
+	store := storetest.Faulty(inner, func(ctx context.Context, call storetest.Call, do doFunc) error {
+		if call.Op == "delete" {
+			calls++
+		}
+		return do(ctx)
+	})
+	watch := store.Watch(key)
+	obj := create(t, store)
+	if err := store.DeleteAndWake(t.Context(), key, obj.Version+1); !errors.Is(err, tenure.ErrConflict) {
+		t.Errorf("DeleteAndWake at another version: got error %v, want %v", err, tenure.ErrConflict)
+	}
+	if err := store.DeleteAndWake(t.Context(), key, obj.Version); err != nil {
+		t.Errorf("DeleteAndWake: got error %v, want none", err)
+	}
+	if _, err := store.Get(t.Context(), key); !errors.Is(err, tenure.ErrNotFound) {
+		t.Errorf("Get after it: got error %v, want %v", err, tenure.ErrNotFound)
+	}
+	if calls != 2 {
+		t.Errorf("the hook saw %d deletions, want 2", calls)
+	}
+	if watch.Live() || woken(watch) {
+		t.Error("a watch of a store that gives no hints is live, or was woken")
+	}
+	watch.Stop()
+	watch.Stop()
 }

@@ -12,8 +12,9 @@ import (
 // Run tests that a store keeps the contract of [tenure.Store]: a subtest for
 // each rule of it, which says when it fails what the rule is and what it is
 // for. newStore returns an empty store, for one subtest, and sees to its end
-// with [testing.T.Cleanup]. The rules of [tenure.Lister] and [tenure.Fencer] are
-// skipped for a store that is none.
+// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer] and
+// [tenure.Watcher] are skipped for a store that is none, and those of hints where
+// a watch does not become live.
 //
 // What needs a second server, a crash or somebody's lock is not in the suite:
 // that a write outlives the database's crash, and that no call waits longer
@@ -143,6 +144,19 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		{"a fenced write never follows a takeover",
 			"Check and write are one: of a fenced write and a takeover at the same time, either the write is first and whoever took over finds it, or it is ErrLost and nobody ever does. A check before the write is not enough.",
 			fenceIsAtomic},
+
+		{"DeleteAndWake deletes as DeleteIf does",
+			"DeleteAndWake at another version is a *ConflictError and of a missing object ErrNotFound; invalid arguments are ErrInvalid before anything is sent; the error of a context that has ended is its cause, and every error names the key. Of many at once one succeeds. What is created afterwards has a greater version.",
+			deleteAndWakeIsDeleteIf},
+		{"a deletion wakes all who watch the object",
+			"When DeleteAndWake has returned nil, every watch of that key which was live before receives, and soon: however many there are, whether they began before the object was there or since, and whether anybody was receiving at that time. DeleteAndWake waits for none of them.",
+			deletionWakes},
+		{"a watch may be stopped twice",
+			"Stop of a watch that was stopped, or is being stopped, does nothing, and least of all to the watches of others.",
+			watchIsStoppedTwice},
+		{"a fenced deletion wakes while the term stands",
+			"The store that Fence returns is a Watcher too. Its DeleteAndWake deletes and wakes as the store's does while the term's record stands; afterwards it is ErrLost and changes nothing; and it is ErrInvalid for the lease's own object.",
+			fencedDeletionWakes},
 	} {
 		t.Run(rule.name, func(t *testing.T) {
 			defer func() {

@@ -1,0 +1,254 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const (
+	// becomesLive is how long a store may take to have its watches live; one that
+	// listens on a connection of its own has to make that first.
+	becomesLive = 5 * time.Second
+
+	// wakesWithin is how long a hint may take, on a machine that does much else.
+	wakesWithin = 10 * time.Second
+)
+
+// watcher is a store whose watches are tested.
+type watcher struct {
+	*watched
+	tenure.Watcher
+}
+
+// watching skips where the store is no [tenure.Watcher].
+func watching(t *testing.T, store *watched) watcher {
+	t.Helper()
+	w, ok := store.Store.(tenure.Watcher)
+	if !ok {
+		t.Skipf("%T is no tenure.Watcher", store.Store)
+	}
+	return watcher{store, w}
+}
+
+// begun begins to watch a key until the test ends.
+func (w watcher) begun(t *testing.T, key tenure.Key) tenure.Watch {
+	watch := w.Watch(key)
+	t.Cleanup(watch.Stop)
+	return watch
+}
+
+func (w watcher) removeAndWake(t *testing.T, obj tenure.Object) {
+	t.Helper()
+	// A store that waits for those who watch waits for ever: they are busy here.
+	ctx, cancel := context.WithTimeout(t.Context(), wakesWithin)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- w.DeleteAndWake(ctx, obj.Key, obj.Version) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Fatalf("DeleteAndWake(%s, version %d): got error %q, want none", obj.Key, obj.Version, err)
+		}
+	case <-time.After(2 * wakesWithin):
+		t.Fatalf("DeleteAndWake(%s) has not returned", obj.Key)
+	}
+}
+
+// awaitHints returns when a watch is woken by what is deleted. It skips where
+// that does not happen and the watch does not claim it.
+func (w watcher) awaitHints(t *testing.T, key tenure.Key, watch tenure.Watch) {
+	t.Helper()
+	for end := time.Now().Add(becomesLive); !watch.Live(); {
+		if time.Now().After(end) {
+			t.Skipf("a watch is not live within %v: who watches has to poll", becomesLive)
+		}
+		w.removeAndWake(t, put(t, w.watched, tenure.Object{Key: key}, tenure.Unconditional()))
+		select {
+		case <-watch.C(): // that, or it is live now
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// drain takes the hints that are there. One that comes late, or for a second time,
+// can still be taken for the next: so the rules delete several times.
+func drain(watches ...tenure.Watch) {
+	for _, watch := range watches {
+		select {
+		case <-watch.C():
+		default:
+		}
+	}
+}
+
+// woken reports a watch that does not receive. None of them is asked before all
+// is deleted: a hint waits for whoever takes it.
+func woken(t *testing.T, what string, watches ...tenure.Watch) {
+	t.Helper()
+	timeout := time.After(wakesWithin)
+	for i, watch := range watches {
+		select {
+		case <-watch.C():
+		case <-timeout:
+			if !watch.Live() {
+				t.Skip("the watch is not live any more")
+			}
+			t.Fatalf("%s: watch %d of %d, which is live, has not received within %v", what, i+1, len(watches), wakesWithin)
+		}
+	}
+}
+
+func deletionWakes(t *testing.T, store *watched) {
+	w := watching(t, store)
+	keys := append(odd(), widget("a"), widget(strings.Repeat("long 長い ", 40)))
+	watches := make([]tenure.Watch, len(keys))
+	for i, key := range keys {
+		watches[i] = w.begun(t, key) // before there is an object
+	}
+	w.awaitHints(t, widget("a"), watches[len(keys)-2])
+	var late []tenure.Watch
+	for round := range 3 {
+		var objects []tenure.Object
+		for i, key := range keys {
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Payload: []byte("1")}, tenure.MustCreate()))
+		}
+		for _, key := range keys {
+			late = append(late, w.begun(t, key))
+		}
+		drain(watches...)
+		drain(late...)
+		for _, obj := range objects {
+			w.removeAndWake(t, obj)
+		}
+		for i, key := range keys {
+			woken(t, fmt.Sprintf("round %d, %q", round, key), watches[i])
+		}
+		woken(t, "begun while the objects were there", late...)
+	}
+}
+
+func watchIsStoppedTwice(t *testing.T, store *watched) {
+	w := watching(t, store)
+	stays := []tenure.Watch{w.begun(t, widget("a"))}
+	w.Watch(widget("a")).Stop() // perhaps before it was live
+	w.awaitHints(t, widget("a"), stays[0])
+	for range 3 {
+		stopped := []tenure.Watch{w.Watch(widget("a")), w.Watch(widget("a"))}
+		stays = append(stays, w.begun(t, widget("a")))
+		together(8, func(i int) { stopped[i%2].Stop() })
+		stopped[0].Stop()
+		obj := put(t, store, numbered("a", 1), tenure.MustCreate())
+		drain(stays...)
+		w.removeAndWake(t, obj)
+		woken(t, "others' watches were stopped", stays...)
+		stopped[1].Stop()
+		stopped[1].Live()
+	}
+}
+
+func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
+	w := watching(t, store)
+	deleted := func(ctx context.Context, what string, key tenure.Key, version int64, want error) {
+		t.Helper()
+		err := w.DeleteAndWake(ctx, key, version)
+		wantError(t, "DeleteAndWake "+what, err, want)
+		if err != nil && !strings.Contains(err.Error(), key.String()) {
+			t.Errorf("DeleteAndWake %s: got error %q, want %q in it", what, err, key)
+		}
+	}
+	ctx := t.Context()
+	deleted(ctx, "of a missing object", widget("none"), 1, tenure.ErrNotFound)
+	for _, invalid := range []tenure.Key{{}, {Type: "widget"}, {ID: "a"}, widget("nul \x00"), widget("not UTF-8 \xff")} {
+		deleted(ctx, "of an invalid key", invalid, 1, tenure.ErrInvalid)
+	}
+
+	var last int64
+	for n := range 3 {
+		obj := put(t, store, numbered("a", n), tenure.MustCreate())
+		for _, version := range []int64{obj.Version + 1, obj.Version + 1000, last} {
+			if version == 0 { // there was none before
+				continue
+			}
+			deleted(ctx, "at another version", obj.Key, version, &tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
+		}
+		for _, version := range []int64{0, -1} {
+			deleted(ctx, fmt.Sprint("at version ", version), obj.Key, version, tenure.ErrInvalid)
+		}
+		for _, ctx := range ended(t) {
+			deleted(ctx, "after the end of its context", obj.Key, obj.Version, ctx.Err())
+			deleted(ctx, "at version 0 after the end of its context", obj.Key, 0, tenure.ErrInvalid)
+		}
+		same(t, "after deletions that failed,", get(t, store, obj.Key), obj)
+
+		errs := make([]error, 8)
+		together(len(errs), func(i int) { errs[i] = w.DeleteAndWake(ctx, obj.Key, obj.Version) })
+		first := winner(t, errs)
+		for i, err := range errs {
+			if i != first && !errors.Is(err, tenure.ErrNotFound) && !errors.Is(err, tenure.ErrConflict) {
+				t.Errorf("DeleteAndWake of what another deletes: got error %q, want ErrNotFound or ErrConflict", err)
+			}
+		}
+		getFails(t, store, obj.Key, tenure.ErrNotFound)
+		deleted(ctx, "once more", obj.Key, obj.Version, tenure.ErrNotFound)
+		last = obj.Version // the watched store judges whether the next one's version is greater
+	}
+}
+
+// fencedWatcher returns the store behind a fence, where it shall still wake.
+func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
+	t.Helper()
+	fence := fenced(t, store, term)
+	w, ok := fence.Store.(tenure.Watcher)
+	if !ok {
+		t.Fatalf("%T is a tenure.Watcher, and behind a fence, as a %T, it is none: what is deleted there wakes nobody", store.Store, fence.Store)
+	}
+	return watcher{fence, w}
+}
+
+func fencedDeletionWakes(t *testing.T, store *watched) {
+	lease := fencing(t, store, "holder")
+	watches := []tenure.Watch{watching(t, store).begun(t, widget("a"))}
+
+	term := begin(t, lease)
+	f := fencedWatcher(t, store, term)
+	watches = append(watches, f.begun(t, widget("a")))
+	obj := put(t, f, numbered("a", 1), tenure.MustCreate())
+	version := obj.Version + 1
+	wantError(t, "DeleteAndWake at another version", f.DeleteAndWake(t.Context(), obj.Key, version),
+		&tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
+	f.removeAndWake(t, obj)
+	getFails(t, store, obj.Key, tenure.ErrNotFound)
+
+	record := get(t, store, term.Key())
+	if err := f.DeleteAndWake(t.Context(), record.Key, record.Version); !errors.Is(err, tenure.ErrInvalid) {
+		t.Errorf("DeleteAndWake of the lease's own object: got error %v, want ErrInvalid", err)
+	}
+	same(t, "after a deletion through the fence,", get(t, store, record.Key), record)
+
+	obj = put(t, f, numbered("a", 2), tenure.MustCreate())
+	if err := lease.Release(t.Context(), term); err != nil {
+		t.Fatalf("release: got error %q, want none", err)
+	}
+	for _, version := range []int64{obj.Version, obj.Version + 1} {
+		if err := f.DeleteAndWake(t.Context(), obj.Key, version); !errors.Is(err, tenure.ErrLost) {
+			t.Errorf("DeleteAndWake(version %d) after the term: got error %v, want ErrLost", version, err)
+		}
+	}
+	same(t, "after the term,", get(t, store, obj.Key), obj)
+
+	f = fencedWatcher(t, store, begin(t, lease))
+	f.awaitHints(t, obj.Key, watches[0])
+	for n := range 3 {
+		obj := put(t, f, numbered("a", n), tenure.Unconditional())
+		drain(watches...)
+		f.removeAndWake(t, obj)
+		woken(t, "deleted through a fence", watches...)
+	}
+}
