@@ -279,7 +279,7 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 		}
 		// A few ms apart, lest all standbys write at once; and a few ms late, lest
 		// they come just before a renewal that is on its way.
-		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(8*time.Millisecond)
+		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
 		if wakes && held.byAge {
 			return expiry // a release would wake us, and nothing else matters before
 		}

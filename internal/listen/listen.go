@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	patience  = 5 * time.Second  // with what should take milliseconds
-	heartbeat = 30 * time.Second // a connection that is silent for so long is asked whether it lives
+	patience  = 5 * time.Second // with what should take milliseconds
+	heartbeat = time.Minute     // a connection that is silent for so long is asked whether it lives
 	leastRest = 100 * time.Millisecond
 	mostRest  = 10 * time.Second
 	deafRest  = 10 * time.Minute // a pooler stays one
