@@ -51,6 +51,33 @@ type CoordinatorConfig struct {
 	// 2/3 of the TTL.
 	RenewDeadline time.Duration
 
+	// Check, where set, tells whether this replica is fit, by nil. It is asked
+	// before this replica competes, with the role [Standby], and before each
+	// renewal, with [Holder], or [Confirming] before the job has begun. A standby
+	// that is not fit does not compete. A holder is not renewed until it is fit;
+	// after CheckFailures in a row, or at the RenewDeadline, its term ends with
+	// [ErrUnhealthy], the lease is released once the job has returned, and this
+	// replica stays away, each time for longer, so that a healthy one wins.
+	//
+	// Check must return when its context ends, after CheckTimeout at the latest;
+	// one that does not counts as failed. A standby that is woken by a release
+	// competes after its check, so it should be quick. It must not panic.
+	Check         func(ctx context.Context, role Role) error
+	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2
+	CheckFailures int           // default 1
+
+	// Confirmations is how many renewals must succeed after a takeover before the
+	// job begins. Default 0. A takeover is a steal from a holder that has not
+	// released the lease; there is nothing to confirm after a release, nor where
+	// nobody held it.
+	Confirmations int
+
+	// FencePredecessor, where set, is called after a takeover and its
+	// confirmations, before the job begins: to cut off the power, the disk or the
+	// address of a holder that vanished. It is called again until it returns nil,
+	// or the term is over. It must return when its context ends, as a job must.
+	FencePredecessor func(ctx context.Context, prev Holding) error
+
 	// Logger gets one line per acquire, loss and release, and what goes wrong.
 	// Default slog.Default().
 	Logger *slog.Logger
@@ -84,6 +111,13 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	if cfg.Trace == nil {
 		cfg.Trace = &Trace{}
 	}
+	checked := cfg.CheckTimeout != 0 || cfg.CheckFailures != 0
+	if cfg.CheckTimeout == 0 {
+		cfg.CheckTimeout = (cfg.RenewDeadline - cfg.RenewInterval) / 2
+	}
+	if cfg.CheckFailures == 0 {
+		cfg.CheckFailures = 1
+	}
 
 	var errs []error
 	refuse := func(format string, args ...any) {
@@ -97,6 +131,19 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	}
 	if cfg.AcquireInterval < 0 {
 		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
+	}
+	if checked && cfg.Check == nil {
+		refuse("CheckTimeout or CheckFailures is set, and Check is nil")
+	}
+	if cfg.CheckTimeout < 0 || cfg.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval && cfg.Check != nil {
+		refuse("CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
+			cfg.CheckTimeout, cfg.RenewDeadline-cfg.RenewInterval)
+	}
+	if cfg.CheckFailures < 0 {
+		refuse("CheckFailures %d is negative", cfg.CheckFailures)
+	}
+	if cfg.Confirmations < 0 {
+		refuse("Confirmations %d is negative", cfg.Confirmations)
 	}
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
 	if cfg.RenewDeadline-cfg.RenewInterval < least {
@@ -113,10 +160,13 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 //
 //	            acquire | steal
 //	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
-//	   ^  try fails: wait           |  lost | deadline | job ended | resign | shutdown
+//	   ^  try fails: wait           |  lost | deadline | unhealthy | job ended | resign | shutdown
 //	   +--------------------+       +-> 1 end the job's context, with its cause
 //	                                    2 wait until the job has returned, still renewing
 //	                                    3 release
+//
+// After a steal the job begins once the takeover is confirmed, where that is asked
+// for; all else holds from the steal on.
 //
 // All methods are safe for concurrent use.
 type Coordinator struct {
@@ -125,7 +175,11 @@ type Coordinator struct {
 	log     *slog.Logger
 	single  bool
 	running atomic.Bool
-	term    atomic.Pointer[Term] // while its job runs and has not been told to stop
+
+	checks   checks   // of whichever goroutine checks: never two at once
+	cooldown cooldown // of Run's goroutine
+
+	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
 	mu     sync.Mutex // guards the fields below
 	status Status
@@ -182,6 +236,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
 	}
 	defer c.running.Store(false)
+	defer c.checks.wait()
 	for pause := time.Duration(0); ; {
 		term := c.standby(ctx, pause)
 		if term == nil {
@@ -231,13 +286,20 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 	watch := watch(c.lease.store, c.lease.cfg.Key)
 	defer watch.Stop()
 	for woken := false; ; {
-		term, err := c.acquire(ctx, woken)
+		var term *Term
+		err := c.check(ctx, Standby)
+		if err == nil {
+			term, err = c.acquire(ctx, woken)
+		}
 		if err == nil && ctx.Err() != nil {
 			c.giveBack(term, ErrShutdown)
 			return nil
 		}
 		if err == nil {
 			return term
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		timer := time.NewTimer(c.notAcquired(err, watch.Live()))
 		select {
@@ -285,6 +347,10 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 		}
 		return min(pause, expiry)
 	}
+	if errors.Is(err, ErrUnhealthy) {
+		c.report("replica is not fit to compete", err)
+		return pause
+	}
 	c.report("lease cannot be acquired", err)
 	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
 		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
@@ -297,9 +363,15 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration) {
 	resign := c.enterTerm(term)
 	keeper := c.startKeeper(term)
-	job := startJob(ctx, jobScope{term, c.log}, c.cfg.Watch, c.cfg.Reconcile)
+	job := newJob(ctx, jobScope{term, c.log})
+	if c.mustConfirm(term) {
+		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
+	} else {
+		c.startJob(term, job)
+	}
 
 	cause := c.untilOver(ctx, term, keeper, job, resign)
+	keeper.winding.Store(true)
 	c.stopping(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
@@ -311,10 +383,25 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
-	if errors.Is(cause, ErrJobEnded) || resign.wanted() {
-		return 2 * jitter(c.cfg.AcquireInterval) // every standby tries before
+	return c.stayAway(term, cause, resign)
+}
+
+func (c *Coordinator) startJob(term *Term, job *job) {
+	c.becomeHolder(term)
+	job.start("watch", c.cfg.Watch)
+	job.start("reconcile", c.cfg.Reconcile)
+}
+
+// stayAway returns how long this replica does not compete after a term.
+func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
+	switch every := c.cfg.AcquireInterval; {
+	case errors.Is(cause, ErrUnhealthy):
+		return jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 2*every, longestCooldown*c.lease.cfg.TTL))
+	case errors.Is(cause, ErrJobEnded) || resign.wanted():
+		return 2 * jitter(every) // every standby tries before
+	default:
+		return jitter(every)
 	}
-	return jitter(c.cfg.AcquireInterval)
 }
 
 // untilOver returns why the term is over.
@@ -332,14 +419,17 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			return err
 		case r := <-job.results:
 			job.took(r)
-			return r.cause()
+			if !r.confirmed() {
+				return r.cause()
+			}
+			c.startJob(term, job)
 		case <-deadline.C:
 			if err := term.over(); err != nil {
 				return err
 			}
 			left := c.untilDeadline(term)
 			if left <= 0 {
-				return ErrDeadline
+				return keeper.late()
 			}
 			deadline.Reset(left)
 		}

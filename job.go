@@ -43,6 +43,7 @@ func TermFromContext(ctx context.Context) *Term {
 // job is the caller's funcs, running for one term. Only the goroutine that owns
 // the term touches it.
 type job struct {
+	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan jobResult // buffered: no func waits to be heard
 	running  int
@@ -57,31 +58,30 @@ type jobResult struct {
 
 var errGoexit = errors.New("runtime.Goexit was called")
 
-// startJob starts those funcs that are not nil. Their context has the values of
-// ctx but does not end with it: the coordinator ends it, and says why.
-func startJob(ctx context.Context, scope jobScope, watch, reconcile func(context.Context) error) *job {
+// newJob returns a job none of whose funcs runs yet. Their context has the values
+// of ctx but does not end with it: the coordinator ends it, and says why.
+func newJob(ctx context.Context, scope jobScope) *job {
 	ctx = context.WithValue(context.WithoutCancel(ctx), jobScopeKey{}, scope)
 	ctx, cancel := context.WithCancelCause(ctx)
-	j := &job{cancel: cancel, results: make(chan jobResult, 2)}
-	start := func(name string, run func(context.Context) error) {
-		if run == nil {
-			return
-		}
-		j.running++
-		go func() {
-			result := jobResult{name: name, err: errGoexit}
-			defer func() {
-				if v := recover(); v != nil {
-					result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
-				}
-				j.results <- result
-			}()
-			result.err = run(ctx)
-		}()
+	return &job{ctx: ctx, cancel: cancel, results: make(chan jobResult, 2)}
+}
+
+// start starts one of the funcs, unless it is nil.
+func (j *job) start(name string, run func(context.Context) error) {
+	if run == nil {
+		return
 	}
-	start("watch", watch)
-	start("reconcile", reconcile)
-	return j
+	j.running++
+	go func() {
+		result := jobResult{name: name, err: errGoexit}
+		defer func() {
+			if v := recover(); v != nil {
+				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
+			}
+			j.results <- result
+		}()
+		result.err = run(j.ctx)
+	}()
 }
 
 // took counts a func that has returned.
@@ -90,6 +90,11 @@ func (j *job) took(r jobResult) {
 	if j.panicked == nil {
 		j.panicked = r.panicked
 	}
+}
+
+// confirmed reports whether this is the word that the job may begin.
+func (r jobResult) confirmed() bool {
+	return r.name == confirmName && r.err == nil && r.panicked == nil
 }
 
 // cause says what a func's return before its time does to the term.

@@ -2,29 +2,36 @@ package tenure
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
 // keeper renews one term in a goroutine of its own, so that nothing else waits
 // for a renewal that hangs.
 type keeper struct {
-	lost   chan error // why the term cannot be kept; at most one
-	cancel context.CancelFunc
-	done   chan struct{}
+	lost      chan error            // why the term cannot be kept, or is not to be; at most two
+	confirmed chan struct{}         // closed after as many renewals as a confirmation takes
+	winding   atomic.Bool           // the job has been told to return: nothing is checked any more
+	unfit     atomic.Pointer[error] // of the last check; nil: it went well
+	cancel    context.CancelFunc
+	done      chan struct{}
 }
 
 // startKeeper begins to renew. A term without a lease needs none: its keeper
 // waits to be stopped.
 func (c *Coordinator) startKeeper(term *Term) *keeper {
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{lost: make(chan error, 1), cancel: cancel, done: make(chan struct{})}
+	k := &keeper{lost: make(chan error, 2), confirmed: make(chan struct{}), cancel: cancel, done: make(chan struct{})}
+	if c.cfg.Confirmations == 0 {
+		close(k.confirmed)
+	}
 	if term.local() {
 		close(k.done)
 		return k
 	}
 	go func() {
 		defer close(k.done)
-		if err := c.keep(ctx, term); err != nil {
+		if err := c.keep(ctx, term, k); err != nil {
 			k.lost <- err
 		}
 	}()
@@ -38,19 +45,39 @@ func (k *keeper) stop() {
 	<-k.done
 }
 
+// late returns why a term was not renewed in time.
+func (k *keeper) late() error {
+	if unfit := k.unfit.Load(); unfit != nil {
+		return *unfit
+	}
+	return ErrDeadline
+}
+
 // keep renews until ctx is done, then returns nil, or until the term is over,
 // then returns why. Errors of the store are only a reason to try again soon.
-func (c *Coordinator) keep(ctx context.Context, term *Term) error {
+func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
 	next := time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
-	for failures := 0; sleep(ctx, next); {
+	for failures, unfit, renewals := 0, 0, 0; sleep(ctx, next); {
 		if err := term.over(); err != nil {
 			return err
 		}
-		err := c.renew(ctx, term)
+		err := c.checkHolder(ctx, k)
+		if err == nil {
+			unfit = 0
+			err = c.renew(ctx, term)
+		} else if unfit++; unfit == c.cfg.CheckFailures && ctx.Err() == nil {
+			k.lost <- err
+			k.winding.Store(true) // and the lease is renewed until the job has returned
+			next = 0
+			continue
+		}
 		if over := term.over(); over != nil {
 			return over
 		}
 		if err == nil {
+			if renewals++; renewals == c.cfg.Confirmations && !k.winding.Load() {
+				close(k.confirmed)
+			}
 			failures = 0
 			next = time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
 			continue

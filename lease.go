@@ -78,6 +78,15 @@ type LeaseConfig struct {
 	Labels map[string]string // told to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock
 	Logger *slog.Logger      // default slog.Default()
+
+	// Reclaim lets this replica take a lease over at once, although it has not
+	// expired, where the record names its own Holder: a replica that crashed and
+	// was started anew does not wait for the TTL of its own last term. It is right
+	// only where of one Holder there is never more than one process, not for a
+	// moment: a pod of a StatefulSet, a unit of systemd on a host whose name it
+	// bears. It is wrong where a name can be given twice, as by an orchestrator that
+	// replaces what it cannot reach. Holder must be set.
+	Reclaim bool
 }
 
 // withDefaults returns the config with its zero fields filled, or an error that
@@ -92,7 +101,8 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 			cfg.Name = defaultName
 		}
 	}
-	if cfg.Holder == "" {
+	unnamed := cfg.Holder == ""
+	if unnamed {
 		cfg.Holder = ReplicaID()
 	}
 	if cfg.TTL == 0 {
@@ -115,6 +125,9 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
 		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
 	}
+	if cfg.Reclaim && unnamed {
+		errs = append(errs, fmt.Errorf("%w: Reclaim needs a Holder that only this process has", ErrInvalid))
+	}
 	if cfg.Expiry > Observed {
 		errs = append(errs, fmt.Errorf("%w: Expiry %d is no policy", ErrInvalid, cfg.Expiry))
 	}
@@ -134,7 +147,8 @@ type Lease struct {
 	mu       sync.Mutex // guards the fields below; never held across I/O
 	seen     *sighting
 	leftover []leftover
-	newest   int64 // the greatest version that any term's record was seen to have
+	newest   int64  // the greatest version that any term's record was seen to have
+	begun    string // the last term that this lease began
 }
 
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names
@@ -165,7 +179,7 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.left(held.Holding) {
+	if l.left(held.Holding) || l.reclaims(held.Holding) {
 		term, err := l.begin(ctx, MatchVersion(obj.Version))
 		if !errors.Is(err, ErrConflict) {
 			return term, err
@@ -182,10 +196,18 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 	if err != nil {
 		return nil, err
 	}
-	if held := l.held(obj); held.canExpireIn > 0 && !l.left(held.Holding) {
+	held := l.held(obj)
+	if l.left(held.Holding) || l.reclaims(held.Holding) {
+		return l.begin(ctx, MatchVersion(obj.Version))
+	}
+	if held.canExpireIn > 0 {
 		return nil, held
 	}
-	return l.begin(ctx, MatchVersion(obj.Version))
+	term, err := l.begin(ctx, MatchVersion(obj.Version))
+	if err == nil {
+		term.predecessor = &held.Holding
+	}
+	return term, err
 }
 
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
@@ -346,6 +368,9 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 		version:    obj.Version,
 	}
 	term.trust.Store(newTrust(attempt, term.trusted))
+	l.mu.Lock()
+	l.begun = id
+	l.mu.Unlock()
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
 		// Not kept from those who have seen less, and may go on.
 		if deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, obj.Version) != nil {

@@ -134,3 +134,12 @@ func (l *Lease) left(holding Holding) bool {
 	defer l.mu.Unlock()
 	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.term == holding.Term })
 }
+
+// reclaims reports whether the record is one that an earlier life of this replica
+// has left. That it names the same holder does not tell: it may be the term that
+// this very lease has begun.
+func (l *Lease) reclaims(holding Holding) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cfg.Reclaim && holding.Term != "" && holding.Term != l.begun && holding.Holder == l.cfg.Holder
+}

@@ -12,9 +12,10 @@ import (
 type Role uint8
 
 const (
-	Standby  Role = iota // waits for the lease
-	Holder               // holds the lease; its job runs
-	Stopping             // its job has been told to return; the lease is released once it has
+	Standby    Role = iota // waits for the lease
+	Confirming             // has taken the lease over, and makes sure that its predecessor is gone before the job begins
+	Holder                 // holds the lease; its job runs
+	Stopping               // its job has been told to return; the lease is released once it has
 )
 
 func (r Role) String() string {
@@ -25,6 +26,8 @@ func (r Role) String() string {
 		return "holder"
 	case Stopping:
 		return "stopping"
+	case Confirming:
+		return "confirming"
 	}
 	return fmt.Sprintf("role %d", uint8(r))
 }
@@ -53,17 +56,25 @@ func (c *Coordinator) Status() Status {
 	return status
 }
 
+// enterTerm notes that a term has begun. Its job has not.
 func (c *Coordinator) enterTerm(term *Term) *resignation {
 	c.log.Info("lease acquired", "holder", term.Holder(), "token", term.Token())
 	resign := &resignation{asked: make(chan struct{}), over: make(chan struct{})}
-	c.term.Store(term)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held, c.resign, c.token = term, resign, term.Token()
-	c.status.Role, c.status.Since = Holder, time.Now()
+	c.status.Role, c.status.Since = Confirming, time.Now()
 	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
 	c.status.Terms++
 	return resign
+}
+
+// becomeHolder notes that the term's job begins.
+func (c *Coordinator) becomeHolder(term *Term) {
+	c.term.Store(term)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Role, c.status.Since = Holder, time.Now()
 }
 
 func (c *Coordinator) stopping(term *Term, cause error) {
@@ -84,6 +95,8 @@ func (c *Coordinator) stopping(term *Term, cause error) {
 	switch {
 	case errors.Is(cause, ErrJobEnded):
 		level, msg = slog.LevelWarn, "job ended before its term"
+	case errors.Is(cause, ErrUnhealthy):
+		level, msg = slog.LevelWarn, "replica is not fit to hold the lease"
 	case errors.Is(cause, ErrLost), errors.Is(cause, ErrDeadline):
 		level, msg = slog.LevelInfo, "lease lost"
 	}

@@ -21,6 +21,8 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 
+	predecessor *Holding // whose term this one was stolen from; nil: it was nobody's, or was given back
+
 	ended      atomic.Pointer[error] // why the term is over; nil: it is not
 	deleteSent atomic.Bool           // by a release whose answer we don't know
 	trust      atomic.Pointer[trust] // nil: a local term, which no time ends

@@ -1,0 +1,248 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// script records what happens, in order.
+type script struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (s *script) say(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, line)
+}
+
+func (s *script) want(t *testing.T, want ...string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.lines, want) {
+		t.Errorf("happened: %q, want %q", s.lines, want)
+	}
+}
+
+// takeover makes b steal the lease of a, which has vanished a second after its
+// renewal, and returns when b has it.
+func takeover(t *testing.T, l *ledger, cfg tenure.CoordinatorConfig) (a, b *replica) {
+	t.Helper()
+	store := storetest.NewMem()
+	a = start(t, l, store, "a", tenure.CoordinatorConfig{})
+	synctest.Wait()
+	b = start(t, l, store, "b", cfg)
+	time.Sleep(time.Minute + time.Second)
+	a.store.SetHook(hang)
+	time.Sleep(29*time.Second + 10*time.Millisecond)
+	if got := b.Status(); got.Holder != "b" {
+		t.Fatalf("b has not the lease: %+v", got)
+	}
+	return a, b
+}
+
+func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, s := newLedger(t), &script{}
+		cfg := tenure.CoordinatorConfig{
+			Confirmations: 2,
+			FencePredecessor: func(ctx context.Context, prev tenure.Holding) error {
+				s.say("fenced " + prev.Holder)
+				if term := tenure.TermFromContext(ctx); term == nil || term.Holder() != "b" {
+					t.Errorf("the context has the term %v", term)
+				}
+				return nil
+			},
+		}
+		cfg.Reconcile = func(ctx context.Context) error { s.say("job"); <-ctx.Done(); return nil }
+		_, b := takeover(t, l, cfg)
+		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			s.say(call.Op)
+			return do(ctx)
+		})
+		time.Sleep(19 * time.Second)
+		if got := b.Status(); got.Role != tenure.Confirming || b.IsHolder() || got.Token == 0 || got.TrustLeft == 0 {
+			t.Errorf("while it confirms: %+v, IsHolder %v", got, b.IsHolder())
+		}
+		s.want(t, "put")
+		time.Sleep(2 * time.Second)
+		if got := b.Status(); got.Role != tenure.Holder || !b.IsHolder() {
+			t.Errorf("after it has confirmed: %+v", got)
+		}
+		s.want(t, "put", "put", "fenced a", "job")
+	})
+}
+
+func TestWithoutATakeoverThereIsNothingToConfirm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		cfg := tenure.CoordinatorConfig{
+			Confirmations:    3,
+			FencePredecessor: func(context.Context, tenure.Holding) error { t.Error("fenced"); return nil },
+		}
+		a := start(t, l, store, "a", cfg)
+		synctest.Wait()
+		if !a.IsHolder() {
+			t.Error("the first term ever waits")
+		}
+		b := start(t, l, store, "b", cfg)
+		time.Sleep(time.Minute)
+		a.stop()
+		settle()
+		if !b.IsHolder() {
+			t.Error("a term after a release waits")
+		}
+	})
+}
+
+func TestAPredecessorIsFencedUntilThatSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tries atomic.Int32
+		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{
+			FencePredecessor: func(context.Context, tenure.Holding) error {
+				if tries.Add(1) < 5 {
+					return errors.New("the power switch does not answer")
+				}
+				return nil
+			},
+		})
+		if got := b.Status(); got.Role != tenure.Confirming || !strings.Contains(got.LastError, "power switch") {
+			t.Errorf("while it fences: %+v", got)
+		}
+		time.Sleep(15 * time.Second)
+		if tries.Load() != 5 || !b.IsHolder() {
+			t.Errorf("%d tries, %+v", tries.Load(), b.Status())
+		}
+	})
+}
+
+func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
+	for name, end := range map[string]struct {
+		act   func(t *testing.T, b *replica)
+		cause error
+		until time.Duration // the job is told to return
+	}{
+		"shutdown": {func(t *testing.T, b *replica) { go b.stop() }, tenure.ErrShutdown, 0},
+		"resigned": {func(t *testing.T, b *replica) { go b.Resign(t.Context()) }, tenure.ErrResigned, 0},
+		"deadline": {func(t *testing.T, b *replica) { b.store.SetHook(refuse) }, tenure.ErrDeadline, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, s := newLedger(t), &script{}
+				_, b := takeover(t, l, tenure.CoordinatorConfig{
+					FencePredecessor: func(ctx context.Context, _ tenure.Holding) error {
+						<-ctx.Done()
+						time.Sleep(3 * time.Second) // as a job may
+						if errors.Is(context.Cause(ctx), end.cause) {
+							s.say("told")
+						}
+						return nil
+					},
+				})
+				end.act(t, b)
+				time.Sleep(end.until + 2*time.Second)
+				b.store.SetHook(nil)
+				if _, err := b.lease.Read(t.Context()); err != nil {
+					t.Errorf("the lease is released while its predecessor is being fenced: %v", err)
+				}
+				time.Sleep(2 * time.Second)
+				s.want(t, "told")
+				if strings.Contains(l.String(), "b begins") {
+					t.Errorf("b's job ran:\n%v", l)
+				}
+			})
+		})
+	}
+}
+
+func TestAPanicWhileFencingReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		old := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
+		time.Sleep(30 * time.Second)
+		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Holder: "b"}), tenure.CoordinatorConfig{
+			Reconcile:        func(context.Context) error { t.Error("the job runs"); return nil },
+			FencePredecessor: func(context.Context, tenure.Holding) error { panic("boom") },
+		})
+		wantErr(t, err, nil)
+		defer func() {
+			if p, ok := recover().(*tenure.JobPanic); !ok || p.Value != "boom" {
+				t.Errorf("got %v", p)
+			}
+			_, err := store.Get(context.Background(), old.Key())
+			wantErr(t, err, tenure.ErrNotFound)
+		}()
+		c.Run(t.Context())
+	})
+}
+
+func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, store := t.Context(), storetest.NewMem()
+		unique := tenure.LeaseConfig{Holder: "pod-0", Reclaim: true}
+		term := mustAcquire(t, newLease(t, store, unique))
+		for _, other := range []tenure.LeaseConfig{{Holder: "pod-1", Reclaim: true}, {Holder: "pod-0"}} {
+			_, err := newLease(t, store, other).AcquireOrSteal(ctx)
+			wantErr(t, err, tenure.ErrHeld)
+		}
+
+		anew := newLease(t, store, unique) // after a restart
+		again := mustAcquire(t, anew)
+		if again.Token() <= term.Token() {
+			t.Errorf("token %d follows %d", again.Token(), term.Token())
+		}
+		_, err := anew.AcquireOrSteal(ctx)
+		wantErr(t, err, tenure.ErrHeld) // its own term, of this life
+
+		_, err = tenure.NewLease(store, tenure.LeaseConfig{Reclaim: true})
+		wantErr(t, err, tenure.ErrInvalid)
+	})
+}
+
+func TestAReclaimedLeaseNeedsNoConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		unique := tenure.LeaseConfig{Holder: "pod-0", Reclaim: true}
+		mustAcquire(t, newLease(t, store, unique))
+		ran := false
+		c, err := tenure.NewCoordinator(newLease(t, store, unique), tenure.CoordinatorConfig{
+			Reconcile:        func(ctx context.Context) error { ran = true; <-ctx.Done(); return nil },
+			Confirmations:    2,
+			FencePredecessor: func(context.Context, tenure.Holding) error { t.Error("it fences itself"); return nil },
+		})
+		wantErr(t, err, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wantErr(t, c.Run(ctx), nil)
+		if !ran {
+			t.Error("the job did not run")
+		}
+	})
+}
+
+func TestAStaticStoreRunsTheJobWithoutADatabase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := tenure.Static()
+		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{Confirmations: 2})
+		time.Sleep(time.Hour)
+		if got := a.Status(); !a.IsHolder() || got.Terms != 1 || got.Token == 0 {
+			t.Errorf("status %+v", got)
+		}
+		_, err := a.lease.Read(t.Context())
+		wantErr(t, err, tenure.ErrNotFound)
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: leaseKey}, tenure.MustCreate())
+		wantErr(t, err, errors.ErrUnsupported)
+	})
+}
