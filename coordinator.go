@@ -339,10 +339,13 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 		if held.canExpireIn <= 0 {
 			return pause
 		}
+		if !held.byAge { // each standby has watched it since a moment of its own
+			return min(pause, held.canExpireIn)
+		}
 		// A few ms apart, lest all standbys write at once; and a few ms late, lest
 		// they come just before a renewal that is on its way.
 		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
-		if wakes && held.byAge {
+		if wakes {
 			return expiry // a release would wake us, and nothing else matters before
 		}
 		return min(pause, expiry)

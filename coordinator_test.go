@@ -84,14 +84,19 @@ type replica struct {
 // cfg brings one of its own.
 func start(t *testing.T, l *ledger, store tenure.Store, name string, cfg tenure.CoordinatorConfig) *replica {
 	t.Helper()
+	if cfg.Watch == nil && cfg.Reconcile == nil {
+		cfg.Reconcile = func(ctx context.Context) error { l.run(ctx, name); return nil }
+	}
+	return startWith(t, store, tenure.LeaseConfig{Holder: name}, cfg)
+}
+
+func startWith(t *testing.T, store tenure.Store, leaseConfig tenure.LeaseConfig, cfg tenure.CoordinatorConfig) *replica {
+	t.Helper()
 	if pollOnly {
 		store = struct{ tenure.Store }{store}
 	}
 	faulty := storetest.Faulty(store, nil)
-	lease := newLease(t, faulty, tenure.LeaseConfig{Holder: name})
-	if cfg.Watch == nil && cfg.Reconcile == nil {
-		cfg.Reconcile = func(ctx context.Context) error { l.run(ctx, name); return nil }
-	}
+	lease := newLease(t, faulty, leaseConfig)
 	c, err := tenure.NewCoordinator(lease, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +107,7 @@ func start(t *testing.T, l *ledger, store tenure.Store, name string, cfg tenure.
 	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-returned; err != nil {
-			t.Errorf("Run of %s: %v", name, err)
+			t.Errorf("Run of %s: %v", leaseConfig.Holder, err)
 		}
 	})
 	t.Cleanup(stop)
