@@ -13,7 +13,7 @@
 //
 //	            acquire | steal
 //	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
-//	   ^  try fails: wait           |  lost | deadline | job ended | resign | shutdown
+//	   ^  try fails: wait           |  lost | deadline | unhealthy | job ended | resign | shutdown
 //	   +--------------------+       +-> 1 end the job's context, with its cause
 //	                                    2 wait until the job has returned, still renewing
 //	                                    3 release

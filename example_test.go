@@ -217,3 +217,80 @@ func ExampleStore() {
 	// conflict: true
 	// sandbox/one ready <nil>
 }
+
+// A job that is safe even while two replicas overlap, and also where the database
+// could be restored: each step is a conditional update, which the second to come
+// finds done. The watch func does it per event; the sweep catches up what the
+// watch has missed, also while nobody held the lease.
+func ExampleCoordinator_monotonicWork() {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	db, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(1) // each connection would have a database in memory of its own
+	_, err = db.ExecContext(ctx, `
+		CREATE TABLE deployments (name TEXT PRIMARY KEY, phase TEXT NOT NULL, healthy INTEGER NOT NULL);
+		INSERT INTO deployments VALUES ('api', 'canary', 1), ('web', 'canary', 1), ('cron', 'canary', 0)`)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	events := make(chan string, 2) // a hint each: a deployment has become healthy
+	events <- "web"
+	events <- "web" // as brokers do
+	watched := make(chan struct{})
+	promote := func(ctx context.Context, by, name string) error {
+		done, err := db.ExecContext(ctx, `UPDATE deployments SET phase = 'promoted' WHERE name = ? AND healthy AND phase <> 'promoted'`, name)
+		if err != nil {
+			return err
+		}
+		if n, err := done.RowsAffected(); err != nil || n == 0 {
+			return err // somebody was first, or it is not healthy
+		}
+		fmt.Println(by, "promotes", name)
+		return nil
+	}
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Watch: func(ctx context.Context) error {
+			for range 2 {
+				if err := promote(ctx, "watch", <-events); err != nil {
+					return err
+				}
+			}
+			close(watched)
+			<-ctx.Done()
+			return nil
+		},
+		Reconcile: tenure.Every(time.Minute, func(ctx context.Context) error {
+			<-watched // for the example's sake, so that it always prints the same
+			defer stop()
+			for _, name := range []string{"api", "cron", "web"} { // in a service: what a query finds
+				if err := promote(ctx, "sweep", name); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := coordinator.Run(ctx); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// watch promotes web
+	// sweep promotes api
+}
