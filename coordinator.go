@@ -191,6 +191,7 @@ type Coordinator struct {
 // resignation is how Resign reaches the goroutine that owns the term.
 type resignation struct {
 	once  sync.Once
+	away  time.Duration // how long to stay away at least; set before asked is closed
 	asked chan struct{} // closed by the first to ask
 	over  chan struct{} // closed when the lease has been given back
 	err   error         // set before over is closed
@@ -261,14 +262,25 @@ func (c *Coordinator) IsHolder() bool {
 //
 // A job that resigns must not wait for itself to return: it passes its own
 // context.
-func (c *Coordinator) Resign(ctx context.Context) error {
+func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
+
+// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
+// at least, counted from when the lease was given back. Where several resign from
+// one term, the first one's time counts.
+func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
+	if away < 0 {
+		return fmt.Errorf("tenure: resign %s: %w: %v is negative", c.lease.cfg.Key, ErrInvalid, away)
+	}
 	c.mu.Lock()
 	resign := c.resign
 	c.mu.Unlock()
 	if resign == nil {
 		return nil
 	}
-	resign.once.Do(func() { close(resign.asked) })
+	resign.once.Do(func() {
+		resign.away = away
+		close(resign.asked)
+	})
 	select {
 	case <-resign.over:
 		return resign.err
@@ -397,13 +409,17 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 
 // stayAway returns how long this replica does not compete after a term.
 func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
-	switch every := c.cfg.AcquireInterval; {
+	every, least := c.cfg.AcquireInterval, time.Duration(0)
+	if resign.wanted() {
+		least = max(2*jitter(every), resign.away)
+	}
+	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		return jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 2*every, longestCooldown*c.lease.cfg.TTL))
-	case errors.Is(cause, ErrJobEnded) || resign.wanted():
-		return 2 * jitter(every) // every standby tries before
+		return max(least, jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 2*every, longestCooldown*c.lease.cfg.TTL)))
+	case errors.Is(cause, ErrJobEnded):
+		return max(least, 2*jitter(every)) // every standby tries before
 	default:
-		return jitter(every)
+		return max(least, jitter(every))
 	}
 }
 

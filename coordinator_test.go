@@ -524,6 +524,23 @@ func TestResignHandsTheLeaseToAnotherReplica(t *testing.T) {
 	})
 }
 
+func TestAReplicaThatHasResignedStaysAwayForAsLongAsItSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute)
+		wantErr(t, a.ResignFor(t.Context(), -1), tenure.ErrInvalid)
+		wantErr(t, a.ResignFor(t.Context(), 5*time.Minute), nil)
+		time.Sleep(5*time.Minute - time.Second)
+		if got := a.Status(); got.Terms != 1 {
+			t.Errorf("it competed before: %+v", got)
+		}
+		time.Sleep(2 * time.Second)
+		if !a.IsHolder() {
+			t.Error("it does not hold after that")
+		}
+	})
+}
+
 func TestShutdownTellsTheJobWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLedger(t)
