@@ -295,8 +295,12 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 	if !sleep(ctx, pause) {
 		return nil
 	}
-	watch := watch(c.lease.store, c.lease.cfg.Key)
-	defer watch.Stop()
+	var hints Watch = noWatch{}
+	if !c.single {
+		hints = watch(c.lease.store, c.lease.cfg.Key)
+	}
+	defer hints.Stop()
+	var vain vainHints
 	for woken := false; ; {
 		var term *Term
 		err := c.check(ctx, Standby)
@@ -313,14 +317,21 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 		if ctx.Err() != nil {
 			return nil
 		}
-		timer := time.NewTimer(c.notAcquired(err, watch.Live()))
+		pause, deaf := c.notAcquired(err, hints.Live()), vain.after(woken, c.cfg.AcquireInterval)
+		if !errors.Is(err, ErrHeld) {
+			deaf = pause // whoever cannot acquire now need not hear when to
+		}
+		if !sleep(ctx, min(deaf, pause)) {
+			return nil
+		}
+		timer := time.NewTimer(pause - min(deaf, pause))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
 		case <-timer.C:
 			woken = false
-		case <-watch.C():
+		case <-hints.C():
 			timer.Stop()
 			woken = true
 		}
@@ -358,7 +369,9 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 		// they come just before a renewal that is on its way.
 		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
 		if wakes {
-			return expiry // a release would wake us, and nothing else matters before
+			// A release would wake us, and nothing else matters before; but what
+			// deletes the record without a word, where its TTL is another's.
+			return min(expiry, c.lease.cfg.TTL)
 		}
 		return min(pause, expiry)
 	}

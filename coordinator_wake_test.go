@@ -155,26 +155,113 @@ func TestAStandbyPollsWhereItCannotCountOnAHint(t *testing.T) {
 	})
 }
 
-func TestAHintInVainCostsOneTry(t *testing.T) {
+func TestHintsInVainCostNoMoreThanPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLedger(t), newHinted(true)
 		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
 		synctest.Wait()
 		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
 		time.Sleep(time.Second)
-		var tries atomic.Int32
+		var creates, reads atomic.Int32
 		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "put" {
-				tries.Add(1)
+			switch call.Op {
+			case "put":
+				creates.Add(1)
+			case "get":
+				reads.Add(1)
 			}
 			return do(ctx)
 		})
-		for range 10 {
-			store.hints <- struct{}{}
+		hint := func() {
+			select {
+			case store.hints <- struct{}{}:
+			default:
+			}
+		}
+		hint()
+		synctest.Wait()
+		if n := creates.Load(); n != 1 {
+			t.Errorf("%d tries for one hint", n)
+		}
+		for range 60_000 {
+			hint()
 			time.Sleep(time.Millisecond)
 		}
-		if n := tries.Load(); n != 10 || !a.IsHolder() || b.Status().Terms != 0 {
-			t.Errorf("%d tries for 10 hints; a holds: %v; b: %+v", n, a.IsHolder(), b.Status())
+		if n := creates.Load(); n < 12 || n > 25 || !a.IsHolder() || b.Status().Terms != 0 {
+			t.Errorf("%d tries in a minute of hints; a holds: %v; b: %+v", n, a.IsHolder(), b.Status())
+		}
+		time.Sleep(time.Minute)
+		creates.Store(0)
+		reads.Store(0)
+		time.Sleep(time.Minute)
+		if creates.Load() != 0 || reads.Load() != 2 {
+			t.Errorf("in two TTLs without a hint: %d creates, %d reads", creates.Load(), reads.Load())
+		}
+		a.stop()
+		hint()
+		synctest.Wait()
+		if !b.IsHolder() {
+			t.Error("a hint after a quiet time is not heard at once")
+		}
+	})
+}
+
+// Or it would wake itself, and try again at once, for ever.
+func TestAReplicaThatRefusesATokenWakesNobody(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	var creates atomic.Int32
+	refused := make(chan struct{}, 1)
+	faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		err := do(ctx)
+		if call.Op == "put" {
+			creates.Add(1)
+		}
+		if call.Op == "delete" {
+			select {
+			case refused <- struct{}{}:
+			default:
+			}
+		}
+		return err
+	})
+	lease := newLease(t, faulty, tenure.LeaseConfig{TTL: 6 * time.Second, Logger: quiet})
+	term := mustAcquire(t, lease)
+	execPostgres(t, pool, `UPDATE objects SET resource_version = resource_version + 3600000000`) // the clock was ahead
+	_, err := lease.Read(t.Context())
+	wantErr(t, err, nil)
+	execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`) // and all is restored
+	wantErr(t, lease.Release(t.Context(), term), tenure.ErrLost)
+	<-refused
+
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Reconcile: func(context.Context) error { t.Error("the job runs"); return nil },
+	})
+	wantErr(t, err, nil)
+	creates.Store(0)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	wantErr(t, c.Run(ctx), nil)
+	<-refused
+	if n := creates.Load(); n > 3 {
+		t.Errorf("%d acquires in 2 s", n)
+	}
+}
+
+func TestARecordDeletedWithoutAHintIsMissedWithinTheStandbysOwnTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newHinted(true)
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "dead", TTL: time.Hour}))
+		b := start(t, newLedger(t), store, "b", tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute)
+		obj, err := store.Get(t.Context(), leaseKey)
+		wantErr(t, err, nil)
+		wantErr(t, store.DeleteIf(t.Context(), leaseKey, obj.Version), nil)
+		time.Sleep(30 * time.Second)
+		if !b.IsHolder() {
+			t.Error("b does not hold a TTL after the record was deleted")
 		}
 	})
 }

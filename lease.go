@@ -372,8 +372,9 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	l.begun = id
 	l.mu.Unlock()
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
-		// Not kept from those who have seen less, and may go on.
-		if deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, obj.Version) != nil {
+		// Not kept from those who have seen less, and may go on. Nobody is woken:
+		// each would do the same, we again among them.
+		if l.store.DeleteIf(leaseCall(ctx), l.cfg.Key, obj.Version) != nil {
 			l.leave(id)
 		}
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",

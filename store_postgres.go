@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -36,9 +37,10 @@ type PostgresConfig struct {
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.
 //
-// Leases have connections of their own, at most four and usually one, so that
-// renewals never wait behind the application's queries. Where standbys watch, one
-// more listens for all of them.
+// Leases have connections of their own, so that renewals never wait behind the
+// application's queries: usually one, and more, up to the size of the pool but at
+// least four, while many leases are busy at the same moment. Where standbys watch,
+// one more listens for all of them.
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {
@@ -74,11 +76,9 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 		cfg.Logger = slog.Default()
 	}
 	tables := newPostgresTables(cfg.Schema, cfg.Table)
-	config := pool.Config()
-	config.MaxConns = leaseConns
 	s := &PostgresStore{
 		pool:   pool,
-		leases: newLeasePool(config),
+		leases: newLeasePool(pool.Config()),
 		cfg:    cfg,
 		tables: tables,
 		sql:    newPostgresStatements(tables),
@@ -122,7 +122,7 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	store.owned = true
 	store.leases.config.MaxConns = poolConfig.MaxConns
 	err = store.whenUp(ctx, func() error {
-		_, err := store.setup(ctx)
+		_, err := store.setup(leaseCall(ctx)) // on a connection that will be needed
 		if errors.Is(err, errNoTable) {
 			return nil // Migrate makes it
 		}
@@ -137,7 +137,8 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 
 // Close closes the connections that the store has opened: those of leases and of
 // watches, and the pool if it is [OpenPostgres]'s. It waits for calls that are
-// under way. Coordinators should have ended before.
+// under way, and some seconds for a server that does not answer. Coordinators
+// should have ended before.
 func (s *PostgresStore) Close() error {
 	s.watches.close()
 	s.leases.close()
@@ -157,8 +158,8 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	}
 	var r row
 	var nowUS int64
-	err := s.queryRow(ctx, s.sql.get, key.Type, key.ID).
-		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
+	err := s.readRow(ctx, s.sql.get, []any{key.Type, key.ID},
+		&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, s.explain(unreadable(err)))
 	}
@@ -346,9 +347,9 @@ func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCond
 		return err
 	}
 	var other Key
-	err = s.queryRow(ctx, s.sql.nameTaken, obj.Key.Type, obj.Key.ID, obj.Name).Scan(&other.Type, &other.ID)
+	err = s.readRow(ctx, s.sql.nameTaken, []any{obj.Key.Type, obj.Key.ID, obj.Name}, &other.Type, &other.ID)
 	if errors.Is(err, pgx.ErrNoRows) && setup.idAlone {
-		err = s.queryRow(ctx, s.sql.idTaken, obj.Key.Type, obj.Key.ID).Scan(&other.Type, &other.ID)
+		err = s.readRow(ctx, s.sql.idTaken, []any{obj.Key.Type, obj.Key.ID}, &other.Type, &other.ID)
 	}
 	switch {
 	case err == nil:
@@ -362,23 +363,9 @@ func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCond
 
 // version returns the object's current version, or [pgx.ErrNoRows].
 func (s *PostgresStore) version(ctx context.Context, key Key) (v int64, err error) {
-	err = s.queryRow(ctx, s.sql.version, key.Type, key.ID).Scan(&v)
+	err = s.readRow(ctx, s.sql.version, []any{key.Type, key.ID}, &v)
 	return v, err
 }
-
-// queryRow reads one row.
-func (s *PostgresStore) queryRow(ctx context.Context, statement string, args ...any) pgx.Row {
-	pool, _, err := s.conns(ctx)
-	if err != nil {
-		return noConnection{err}
-	}
-	return pool.QueryRow(ctx, statement, args...)
-}
-
-// noConnection is the row of a query that could not be sent.
-type noConnection struct{ err error }
-
-func (r noConnection) Scan(...any) error { return r.err }
 
 // DeleteIf implements [Store].
 func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
@@ -406,22 +393,23 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 	if err != nil {
 		return err
 	}
-	statements := s.sql.remove
-	if !setup.tombstones {
-		statements = s.sql.removeOnly
-	}
-	var channel sql.NullString // NULL wakes nobody
-	if wake {
-		channel = sql.NullString{String: s.watches.channel, Valid: true}
-	}
 	var gone int
-	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
-		statement, args := statements.plain, []any{key.Type, key.ID, version, channel, wakeName(key)}
+	send := func(pool *pgxpool.Pool, bounded bool) error {
+		statements := s.sql.remove[removeKind{buries: setup.tombstones, wakes: wake}]
+		statement, args := statements.plain, []any{key.Type, key.ID, version}
+		if wake {
+			args = append(args, s.watches.channel, wakeName(key))
+		}
 		if !bounded {
 			statement, args = statements.inTime, append(args, lockTimeout(ctx))
 		}
 		return s.writeOne(ctx, pool, statement, args, fence, &gone, nil, nil)
-	})
+	}
+	err = s.inTime(ctx, send)
+	if wake && cannotNotify(err) {
+		wake = false // better a standby that looks later than a lease that stands
+		err = s.inTime(ctx, send)
+	}
 	if err != nil {
 		return err
 	}
@@ -436,6 +424,13 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 	return &ConflictError{Key: key, Wanted: version, Current: current}
 }
 
+// cannotNotify reports whether a statement may have failed for its notification:
+// the queue is full, or the role may not.
+func cannotNotify(err error) bool {
+	code := sqlState(err)
+	return code == "42501" || strings.HasPrefix(code, "54")
+}
+
 // prune deletes tombstones that are old enough, unless that was done lately, once
 // a delete is done. There is no index that tells which are: it would cost each
 // delete more than this search costs all of them.
@@ -446,7 +441,11 @@ func (s *PostgresStore) prune(ctx context.Context, setup *postgresSetup, lately 
 	}
 	pool, _, err := s.conns(ctx)
 	if err == nil {
-		_, err = pool.Exec(ctx, s.sql.prune)
+		var done pgconn.CommandTag
+		done, err = pool.Exec(ctx, s.sql.prune)
+		if done.RowsAffected() == pruneAtMost {
+			s.pruned.Store(0) // the next delete goes on
+		}
 	}
 	if err != nil {
 		s.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", s.tables.tombstones, "error", err)

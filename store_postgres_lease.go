@@ -3,6 +3,7 @@ package tenure
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -15,13 +16,15 @@ import (
 )
 
 const (
-	leaseConns       = 4           // at most; a few, lest leases wait for one whose row is locked
+	leaseConns       = 4           // at least to be had, lest leases wait for one whose row is locked
 	leaseLockTimeout = time.Second // of the lease connections, where the server keeps one for us
 	connectTimeout   = 5 * time.Second
 
 	lockTimeoutState = "55P03"
 	protocolState    = "08P01"
 )
+
+var errStoreClosed = errors.New("the store is closed")
 
 type leaseCallKey struct{}
 
@@ -57,9 +60,11 @@ const (
 	sessionPooled
 )
 
-// newLeasePool takes the settings of another pool, its hooks among them.
+// newLeasePool takes the settings of another pool, its hooks among them but
+// ShouldPing.
 func newLeasePool(config *pgxpool.Config) *leasePool {
 	p := &leasePool{config: config}
+	config.MaxConns = max(config.MaxConns, leaseConns)
 	config.MinConns, config.MinIdleConns = 0, 0
 	// Where nothing tells that the connection is dead, no round trip is spent on
 	// asking: what fails is tried again in any case.
@@ -100,7 +105,7 @@ func (p *leasePool) get(ctx context.Context) (pool *pgxpool.Pool, bounded bool, 
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
-		return nil, false, fmt.Errorf("%w: the store is closed", ErrInvalid)
+		return nil, false, errStoreClosed
 	}
 	if p.pool == nil {
 		p.pool, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), p.config)
@@ -184,8 +189,39 @@ func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool
 		case bounded && refusesSetting(err): // a pooler has come in between
 			s.leases.forget()
 		default:
+			s.leases.heard(pool, err)
 			return err
 		}
+	}
+}
+
+// readRow reads one row. A wait for a lock that the session's own limit has ended
+// goes on.
+func (s *PostgresStore) readRow(ctx context.Context, statement string, args []any, dest ...any) error {
+	for {
+		pool, _, err := s.conns(ctx)
+		if err != nil {
+			return err
+		}
+		err = pool.QueryRow(ctx, statement, args...).Scan(dest...)
+		if !isLeaseCall(ctx) || sqlState(err) != lockTimeoutState || ctx.Err() != nil {
+			s.leases.heard(pool, err)
+			return err
+		}
+	}
+}
+
+// heard judges how a call ended. After one that the server did not answer, the
+// other connections may be as dead, and each would cost a call to find out.
+func (p *leasePool) heard(pool *pgxpool.Pool, err error) {
+	if err == nil || sqlState(err) != "" || errors.Is(err, pgx.ErrNoRows) {
+		return
+	}
+	p.mu.Lock()
+	ours := pool == p.pool
+	p.mu.Unlock()
+	if ours {
+		pool.Reset()
 	}
 }
 

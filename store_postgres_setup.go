@@ -129,7 +129,7 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 	var idleMS int64
 	var isolation string
 	var columns map[string]string
-	err := s.queryRow(leaseCall(ctx), `
+	err := s.readRow(ctx, `
 		SELECT to_regclass($1) IS NOT NULL,
 			coalesce((SELECT bool_and(has_table_privilege(to_regclass($2), p))
 				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false),
@@ -140,8 +140,8 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			current_setting('default_transaction_isolation'),
 			EXISTS (SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
 				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id')`,
-		s.tables.objects, s.tables.tombstones).
-		Scan(&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone)
+		[]any{s.tables.objects, s.tables.tombstones},
+		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone)
 	if err != nil {
 		return nil, err
 	}

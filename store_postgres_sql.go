@@ -14,6 +14,8 @@ type postgresTables struct {
 	tombstones string
 }
 
+const pruneAtMost = 10000 // tombstones in one statement
+
 const maxIdentifier = 63 // bytes; Postgres cuts off what is longer
 
 func newPostgresTables(schema, table string) postgresTables {
@@ -37,6 +39,7 @@ func (t postgresTables) in(sql string) string {
 		// floor: a cast alone rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+		"{prune_at_most}", strconv.Itoa(pruneAtMost),
 		"{tombstone_age_us}", strconv.FormatInt(tombstoneAge.Microseconds(), 10),
 		// For this transaction only, so also behind a pooler. NULL leaves it.
 		"{lock_timeout}", "set_config('lock_timeout', coalesce({ms}, current_setting('lock_timeout')), true)",
@@ -50,9 +53,13 @@ type postgresStatements struct {
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
 	replace, replaceInTime, fence          string
-	remove, removeOnly                     removeStatements
+	remove                                 map[removeKind]removeStatements
 	prune                                  string
 }
+
+// removeKind is what a delete does beside deleting. A role may lack the right to
+// notify, so a statement that need not has no word of it.
+type removeKind struct{ buries, wakes bool }
 
 // removeStatements are a statement that relies on the lock_timeout of its
 // session, and the same with its own.
@@ -89,10 +96,14 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 	// does not wait for the disk, and holds up no other that notifies, for those
 	// commit one after another. Whatever is written behind it is durable only with
 	// it.
+	// A release need not be durable: if a crash undoes it, the lease expires. So it
+	// does not wait for the disk, and holds up no other that notifies, for those
+	// commit one after another. Whatever is written behind it is durable only with
+	// it.
 	const notify = `
-			SELECT count(*), (SELECT pg_notify($4::text, $5::text) FROM gone WHERE $4::text IS NOT NULL)::text,
-				(SELECT set_config('synchronous_commit', 'off', true) WHERE $4::text IS NOT NULL)
-			FROM gone`
+			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
+	const count = `
+			SELECT count(*), NULL, NULL FROM gone`
 	// Both forms of a statement that may wait for a lock.
 	const wait = `wait AS MATERIALIZED (SELECT {lock_timeout})`
 	plain := func(sql string) string {
@@ -101,8 +112,8 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 	inTime := func(sql, placeholder string) string {
 		return lockTimeout(strings.NewReplacer("{from_wait}", "FROM wait", "{using_wait}", "USING wait", "{wait_and}", wait+",").Replace(sql), placeholder)
 	}
-	remove := func(sql string) removeStatements {
-		return removeStatements{plain: plain(sql), inTime: inTime(sql, "$6")}
+	remove := func(sql, placeholder string) removeStatements {
+		return removeStatements{plain: plain(sql), inTime: inTime(sql, placeholder)}
 	}
 	return postgresStatements{
 		get: tables.in(`
@@ -153,12 +164,16 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 			SELECT 1 / count(*) FROM (
 				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 
-		remove:     remove(gone + bury + notify),
-		removeOnly: remove(gone + notify),
+		remove: map[removeKind]removeStatements{
+			{buries: true, wakes: true}: remove(gone+bury+notify, "$6"),
+			{buries: true}:              remove(gone+bury+count, "$4"),
+			{wakes: true}:               remove(gone+notify, "$6"),
+			{}:                          remove(gone+count, "$4"),
+		},
 
 		prune: tables.in(`
 			DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 				SELECT ctid FROM {tombstones} WHERE resource_version < (SELECT {now_us} - {tombstone_age_us})
-				FOR UPDATE SKIP LOCKED))`),
+				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),
 	}
 }

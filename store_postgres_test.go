@@ -223,8 +223,10 @@ func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
 	for name, prune := range prune {
 		obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}})
 		wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
-		execPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1 FROM generate_series(1, 1000) i`)
-		prune()
+		execPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1 FROM generate_series(1, 10001) i`)
+		prune() // most of them
+		obj = put(t, store, tenure.Object{Key: obj.Key})
+		wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil) // and the rest
 		var ids string
 		err := pool.QueryRow(t.Context(), `SELECT string_agg(id, ',') FROM objects_tombstones`).Scan(&ids)
 		if err != nil || ids != "new" {
@@ -469,9 +471,16 @@ func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	tx, err := pool.Begin(t.Context())
+	wantErr(t, err, nil)
+	execPostgres(t, tx, `LOCK TABLE objects`)
+	time.AfterFunc(longer, func() { tx.Rollback(context.Background()) })
+	if _, err := lease.Read(t.Context()); err != nil {
+		t.Errorf("read: %v", err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	tx, err := pool.Begin(t.Context())
+	tx, err = pool.Begin(t.Context())
 	wantErr(t, err, nil)
 	execPostgres(t, tx, `SELECT FROM objects FOR UPDATE`)
 	if err := lease.Renew(ctx, term); err == nil || ctx.Err() != nil {

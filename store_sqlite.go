@@ -64,7 +64,8 @@ var _ interface {
 
 // NewSQLiteStore returns a store in the caller's database, which stays the
 // caller's to close. The database should be opened as [OpenSQLite] does: with a
-// busy timeout, in WAL mode, and with one connection if it is in memory.
+// busy timeout, in WAL mode, and with one connection if it is in memory. Standbys
+// that wait keep one of its connections, if there may be three or more.
 func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 	if cfg.Table == "" {
 		cfg.Table = "objects"

@@ -29,7 +29,8 @@ type sqliteWatches struct {
 }
 
 // Watch implements [Watcher]. While there are watches, one connection is kept to
-// ask SQLite, 20 times a second, whether anybody has written to the file.
+// ask SQLite, 20 times a second, whether anybody has written to the file; none of
+// a pool that has only one or two.
 func (s *SQLiteStore) Watch(key Key) Watch {
 	w := &s.watches
 	w.mu.Lock()
@@ -90,28 +91,15 @@ func (s *SQLiteStore) poll(ctx context.Context) {
 }
 
 func (s *SQLiteStore) pollFile(ctx context.Context) error {
-	// A connection is told of what all others have written. Of a pool of one there
-	// is no other to keep.
-	var conn sqliteConn = s.db
-	if s.db.Stats().MaxOpenConnections != 1 {
-		one, err := s.db.Conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer one.Close()
-		conn = one
-	}
-	var file string
-	err := conn.QueryRowContext(ctx, `SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file)
+	conn, err := s.pollConn(ctx)
 	if err != nil {
 		return err
 	}
-	if file == "" {
-		// In memory. Who else can write there is of this process, and cannot
-		// always be seen: so the watches are not live, and are woken all the same.
+	if conn == nil {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	defer conn.Close()
 	ticker := time.NewTicker(sqlitePoll)
 	defer ticker.Stop()
 	for seen := int64(-1); ; {
@@ -134,6 +122,25 @@ func (s *SQLiteStore) pollFile(ctx context.Context) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// pollConn returns a connection to poll on, which is told of what all others write;
+// nil where there is none to spare, or nothing to be told. Then the watches are
+// not live, and are woken by the same store all the same.
+func (s *SQLiteStore) pollConn(ctx context.Context) (*sql.Conn, error) {
+	if most := s.db.Stats().MaxOpenConnections; most == 1 || most == 2 {
+		return nil, nil // a program may want two at once
+	}
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var file string
+	err = conn.QueryRowContext(ctx, `SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file)
+	if err != nil || file == "" { // in memory: who else writes there cannot always be seen
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }
 
 // wakeDeleted wakes those whose object is not there.

@@ -22,7 +22,8 @@ const (
 	heartbeat = time.Minute     // a connection that is silent for so long is asked whether it lives
 	leastRest = 100 * time.Millisecond
 	mostRest  = 10 * time.Second
-	deafRest  = 10 * time.Minute // a pooler stays one
+	deafRest  = 10 * time.Second // at first; a pooler stays one, a server that is slow doesn't
+	mostDeaf  = 10 * time.Minute
 )
 
 // errDeaf says that the connection takes a LISTEN and hears nothing.
@@ -44,16 +45,15 @@ type Listener struct {
 
 // Run listens until ctx is done.
 func (l *Listener) Run(ctx context.Context) {
-	rest, said := leastRest, ""
+	rest, deaf, said := leastRest, deafRest, ""
 	for {
-		began := time.Now()
-		err := l.listen(ctx)
+		heardFor, err := l.listen(ctx, said != "")
 		l.Hub.SetLive(false)
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > patience {
-			rest, said = leastRest, "" // it went well for a while
+		if heardFor > patience {
+			rest, deaf, said = leastRest, deafRest, "" // it went well for a while
 		}
 		if text := err.Error(); text != said {
 			said = text
@@ -61,7 +61,7 @@ func (l *Listener) Run(ctx context.Context) {
 		}
 		pause := rest
 		if errors.Is(err, errDeaf) {
-			pause = deafRest
+			pause, deaf = deaf, min(2*deaf, mostDeaf)
 		}
 		select {
 		case <-ctx.Done():
@@ -72,15 +72,26 @@ func (l *Listener) Run(ctx context.Context) {
 	}
 }
 
-// listen is one connection's life.
-func (l *Listener) listen(ctx context.Context) error {
+// listen is one connection's life. It returns for how long it heard, and why no
+// longer.
+func (l *Listener) listen(ctx context.Context, again bool) (heardFor time.Duration, err error) {
 	conn, err := l.prepare(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer l.close(conn)
 	l.Hub.SetLive(true)
-	l.Logger.Debug("standbys are woken by notifications", "channel", l.Channel)
+	level := slog.LevelDebug
+	if again {
+		level = slog.LevelInfo
+	}
+	l.Logger.Log(ctx, level, "standbys are woken by notifications", "channel", l.Channel)
+	began := time.Now()
+	err = l.hear(ctx, conn)
+	return time.Since(began), err
+}
+
+func (l *Listener) hear(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		heard, err := wait(ctx, conn, heartbeat)
 		switch {
