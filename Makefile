@@ -26,3 +26,7 @@ failover: ## watch a lease change hands, for some seconds
 .PHONY: bench
 bench: ## the benchmarks of this module
 	go test -run '^$$' -bench . -benchmem .
+
+.PHONY: bench-peers
+bench-peers: ## this library beside others, on one machine in one run, for some minutes
+	cd internal/bench && go run . -svg bench.svg

@@ -17,10 +17,12 @@ func (c *Coordinator) mustConfirm(term *Term) bool {
 // job's funcs do: its context ends with the term.
 func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error {
 	began := time.Now()
-	select {
-	case <-k.confirmed:
-	case <-ctx.Done():
-		return ctx.Err()
+	if k.confirmed != nil {
+		select {
+		case <-k.confirmed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	for failures := 0; c.cfg.FencePredecessor != nil; failures++ {
 		err := c.cfg.FencePredecessor(ctx, *term.predecessor)

@@ -54,7 +54,8 @@
 //     re-creation and restart.
 //   - While the store answers some replica, some replica holds the lease within
 //     TTL + AcquireInterval of the last renewal; after a release, as soon as a
-//     standby is woken.
+//     standby is woken. Where the store's clock is set back meanwhile it may be
+//     two TTLs, for then only what a standby has watched counts.
 //   - A write that landed although its answer was lost costs no term. Errors of
 //     the store cost none either, until the renew deadline.
 //   - The end of the job's context stands behind no I/O.

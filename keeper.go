@@ -21,9 +21,9 @@ type keeper struct {
 // waits to be stopped.
 func (c *Coordinator) startKeeper(term *Term) *keeper {
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{lost: make(chan error, 2), confirmed: make(chan struct{}), cancel: cancel, done: make(chan struct{})}
-	if c.cfg.Confirmations == 0 {
-		close(k.confirmed)
+	k := &keeper{lost: make(chan error, 2), cancel: cancel, done: make(chan struct{})}
+	if c.cfg.Confirmations > 0 {
+		k.confirmed = make(chan struct{})
 	}
 	if term.local() {
 		close(k.done)

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+)
+
+// bench is one run of the program.
+type bench struct {
+	peers    []peer
+	n        int // samples of a figure; 0: as many as its measure takes by itself
+	quick    bool
+	postgres *postgres
+	etcd     *etcd
+	trials   chan struct{} // has a place for each that may run at the same time
+	report   *report
+	progress io.Writer
+
+	named atomic.Int64 // names given out
+}
+
+// samples returns how many samples to take, where a measure takes so many by
+// itself.
+func (b *bench) samples(usual int) int {
+	switch {
+	case b.n > 0:
+		return b.n
+	case b.quick:
+		return max(2, usual/50)
+	default:
+		return usual
+	}
+}
+
+// name returns a name that no lease of this run has had.
+func (b *bench) name() string {
+	return fmt.Sprintf("bench-%d", b.named.Add(1))
+}
+
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.progress, format+"\n", args...)
+}
+
+// failed notes that a peer has no figure, or not all. Another peer's are worth
+// having all the same.
+func (b *bench) failed(measure, peer string, err error) {
+	if errors.Is(err, context.Canceled) {
+		return // an interrupt, which the end of the run tells
+	}
+	b.report.note(measure, peer, "failed: "+err.Error())
+	b.say("%s: %s: %v", measure, peer, err)
+}
+
+// servers are what the peers of one measure connect to: an etcd, and a database
+// that no other measure has used.
+type servers struct{ postgres, etcd string }
+
+func (s servers) url(p peer) string {
+	if p.etcd {
+		return s.etcd
+	}
+	return s.postgres
+}
+
+// servers makes a new database with the tables of some peers.
+func (b *bench) servers(ctx context.Context, peers []peer) (s servers, err error) {
+	if s.postgres, err = b.postgres.database(ctx); err != nil {
+		return s, err
+	}
+	for _, p := range peers {
+		if p.etcd {
+			if s.etcd, err = b.etcd.start(); err != nil {
+				return s, err
+			}
+		}
+		if p.prepare != nil {
+			if err := p.prepare(ctx, s.url(p)); err != nil {
+				return s, fmt.Errorf("tables of %s: %w", p.name, err)
+			}
+		}
+	}
+	return s, nil
+}
+
+// pause waits, unless ctx ends before.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// interrupted tells an interrupt from a failure of the peer.
+func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// measure is one question that all peers are asked.
+type measure struct {
+	name  string
+	about string
+
+	// waits says that its figures are timeouts and counts, which a second
+	// measure beside it does not disturb. All of these run at the same time, the
+	// others each alone.
+	waits bool
+
+	run func(ctx context.Context, b *bench) error
+}
+
+// measures are in the order in which they run.
+var measures = []measure{
+	footprintMeasure, // before etcd's memory comes and goes
+	statementsMeasure,
+	acquireMeasure,
+	renewMeasure,
+	handoverMeasure,
+	pollMeasure,
+	saturatedMeasure,
+	failoverMeasure,
+	partitionMeasure,
+	idleMeasure,
+}
+
+// measuresNamed returns the measures of a comma-separated list, in the order in
+// which they run. An empty list is all.
+func measuresNamed(list string) ([]measure, error) {
+	if list == "" {
+		return measures, nil
+	}
+	names := strings.Split(list, ",")
+	for _, name := range names {
+		if !slices.ContainsFunc(measures, func(m measure) bool { return m.name == name }) {
+			return nil, fmt.Errorf("no measure %q", name)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(measures), func(m measure) bool { return !slices.Contains(names, m.name) }), nil
+}

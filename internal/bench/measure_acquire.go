@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var acquireMeasure = measure{
+	name:  "acquire",
+	about: "acquire and release a free lease, by 1 worker and by 16 with a lease each",
+	run:   measureAcquire,
+}
+
+const acquireWorkers = 16
+
+func measureAcquire(ctx context.Context, b *bench) error {
+	s, err := b.servers(ctx, b.peers)
+	if err != nil {
+		return err
+	}
+	var crews []*crew
+	for _, p := range b.peers {
+		c, err := openCrew(ctx, b, p, s.url(p))
+		if err != nil {
+			b.failed("acquire", p.name, err)
+			continue
+		}
+		if c == nil {
+			continue
+		}
+		defer c.replica.close()
+		crews = append(crews, c)
+	}
+
+	// In rounds, so that the moods of the machine meet all peers, and in random
+	// order, as what one leaves to the disk meets the next.
+	rounds, slice := 10, 500*time.Millisecond
+	if b.quick {
+		rounds, slice = 3, 200*time.Millisecond
+	}
+	n := b.samples(2000)
+	for range rounds {
+		for _, k := range rand.Perm(len(crews)) {
+			c := crews[k]
+			if err := c.alone(ctx, (n+rounds-1)/rounds); err != nil {
+				return fmt.Errorf("%s: %w", c.peer.name, err)
+			}
+		}
+	}
+	for range rounds {
+		for _, k := range rand.Perm(len(crews)) {
+			c := crews[k]
+			if err := c.together(ctx, slice); err != nil {
+				return fmt.Errorf("%s: %w", c.peer.name, err)
+			}
+		}
+	}
+	for _, c := range crews {
+		c.report(b.report)
+	}
+	return nil
+}
+
+// crew is sixteen workers on one replica of a peer.
+type crew struct {
+	peer    peer
+	replica replica
+	workers []stepper
+
+	pairs      []time.Duration // by the first worker alone
+	aloneTook  time.Duration
+	together16 int // pairs, by all
+	took16     time.Duration
+}
+
+// openCrew opens a crew whose workers have all done a pair before they are
+// measured. It returns nil for a peer that can't be led by hand.
+func openCrew(ctx context.Context, b *bench, p peer, url string) (*crew, error) {
+	r, err := p.open(ctx, options{url: url, name: p.name, timing: endless, conns: acquireWorkers})
+	if err != nil {
+		return nil, err
+	}
+	c := &crew{peer: p, replica: r}
+	for range acquireWorkers {
+		contender, err := r.contender(b.name())
+		if err != nil {
+			r.close()
+			return nil, err
+		}
+		worker, ok := contender.(stepper)
+		if !ok {
+			r.close()
+			return nil, nil
+		}
+		c.workers = append(c.workers, worker)
+	}
+	if err := c.together(ctx, 50*time.Millisecond); err != nil {
+		r.close()
+		return nil, err
+	}
+	c.together16, c.took16 = 0, 0
+	return c, nil
+}
+
+func pair(ctx context.Context, worker stepper) error {
+	if err := worker.acquire(ctx); err != nil {
+		return err
+	}
+	return worker.release(ctx)
+}
+
+func (c *crew) alone(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	began := time.Now()
+	for range n {
+		one := time.Now()
+		if err := pair(ctx, c.workers[0]); err != nil {
+			return err
+		}
+		c.pairs = append(c.pairs, time.Since(one))
+	}
+	c.aloneTook += time.Since(began)
+	return nil
+}
+
+func (c *crew) together(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("a pair took a minute"))
+	defer cancel()
+	var (
+		wg     sync.WaitGroup
+		pairs  atomic.Int64
+		failed = make(chan error, len(c.workers))
+	)
+	began := time.Now()
+	for _, worker := range c.workers {
+		wg.Go(func() {
+			for time.Since(began) < d {
+				if err := pair(ctx, worker); err != nil {
+					failed <- err
+					return
+				}
+				pairs.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	c.took16 += time.Since(began)
+	c.together16 += int(pairs.Load())
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+func (c *crew) report(r *report) {
+	name := c.peer.name
+	r.addQuantiles("acquire", name, "pair", c.pairs)
+	r.add("acquire", name, "1 worker", float64(len(c.pairs))/c.aloneTook.Seconds(), "pairs/s", len(c.pairs))
+	r.add("acquire", name, "16 workers", float64(c.together16)/c.took16.Seconds(), "pairs/s", c.together16)
+}

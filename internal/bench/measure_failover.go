@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+var (
+	failoverMeasure = measure{
+		name:  "failover",
+		about: "the holder's process is gone: from its last renewal until the next job runs, less the TTL",
+		waits: true,
+		run: func(ctx context.Context, b *bench) error {
+			return measureLoss(ctx, b, "failover", (*proxy).close)
+		},
+	}
+	partitionMeasure = measure{
+		name:  "partition",
+		about: "the holder is cut off: has its job ended before the next one's begins?",
+		waits: true,
+		run: func(ctx context.Context, b *bench) error {
+			return measureLoss(ctx, b, "partition", (*proxy).blackhole)
+		},
+	}
+)
+
+// measureLoss cuts holders off from their server, many times.
+func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)) error {
+	s, err := b.servers(ctx, b.peers)
+	if err != nil {
+		return err
+	}
+	var all []*losses
+	var trials []*losses // each as often as it is to be tried
+	for _, p := range b.peers {
+		if !p.expires {
+			continue
+		}
+		l := &losses{peer: p, url: s.url(p), cut: cut}
+		all = append(all, l)
+		n := b.samples(100)
+		if p.name != tenurePeer.name {
+			n = min(n, 20)
+		}
+		for range n {
+			trials = append(trials, l)
+		}
+	}
+	// Shuffled, so that the moods of the machine meet all peers.
+	rand.Shuffle(len(trials), func(i, j int) { trials[i], trials[j] = trials[j], trials[i] })
+	var wg sync.WaitGroup
+	for _, l := range trials {
+		select {
+		case b.trials <- struct{}{}:
+		case <-ctx.Done():
+			continue
+		}
+		name := b.name()
+		wg.Go(func() {
+			defer func() { <-b.trials }()
+			l.try(ctx, name)
+		})
+	}
+	wg.Wait()
+	for _, l := range all {
+		l.report(b, measure)
+	}
+	return ctx.Err()
+}
+
+// losses are trials of one peer.
+type losses struct {
+	peer peer
+	url  string
+	cut  func(*proxy)
+
+	mu        sync.Mutex      // guards the fields below
+	overshoot []time.Duration // from the last renewal to the next job, less the TTL
+	overlaps  []time.Duration // of those jobs that had not ended when the next began
+	untold    int             // of these, those that had not ended 3 s later
+	failed    int
+	err       error // the last
+}
+
+func (l *losses) try(ctx context.Context, name string) {
+	loss, err := l.trial(ctx, name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.failed++
+		l.err = err
+		return
+	}
+	l.overshoot = append(l.overshoot, loss.overshoot)
+	if loss.overlap > 0 {
+		l.overlaps = append(l.overlaps, loss.overlap)
+	}
+	if loss.untold {
+		l.untold++
+	}
+}
+
+type loss struct {
+	overshoot time.Duration
+	overlap   time.Duration
+	untold    bool
+}
+
+func (l *losses) trial(ctx context.Context, name string) (found loss, err error) {
+	proxy, err := newProxy(l.url, nil)
+	if err != nil {
+		return found, err
+	}
+	defer proxy.close()
+	e, err := newElection(ctx, l.peer, name,
+		options{url: proxy.url(l.url), timing: fast}, options{url: l.url, timing: fast})
+	if err != nil {
+		return found, err
+	}
+	// The connections break before the campaigns end, which would wait for them.
+	defer e.close()
+	defer proxy.close()
+	if _, err := e.open(); err != nil {
+		return found, err
+	}
+	// The standby has looked, the holder has renewed, and the moment has nothing
+	// to do with that of the next renewal.
+	if err := pause(ctx, l.peer.polls+time.Second+rand.N(time.Second)); err != nil {
+		return found, err
+	}
+	l.cut(proxy)
+	next, err := e.next(20 * time.Second)
+	if err != nil {
+		return found, err
+	}
+	if next.who != 1 {
+		return found, errors.New("the holder that was cut off began another term")
+	}
+	renewed := proxy.calls.lastSuccess()
+	if told, ok := e.candidates[0].contender.(interface{ renewed() time.Time }); ok {
+		renewed = told.renewed()
+	}
+	found.overshoot = next.at.Sub(renewed) - fastTTL
+	found.overlap, found.untold = e.overlap(next)
+	return found, nil
+}
+
+// overlap returns for how long the job of the first holder has gone on after
+// the next term began; untold: it went on for longer than one is willing to
+// watch.
+func (e *election) overlap(next begin) (d time.Duration, untold bool) {
+	const watch = 3 * time.Second
+	timer := time.NewTimer(time.Until(next.at.Add(watch)))
+	defer timer.Stop()
+	select {
+	case ended := <-e.ended:
+		return max(0, ended.at.Sub(next.at)), false
+	case <-timer.C:
+		return watch, true
+	case <-e.ctx.Done():
+		return 0, false
+	}
+}
+
+func (l *losses) report(b *bench, measure string) {
+	name, n := l.peer.name, len(l.overshoot)
+	if l.failed > 0 {
+		b.failed(measure, name, fmt.Errorf("%d trials: %w", l.failed, l.err))
+	}
+	if n == 0 {
+		return
+	}
+	b.report.add(measure, name, "trials", float64(n), "", n)
+	b.report.addQuantiles(measure, name, "beyond the TTL", l.overshoot)
+	if measure != "partition" {
+		return
+	}
+	b.report.add(measure, name, "both at once", float64(len(l.overlaps)), "trials", n)
+	b.report.add(measure, name, "worst overlap", milliseconds(percentile(l.overlaps, 100)), "ms", len(l.overlaps))
+	if l.untold > 0 {
+		b.report.note(measure, name, fmt.Sprintf("in %d of %d trials the old job had not been told to end 3 s after the next began", l.untold, n))
+	}
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var handoverMeasure = measure{
+	name:  "handover",
+	about: "from the call that gives up a lease until the next holder's job runs",
+	run:   measureHandover,
+}
+
+func measureHandover(ctx context.Context, b *bench) error {
+	var eager, pollers []*series
+	for _, p := range b.peers {
+		one, err := newSeries(ctx, b, p, 1, b.samples(200))
+		if err != nil {
+			return err
+		}
+		ten, err := newSeries(ctx, b, p, 10, b.samples(100))
+		if err != nil {
+			return err
+		}
+		if p.polls > 0 {
+			one.n, ten.n = min(one.n, 21), min(ten.n, 21)
+			pollers = append(pollers, one, ten)
+		} else {
+			eager = append(eager, one, ten)
+		}
+	}
+
+	// Some handovers of each in turn, in random order, so that the moods of the
+	// machine meet all. Of those in a row the first do not count: what has not run
+	// for a while must be fetched from memory first, and that is not the peer's.
+	const row, first = 12, 2
+	rows := 0
+	for _, h := range eager {
+		l, err := h.lane(ctx, b.name())
+		if err != nil {
+			h.fail(err)
+			continue
+		}
+		defer l.close()
+		h.lanes = append(h.lanes, l)
+		rows = max(rows, (h.warm()+h.n+row-first-1)/(row-first))
+	}
+	for range rows {
+		for _, k := range rand.Perm(len(eager)) {
+			h := eager[k]
+			for i := range row {
+				if len(h.lanes) == 0 || len(h.took) >= h.warm()+h.n {
+					break
+				}
+				took, err := h.lanes[0].handover(ctx)
+				if err != nil {
+					h.fail(err)
+					h.lanes = nil
+				} else if i >= first {
+					h.took = append(h.took, took)
+				}
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	for _, h := range eager {
+		h.took = h.took[min(h.warm(), len(h.took)):]
+	}
+	if err := notify(ctx, b); err != nil {
+		return err
+	}
+	pollTogether(ctx, b, pollers, 3)
+	for _, h := range append(eager, pollers...) {
+		h.report(b, "handover", standbys(h.standbys))
+	}
+	return ctx.Err()
+}
+
+func standbys(n int) string {
+	if n == 1 {
+		return "1 standby"
+	}
+	return fmt.Sprintf("%d standbys", n)
+}
+
+// pollTogether runs series of pollers at the same time, each in some lanes:
+// what they measure is mostly sleep.
+func pollTogether(ctx context.Context, b *bench, all []*series, lanes int) {
+	var wg sync.WaitGroup
+	for _, h := range all {
+		for range lanes {
+			wg.Go(func() { h.fail(h.poll(ctx, b.name(), (h.n+lanes-1)/lanes)) })
+		}
+	}
+	wg.Wait()
+}
+
+// series is many handovers of one peer.
+type series struct {
+	peer     peer
+	url      string
+	standbys int
+	n        int           // wanted
+	interval time.Duration // a standby's longest sleep; 0: the peer's own
+	lanes    []*lane
+
+	mu   sync.Mutex // guards the fields below
+	took []time.Duration
+	err  error
+}
+
+// newSeries makes a database for each: a notification disturbs every connection
+// that listens in the same one.
+func newSeries(ctx context.Context, b *bench, p peer, standbys, n int) (*series, error) {
+	s, err := b.servers(ctx, []peer{p})
+	return &series{peer: p, url: s.url(p), standbys: standbys, n: n}, err
+}
+
+// warm is how many handovers don't count: those that open connections and
+// prepare statements, until about everyone has been the holder once.
+func (h *series) warm() int { return h.standbys + 1 }
+
+func (h *series) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = cmp.Or(h.err, err)
+}
+
+// poll does n handovers of an election of its own.
+func (h *series) poll(ctx context.Context, name string, n int) error {
+	const budget = time.Minute
+	l, err := h.lane(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	began := time.Now()
+	for range n {
+		if time.Since(began) > budget {
+			return nil
+		}
+		took, err := l.handover(ctx)
+		if err != nil {
+			return err
+		}
+		h.mu.Lock()
+		h.took = append(h.took, took)
+		h.mu.Unlock()
+	}
+	return nil
+}
+
+// lane is an election between two handovers.
+type lane struct {
+	*election
+	work   *work
+	holder int
+	since  time.Time // when the last standby began to compete
+}
+
+func (h *series) lane(ctx context.Context, name string) (*lane, error) {
+	opts := make([]options, h.standbys+1)
+	for i := range opts {
+		opts[i] = options{url: h.url, timing: fast, interval: h.interval}
+	}
+	work, err := startWork(ctx, h.peer, h.url)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newElection(ctx, h.peer, name, opts...)
+	if err != nil {
+		work.close()
+		return nil, err
+	}
+	l := &lane{election: e, work: work}
+	if l.holder, err = e.open(); err != nil {
+		l.close()
+		return nil, err
+	}
+	l.since = time.Now()
+	return l, nil
+}
+
+func (l *lane) close() {
+	l.work.close()
+	l.election.close()
+}
+
+// handover waits until all standbys are ready, and for a random part of their
+// sleep: the moment of a release has nothing to do with that of a standby's last
+// look. Meanwhile the service works.
+func (l *lane) handover(ctx context.Context) (time.Duration, error) {
+	const settles, works = 25 * time.Millisecond, 2 * time.Millisecond
+	ready := l.since.Add(max(settles, l.peer.settles) + l.anyPhase())
+	for left := settles; left > 0; left = time.Until(ready) {
+		if err := l.work.write(ctx); err != nil {
+			return 0, err
+		}
+		if err := pause(ctx, works); err != nil {
+			return 0, err
+		}
+	}
+	next, took, err := l.election.handover(l.holder)
+	l.holder, l.since = next, time.Now()
+	return took, err
+}
+
+func (h *series) report(b *bench, measure, metric string) {
+	if h.err != nil {
+		b.failed(measure, h.peer.name, fmt.Errorf("%s: %w", metric, h.err))
+	}
+	b.report.addQuantiles(measure, h.peer.name, metric, h.took)
+}
+
+// notify measures how long a notification takes from one connection to another.
+func notify(ctx context.Context, b *bench) error {
+	if !slices.ContainsFunc(b.peers, func(p peer) bool { return p.name == floorPeer.name }) {
+		return nil
+	}
+	s, err := b.servers(ctx, nil)
+	if err != nil {
+		return err
+	}
+	listener, err := pgx.Connect(ctx, s.postgres)
+	if err != nil {
+		return err
+	}
+	defer listener.Close(ctx)
+	sender, err := pgx.Connect(ctx, s.postgres)
+	if err != nil {
+		return err
+	}
+	defer sender.Close(ctx)
+	if _, err := listener.Exec(ctx, `LISTEN bench`); err != nil {
+		return err
+	}
+	var took []time.Duration
+	for i := range 10 + b.samples(200) {
+		heard := make(chan time.Time, 1)
+		go func() {
+			if _, err := listener.WaitForNotification(ctx); err == nil {
+				heard <- time.Now()
+			}
+			close(heard)
+		}()
+		if err := pause(ctx, 2*time.Millisecond); err != nil {
+			return err
+		}
+		began := time.Now()
+		if _, err := sender.Exec(ctx, `NOTIFY bench`); err != nil {
+			return err
+		}
+		if at, ok := <-heard; ok && i >= 10 {
+			took = append(took, at.Sub(began))
+		}
+	}
+	b.report.addQuantiles("handover", "floor", "NOTIFY alone", took)
+	return nil
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"hash/fnv"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// advisoryPeer waits in the database, and the end of the connection is the end
+// of the term. Nothing has a time in which it must be renewed, and a holder is
+// not told that its connection is gone.
+var advisoryPeer = peer{
+	name:  "advisory",
+	about: "session advisory lock of Postgres, with a standby that waits for it",
+	open: func(_ context.Context, o options) (replica, error) {
+		return &advisoryReplica{url: o.url}, nil
+	},
+}
+
+type advisoryReplica struct {
+	url   string
+	conns []*pgx.Conn
+}
+
+func (r *advisoryReplica) close() {
+	for _, conn := range r.conns {
+		conn.Close(context.Background())
+	}
+}
+
+// contender opens a connection: a standby keeps it busy.
+func (r *advisoryReplica) contender(name string) (contender, error) {
+	conn, err := pgx.Connect(context.Background(), r.url)
+	if err != nil {
+		return nil, err
+	}
+	r.conns = append(r.conns, conn)
+	hash := fnv.New64a()
+	hash.Write([]byte(name))
+	return &advisoryContender{conn: conn, key: int64(hash.Sum64())}, nil
+}
+
+type advisoryContender struct {
+	conn *pgx.Conn
+	key  int64
+	job  running
+}
+
+func (c *advisoryContender) campaign(ctx context.Context, job func(context.Context)) error {
+	if err := c.acquire(ctx); err != nil {
+		return err
+	}
+	c.job.run(ctx, job)
+	return nil
+}
+
+func (c *advisoryContender) resign(ctx context.Context) error {
+	c.job.stop()
+	return c.release(ctx)
+}
+
+func (c *advisoryContender) acquire(ctx context.Context) error {
+	_, err := c.conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, c.key)
+	return err
+}
+
+func (c *advisoryContender) release(ctx context.Context) error {
+	_, err := c.conn.Exec(ctx, `SELECT pg_advisory_unlock($1)`, c.key)
+	return err
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+)
+
+var (
+	tenurePeer = peer{
+		name:       "tenure",
+		about:      "this library, on Postgres",
+		renews:     time.Second,
+		versionSQL: `SELECT resource_version FROM objects WHERE id = $1`,
+		ownPool:    true,
+		expires:    true,
+		prepare:    prepareTenure,
+		open: func(ctx context.Context, o options) (replica, error) {
+			return openTenure(ctx, o, tenureStore())
+		},
+	}
+	tenurePollPeer = peer{
+		name:    "tenure-poll",
+		about:   "the same without LISTEN",
+		polls:   time.Second / 2,
+		expires: true,
+		prepare: prepareTenure,
+		open: func(ctx context.Context, o options) (replica, error) {
+			cfg := tenureStore()
+			cfg.PollOnly = true
+			return openTenure(ctx, o, cfg)
+		},
+	}
+)
+
+func tenureStore() tenure.PostgresConfig {
+	return tenure.PostgresConfig{Logger: slog.New(slog.DiscardHandler)}
+}
+
+func prepareTenure(ctx context.Context, url string) error {
+	store, err := tenure.OpenPostgres(ctx, url, tenureStore())
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	return store.Migrate(ctx)
+}
+
+func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (replica, error) {
+	if o.shared {
+		pool, err := openPool(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		return &tenureReplica{store: tenure.NewPostgresStore(pool, cfg), pool: pool, options: o}, nil
+	}
+	url := o.url
+	if o.conns > 0 {
+		url = withParameter(url, "pool_max_conns", strconv.Itoa(o.conns))
+	}
+	store, err := tenure.OpenPostgres(ctx, url, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &tenureReplica{store: store, options: o}, nil
+}
+
+type tenureReplica struct {
+	store   *tenure.PostgresStore
+	pool    *pgxpool.Pool // the application's; nil: the store has its own
+	options options
+}
+
+func (r *tenureReplica) close() {
+	r.store.Close()
+	if r.pool != nil {
+		r.pool.Close()
+	}
+}
+
+func (r *tenureReplica) exec(ctx context.Context, sql string) error {
+	_, err := r.pool.Exec(ctx, sql)
+	return err
+}
+
+func (r *tenureReplica) contender(name string) (contender, error) {
+	cfg := tenure.LeaseConfig{
+		Key:    tenure.Key{Type: "bench", ID: name},
+		Holder: r.options.name,
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	switch r.options.timing {
+	case fast:
+		cfg.TTL = fastTTL
+	case brief:
+		cfg.TTL = briefTTL
+	case endless:
+		cfg.TTL = time.Hour
+	}
+	lease, err := tenure.NewLease(r.store, cfg)
+	return &tenureContender{replica: r, lease: lease}, err
+}
+
+type tenureContender struct {
+	replica     *tenureReplica
+	lease       *tenure.Lease
+	coordinator *tenure.Coordinator // of the last campaign
+	term        *tenure.Term        // the last
+}
+
+// campaign runs a new coordinator for each term: one that has resigned stays
+// away for a while, by design, and a measure would wait for it.
+func (c *tenureContender) campaign(ctx context.Context, job func(context.Context)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var err error
+	c.coordinator, err = tenure.NewCoordinator(c.lease, tenure.CoordinatorConfig{
+		AcquireInterval: c.replica.options.interval,
+		Reconcile: func(ctx context.Context) error {
+			c.term = tenure.TermFromContext(ctx)
+			job(ctx)
+			// The goroutine that owns the term finds ctx done too, and goes on
+			// to release the lease before it ends.
+			cancel()
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return c.coordinator.Run(ctx)
+}
+
+func (c *tenureContender) resign(ctx context.Context) error { return c.coordinator.Resign(ctx) }
+
+func (c *tenureContender) acquire(ctx context.Context) (err error) {
+	c.term, err = c.lease.AcquireOrSteal(ctx)
+	return err
+}
+
+func (c *tenureContender) renew(ctx context.Context) error { return c.lease.Renew(ctx, c.term) }
+
+func (c *tenureContender) release(ctx context.Context) error { return c.lease.Release(ctx, c.term) }
+
+func (c *tenureContender) steal(ctx context.Context) error { return c.acquire(ctx) }
+
+// renewed returns when the last renewal that succeeded was sent: the trust in
+// the term counts from there.
+func (c *tenureContender) renewed() time.Time {
+	const margin = fastTTL / 30 // the default
+	return c.term.Deadline().Add(-(fastTTL - margin))
+}
+
+// withParameter adds a parameter to a database's URL.
+func withParameter(url, name, value string) string {
+	separator := "?"
+	if strings.Contains(url, "?") {
+		separator = "&"
+	}
+	return url + separator + name + "=" + value
+}
