@@ -30,7 +30,7 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 			break
 		}
 		c.report("predecessor not fenced, trying again", err)
-		if !sleep(ctx, jitter(c.cfg.RenewInterval/16<<min(failures, 3))) {
+		if !sleep(ctx, c.retryPause(failures)) {
 			return ctx.Err()
 		}
 	}

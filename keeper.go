@@ -85,11 +85,16 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
 		if ctx.Err() == nil {
 			c.report("lease not renewed, trying again", err)
 		}
-		// From a sixteenth of the interval to half of it.
-		next = jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
+		next = c.retryPause(failures)
 		failures++
 	}
 	return nil
+}
+
+// retryPause returns how long to wait after so many failures in a row before this
+// one: from a sixteenth of the RenewInterval to half of it.
+func (c *Coordinator) retryPause(failures int) time.Duration {
+	return jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
 }
 
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {

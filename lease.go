@@ -179,7 +179,7 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.left(held.Holding) || l.reclaims(held.Holding) {
+	if l.mayTakeBack(held.Holding) {
 		term, err := l.begin(ctx, MatchVersion(obj.Version))
 		if !errors.Is(err, ErrConflict) {
 			return term, err
@@ -197,7 +197,7 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.left(held.Holding) || l.reclaims(held.Holding) {
+	if l.mayTakeBack(held.Holding) {
 		return l.begin(ctx, MatchVersion(obj.Version))
 	}
 	if held.canExpireIn > 0 {

@@ -127,6 +127,12 @@ func (l *Lease) leave(term string) {
 	l.leftover = append(l.leftover, leftover{term: term, at: now})
 }
 
+// mayTakeBack reports whether the record need not expire before this lease takes
+// it over.
+func (l *Lease) mayTakeBack(holding Holding) bool {
+	return l.left(holding) || l.reclaims(holding)
+}
+
 // left reports whether the record is one that this lease itself left behind, so
 // that it need not wait until it expires. Whoever writes first gets it.
 func (l *Lease) left(holding Holding) bool {

@@ -338,7 +338,12 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 
 // DeleteAndWake implements [Watcher].
 func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	err := s.DeleteIf(ctx, key, version)
+	return s.deleteAndWake(ctx, key, version, nil)
+}
+
+// deleteAndWake is DeleteAndWake, fenced by a term unless that is nil.
+func (s *SQLiteStore) deleteAndWake(ctx context.Context, key Key, version int64, fence *Term) error {
+	err := s.deleteIf(ctx, key, version, fence)
 	if err == nil {
 		s.watches.hub.Wake(key)
 	}

@@ -73,11 +73,7 @@ func (s *fencedSQLite) DeleteIf(ctx context.Context, key Key, version int64) err
 }
 
 func (s *fencedSQLite) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	err := s.DeleteIf(ctx, key, version)
-	if err == nil {
-		s.watches.hub.Wake(key)
-	}
-	return err
+	return s.deleteAndWake(ctx, key, version, s.term)
 }
 
 // inFencedTx is inTx for an fn whose first statement is a write: where a fence is
