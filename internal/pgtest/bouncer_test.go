@@ -1,14 +1,11 @@
 package pgtest_test
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -66,40 +63,9 @@ func TestAKilledTestProcessTakesItsBouncerAlong(t *testing.T) {
 		io.Copy(io.Discard, os.Stdin) // until it is killed
 		return
 	}
-	url, temp := pgtest.URL(t), openDir(t)
+	url := pgtest.URL(t)
 	pgtest.Bouncer(t, url) // skips where there is none
-
-	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	child.Env = append(os.Environ(), asChild+"="+url, "TMPDIR="+temp)
-	if _, err := child.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	bounced, err := bufio.NewReader(out).ReadString('\n')
-	child.Process.Kill()
-	child.Wait()
-	if err != nil || !strings.HasPrefix(bounced, "postgres://") {
-		t.Fatalf("the child's first line: got %q, error %v; want its bouncer's address", bounced, err)
-	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left, err := os.ReadDir(temp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(left) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("30 s after the end of its tests the bouncer is still there: %v", left)
-		}
-	}
-	refuses(t, strings.TrimSpace(bounced))
+	refuses(t, killedChild(t, asChild+"="+url))
 }
 
 // openDir returns an empty directory into which every user may look, unlike

@@ -92,17 +92,21 @@ func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
 	}
 	pgtest.URL(t) // skips where there is no PostgreSQL
 
-	// Not t.TempDir, into which only the tests' own user may look.
-	temp, err := os.MkdirTemp("", "tenure-pgtest-child-")
-	if err != nil {
-		t.Fatal(err)
+	url := killedChild(t, asChild+"=1")
+	if conn, err := pgx.Connect(t.Context(), url); err == nil {
+		conn.Close(t.Context())
+		t.Error("the server answers after the end of its tests")
 	}
-	defer os.RemoveAll(temp)
-	if err := os.Chmod(temp, 0o777); err != nil {
-		t.Fatal(err)
-	}
+}
+
+// killedChild runs this test as a child process, kills that when it has printed
+// the address of what it has started, and returns the address once nothing of it
+// is left in the temporary directory.
+func killedChild(t *testing.T, env ...string) (url string) {
+	t.Helper()
+	temp := openDir(t)
 	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	child.Env = append(os.Environ(), asChild+"=1", "TMPDIR="+temp)
+	child.Env = append(append(os.Environ(), env...), "TMPDIR="+temp)
 	if _, err := child.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -113,28 +117,23 @@ func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	url, err := bufio.NewReader(out).ReadString('\n')
+	url, err = bufio.NewReader(out).ReadString('\n')
 	child.Process.Kill()
 	child.Wait()
 	if err != nil || !strings.HasPrefix(url, "postgres://") {
-		t.Fatalf("the child's first line: got %q, error %v; want its server's address", url, err)
+		t.Fatalf("the child's first line: got %q, error %v; want an address", url, err)
 	}
-
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		left, err := os.ReadDir(temp)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(left) == 0 {
-			break
+			return strings.TrimSpace(url)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("30 s after the end of its tests the cluster is still there: %v", left)
+			t.Fatalf("30 s after the end of its tests there is still %v", left)
 		}
-	}
-	if conn, err := pgx.Connect(t.Context(), strings.TrimSpace(url)); err == nil {
-		conn.Close(t.Context())
-		t.Error("the server answers after the end of its tests")
 	}
 }
 
