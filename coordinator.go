@@ -239,12 +239,17 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 	defer c.checks.wait()
+	var hints Watch = noWatch{}
+	if !c.single {
+		hints = watch(c.lease.store, c.lease.cfg.Key)
+	}
+	defer hints.Stop()
 	for pause := time.Duration(0); ; {
-		term := c.standby(ctx, pause)
+		term := c.standby(ctx, pause, hints)
 		if term == nil {
 			return nil
 		}
-		pause = c.hold(ctx, term)
+		pause = c.hold(ctx, term, hints)
 	}
 }
 
@@ -292,15 +297,14 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
-func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
+func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
 	if !sleep(ctx, pause) {
 		return nil
 	}
-	var hints Watch = noWatch{}
-	if !c.single {
-		hints = watch(c.lease.store, c.lease.cfg.Key)
+	select {
+	case <-hints.C(): // of our own release; whatever it was, we look now
+	default:
 	}
-	defer hints.Stop()
 	var vain vainHints
 	for woken := false; ; {
 		var term *Term
@@ -309,7 +313,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 			term, err = c.acquire(ctx, woken)
 		}
 		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown)
+			c.giveBack(term, ErrShutdown, false)
 			return nil
 		}
 		if err == nil {
@@ -322,19 +326,9 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 		if !errors.Is(err, ErrHeld) {
 			deaf = pause // whoever cannot acquire now need not hear when to
 		}
-		if !sleep(ctx, min(deaf, pause)) {
+		var ok bool
+		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {
 			return nil
-		}
-		timer := time.NewTimer(pause - min(deaf, pause))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-			woken = false
-		case <-hints.C():
-			timer.Stop()
-			woken = true
 		}
 	}
 }
@@ -389,9 +383,9 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
-func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration) {
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
 	resign := c.enterTerm(term)
-	keeper := c.startKeeper(term)
+	keeper := c.startKeeper(term, hints)
 	job := newJob(ctx, jobScope{term, c.log})
 	if c.mustConfirm(term) {
 		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
@@ -405,7 +399,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
 	keeper.stop()
-	resign.err = c.giveBack(term, cause)
+	resign.err = c.giveBack(term, cause, job.begun)
 
 	c.leaveTerm()
 	close(resign.over)
@@ -417,6 +411,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 
 func (c *Coordinator) startJob(term *Term, job *job) {
 	c.becomeHolder(term)
+	job.begun = true
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }
@@ -424,7 +419,7 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 // stayAway returns how long this replica does not compete after a term.
 func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
 	every, least := c.cfg.AcquireInterval, time.Duration(0)
-	if resign.wanted() {
+	if resign.wanted() || errors.Is(cause, ErrResigned) {
 		least = max(2*jitter(every), resign.away)
 	}
 	switch {
@@ -506,14 +501,20 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 }
 
 // giveBack releases the lease, unless it is another's already.
-func (c *Coordinator) giveBack(term *Term, cause error) error {
+func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
 	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
 	defer cancel()
+	release := c.lease.Release
+	if request := term.asked.Load(); c.mustConfirm(term) && !jobBegan {
+		release = c.lease.replacing(expired(term.predecessor), term.predecessor.Labels)
+	} else if request != nil && request.To != "" {
+		release = c.lease.replacing(offerTo(request.To, c.cfg.AcquireInterval*5/4), nil) // it may have to poll
+	}
 	for {
-		err := c.lease.Release(ctx, term)
+		err := release(ctx, term)
 		switch {
 		case err == nil:
 			c.note("", nil)
