@@ -18,7 +18,7 @@ type vainHints struct {
 // returns false for ok once ctx is done.
 func awaitHint(ctx context.Context, hints Watch, deaf, wait time.Duration) (woken, ok bool) {
 	deaf = min(deaf, wait)
-	if !sleep(ctx, deaf) {
+	if deaf > 0 && !sleep(ctx, deaf) {
 		return false, false
 	}
 	timer := time.NewTimer(wait - deaf)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 )
 
@@ -28,7 +27,7 @@ func (p *JobPanic) Unwrap() error {
 // jobScope is what a job finds in its context.
 type jobScope struct {
 	term *Term
-	log  *slog.Logger
+	of   *Coordinator
 }
 
 type jobScopeKey struct{}

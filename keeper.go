@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -9,32 +10,30 @@ import (
 // keeper renews one term in a goroutine of its own, so that nothing else waits
 // for a renewal that hangs.
 type keeper struct {
-	lost      chan error            // why the term cannot be kept, or is not to be; at most two
+	lost      chan error            // why the term cannot be kept, or is not to be; at most three
 	confirmed chan struct{}         // closed after as many renewals as a confirmation takes
 	winding   atomic.Bool           // the job has been told to return: nothing is checked any more
 	unfit     atomic.Pointer[error] // of the last check; nil: it went well
 	cancel    context.CancelFunc
-	done      chan struct{}
+	done      sync.WaitGroup
 }
 
 // startKeeper begins to renew. A term without a lease needs none: its keeper
 // waits to be stopped.
 func (c *Coordinator) startKeeper(term *Term, hints Watch) *keeper {
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{lost: make(chan error, 2), cancel: cancel, done: make(chan struct{})}
+	k := &keeper{lost: make(chan error, 3), cancel: cancel}
 	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
 		k.confirmed = make(chan struct{})
 	}
 	if term.local() {
-		close(k.done)
 		return k
 	}
-	go func() {
-		defer close(k.done)
+	k.done.Go(func() {
 		if err := c.keep(ctx, term, k, hints); err != nil {
 			k.lost <- err
 		}
-	}()
+	})
 	return k
 }
 
@@ -42,7 +41,7 @@ func (c *Coordinator) startKeeper(term *Term, hints Watch) *keeper {
 // may be called twice.
 func (k *keeper) stop() {
 	k.cancel()
-	<-k.done
+	k.done.Wait()
 }
 
 // late returns why a term was not renewed in time.
@@ -116,6 +115,6 @@ func (c *Coordinator) renew(ctx context.Context, term *Term) error {
 		return err
 	}
 	c.note(term.Holder(), nil)
-	c.log.Debug("lease renewed", "token", term.Token())
+	c.log().Debug("lease renewed", "token", term.Token())
 	return nil
 }

@@ -99,6 +99,20 @@ func TestAnOfferThatNobodyTakesGoesToAnyReplica(t *testing.T) {
 	})
 }
 
+func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		a, b, c := three(t, l, store)
+		for _, to := range []*replica{b, a, b, c, a} {
+			wantErr(t, c.lease.RequestHandover(t.Context(), to.Status().Replica), nil)
+			time.Sleep(50 * time.Millisecond)
+			if !to.IsHolder() {
+				t.Fatalf("%s does not hold:\n%v", to.Status().Replica, l)
+			}
+		}
+	})
+}
+
 // A request writes to the record, which makes it look younger.
 func TestARequestToAHolderThatHasVanishedDelaysNoTakeover(t *testing.T) {
 	for _, expiry := range []tenure.ExpiryPolicy{tenure.StoreClock, tenure.Observed} {

@@ -136,7 +136,11 @@ func (l *Lease) leave(term string) {
 // mayTake reports whether the record need not expire before this lease takes it
 // over.
 func (l *Lease) mayTake(holding Holding) bool {
-	return l.left(holding) || l.reclaims(holding) || holding.Offered && holding.Holder == l.cfg.Holder
+	return l.left(holding) || l.reclaims(holding) || l.offered(holding)
+}
+
+func (l *Lease) offered(holding Holding) bool {
+	return holding.Offered && holding.Holder == l.cfg.Holder
 }
 
 // left reports whether the record is one that this lease itself left behind, so
