@@ -34,6 +34,6 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 			return ctx.Err()
 		}
 	}
-	c.log.Info("takeover confirmed", "predecessor", term.predecessor.Holder, "token", term.Token(), "took", time.Since(began))
+	c.log().Info("takeover confirmed", "predecessor", term.predecessor.Holder, "token", term.Token(), "took", time.Since(began))
 	return nil
 }

@@ -167,7 +167,7 @@ func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
 	}
 }
 
-func TestAPanicWhileFencingReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
+func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		old := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
@@ -181,8 +181,11 @@ func TestAPanicWhileFencingReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 			if p, ok := recover().(*tenure.JobPanic); !ok || p.Value != "boom" {
 				t.Errorf("got %v", p)
 			}
-			_, err := store.Get(context.Background(), old.Key())
-			wantErr(t, err, tenure.ErrNotFound)
+			holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(context.Background())
+			wantErr(t, err, nil)
+			if holding.Holder != "a" || holding.Term != old.ID() || holding.TTL > time.Millisecond {
+				t.Errorf("the lease is not as it was taken over: %+v", holding)
+			}
 		}()
 		c.Run(t.Context())
 	})

@@ -173,7 +173,6 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 type Coordinator struct {
 	lease   *Lease
 	cfg     CoordinatorConfig
-	log     *slog.Logger
 	single  bool
 	running atomic.Bool
 
@@ -191,21 +190,11 @@ type Coordinator struct {
 
 // resignation is how Resign reaches the goroutine that owns the term.
 type resignation struct {
-	once  sync.Once
-	away  time.Duration // how long to stay away at least; set before asked is closed
-	asked chan struct{} // closed by the first to ask
-	over  chan struct{} // closed when the lease has been given back
-	err   error         // set before over is closed
-}
-
-// wanted reports whether somebody has asked.
-func (r *resignation) wanted() bool {
-	select {
-	case <-r.asked:
-		return true
-	default:
-		return false
-	}
+	lost  chan<- error  // the keeper's
+	asked bool          // has somebody?
+	away  time.Duration // how long to stay away at least
+	over  chan struct{} // closed when the lease has been given back; made by the first to ask
+	err   error         // of that; set before over is closed
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
@@ -221,7 +210,6 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	return &Coordinator{
 		lease:  lease,
 		cfg:    cfg,
-		log:    cfg.Logger.With("lease", lease.cfg.Key.String(), "replica", lease.cfg.Holder),
 		single: lease.store.SingleReplica(),
 		status: Status{Replica: lease.cfg.Holder, Since: time.Now()},
 	}, nil
@@ -239,12 +227,17 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 	defer c.checks.wait()
+	var hints Watch = noWatch{}
+	if !c.single {
+		hints = watch(c.lease.store, c.lease.cfg.Key)
+	}
+	defer hints.Stop()
 	for pause := time.Duration(0); ; {
-		term := c.standby(ctx, pause)
+		term := c.standby(ctx, pause, hints)
 		if term == nil {
 			return nil
 		}
-		pause = c.hold(ctx, term)
+		pause = c.hold(ctx, term, hints)
 	}
 }
 
@@ -272,16 +265,10 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: %v is negative", c.lease.cfg.Key, ErrInvalid, away)
 	}
-	c.mu.Lock()
-	resign := c.resign
-	c.mu.Unlock()
+	resign := c.askToResign(away)
 	if resign == nil {
 		return nil
 	}
-	resign.once.Do(func() {
-		resign.away = away
-		close(resign.asked)
-	})
 	select {
 	case <-resign.over:
 		return resign.err
@@ -290,17 +277,23 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	}
 }
 
+// askToResign returns the resignation of the current term; nil: there is none.
+func (c *Coordinator) askToResign(away time.Duration) *resignation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resign != nil && !c.resign.asked {
+		c.resign.asked, c.resign.away, c.resign.over = true, away, make(chan struct{})
+		c.resign.lost <- ErrResigned
+	}
+	return c.resign
+}
+
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
-func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
-	if !sleep(ctx, pause) {
+func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
+	if pause > 0 && !c.rest(ctx, pause, hints) {
 		return nil
 	}
-	var hints Watch = noWatch{}
-	if !c.single {
-		hints = watch(c.lease.store, c.lease.cfg.Key)
-	}
-	defer hints.Stop()
 	var vain vainHints
 	for woken := false; ; {
 		var term *Term
@@ -309,7 +302,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 			term, err = c.acquire(ctx, woken)
 		}
 		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown)
+			c.giveBack(term, ErrShutdown, false)
 			return nil
 		}
 		if err == nil {
@@ -322,21 +315,39 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 		if !errors.Is(err, ErrHeld) {
 			deaf = pause // whoever cannot acquire now need not hear when to
 		}
-		if !sleep(ctx, min(deaf, pause)) {
+		var ok bool
+		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {
 			return nil
-		}
-		timer := time.NewTimer(pause - min(deaf, pause))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-			woken = false
-		case <-hints.C():
-			timer.Stop()
-			woken = true
 		}
 	}
+}
+
+// rest waits for so long before this replica competes again, or until the lease is
+// offered to it. It returns false once ctx is done.
+func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
+	end := time.Now().Add(pause)
+	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
+		return false
+	}
+	select {
+	case <-hints.C(): // of our own release, most likely
+	default:
+	}
+	var vain vainHints
+	for woken := false; ; {
+		var ok bool
+		woken, ok = awaitHint(ctx, hints, vain.after(woken, c.cfg.AcquireInterval), time.Until(end))
+		if !ok || !woken || c.isOffered(ctx) {
+			return ok
+		}
+	}
+}
+
+func (c *Coordinator) isOffered(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
+	defer cancel()
+	holding, err := c.lease.Read(ctx)
+	return err == nil && c.lease.offered(holding)
 }
 
 func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
@@ -358,7 +369,7 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 	pause := jitter(c.cfg.AcquireInterval)
 	var held *HeldError
 	if errors.As(err, &held) {
-		c.log.Debug("lease is held", "holder", held.Holding.Holder)
+		c.log().Debug("lease is held", "holder", held.Holding.Holder)
 		c.note(held.Holding.Holder, nil)
 		if held.canExpireIn <= 0 {
 			return pause
@@ -389,26 +400,24 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
-func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration) {
-	resign := c.enterTerm(term)
-	keeper := c.startKeeper(term)
-	job := newJob(ctx, jobScope{term, c.log})
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
+	keeper := c.startKeeper(term, hints)
+	c.enterTerm(term, keeper)
+	job := newJob(ctx, jobScope{term, c})
 	if c.mustConfirm(term) {
 		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
 	} else {
 		c.startJob(term, job)
 	}
 
-	cause := c.untilOver(ctx, term, keeper, job, resign)
+	cause := c.untilOver(ctx, term, keeper, job)
 	keeper.winding.Store(true)
 	c.stopping(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
 	keeper.stop()
-	resign.err = c.giveBack(term, cause)
-
-	c.leaveTerm()
-	close(resign.over)
+	err := c.giveBack(term, cause, job.begun)
+	resign := c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
@@ -417,14 +426,15 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 
 func (c *Coordinator) startJob(term *Term, job *job) {
 	c.becomeHolder(term)
+	job.begun = true
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }
 
 // stayAway returns how long this replica does not compete after a term.
-func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
+func (c *Coordinator) stayAway(term *Term, cause error, resign resignation) time.Duration {
 	every, least := c.cfg.AcquireInterval, time.Duration(0)
-	if resign.wanted() {
+	if resign.asked || errors.Is(cause, ErrResigned) {
 		least = max(2*jitter(every), resign.away)
 	}
 	switch {
@@ -438,7 +448,7 @@ func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) tim
 }
 
 // untilOver returns why the term is over.
-func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job, resign *resignation) error {
+func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
 	// This timer stands behind no I/O: it fires while a renewal hangs.
 	deadline := time.NewTimer(c.untilDeadline(term))
 	defer deadline.Stop()
@@ -446,8 +456,6 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
-		case <-resign.asked:
-			return ErrResigned
 		case err := <-keeper.lost:
 			return err
 		case r := <-job.results:
@@ -494,7 +502,7 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 		case <-allowed.C:
 			keeper.cancel()
 			c.setStuck(true)
-			c.log.Error("job does not return although its context has ended; its lease is renewed no longer",
+			c.log().Error("job does not return although its context has ended; its lease is renewed no longer",
 				"token", term.Token(), "waited", time.Since(told))
 			if c.cfg.Trace.JobStuck != nil {
 				c.cfg.Trace.JobStuck(term, time.Since(told))
@@ -502,25 +510,31 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 		}
 	}
 	c.setStuck(false)
-	c.log.Debug("job returned", "token", term.Token(), "took", time.Since(told))
+	c.log().Debug("job returned", "token", term.Token(), "took", time.Since(told))
 }
 
 // giveBack releases the lease, unless it is another's already.
-func (c *Coordinator) giveBack(term *Term, cause error) error {
+func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
 	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
 	defer cancel()
+	release := c.lease.Release
+	if request := term.asked.Load(); c.mustConfirm(term) && !jobBegan {
+		release = c.lease.replacing(expired(term.predecessor), term.predecessor.Labels)
+	} else if request != nil && request.To != "" {
+		release = c.lease.replacing(offerTo(request.To, c.cfg.AcquireInterval*5/4), nil) // it may have to poll
+	}
 	for {
-		err := c.lease.Release(ctx, term)
+		err := release(ctx, term)
 		switch {
 		case err == nil:
 			c.note("", nil)
-			c.log.Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+			c.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
 			return nil
 		case errors.Is(err, ErrLost):
-			c.log.Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+			c.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
 			return nil
 		case !sleep(ctx, jitter(c.callTimeout()/10)):
 			c.report("lease cannot be released; it will expire", err)

@@ -43,6 +43,14 @@
 // the connection is down, or the record is another program's, a standby looks
 // once in an AcquireInterval as well. Hints may be lost: nothing is decided by one.
 //
+// # Handover by request
+//
+// [Lease.RequestRelease] and [Lease.RequestHandover] write into the record that its
+// holder is asked to go. That is no renewal: readers still go by the age of the last
+// one. The holder finds it at its next renewal, which a hint brings forward, ends
+// its job and gives the lease back; if a replica was named, by a record that offers
+// the lease to that one for a while.
+//
 // # What is guaranteed
 //
 //   - Jobs of two replicas never overlap, while the rates of their clocks differ

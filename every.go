@@ -18,7 +18,7 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		}
 		log := slog.Default()
 		if scope, ok := ctx.Value(jobScopeKey{}).(jobScope); ok {
-			log = scope.log
+			log = scope.of.log()
 		}
 		for wait := time.Duration(0); sleep(ctx, wait); wait = interval {
 			if err := sweep(ctx); err != nil && ctx.Err() == nil {

@@ -3,6 +3,7 @@ package tenure
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"time"
 )
@@ -21,6 +22,10 @@ type Holding struct {
 	RenewedAt  time.Time     // by the store's clock
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
+
+	// Offered says that nobody holds the lease: its last holder has given it up and
+	// offers it to this one, for the TTL.
+	Offered bool
 }
 
 // record is the payload of a lease's object. Its bytes stay the same from the
@@ -31,6 +36,12 @@ type record struct {
 	AcquiredAtMS int64  `json:"acquired_at_ms"`
 	Term         string `json:"term"`
 	TTLMS        int64  `json:"ttl_ms"`
+	Offered      bool   `json:"offered,omitempty"`
+}
+
+// is reports whether a holding is what the record tells.
+func (r record) is(h *Holding) bool {
+	return h != nil && h.Term == r.Term && h.Holder == r.Holder && h.Offered == r.Offered
 }
 
 func (r record) encode() []byte {
@@ -54,11 +65,16 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		Age:       obj.Age,
 		Labels:    obj.Labels,
 	}
+	if request := requestIn(obj); request != nil {
+		h.Age += time.Duration(request.AgeMS) * time.Millisecond
+		h.Labels = maps.Clone(obj.Labels)
+		delete(h.Labels, requestLabel)
+	}
 	var r record
 	if err := json.Unmarshal(obj.Payload, &r); err != nil {
 		return h, fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
 	}
-	h.Term = r.Term
+	h.Term, h.Offered = r.Term, r.Offered
 	if r.Holder != "" {
 		h.Holder = r.Holder
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 )
 
@@ -28,7 +27,7 @@ func (p *JobPanic) Unwrap() error {
 // jobScope is what a job finds in its context.
 type jobScope struct {
 	term *Term
-	log  *slog.Logger
+	of   *Coordinator
 }
 
 type jobScopeKey struct{}
@@ -47,6 +46,7 @@ type job struct {
 	cancel   context.CancelCauseFunc
 	results  chan jobResult // buffered: no func waits to be heard
 	running  int
+	begun    bool // the caller's job, as opposed to what is done before it
 	panicked *JobPanic
 }
 

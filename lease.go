@@ -125,6 +125,9 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
 		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
 	}
+	if _, ok := cfg.Labels[requestLabel]; ok {
+		errs = append(errs, fmt.Errorf("%w: the label %q is used by the lease itself", ErrInvalid, requestLabel))
+	}
 	if cfg.Reclaim && unnamed {
 		errs = append(errs, fmt.Errorf("%w: Reclaim needs a Holder that only this process has", ErrInvalid))
 	}
@@ -179,7 +182,7 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.mayTakeBack(held.Holding) {
+	if l.mayTake(held.Holding) {
 		term, err := l.begin(ctx, MatchVersion(obj.Version))
 		if !errors.Is(err, ErrConflict) {
 			return term, err
@@ -197,14 +200,14 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.mayTakeBack(held.Holding) {
+	if l.mayTake(held.Holding) {
 		return l.begin(ctx, MatchVersion(obj.Version))
 	}
 	if held.canExpireIn > 0 {
 		return nil, held
 	}
 	term, err := l.begin(ctx, MatchVersion(obj.Version))
-	if err == nil {
+	if err == nil && !held.Holding.Offered {
 		term.predecessor = &held.Holding
 	}
 	return term, err
@@ -415,6 +418,9 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	case !bytes.Equal(obj.Payload, term.payload):
 		holding := l.decode(obj)
 		return term.lostTo(&holding)
+	}
+	if request := requestIn(obj); request != nil {
+		term.asked.Store(request)
 	}
 	term.mu.Lock()
 	defer term.mu.Unlock()

@@ -30,10 +30,16 @@ type sighting struct {
 }
 
 func (s *sighting) of(obj Object) bool {
-	// A program that starts its versions at 1 again after a delete repeats
-	// them, so the version alone does not tell that nothing has changed.
-	return s != nil && s.object.Version == obj.Version && s.object.UpdatedAt.Equal(obj.UpdatedAt) &&
-		bytes.Equal(s.object.Payload, obj.Payload)
+	switch {
+	case s == nil || !bytes.Equal(s.object.Payload, obj.Payload):
+		return false
+	case s.object.Version == obj.Version:
+		// A program that starts its versions at 1 again after a delete repeats
+		// them, so the version alone does not tell that nothing has changed.
+		return s.object.UpdatedAt.Equal(obj.UpdatedAt)
+	default: // or only the holder was asked for something
+		return renewalIn(s.object) == renewalIn(obj)
+	}
 }
 
 // leftover is a term that this lease may have left in the store although nobody
@@ -127,10 +133,14 @@ func (l *Lease) leave(term string) {
 	l.leftover = append(l.leftover, leftover{term: term, at: now})
 }
 
-// mayTakeBack reports whether the record need not expire before this lease takes
-// it over.
-func (l *Lease) mayTakeBack(holding Holding) bool {
-	return l.left(holding) || l.reclaims(holding)
+// mayTake reports whether the record need not expire before this lease takes it
+// over.
+func (l *Lease) mayTake(holding Holding) bool {
+	return l.left(holding) || l.reclaims(holding) || l.offered(holding)
+}
+
+func (l *Lease) offered(holding Holding) bool {
+	return holding.Offered && holding.Holder == l.cfg.Holder
 }
 
 // left reports whether the record is one that this lease itself left behind, so

@@ -57,16 +57,14 @@ func (c *Coordinator) Status() Status {
 }
 
 // enterTerm notes that a term has begun. Its job has not.
-func (c *Coordinator) enterTerm(term *Term) *resignation {
-	c.log.Info("lease acquired", "holder", term.Holder(), "token", term.Token())
-	resign := &resignation{asked: make(chan struct{}), over: make(chan struct{})}
+func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
+	c.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held, c.resign, c.token = term, resign, term.Token()
+	c.held, c.resign, c.token = term, &resignation{lost: keeper.lost}, term.Token()
 	c.status.Role, c.status.Since = Confirming, time.Now()
 	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
 	c.status.Terms++
-	return resign
 }
 
 // becomeHolder notes that the term's job begins.
@@ -100,17 +98,25 @@ func (c *Coordinator) stopping(term *Term, cause error) {
 	case errors.Is(cause, ErrLost), errors.Is(cause, ErrDeadline):
 		level, msg = slog.LevelInfo, "lease lost"
 	}
-	c.log.Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+	c.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
 }
 
-func (c *Coordinator) leaveTerm() {
+// leaveTerm notes that the lease was given back, or could not be, and tells who has
+// asked for it.
+func (c *Coordinator) leaveTerm(err error) resignation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	resign := c.resign
+	resign.err = err
+	if resign.asked {
+		close(resign.over)
+	}
 	c.held, c.resign = nil, nil
 	if c.status.Holder == c.status.Replica {
 		c.status.Holder = ""
 	}
 	c.status.Role, c.status.Since, c.status.Token = Standby, time.Now(), 0
+	return *resign
 }
 
 func (c *Coordinator) lastToken() int64 {
@@ -123,6 +129,12 @@ func (c *Coordinator) setStuck(stuck bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.status.Stuck = stuck
+}
+
+// log returns the logger, with what all lines of this coordinator say. To keep it
+// would cost each of many leases more memory than their terms do.
+func (c *Coordinator) log() *slog.Logger {
+	return c.cfg.Logger.With("lease", c.lease.cfg.Key.String(), "replica", c.lease.cfg.Holder)
 }
 
 // note records what the store last said: who holds the lease, or an error.
@@ -146,5 +158,5 @@ func (c *Coordinator) report(msg string, err error) {
 	if c.note("", err) {
 		level = slog.LevelWarn
 	}
-	c.log.Log(context.Background(), level, msg, "error", err)
+	c.log().Log(context.Background(), level, msg, "error", err)
 }

@@ -221,7 +221,8 @@ type Store interface {
 }
 
 // Watcher is implemented by stores that can wake those who wait for an object to
-// be deleted. All stores of this module do. Where a store doesn't, standbys poll.
+// be deleted, or changed in their favour. All stores of this module do. Where a
+// store doesn't, standbys poll, and holders find out at their next renewal.
 type Watcher interface {
 	// Watch begins to watch an object, which need not exist. It does no I/O.
 	Watch(key Key) Watch
@@ -230,14 +231,18 @@ type Watcher interface {
 	// processes too; nobody where nothing was deleted. It need not be durable when
 	// it returns: a crash of the database may bring the object back, as it was.
 	DeleteAndWake(ctx context.Context, key Key, version int64) error
+
+	// Wake wakes all who watch an object that the caller has just changed, in
+	// other processes too.
+	Wake(ctx context.Context, key Key) error
 }
 
-// Watch is the interest of one in the deletion of one object. It tells by hints:
+// Watch is the interest of one in one object. It tells by hints:
 // one may come late, twice, in vain, or not at all, so nothing is decided by it
 // alone. All methods are safe for concurrent use.
 type Watch interface {
-	// C receives when the object was deleted by DeleteAndWake, and whenever
-	// hints may have been missed.
+	// C receives when the object was deleted by DeleteAndWake, when somebody has
+	// called Wake, and whenever hints may have been missed.
 	C() <-chan struct{}
 
 	// Live reports whether hints can be expected. Whenever that has changed, C
@@ -269,6 +274,14 @@ func deleteAndWake(ctx context.Context, store Store, key Key, version int64) err
 		return watcher.DeleteAndWake(ctx, key, version)
 	}
 	return store.DeleteIf(ctx, key, version)
+}
+
+// wakeAll wakes all who watch an object in any store. That it fails tells nothing:
+// hints may be lost in any case.
+func wakeAll(ctx context.Context, store Store, key Key) {
+	if watcher, ok := store.(Watcher); ok {
+		_ = watcher.Wake(ctx, key)
+	}
 }
 
 // Lister is implemented by stores that can enumerate objects. All stores of

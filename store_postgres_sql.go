@@ -96,10 +96,6 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 	// does not wait for the disk, and holds up no other that notifies, for those
 	// commit one after another. Whatever is written behind it is durable only with
 	// it.
-	// A release need not be durable: if a crash undoes it, the lease expires. So it
-	// does not wait for the disk, and holds up no other that notifies, for those
-	// commit one after another. Whatever is written behind it is durable only with
-	// it.
 	const notify = `
 			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
 	const count = `

@@ -413,7 +413,7 @@ func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) erro
 
 // sqliteStatements are the statements of one table.
 type sqliteStatements struct {
-	migrate, probe, get, list, version, insert, number, replace, taken, remove, bury, prune, lock, fence string
+	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -439,6 +439,8 @@ func newSQLiteStatements(table string) sqliteStatements {
 			FROM {objects} WHERE object_type = ?1 AND id > ?2 ORDER BY id LIMIT ?3`),
 		version: names.Replace(`
 			SELECT resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		says: names.Replace(`
+			SELECT coalesce(labels, '') || CAST(payload AS TEXT) FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		insert: names.Replace(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES (?1, ?2, ?3, ?4, ?5, 1, 0, 0) ON CONFLICT DO NOTHING`),

@@ -23,9 +23,10 @@ type Term struct {
 
 	predecessor *Holding // whose term this one was stolen from; nil: it was nobody's, or was given back
 
-	ended      atomic.Pointer[error] // why the term is over; nil: it is not
-	deleteSent atomic.Bool           // by a release whose answer we don't know
-	trust      atomic.Pointer[trust] // nil: a local term, which no time ends
+	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
+	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
+	deleteSent atomic.Bool                    // by a release whose answer we don't know
+	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 
 	mu       sync.Mutex    // guards the fields below; never held across I/O
 	version  int64         // of the object, as far as we know

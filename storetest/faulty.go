@@ -104,6 +104,15 @@ func (f *FaultyStore) Watch(key tenure.Key) tenure.Watch {
 	return wake.NewHub[tenure.Key](false).Watch(key)
 }
 
+// Wake is the store's Wake, past the hook. Where the store is no
+// [tenure.Watcher] it does nothing.
+func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
+	if watcher, ok := f.store.(tenure.Watcher); ok {
+		return watcher.Wake(ctx, key)
+	}
+	return nil
+}
+
 // List is the store's List, or [errors.ErrUnsupported] where it has none.
 func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 	lister, ok := f.store.(tenure.Lister)
