@@ -63,7 +63,7 @@ var commands []command
 
 // An assignment in place of the declaration, which would refer to itself.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, watchCommand, migrateCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }

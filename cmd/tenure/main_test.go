@@ -73,6 +73,10 @@ func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
 		{"watch", "-store", db},
 		{"list", "-store", db, "more"},
 		{"list", "-store", db, "-type", ""},
+		{"resign", "-store", db},
+		{"resign", "-store", db, "-key", "k", "more"},
+		{"handover", "-store", db, "-key", "k"},
+		{"handover", "-key", "k", "-to", "b"},
 		{"migrate"},
 		{"migrate", "-store", db, "more"},
 	} {

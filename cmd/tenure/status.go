@@ -120,6 +120,7 @@ func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, da
 const (
 	stateHeld    = "held"
 	stateExpired = "expired" // any replica may take it
+	stateOffered = "offered" // the last holder has left it to this one, which has not begun
 	stateFree    = "free"
 )
 
@@ -163,8 +164,11 @@ func newLeaseView(h tenure.Holding) leaseView {
 		TTLMS:     h.TTL.Milliseconds(),
 		Labels:    h.Labels,
 	}
-	if h.Age >= h.TTL {
+	switch {
+	case h.Age >= h.TTL:
 		view.State = stateExpired
+	case h.Offered:
+		view.State = stateOffered
 	}
 	if !h.AcquiredAt.IsZero() {
 		view.AcquiredAt = &h.AcquiredAt
@@ -217,8 +221,11 @@ func (v leaseView) print(w io.Writer) {
 // expiry tells the state, and until when it lasts.
 func (v leaseView) expiry() string {
 	left := (ms(v.TTLMS) - ms(v.AgeMS)).Round(100 * time.Millisecond)
-	if v.State == stateExpired {
+	switch v.State {
+	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
+	case stateOffered:
+		return fmt.Sprintf("offered, any replica may take it in %v", left)
 	}
 	return fmt.Sprintf("held, expires in %v unless renewed", left)
 }

@@ -97,6 +97,8 @@ func printChange(w io.Writer, c change, asJSON bool) error {
 	switch c.State {
 	case stateHeld:
 		what += " by " + c.Holder
+	case stateOffered:
+		what += " to " + c.Holder
 	case stateExpired:
 		what += ", was held by " + c.Holder
 	}
