@@ -35,7 +35,7 @@ const (
 // serve is a small service, of which two must never run at the same time. It
 // locks a file, which all that it starts keeps locked too, and tells a log.
 //
-//	service DIR [stubborn] [child] [exit=N]
+//	service DIR [stubborn] [child | member] [exit=N]
 func serve(args []string) {
 	dir, how := args[0], args[1:]
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -55,10 +55,10 @@ func serve(args []string) {
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1)
-	if slices.Contains(how, "child") { // one that leaves the process group, and hears nothing
+	if leaves := slices.Contains(how, "child"); leaves || slices.Contains(how, "member") { // one that hears nothing
 		child := exec.Command("sh", "-c", `trap "" TERM INT HUP; while :; do sleep 1; done`)
 		child.ExtraFiles = []*os.File{lock}
-		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: leaves} // else it is in the process group
 		if err := child.Start(); err != nil {
 			panic(err)
 		}

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -48,7 +49,7 @@ func TestNothingOfAProgramOutlivesItsTermWhateverBecomesOfTenure(t *testing.T) {
 func TestAProgramEndsWithItsGuard(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	r := s.start(t, "a", s.service(t, "stubborn")...)
+	r := s.start(t, "a", s.service(t, "stubborn", "member")...)
 	s.awaitStart(t, 0)
 	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -57,6 +58,26 @@ func TestAProgramEndsWithItsGuard(t *testing.T) {
 	if !strings.Contains(r.log(), "the guard has ended before the program") {
 		t.Error("tenure does not say why")
 	}
+}
+
+func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("here nothing is killed with its parent")
+	}
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t, "stubborn")...)
+	s.awaitStart(t, 0)
+	guard := r.pid(t, "guard")
+	for _, step := range []struct {
+		pid int
+		sig syscall.Signal
+	}{{guard, syscall.SIGSTOP}, {r.cmd.Process.Pid, syscall.SIGKILL}, {guard, syscall.SIGKILL}} {
+		if err := syscall.Kill(step.pid, step.sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, soon, "nothing of it is left", s.idle)
 }
 
 func TestAGuardThatIsStoppedDoesNotKeepAProgramAlive(t *testing.T) {
@@ -154,19 +175,20 @@ func TestACheckThatDoesNotAnswerIsOneThatFails(t *testing.T) {
 	s := sqliteSite(t)
 	hang := filepath.Join(s.dir, "hang")
 	script := filepath.Join(s.dir, "check")
-	if err := os.WriteFile(script, []byte("test ! -e "+hang+" || sleep 1000"), 0o600); err != nil {
+	if err := os.WriteFile(script, []byte("test ! -e "+hang+" || sleep 0.4"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.start(t, "a", append([]string{"-check", "sh " + script, "-check-timeout", "300ms"}, s.service(t)...)...)
+	s.start(t, "a", append([]string{"-check", "sh " + script, "-check-timeout", "200ms"}, s.service(t)...)...)
 	s.awaitStart(t, 0)
 	if err := os.WriteFile(hang, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, soon, "the program is ended", s.idle)
+	starts := len(s.starts(t))
 	if err := os.Remove(hang); err != nil {
 		t.Fatal(err)
 	}
-	s.awaitStart(t, 1)
+	s.awaitStart(t, starts)
 }
 
 func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
@@ -271,4 +293,39 @@ esac
 func (s *site) told(path, line string) bool {
 	data, err := os.ReadFile(path)
 	return err == nil && slices.Contains(strings.Split(string(data), "\n"), line)
+}
+
+func TestALogThatNobodyReadsHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	for name, sig := range map[string]syscall.Signal{"told to end": syscall.SIGTERM, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			out, in, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			defer in.Close()
+			in.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			if _, err := in.Write(make([]byte, 1<<20)); err == nil {
+				t.Fatal("the pipe is not full")
+			}
+			args := append([]string{"run", "-key", "svc", "-ttl", testTTL.String(), "-store", s.store}, s.service(t, "stubborn")...)
+			cmd := exec.Command(testBinary(t), args...)
+			cmd.Env = append(environ(), asTenure+"=1")
+			cmd.Stderr = in
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			s.awaitStart(t, 0)
+			cmd.Process.Signal(sig)
+			killed := time.AfterFunc(soon, func() { cmd.Process.Kill() })
+			defer killed.Stop()
+			if err := cmd.Wait(); err != nil && sig == syscall.SIGTERM {
+				t.Errorf("tenure ended with %v", err)
+			}
+			eventually(t, soon, "nothing of it is left", s.idle)
+		})
+	}
 }

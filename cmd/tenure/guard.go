@@ -292,38 +292,3 @@ func (i instant) passed(now time.Time) bool { return i.until(now) <= 0 }
 func (i instant) until(now time.Time) time.Duration {
 	return min(i.at.Sub(now), i.wall.Sub(now.Round(0)))
 }
-
-// lateWriter writes in a goroutine of its own, and drops what it cannot: whoever
-// writes does not wait for a reader that hangs.
-type lateWriter struct {
-	lines chan []byte
-	done  chan struct{}
-}
-
-func newLateWriter(w io.Writer) *lateWriter {
-	l := &lateWriter{lines: make(chan []byte, 16), done: make(chan struct{})}
-	go func() {
-		defer close(l.done)
-		for line := range l.lines {
-			w.Write(line)
-		}
-	}()
-	return l
-}
-
-func (l *lateWriter) Write(line []byte) (int, error) {
-	select {
-	case l.lines <- append([]byte(nil), line...):
-	default:
-	}
-	return len(line), nil
-}
-
-// close waits a moment for the last lines.
-func (l *lateWriter) close() {
-	close(l.lines)
-	select {
-	case <-l.done:
-	case <-time.After(100 * time.Millisecond):
-	}
-}

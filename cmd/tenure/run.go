@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -175,7 +174,9 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	opts.store.hideURL(len(args))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &runner{opts: opts, timing: timing, log: newLogger(out.stderr), shutdown: cancel}
+	lines := newLateWriter(out.stderr)
+	defer lines.close()
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines), shutdown: cancel}
 	r.args = []string{"-on-loss", opts.onLoss}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
@@ -338,8 +339,6 @@ func (r *runner) handle(sig syscall.Signal) {
 		g.send(order{Signal: sig})
 	}
 }
-
-func newLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
 // asUsage makes the library's verdict on the options one on the command line.
 func asUsage(err error) error {
