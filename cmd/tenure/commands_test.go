@@ -266,7 +266,7 @@ func TestAProgramIsToldItsTermAndGetsSignals(t *testing.T) {
 	if start.who != "a" || start.token == 0 {
 		t.Errorf("it was told %+v", start)
 	}
-	if got := environOf(t, r.pid(t, "pid")); !strings.Contains(got, "TENURE_TERM="+s.view(t).Term) {
+	if got := environOf(t, r.pid(t, "program")); !strings.Contains(got, "TENURE_TERM="+s.view(t).Term) {
 		t.Error("it was not told the term's ID")
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGUSR1} {
@@ -303,13 +303,13 @@ func TestAPasswordIsShownNowhere(t *testing.T) {
 	s.awaitStart(t, 0)
 	inEnvironment := s.startWith(t, "b", []string{storeEnv + "=" + s.store}, s.service(t)...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(inEnvironment.log(), "msg=competing") })
-	for _, pid := range []int{inArguments.cmd.Process.Pid, inEnvironment.cmd.Process.Pid, inArguments.pid(t, "guard"), inArguments.pid(t, "pid")} {
+	for _, pid := range []int{inArguments.cmd.Process.Pid, inEnvironment.cmd.Process.Pid, inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
 		out, err := exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(pid)).Output()
 		if err != nil || strings.Contains(string(out), password) || !strings.Contains(string(out), s.dir) {
 			t.Errorf("ps shows %q, %v", out, err)
 		}
 	}
-	for _, pid := range []int{inArguments.pid(t, "guard"), inArguments.pid(t, "pid")} {
+	for _, pid := range []int{inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
 		if strings.Contains(environOf(t, pid), password) {
 			t.Errorf("it is in the environment of %d", pid)
 		}

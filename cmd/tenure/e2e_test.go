@@ -327,10 +327,10 @@ func (r *replica) awaitExit(t *testing.T) int {
 	return r.state.ExitCode()
 }
 
-// pid returns a number that the log has told last, of the program or its guard.
+// pid returns that of the program or of its guard, the last one that has started.
 func (r *replica) pid(t *testing.T, what string) (pid int) {
 	t.Helper()
-	found := regexp.MustCompile(`msg="program started".* ` + what + `=(\d+)`)
+	found := regexp.MustCompile(`msg="` + what + ` started" pid=(\d+)`)
 	eventually(t, soon, r.name+" tells its "+what, func() bool {
 		all := found.FindAllStringSubmatch(r.log(), -1)
 		if all != nil {

@@ -265,7 +265,11 @@ func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 		t.Error("the log of b does not tell that its -stop has failed")
 	}
 
-	// What is left of a tenure that was killed with all that it had started.
+	// Without its guard tenure stops the service, and competes again.
+	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 3)
 	a.signal(t, syscall.SIGKILL)
 	eventually(t, soon, "the guard stops the service", s.idle)
 }

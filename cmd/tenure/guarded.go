@@ -62,6 +62,7 @@ func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) 
 		cmd: cmd, term: term, timing: t, log: log, reports: make(chan report),
 		orders: json.NewEncoder(ordersIn), pipe: ordersIn,
 	}
+	log.Info("guard started", "pid", cmd.Process.Pid)
 	go func() {
 		defer close(g.reports)
 		defer reportsOut.Close()
@@ -123,7 +124,7 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 				g.send(order{Trust: &left})
 			case r.Group != 0:
 				g.group = r.Group
-				g.log.Info("program started", "pid", r.Group, "guard", g.cmd.Process.Pid)
+				g.log.Info("program started", "pid", r.Group)
 			case r.End != nil:
 				final = r.End
 			}

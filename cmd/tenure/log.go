@@ -28,13 +28,10 @@ func newLateWriter(w io.Writer) *lateWriter {
 			select {
 			case line := <-l.lines:
 				w.Write(line)
-				continue
-			default:
-			}
-			select {
-			case line := <-l.lines:
-				w.Write(line)
 			case <-l.last:
+				for range len(l.lines) {
+					w.Write(<-l.lines)
+				}
 				return
 			}
 		}

@@ -259,6 +259,9 @@ func (r *runner) job(ctx context.Context) error {
 	end, err := g.run(ctx, r.howToEnd)
 	r.current.Store(nil)
 	if err != nil {
+		if r.opts.stop != "" { // nobody else does it now, and the lease is held until it is done
+			stopService(context.Background(), r.opts.stop, environ(), r.log)
+		}
 		return err
 	}
 	r.log.Info("program ended", "how", end.Text, "told", end.Told)
