@@ -83,7 +83,7 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			c.report("lease not renewed, trying again", err)
+			c.renewalFailed(term, err)
 		}
 		next = c.retryPause(failures)
 		failures++
@@ -100,10 +100,10 @@ func (c *Coordinator) retryPause(failures int) time.Duration {
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {
 	ctx, cancel := context.WithTimeout(ctx, min(c.callTimeout(), term.Remaining()))
 	defer cancel()
+	began, deadline := time.Now(), term.Deadline()
 	if err := c.lease.Renew(ctx, term); err != nil {
 		return err
 	}
-	c.note(term.Holder(), nil)
-	c.log.Debug("lease renewed", "token", term.Token())
+	c.renewed(term, began, deadline)
 	return nil
 }
