@@ -491,7 +491,7 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 
 // giveBack releases the lease, unless it is another's already.
 func (c *Coordinator) giveBack(term *Term, cause error) error {
-	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
