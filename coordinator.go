@@ -87,15 +87,6 @@ type CoordinatorConfig struct {
 	Trace *Trace
 }
 
-// Trace is a set of funcs that a [Coordinator] calls as things happen. Any may
-// be nil. They are called from the coordinator's own goroutine, must return
-// quickly, and must not panic.
-type Trace struct {
-	// JobStuck is called when the job has not returned although its context
-	// ended so long ago. The lease is no longer renewed, and will expire.
-	JobStuck func(term *Term, since time.Duration)
-}
-
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
 	if cfg.RenewInterval == 0 {
 		cfg.RenewInterval = lease.TTL / 3
@@ -110,7 +101,7 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		cfg.Logger = lease.Logger
 	}
 	if cfg.Trace == nil {
-		cfg.Trace = &Trace{}
+		cfg.Trace = &noTrace
 	}
 	checked := cfg.CheckTimeout != 0 || cfg.CheckFailures != 0
 	if cfg.CheckTimeout == 0 {
@@ -182,7 +173,7 @@ type Coordinator struct {
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
 	mu     sync.Mutex // guards the fields below
-	status Status
+	state  state
 	held   *Term        // until it was given back; nil for a standby
 	resign *resignation // of that term
 	token  int64        // of the last term
@@ -211,7 +202,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		lease:  lease,
 		cfg:    cfg,
 		single: lease.store.SingleReplica(),
-		status: Status{Replica: lease.cfg.Holder, Since: time.Now()},
+		state:  state{since: time.Now()},
 	}, nil
 }
 
@@ -358,10 +349,10 @@ func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
 	// record of a term that nobody holds, and all would have to wait for its TTL.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
 	defer cancel()
-	if woken {
-		return c.lease.acquireOrSteal(ctx, true)
-	}
-	return c.lease.AcquireOrSteal(ctx)
+	began := time.Now()
+	term, err := c.lease.acquireOrSteal(ctx, woken || c.lease.lastSeen() == nil)
+	c.attempted(began, err)
+	return term, err
 }
 
 // notAcquired returns how long to wait after a failed attempt, unless woken.
@@ -369,8 +360,7 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 	pause := jitter(c.cfg.AcquireInterval)
 	var held *HeldError
 	if errors.As(err, &held) {
-		c.log().Debug("lease is held", "holder", held.Holding.Holder)
-		c.note(held.Holding.Holder, nil)
+		c.sawHolder(held.Holding)
 		if held.canExpireIn <= 0 {
 			return pause
 		}
@@ -401,8 +391,9 @@ func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
-	keeper := c.startKeeper(term, hints)
+	keeper := c.newKeeper(term)
 	c.enterTerm(term, keeper)
+	c.startKeeper(keeper, term, hints)
 	job := newJob(ctx, jobScope{term, c})
 	if c.mustConfirm(term) {
 		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
@@ -415,6 +406,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 	c.stopping(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
+	c.jobReturned(term, cause)
 	keeper.stop()
 	err := c.giveBack(term, cause, job.begun)
 	resign := c.leaveTerm(err)
@@ -501,21 +493,14 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 			job.took(r)
 		case <-allowed.C:
 			keeper.cancel()
-			c.setStuck(true)
-			c.log().Error("job does not return although its context has ended; its lease is renewed no longer",
-				"token", term.Token(), "waited", time.Since(told))
-			if c.cfg.Trace.JobStuck != nil {
-				c.cfg.Trace.JobStuck(term, time.Since(told))
-			}
+			c.jobStuck(term, time.Since(told))
 		}
 	}
-	c.setStuck(false)
-	c.log().Debug("job returned", "token", term.Token(), "took", time.Since(told))
 }
 
 // giveBack releases the lease, unless it is another's already.
 func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
-	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
@@ -530,14 +515,13 @@ func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
 		err := release(ctx, term)
 		switch {
 		case err == nil:
-			c.note("", nil)
-			c.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+			c.released(term, cause)
 			return nil
 		case errors.Is(err, ErrLost):
-			c.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+			c.notReleased(term, cause, err)
 			return nil
 		case !sleep(ctx, jitter(c.callTimeout()/10)):
-			c.report("lease cannot be released; it will expire", err)
+			c.notReleased(term, cause, err)
 			return err
 		}
 	}

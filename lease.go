@@ -167,6 +167,9 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	return &Lease{store: store, cfg: cfg}, nil
 }
 
+// Key returns the key of the lease.
+func (l *Lease) Key() Key { return l.cfg.Key }
+
 // TryAcquire begins a term if nobody holds the lease, in one write. It returns
 // [ErrHeld] where a record stands, expired or not.
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {

@@ -49,7 +49,12 @@ func newTrust(attempt time.Time, d time.Duration) *trust {
 // the monotonic clock stands still while a machine is suspended, and the TTL
 // does not.
 func (t *trust) covers(now time.Time) bool {
-	return now.Before(t.deadline) && now.Round(0).Before(t.wall)
+	return t.past(now) < 0
+}
+
+// past returns how long ago the trust ended; less than 0: it has not.
+func (t *trust) past(now time.Time) time.Duration {
+	return max(now.Sub(t.deadline), now.Round(0).Sub(t.wall))
 }
 
 // newLocalTerm makes the term of a coordinator that has no lease to lose.
