@@ -95,6 +95,9 @@ func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.
 // parsing it costs more than running it; and before the transaction, which may
 // have the only connection.
 func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
+	if s.refused != nil {
+		return s.refused
+	}
 	check, err := s.fenceCheck(ctx)
 	if err != nil {
 		return err
