@@ -89,8 +89,11 @@ var _ interface {
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
 // with its settings when they need it; Close closes that. All calls of a store whose
-// config cannot be served are [ErrInvalid].
+// config cannot be served are [ErrInvalid]. It panics if pool is nil.
 func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
+	if pool == nil {
+		panic("tenure: NewPostgresStore: pool is nil")
+	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}

@@ -78,8 +78,11 @@ var _ interface {
 // caller's to close. The database should be opened as [OpenSQLite] does: with a
 // busy timeout, in WAL mode, and with one connection if it is in memory. Standbys
 // that wait keep one of its connections, if there may be three or more. All calls of
-// a store whose config cannot be served are [ErrInvalid].
+// a store whose config cannot be served are [ErrInvalid]. It panics if db is nil.
 func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
+	if db == nil {
+		panic("tenure: NewSQLiteStore: db is nil")
+	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
