@@ -103,7 +103,7 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	if cfg.Trace == nil {
 		cfg.Trace = &noTrace
 	}
-	checked := cfg.CheckTimeout != 0 || cfg.CheckFailures != 0
+	given := cfg
 	if cfg.CheckTimeout == 0 {
 		cfg.CheckTimeout = (cfg.RenewDeadline - cfg.RenewInterval) / 2
 	}
@@ -116,18 +116,21 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
 	if cfg.Watch == nil && cfg.Reconcile == nil {
-		refuse("Watch and Reconcile are both nil")
+		refuse("Watch and Reconcile are both nil, and one must be the job")
 	}
 	if cfg.RenewInterval < 0 {
 		refuse("RenewInterval %v is negative", cfg.RenewInterval)
 	}
-	if cfg.AcquireInterval < 0 {
-		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
+	if cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL {
+		refuse("AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
 	}
-	if checked && cfg.Check == nil {
-		refuse("CheckTimeout or CheckFailures is set, and Check is nil")
+	if given.CheckTimeout != 0 && cfg.Check == nil {
+		refuse("CheckTimeout is %v, and Check is nil", given.CheckTimeout)
 	}
-	if cfg.CheckTimeout < 0 || cfg.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval && cfg.Check != nil {
+	if given.CheckFailures != 0 && cfg.Check == nil {
+		refuse("CheckFailures is %d, and Check is nil", given.CheckFailures)
+	}
+	if given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval {
 		refuse("CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
 			cfg.CheckTimeout, cfg.RenewDeadline-cfg.RenewInterval)
 	}
@@ -139,10 +142,10 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	}
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
 	if cfg.RenewDeadline-cfg.RenewInterval < least {
-		refuse("RenewDeadline %v is not %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+		refuse("RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
 	}
 	if lease.TTL-lease.Margin-cfg.RenewDeadline < least {
-		refuse("RenewDeadline %v is not %v below TTL %v less Margin %v: the job would have no time to return",
+		refuse("RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 			cfg.RenewDeadline, least, lease.TTL, lease.Margin)
 	}
 	return cfg, errors.Join(errs...)
@@ -254,7 +257,7 @@ func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx
 // one term, the first one's time counts.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: %v is negative", c.lease.cfg.Key, ErrInvalid, away)
+		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
 	}
 	resign := c.askToResign(away)
 	if resign == nil {

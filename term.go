@@ -11,7 +11,9 @@ import (
 )
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its
-// release or loss. All methods are safe for concurrent use and do no I/O.
+// release or loss. All methods are safe for concurrent use and do no I/O. A nil
+// Term, as [TermFromContext] returns it outside a job, is not valid and has no time
+// remaining; its other methods panic.
 type Term struct {
 	key        Key
 	id         string
@@ -111,7 +113,7 @@ func (t *Term) Remaining() time.Duration {
 // the conditions that the package documentation names; it cannot vouch for the
 // next instant. Where that matters, fence the write.
 func (t *Term) Valid() bool {
-	if t.ended.Load() != nil {
+	if t == nil || t.id == "" || t.ended.Load() != nil {
 		return false
 	}
 	trust := t.trust.Load()
