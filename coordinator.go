@@ -312,6 +312,12 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 			c.giveBack(term, ErrShutdown)
 			return nil
 		}
+		if err == nil && c.untilDeadline(term) <= 0 {
+			// A job would be told to return as it begins, with too little trust left
+			// for the time that it may take.
+			c.giveBack(term, ErrDeadline)
+			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
+		}
 		if err == nil {
 			return term
 		}
