@@ -299,6 +299,12 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 			c.giveBack(term, ErrShutdown, false)
 			return nil
 		}
+		if err == nil && c.untilDeadline(term) <= 0 {
+			// A job would be told to return as it begins, with too little trust left
+			// for the time that it may take.
+			c.giveBack(term, ErrDeadline)
+			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
+		}
 		if err == nil {
 			return term
 		}
