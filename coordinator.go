@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -182,15 +181,6 @@ type Coordinator struct {
 	token  int64        // of the last term
 }
 
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	lost  chan<- error  // the keeper's
-	asked bool          // has somebody?
-	away  time.Duration // how long to stay away at least
-	over  chan struct{} // closed when the lease has been given back; made by the first to ask
-	err   error         // of that; set before over is closed
-}
-
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
 // nothing. An [ErrInvalid] names everything that is wrong with the config.
 func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
@@ -241,160 +231,6 @@ func (c *Coordinator) Run(ctx context.Context) error {
 func (c *Coordinator) IsHolder() bool {
 	term := c.term.Load()
 	return term != nil && term.Valid()
-}
-
-// Resign ends the current term, if there is one, and returns when the job has
-// returned and the lease has been given back; the replica then stays away for
-// long enough that another can win. An error says that the lease could not be
-// released, or that ctx was done before; the resignation stands all the same.
-//
-// A job that resigns must not wait for itself to return: it passes its own
-// context.
-func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
-
-// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back. Where several resign from
-// one term, the first one's time counts.
-func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
-	}
-	resign := c.askToResign(away)
-	if resign == nil {
-		return nil
-	}
-	select {
-	case <-resign.over:
-		return resign.err
-	case <-ctx.Done():
-		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
-	}
-}
-
-// askToResign returns the resignation of the current term; nil: there is none.
-func (c *Coordinator) askToResign(away time.Duration) *resignation {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.resign != nil && !c.resign.asked {
-		c.resign.asked, c.resign.away, c.resign.over = true, away, make(chan struct{})
-		c.resign.lost <- ErrResigned
-	}
-	return c.resign
-}
-
-// standby competes for the lease, at first after a pause. It returns nil once
-// ctx is done.
-func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
-	if pause > 0 && !c.rest(ctx, pause, hints) {
-		return nil
-	}
-	var vain vainHints
-	for woken := false; ; {
-		var term *Term
-		err := c.check(ctx, Standby)
-		if err == nil {
-			term, err = c.acquire(ctx, woken)
-		}
-		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown, false)
-			return nil
-		}
-		if err == nil && c.untilDeadline(term) <= 0 {
-			// A job would be told to return as it begins, with too little trust left
-			// for the time that it may take.
-			c.giveBack(term, ErrDeadline)
-			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
-		}
-		if err == nil {
-			return term
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		pause, deaf := c.notAcquired(err, hints.Live()), vain.after(woken, c.cfg.AcquireInterval)
-		if !errors.Is(err, ErrHeld) {
-			deaf = pause // whoever cannot acquire now need not hear when to
-		}
-		var ok bool
-		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {
-			return nil
-		}
-	}
-}
-
-// rest waits for so long before this replica competes again, or until the lease is
-// offered to it. It returns false once ctx is done.
-func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
-	end := time.Now().Add(pause)
-	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
-		return false
-	}
-	select {
-	case <-hints.C(): // of our own release, most likely
-	default:
-	}
-	var vain vainHints
-	for woken := false; ; {
-		var ok bool
-		woken, ok = awaitHint(ctx, hints, vain.after(woken, c.cfg.AcquireInterval), time.Until(end))
-		if !ok || !woken || c.isOffered(ctx) {
-			return ok
-		}
-	}
-}
-
-func (c *Coordinator) isOffered(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
-	defer cancel()
-	holding, err := c.lease.Read(ctx)
-	return err == nil && c.lease.offered(holding)
-}
-
-func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
-	if c.single {
-		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
-	}
-	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
-	// record of a term that nobody holds, and all would have to wait for its TTL.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
-	defer cancel()
-	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, woken || c.lease.lastSeen() == nil)
-	c.attempted(began, err)
-	return term, err
-}
-
-// notAcquired returns how long to wait after a failed attempt, unless woken.
-func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
-	pause := jitter(c.cfg.AcquireInterval)
-	var held *HeldError
-	if errors.As(err, &held) {
-		c.sawHolder(held.Holding)
-		if held.canExpireIn <= 0 {
-			return pause
-		}
-		if !held.byAge { // each standby has watched it since a moment of its own
-			return min(pause, held.canExpireIn)
-		}
-		// A few ms apart, lest all standbys write at once; and a few ms late, lest
-		// they come just before a renewal that is on its way.
-		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
-		if wakes {
-			// A release would wake us, and nothing else matters before; but what
-			// deletes the record without a word, where its TTL is another's.
-			return min(expiry, c.lease.cfg.TTL)
-		}
-		return min(pause, expiry)
-	}
-	if errors.Is(err, ErrUnhealthy) {
-		c.report("replica is not fit to compete", err)
-		return pause
-	}
-	c.report("lease cannot be acquired", err)
-	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
-		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
-	}
-	return pause
 }
 
 // hold runs the job for one term. It returns, with the pause before this replica
