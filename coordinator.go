@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,15 +86,6 @@ type CoordinatorConfig struct {
 	Trace *Trace
 }
 
-// Trace is a set of funcs that a [Coordinator] calls as things happen. Any may
-// be nil. They are called from the coordinator's own goroutine, must return
-// quickly, and must not panic.
-type Trace struct {
-	// JobStuck is called when the job has not returned although its context
-	// ended so long ago. The lease is no longer renewed, and will expire.
-	JobStuck func(term *Term, since time.Duration)
-}
-
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
 	if cfg.RenewInterval == 0 {
 		cfg.RenewInterval = lease.TTL / 3
@@ -110,9 +100,9 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		cfg.Logger = lease.Logger
 	}
 	if cfg.Trace == nil {
-		cfg.Trace = &Trace{}
+		cfg.Trace = &noTrace
 	}
-	checked := cfg.CheckTimeout != 0 || cfg.CheckFailures != 0
+	given := cfg
 	if cfg.CheckTimeout == 0 {
 		cfg.CheckTimeout = (cfg.RenewDeadline - cfg.RenewInterval) / 2
 	}
@@ -125,18 +115,21 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
 	if cfg.Watch == nil && cfg.Reconcile == nil {
-		refuse("Watch and Reconcile are both nil")
+		refuse("Watch and Reconcile are both nil, and one must be the job")
 	}
 	if cfg.RenewInterval < 0 {
 		refuse("RenewInterval %v is negative", cfg.RenewInterval)
 	}
-	if cfg.AcquireInterval < 0 {
-		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
+	if cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL {
+		refuse("AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
 	}
-	if checked && cfg.Check == nil {
-		refuse("CheckTimeout or CheckFailures is set, and Check is nil")
+	if given.CheckTimeout != 0 && cfg.Check == nil {
+		refuse("CheckTimeout is %v, and Check is nil", given.CheckTimeout)
 	}
-	if cfg.CheckTimeout < 0 || cfg.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval && cfg.Check != nil {
+	if given.CheckFailures != 0 && cfg.Check == nil {
+		refuse("CheckFailures is %d, and Check is nil", given.CheckFailures)
+	}
+	if given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval {
 		refuse("CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
 			cfg.CheckTimeout, cfg.RenewDeadline-cfg.RenewInterval)
 	}
@@ -148,10 +141,10 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	}
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
 	if cfg.RenewDeadline-cfg.RenewInterval < least {
-		refuse("RenewDeadline %v is not %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+		refuse("RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
 	}
 	if lease.TTL-lease.Margin-cfg.RenewDeadline < least {
-		refuse("RenewDeadline %v is not %v below TTL %v less Margin %v: the job would have no time to return",
+		refuse("RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 			cfg.RenewDeadline, least, lease.TTL, lease.Margin)
 	}
 	return cfg, errors.Join(errs...)
@@ -182,19 +175,10 @@ type Coordinator struct {
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
 	mu     sync.Mutex // guards the fields below
-	status Status
+	state  state
 	held   *Term        // until it was given back; nil for a standby
 	resign *resignation // of that term
 	token  int64        // of the last term
-}
-
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	lost  chan<- error  // the keeper's
-	asked bool          // has somebody?
-	away  time.Duration // how long to stay away at least
-	over  chan struct{} // closed when the lease has been given back; made by the first to ask
-	err   error         // of that; set before over is closed
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
@@ -211,7 +195,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		lease:  lease,
 		cfg:    cfg,
 		single: lease.store.SingleReplica(),
-		status: Status{Replica: lease.cfg.Holder, Since: time.Now()},
+		state:  state{since: time.Now()},
 	}, nil
 }
 
@@ -249,160 +233,12 @@ func (c *Coordinator) IsHolder() bool {
 	return term != nil && term.Valid()
 }
 
-// Resign ends the current term, if there is one, and returns when the job has
-// returned and the lease has been given back; the replica then stays away for
-// long enough that another can win. An error says that the lease could not be
-// released, or that ctx was done before; the resignation stands all the same.
-//
-// A job that resigns must not wait for itself to return: it passes its own
-// context.
-func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
-
-// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back. Where several resign from
-// one term, the first one's time counts.
-func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: %v is negative", c.lease.cfg.Key, ErrInvalid, away)
-	}
-	resign := c.askToResign(away)
-	if resign == nil {
-		return nil
-	}
-	select {
-	case <-resign.over:
-		return resign.err
-	case <-ctx.Done():
-		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
-	}
-}
-
-// askToResign returns the resignation of the current term; nil: there is none.
-func (c *Coordinator) askToResign(away time.Duration) *resignation {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.resign != nil && !c.resign.asked {
-		c.resign.asked, c.resign.away, c.resign.over = true, away, make(chan struct{})
-		c.resign.lost <- ErrResigned
-	}
-	return c.resign
-}
-
-// standby competes for the lease, at first after a pause. It returns nil once
-// ctx is done.
-func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
-	if pause > 0 && !c.rest(ctx, pause, hints) {
-		return nil
-	}
-	var vain vainHints
-	for woken := false; ; {
-		var term *Term
-		err := c.check(ctx, Standby)
-		if err == nil {
-			term, err = c.acquire(ctx, woken)
-		}
-		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown, false)
-			return nil
-		}
-		if err == nil {
-			return term
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		pause, deaf := c.notAcquired(err, hints.Live()), vain.after(woken, c.cfg.AcquireInterval)
-		if !errors.Is(err, ErrHeld) {
-			deaf = pause // whoever cannot acquire now need not hear when to
-		}
-		var ok bool
-		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {
-			return nil
-		}
-	}
-}
-
-// rest waits for so long before this replica competes again, or until the lease is
-// offered to it. It returns false once ctx is done.
-func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
-	end := time.Now().Add(pause)
-	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
-		return false
-	}
-	select {
-	case <-hints.C(): // of our own release, most likely
-	default:
-	}
-	var vain vainHints
-	for woken := false; ; {
-		var ok bool
-		woken, ok = awaitHint(ctx, hints, vain.after(woken, c.cfg.AcquireInterval), time.Until(end))
-		if !ok || !woken || c.isOffered(ctx) {
-			return ok
-		}
-	}
-}
-
-func (c *Coordinator) isOffered(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
-	defer cancel()
-	holding, err := c.lease.Read(ctx)
-	return err == nil && c.lease.offered(holding)
-}
-
-func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
-	if c.single {
-		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
-	}
-	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
-	// record of a term that nobody holds, and all would have to wait for its TTL.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
-	defer cancel()
-	if woken {
-		return c.lease.acquireOrSteal(ctx, true)
-	}
-	return c.lease.AcquireOrSteal(ctx)
-}
-
-// notAcquired returns how long to wait after a failed attempt, unless woken.
-func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
-	pause := jitter(c.cfg.AcquireInterval)
-	var held *HeldError
-	if errors.As(err, &held) {
-		c.log().Debug("lease is held", "holder", held.Holding.Holder)
-		c.note(held.Holding.Holder, nil)
-		if held.canExpireIn <= 0 {
-			return pause
-		}
-		if !held.byAge { // each standby has watched it since a moment of its own
-			return min(pause, held.canExpireIn)
-		}
-		// A few ms apart, lest all standbys write at once; and a few ms late, lest
-		// they come just before a renewal that is on its way.
-		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
-		if wakes {
-			// A release would wake us, and nothing else matters before; but what
-			// deletes the record without a word, where its TTL is another's.
-			return min(expiry, c.lease.cfg.TTL)
-		}
-		return min(pause, expiry)
-	}
-	if errors.Is(err, ErrUnhealthy) {
-		c.report("replica is not fit to compete", err)
-		return pause
-	}
-	c.report("lease cannot be acquired", err)
-	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
-		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
-	}
-	return pause
-}
-
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
-	keeper := c.startKeeper(term, hints)
+	keeper := c.newKeeper(term)
 	c.enterTerm(term, keeper)
+	c.startKeeper(keeper, term, hints)
 	job := newJob(ctx, jobScope{term, c})
 	if c.mustConfirm(term) {
 		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
@@ -415,6 +251,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 	c.stopping(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
+	c.jobReturned(term, cause)
 	keeper.stop()
 	err := c.giveBack(term, cause, job.begun)
 	resign := c.leaveTerm(err)
@@ -501,21 +338,14 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 			job.took(r)
 		case <-allowed.C:
 			keeper.cancel()
-			c.setStuck(true)
-			c.log().Error("job does not return although its context has ended; its lease is renewed no longer",
-				"token", term.Token(), "waited", time.Since(told))
-			if c.cfg.Trace.JobStuck != nil {
-				c.cfg.Trace.JobStuck(term, time.Since(told))
-			}
+			c.jobStuck(term, time.Since(told))
 		}
 	}
-	c.setStuck(false)
-	c.log().Debug("job returned", "token", term.Token(), "took", time.Since(told))
 }
 
 // giveBack releases the lease, unless it is another's already.
 func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
-	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
@@ -530,14 +360,13 @@ func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
 		err := release(ctx, term)
 		switch {
 		case err == nil:
-			c.note("", nil)
-			c.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+			c.released(term, cause)
 			return nil
 		case errors.Is(err, ErrLost):
-			c.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+			c.notReleased(term, cause, err)
 			return nil
 		case !sleep(ctx, jitter(c.callTimeout()/10)):
-			c.report("lease cannot be released; it will expire", err)
+			c.notReleased(term, cause, err)
 			return err
 		}
 	}

@@ -578,6 +578,33 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 	})
 }
 
+// A process that is paused within an acquire sees the answer late.
+func TestAnAcquireAnsweredAfterTheRenewDeadlineBeginsNoJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		paused := false
+		b := start(t, l, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "put" && !paused {
+				paused = true
+				time.Sleep(21 * time.Second) // the trust lasts for 8 s more, and a job may take 9
+			}
+			return err
+		}), "b", tenure.CoordinatorConfig{})
+		time.Sleep(21*time.Second + time.Millisecond)
+		if got := l.String(); got != "" {
+			t.Errorf("a job was begun:\n%s", got)
+		}
+		if _, err := store.Get(t.Context(), leaseKey); !errors.Is(err, tenure.ErrNotFound) {
+			t.Errorf("the lease is not given back: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		if !b.IsHolder() {
+			t.Error("b does not compete again")
+		}
+	})
+}
+
 func TestTheJobsContextCarriesTheTermAndTheCallersValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}

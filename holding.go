@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"time"
 )
 
@@ -81,7 +80,7 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	if r.AcquiredAtMS != 0 {
 		h.AcquiredAt = time.UnixMilli(r.AcquiredAtMS)
 	}
-	if r.TTLMS > 0 && r.TTLMS <= math.MaxInt64/int64(time.Millisecond) {
+	if r.TTLMS > 0 && r.TTLMS <= maximumTTL.Milliseconds() {
 		h.TTL = time.Duration(r.TTLMS) * time.Millisecond
 	}
 	return h, nil

@@ -33,7 +33,7 @@ type jobScope struct {
 type jobScopeKey struct{}
 
 // TermFromContext returns the term for which a job runs, or nil where ctx is
-// not derived from a job's context.
+// not derived from a job's context. See [Term] for what a nil one does.
 func TermFromContext(ctx context.Context) *Term {
 	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
 	return scope.term

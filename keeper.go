@@ -18,23 +18,28 @@ type keeper struct {
 	done      sync.WaitGroup
 }
 
-// startKeeper begins to renew. A term without a lease needs none: its keeper
-// waits to be stopped.
-func (c *Coordinator) startKeeper(term *Term, hints Watch) *keeper {
-	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{lost: make(chan error, 3), cancel: cancel}
+// newKeeper returns a keeper that does not renew yet.
+func (c *Coordinator) newKeeper(term *Term) *keeper {
+	k := &keeper{lost: make(chan error, 3)}
 	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
 		k.confirmed = make(chan struct{})
 	}
+	return k
+}
+
+// startKeeper begins to renew. A term without a lease needs that not: its keeper
+// waits to be stopped.
+func (c *Coordinator) startKeeper(k *keeper, term *Term, hints Watch) {
+	var ctx context.Context
+	ctx, k.cancel = context.WithCancel(context.Background())
 	if term.local() {
-		return k
+		return
 	}
 	k.done.Go(func() {
 		if err := c.keep(ctx, term, k, hints); err != nil {
 			k.lost <- err
 		}
 	})
-	return k
 }
 
 // stop ends the renewing and returns when no renewal is under way any more. It
@@ -95,7 +100,7 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 			continue
 		}
 		if ctx.Err() == nil {
-			c.report("lease not renewed, trying again", err)
+			c.renewalFailed(term, err)
 		}
 		next = c.retryPause(failures)
 		failures++
@@ -111,10 +116,10 @@ func (c *Coordinator) retryPause(failures int) time.Duration {
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {
 	ctx, cancel := context.WithTimeout(ctx, min(c.callTimeout(), term.Remaining()))
 	defer cancel()
+	began, deadline := time.Now(), term.Deadline()
 	if err := c.lease.Renew(ctx, term); err != nil {
 		return err
 	}
-	c.note(term.Holder(), nil)
-	c.log().Debug("lease renewed", "token", term.Token())
+	c.renewed(term, began, deadline)
 	return nil
 }

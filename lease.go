@@ -17,6 +17,7 @@ import (
 const (
 	DefaultTTL  = 30 * time.Second
 	minimumTTL  = 10 * time.Millisecond
+	maximumTTL  = 365 * 24 * time.Hour
 	defaultName = "reconciler-lease"
 )
 
@@ -73,7 +74,7 @@ type LeaseConfig struct {
 	Key    Key               // default {"reconciler_lease", "singleton"}
 	Name   string            // the object's name; default "reconciler-lease" for the default key, else the key's ID
 	Holder string            // default ReplicaID(); shown to people, never trusted for safety
-	TTL    time.Duration     // default 30s, at least 10ms
+	TTL    time.Duration     // default 30s; from 10ms to a year
 	Margin time.Duration     // default TTL/30; the holder's trust ends this long before the TTL does
 	Labels map[string]string // told to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock
@@ -87,6 +88,8 @@ type LeaseConfig struct {
 	// bears. It is wrong where a name can be given twice, as by an orchestrator that
 	// replaces what it cannot reach. Holder must be set.
 	Reclaim bool
+
+	refused error // what ObservedConfig was given wrong
 }
 
 // withDefaults returns the config with its zero fields filled, or an error that
@@ -116,23 +119,30 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	}
 	cfg.Labels = maps.Clone(cfg.Labels)
 
+	if cfg.refused != nil { // all else follows from it
+		return cfg, cfg.refused
+	}
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
 		validText("holder", cfg.Holder),
 	}
-	if cfg.TTL < minimumTTL {
-		errs = append(errs, fmt.Errorf("%w: TTL %v is below %v", ErrInvalid, cfg.TTL, minimumTTL))
+	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
+		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
 	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
 		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
 	}
 	if _, ok := cfg.Labels[requestLabel]; ok {
 		errs = append(errs, fmt.Errorf("%w: the label %q is used by the lease itself", ErrInvalid, requestLabel))
 	}
+	// Escaped in JSON it may become six times as long.
+	if longest := MaxPayload / 8; len(cfg.Holder) > longest {
+		errs = append(errs, fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(cfg.Holder), longest))
+	}
 	if cfg.Reclaim && unnamed {
-		errs = append(errs, fmt.Errorf("%w: Reclaim needs a Holder that only this process has", ErrInvalid))
+		errs = append(errs, fmt.Errorf("%w: Reclaim is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
 	}
 	if cfg.Expiry > Observed {
-		errs = append(errs, fmt.Errorf("%w: Expiry %d is no policy", ErrInvalid, cfg.Expiry))
+		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
 	}
 	return cfg, errors.Join(errs...)
 }
@@ -166,6 +176,9 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	}
 	return &Lease{store: store, cfg: cfg}, nil
 }
+
+// Key returns the key of the lease.
+func (l *Lease) Key() Key { return l.cfg.Key }
 
 // TryAcquire begins a term if nobody holds the lease, in one write. It returns
 // [ErrHeld] where a record stands, expired or not.
@@ -396,8 +409,8 @@ func (l *Lease) object(payload []byte) Object {
 
 // owns refuses a term that this lease cannot act upon.
 func (l *Lease) owns(op string, term *Term) error {
-	if term == nil {
-		return fmt.Errorf("tenure: %s %s: %w: term is nil", op, l.cfg.Key, ErrInvalid)
+	if term == nil || term.id == "" {
+		return fmt.Errorf("tenure: %s %s: %w: no term is given", op, l.cfg.Key, ErrInvalid)
 	}
 	if term.key != l.cfg.Key {
 		return fmt.Errorf("tenure: %s %s: %w: the term is one of %s", op, l.cfg.Key, ErrInvalid, term.key)

@@ -98,7 +98,7 @@ type Object struct {
 func (o Object) Validate() error {
 	errs := []error{o.Key.Validate(), validText("name", o.Name)}
 	for k, v := range o.Labels {
-		errs = append(errs, validText("label", k), validText("label "+k, v))
+		errs = append(errs, validText("label", k), validText(fmt.Sprintf("label %q:", k), v))
 	}
 	if len(o.Payload) > MaxPayload {
 		errs = append(errs, fmt.Errorf("%w: payload of %s has %d bytes, more than %d", ErrInvalid, o.Key, len(o.Payload), MaxPayload))
@@ -289,7 +289,7 @@ func wakeAll(ctx context.Context, store Store, key Key) {
 type Lister interface {
 	// List returns at most limit objects of a type, those whose IDs come after
 	// the given one, ordered by ID as the database orders text. A limit that is
-	// not positive is [ErrInvalid].
+	// not positive is [ErrInvalid], as is a type that no key can have.
 	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
@@ -301,9 +301,21 @@ const tombstoneAge = 24 * time.Hour
 // objects.
 const tombstonesSuffix = "_tombstones"
 
+// validTable refuses a name that no store can give to its table.
+func validTable(table string) error {
+	if at := len(table) - len(tombstonesSuffix); at >= 0 && strings.EqualFold(table[at:], tombstonesSuffix) {
+		return fmt.Errorf("%w: Table %q ends in %q, which is for the tombstones of table %q",
+			ErrInvalid, table, tombstonesSuffix, table[:at])
+	}
+	return validText("Table", table)
+}
+
 // validList refuses arguments that no [Lister] can accept.
 func validList(objectType, after string, limit int) error {
-	errs := []error{validText("object type", objectType), validText("id", after)}
+	errs := []error{validText("object type", objectType), validText("after", after)}
+	if objectType == "" {
+		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
+	}
 	if limit < 1 {
 		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
 	}
@@ -338,9 +350,13 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
+		if store == nil {
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
+			return
+		}
 		lister, ok := store.(Lister)
 		if !ok {
-			yield(Object{}, fmt.Errorf("tenure: list %s: %T: %w", objectType, store, errors.ErrUnsupported))
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is no Lister", objectType, errors.ErrUnsupported, store))
 			return
 		}
 		for after := ""; ; {

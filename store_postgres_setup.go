@@ -75,15 +75,8 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 				}
 			}
 		}
-		for statement := range strings.SplitSeq(s.tables.in(ddl), ";\n") {
-			if strings.TrimSpace(statement) == "" {
-				continue
-			}
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return nil
+		_, err := tx.Exec(ctx, s.tables.in(ddl))
+		return err
 	})
 }
 
@@ -120,10 +113,6 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 // inspect looks whether the tables fit. Types are compared here because the
 // server's own errors come late, or don't name the column.
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
-	if name := s.cfg.Table + tombstonesSuffix; len(name) > maxIdentifier {
-		return nil, fmt.Errorf("%w: table name %q is too long by %d bytes: Postgres would cut off %q",
-			ErrSetup, s.cfg.Table, len(name)-maxIdentifier, tombstonesSuffix)
-	}
 	found := &postgresSetup{}
 	var exists bool
 	var idleMS int64

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -34,6 +35,15 @@ type SQLiteConfig struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
+// validate returns an [ErrInvalid] for a config that no database can serve.
+func (cfg SQLiteConfig) validate() error {
+	const reserved = "sqlite_"
+	if len(cfg.Table) >= len(reserved) && strings.EqualFold(cfg.Table[:len(reserved)], reserved) {
+		return fmt.Errorf("%w: Table %q begins with %q, which SQLite keeps for itself", ErrInvalid, cfg.Table, reserved)
+	}
+	return validTable(cfg.Table)
+}
+
 // SQLiteStore is a [Store] in a SQLite database. It imports no driver; the
 // program does. Times are those of the process clock, for all users of the
 // database share one host.
@@ -44,6 +54,8 @@ type SQLiteStore struct {
 	owned bool // opened by OpenSQLite, so its transactions begin with the write lock
 	cfg   SQLiteConfig
 	sql   sqliteStatements
+
+	refused error // what is wrong with the config
 
 	// turn is held by the one who writes. SQLite has one writer at a time anyway,
 	// but lets those who wait for it starve: it does not queue them.
@@ -65,8 +77,12 @@ var _ interface {
 // NewSQLiteStore returns a store in the caller's database, which stays the
 // caller's to close. The database should be opened as [OpenSQLite] does: with a
 // busy timeout, in WAL mode, and with one connection if it is in memory. Standbys
-// that wait keep one of its connections, if there may be three or more.
+// that wait keep one of its connections, if there may be three or more. All calls of
+// a store whose config cannot be served are [ErrInvalid]. It panics if db is nil.
 func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
+	if db == nil {
+		panic("tenure: NewSQLiteStore: db is nil")
+	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
@@ -77,6 +93,7 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 		db:      db,
 		cfg:     cfg,
 		sql:     newSQLiteStatements(cfg.Table),
+		refused: cfg.validate(),
 		turn:    make(chan struct{}, 1),
 		watches: sqliteWatches{hub: wake.NewHub[Key](false)},
 	}
@@ -88,8 +105,16 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 // must be registered as "sqlite"; otherwise the error, an [ErrSetup], says
 // which import is missing. [SQLiteStore.Migrate] makes the table.
 func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStore, error) {
-	if path == "" {
+	switch {
+	case path == "":
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path is empty", ErrInvalid)
+	case strings.ContainsRune(path, 0):
+		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
+	case strings.HasPrefix(path, "file:"): // whoever means it would get a file of that name
+		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid, path)
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	if !slices.Contains(sql.Drivers(), sqliteDriver) {
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w: no driver %q is registered, add: import _ %q",
@@ -154,7 +179,7 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("tenure: migrate %s: %w", s.cfg.Table, sqliteError(err))
+		return fmt.Errorf("tenure: migrate %q: %w", s.cfg.Table, sqliteError(err))
 	}
 	return nil
 }
@@ -179,7 +204,7 @@ func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
 
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
-	if err := key.Validate(); err != nil {
+	if err := cmp.Or(key.Validate(), s.refused); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
 	obj, err := s.get(ctx, s.db, key)
@@ -203,7 +228,7 @@ func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	fail := func(err error) ([]Object, error) { return nil, opError(ctx, "list", Key{Type: objectType}, err) }
-	if err := validList(objectType, after, limit); err != nil {
+	if err := cmp.Or(validList(objectType, after, limit), s.refused); err != nil {
 		return fail(err)
 	}
 	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
@@ -383,6 +408,9 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 
 // inTurn runs a write when those before it are done.
 func (s *SQLiteStore) inTurn(ctx context.Context, write func() error) error {
+	if s.refused != nil {
+		return s.refused
+	}
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()

@@ -1,6 +1,7 @@
 package tenure_test
 
 import (
+	"database/sql"
 	"errors"
 	"os"
 	"path/filepath"
@@ -59,7 +60,7 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 
 func TestOnlyASharedSQLiteStoreHasMoreThanOneReplica(t *testing.T) {
 	for shared, want := range map[bool]bool{false: true, true: false} {
-		store := tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{Shared: shared})
+		store := tenure.NewSQLiteStore(sql.OpenDB(untouched{t}), tenure.SQLiteConfig{Shared: shared})
 		if got := store.SingleReplica(); got != want {
 			t.Errorf("shared %v: got SingleReplica %v", shared, got)
 		}

@@ -11,7 +11,9 @@ import (
 )
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its
-// release or loss. All methods are safe for concurrent use and do no I/O.
+// release or loss. All methods are safe for concurrent use and do no I/O. A nil
+// Term, as [TermFromContext] returns it outside a job, is not valid and has no time
+// remaining; its other methods panic.
 type Term struct {
 	key        Key
 	id         string
@@ -49,7 +51,12 @@ func newTrust(attempt time.Time, d time.Duration) *trust {
 // the monotonic clock stands still while a machine is suspended, and the TTL
 // does not.
 func (t *trust) covers(now time.Time) bool {
-	return now.Before(t.deadline) && now.Round(0).Before(t.wall)
+	return t.past(now) < 0
+}
+
+// past returns how long ago the trust ended; less than 0: it has not.
+func (t *trust) past(now time.Time) time.Duration {
+	return max(now.Sub(t.deadline), now.Round(0).Sub(t.wall))
 }
 
 // newLocalTerm makes the term of a coordinator that has no lease to lose.
@@ -106,7 +113,7 @@ func (t *Term) Remaining() time.Duration {
 // the conditions that the package documentation names; it cannot vouch for the
 // next instant. Where that matters, fence the write.
 func (t *Term) Valid() bool {
-	if t.ended.Load() != nil {
+	if t == nil || t.id == "" || t.ended.Load() != nil {
 		return false
 	}
 	trust := t.trust.Load()

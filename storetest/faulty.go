@@ -33,7 +33,7 @@ type Call struct {
 //
 // A write that lands after its caller has given up is do in a goroutine, under
 // [context.WithoutCancel]. A hook may call do once, and must call it before it
-// returns nil. It is called by as many goroutines as use the store.
+// returns nil; otherwise the call panics. It is called by as many goroutines as use the store.
 type Hook func(ctx context.Context, call Call, do func(context.Context) error) error
 
 // FaultyStore is a store whose calls go through a [Hook], so that a test can make
@@ -43,8 +43,12 @@ type FaultyStore struct {
 	hook  *atomic.Pointer[Hook] // shared with the fenced stores made of this one
 }
 
-// Faulty returns the store with a hook before its calls; nil is no fault.
+// Faulty returns the store with a hook before its calls; nil is no fault. It panics
+// if store is nil.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
+	if store == nil {
+		panic("storetest: Faulty: store is nil")
+	}
 	f := &FaultyStore{store: store, hook: new(atomic.Pointer[Hook])}
 	f.SetHook(hook)
 	return f

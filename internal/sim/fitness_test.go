@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// unfitness is what a replica's checks fail of.
+type unfitness struct {
+	is     bool
+	how    string // "fails", "hangs" until its context ends, or is "deaf" to that for a while
+	change int
+}
+
+var errUnfit = errors.New("the disk is full")
+
+// check is the replica's Check.
+func (l *life) check(ctx context.Context, role tenure.Role) error {
+	if !l.halt() {
+		return errCrashed
+	}
+	var unfit unfitness
+	l.r.w.locked(func() { unfit = l.r.unfit })
+	err := errUnfit
+	switch {
+	case !unfit.is:
+		err = nil
+	case unfit.how == "hangs":
+		<-ctx.Done()
+		err = ctx.Err()
+	case unfit.how == "deaf":
+		l.wait(context.WithoutCancel(ctx), l.r.ttl/8+l.r.dice.upTo(l.r.ttl/8))
+	}
+	l.r.w.locked(func() { l.unchecked = err != nil })
+	return err
+}
+
+// sent is told of each call before it is sent.
+func (j *judge) sent(l *life, call storetest.Call) {
+	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" {
+		return
+	}
+	if l.coordinator.Status().Role == tenure.Standby {
+		j.violated("check", "%s competes although it is not fit", l.r.name)
+	}
+	// A renewal by which a lease is kept until the job has returned is sent at the
+	// instant at which the job is told.
+	if t := l.newest; t.valid != nil && t.told.IsZero() {
+		j.w.later(time.Millisecond, func() {
+			j.w.locked(func() {
+				if t.told.IsZero() && t.running > 0 && !l.dead() {
+					j.violated("check", "%s renews although it is not fit", l.r.name)
+				}
+			})
+		})
+	}
+}
+
+// fencePredecessor is the replica's FencePredecessor, and fails at times.
+func (l *life) fencePredecessor(ctx context.Context, prev tenure.Holding) error {
+	if !l.halt() {
+		return errCrashed
+	}
+	if l.r.dice.one(3) {
+		return errors.New("the power switch does not answer")
+	}
+	if !l.wait(ctx, l.r.dice.upTo(l.r.ttl/10)) {
+		return ctx.Err()
+	}
+	l.r.w.line.say(l.r.name, "has cut off %s", prev.Holder)
+	l.r.w.locked(func() { l.r.w.judge.terms[tenure.TermFromContext(ctx).ID()].cutOff = true })
+	return nil
+}
+
+// wait waits like a process that may be paused or crash. It returns false where
+// the context ended before, or the process.
+func (l *life) wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return l.halt()
+	case <-ctx.Done():
+		l.halt()
+		return false
+	case <-l.gone:
+		return false
+	}
+}

@@ -1,0 +1,111 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// gateway is a replica of another program. Its record has no term and no TTL. It
+// keeps to the rules, by what it has itself watched, and its job returns at once.
+type gateway struct {
+	w     *world
+	store *handle
+	rng   *rand.Rand
+
+	seen  int64 // the version that stood when it last looked
+	since time.Time
+}
+
+func newGateway(w *world) *gateway {
+	return &gateway{w: w, store: w.journal.handle("gateway", nil, true), rng: rngOf(w.seed, 100)}
+}
+
+func (g *gateway) run() {
+	for g.w.sleep(g.w.ttl/7 + rand.N(g.w.ttl/7)) {
+		if g.rng.IntN(40) != 0 { // it has other things to do
+			g.look()
+			continue
+		}
+		if obj, ok := g.acquire(); ok {
+			g.hold(obj)
+		}
+	}
+}
+
+// look returns the version that stands, and whether it may be taken over.
+func (g *gateway) look() (version int64, expired bool) {
+	obj, err := g.store.Get(g.w.t.Context(), leaseKey)
+	if err != nil {
+		g.seen = 0
+		return 0, true
+	}
+	if obj.Version != g.seen {
+		g.seen, g.since = obj.Version, time.Now()
+	}
+	return obj.Version, time.Since(g.since) >= g.w.ttl*103/100
+}
+
+func (g *gateway) acquire() (obj tenure.Object, ok bool) {
+	version, expired := g.look()
+	if !expired {
+		return obj, false
+	}
+	cond := tenure.MustCreate()
+	if version != 0 {
+		cond = tenure.MatchVersion(version)
+	}
+	return g.write(fmt.Appendf(nil, `{"holder":"gateway","acquired_at_ms":%d}`, time.Now().UnixMilli()), cond)
+}
+
+func (g *gateway) write(payload []byte, cond tenure.WriteCondition) (obj tenure.Object, ok bool) {
+	obj, err := g.store.PutIf(g.w.t.Context(), tenure.Object{Key: leaseKey, Name: "reconciler-lease", Payload: payload}, cond)
+	return obj, err == nil
+}
+
+// hold works and renews for a while, and then releases, or vanishes.
+func (g *gateway) hold(obj tenure.Object) {
+	var t *term
+	valid := true
+	g.w.locked(func() {
+		t = g.w.judge.terms[foreignID(g.store.who, obj.Version)]
+		g.w.judge.begins(t, func() bool { return valid })
+	})
+	for range 1 + g.rng.IntN(12) {
+		if !g.w.sleep(g.w.ttl / 3) {
+			break
+		}
+		renewed, ok := g.write(obj.Payload, tenure.MatchVersion(obj.Version))
+		if !ok {
+			break
+		}
+		obj = renewed
+	}
+	g.w.locked(func() { valid = false; g.w.judge.ends(t) })
+	if g.rng.IntN(2) == 0 {
+		_ = g.store.DeleteIf(g.w.t.Context(), leaseKey, obj.Version)
+	}
+}
+
+// mustGet returns the record that stands; the zero value where there is none.
+func (j *journal) mustGet() tenure.Object {
+	obj, _ := j.mem.Get(j.w.t.Context(), leaseKey)
+	return obj
+}
+
+// meddle is what somebody does to the record by hand.
+func (w *world) meddle() {
+	by := w.journal.handle("operator", nil, false)
+	obj := w.journal.mustGet()
+	if obj.Version != 0 && w.rng.IntN(2) == 0 {
+		_ = by.DeleteIf(w.t.Context(), leaseKey, obj.Version)
+		return
+	}
+	payloads := []string{
+		fmt.Sprintf(`{"holder":"operator","acquired_at_ms":%d}`, time.Now().UnixMilli()),
+		`{"holder":"operator","ttl_ms":-1}`, `not JSON at all`, ``, `{"term":""}`,
+	}
+	_, _ = by.PutIf(w.t.Context(), tenure.Object{Key: leaseKey, Name: "reconciler-lease", Payload: []byte(payloads[w.rng.IntN(len(payloads))])}, tenure.Unconditional())
+}

@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"context"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// journal is the database: storetest.Mem, each of whose writes the judge sees as
+// it lands. It wakes by a hub of its own, so that hints may be lost.
+type journal struct {
+	w     *world
+	mem   *storetest.Mem
+	clock *clock
+	hub   *wake.Hub[tenure.Key]
+
+	hintsLost bool // guarded by the world's lock
+}
+
+func newJournal(w *world) *journal {
+	j := &journal{w: w, mem: storetest.NewMem(), hub: wake.NewHub[tenure.Key](true), clock: &clock{began: w.began, rate: 1}}
+	if w.rates {
+		j.clock.rate = 0.99 + 0.02*w.rng.Float64()
+	}
+	j.mem.Now = j.clock.now
+	return j
+}
+
+// handle is the journal as one of its users has it.
+type handle struct {
+	*journal
+	who   string
+	life  *life // nil: not a replica's
+	rules bool  // whether the user keeps to the rules of the lease
+	fence *tenure.Term
+	to    tenure.Store // the Mem, or the Mem fenced
+}
+
+var (
+	_ tenure.Fencer  = (*handle)(nil)
+	_ tenure.Watcher = (*handle)(nil)
+)
+
+func (j *journal) handle(who string, l *life, rules bool) *handle {
+	return &handle{journal: j, who: who, life: l, rules: rules, to: j.mem}
+}
+
+func (h *handle) SingleReplica() bool { return false }
+
+func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return h.to.Get(ctx, key)
+}
+
+func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	stored, err := h.to.PutIf(ctx, obj, cond)
+	if h.fence != nil {
+		h.w.judge.fencedWrite(h.fence, err)
+	} else if err == nil && obj.Key == leaseKey {
+		h.w.judge.written(h, stored)
+	}
+	return stored, err
+}
+
+func (h *handle) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return h.delete(ctx, key, version, false)
+}
+
+func (h *handle) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	return h.delete(ctx, key, version, true)
+}
+
+func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wakes bool) error {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	wakes = wakes && !h.hintsLost
+	err := h.to.DeleteIf(ctx, key, version)
+	if err == nil && key == leaseKey {
+		h.w.judge.deleted(h, wakes)
+		if wakes {
+			h.hub.Wake(key)
+		}
+	}
+	return err
+}
+
+func (h *handle) Watch(key tenure.Key) tenure.Watch { return h.hub.Watch(key) }
+
+func (h *handle) Wake(_ context.Context, key tenure.Key) error {
+	h.hub.Wake(key)
+	return nil
+}
+
+func (h *handle) Fence(t *tenure.Term) (tenure.Store, error) {
+	fenced, err := h.mem.Fence(t)
+	if err != nil {
+		return nil, err
+	}
+	return &handle{journal: h.journal, who: h.who, life: h.life, fence: t, to: fenced}, nil
+}
+
+// flood wakes all in vain for a while, as anybody could who may notify.
+func (j *journal) flood(d time.Duration) {
+	j.w.running.Go(func() {
+		for end := time.Now().Add(d); time.Now().Before(end) && j.w.sleep(d/50); {
+			j.hub.Wake(leaseKey)
+		}
+	})
+}

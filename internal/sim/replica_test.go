@@ -1,0 +1,301 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// replica is a host: it outlives the processes that run on it.
+type replica struct {
+	w          *world
+	name       string
+	ttl        time.Duration // by the bubble's clock; its own clock says something else
+	rate       float64
+	wallOffset time.Duration
+	dice       *dice
+
+	// Guarded by the world's lock.
+	life        *life // nil while no process runs
+	link        link
+	paused      chan struct{} // closed when it is resumed; nil: it runs
+	unfit       unfitness
+	good        bool
+	goodSince   time.Time
+	lastCause   error         // of the last term's end
+	resignedFor time.Duration // for how long it was asked to stay away in this term, and a bit; 0: it was not
+}
+
+// dice is a source for many goroutines.
+type dice struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+func (d *dice) one(in int) bool { return d.n(in) == 0 }
+
+func (d *dice) n(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rng.IntN(n)
+}
+
+// upTo returns a duration, the short ones no less likely than the long.
+func (d *dice) upTo(most time.Duration) time.Duration {
+	return scale(most, float64(1+d.n(1000))/1000/float64(int(1)<<d.n(6)))
+}
+
+// life is one process on a replica.
+type life struct {
+	r           *replica
+	coordinator *tenure.Coordinator
+	lease       *tenure.Lease
+	store       tenure.Store
+	shutdown    context.CancelFunc
+	gone        chan struct{} // closed at its crash
+	ended       chan struct{} // closed when Run has returned
+	started     time.Time
+
+	// Guarded by the world's lock.
+	stopping  bool  // a shutdown was asked for
+	newest    *term // the last whose record it wrote
+	unchecked bool  // its last check failed, or it never made one
+}
+
+func newReplica(w *world, i int) *replica {
+	r := &replica{w: w, name: fmt.Sprint("r", i), ttl: w.ttl, rate: 1, good: true, goodSince: time.Now(),
+		dice: &dice{rng: rngOf(w.seed, 1+i)}}
+	if w.unlikeTTLs {
+		r.ttl = []time.Duration{w.ttl / 2, w.ttl, w.ttl * 2}[w.rng.IntN(3)]
+	}
+	if w.rates {
+		r.rate = 0.99 + 0.02*w.rng.Float64()
+		r.ttl = scale(r.ttl, 1/r.rate).Round(time.Millisecond)
+	}
+	r.wallOffset = time.Duration(w.rng.IntN(21)-10) * 24 * time.Hour
+	return r
+}
+
+// start starts a process, unless one runs.
+func (r *replica) start() {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	if r.life != nil {
+		return
+	}
+	l := &life{r: r, gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), unchecked: true}
+	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
+	var err error
+	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
+		Reclaim: r.w.reclaims, Logger: r.w.line.logger(r.name)})
+	if err != nil {
+		panic(err)
+	}
+	cfg := tenure.CoordinatorConfig{Reconcile: l.reconcile, Confirmations: r.w.confirmations}
+	if r.w.twoFuncs {
+		cfg.Watch = l.watch
+	}
+	if r.w.checks {
+		cfg.Check = l.check
+	}
+	if r.w.fences {
+		cfg.FencePredecessor = l.fencePredecessor
+	}
+	l.coordinator, err = tenure.NewCoordinator(l.lease, cfg)
+	if err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.shutdown = cancel
+	r.life = l
+	r.w.line.say(r.name, "process starts")
+	r.w.running.Go(func() { l.run(ctx) })
+}
+
+// view is how the replica sees the store.
+func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
+	s := skewed{store, r}
+	switch {
+	case !r.w.rates && r.w.wakes:
+		return store
+	case r.w.wakes:
+		return skewedWatcher{s, store, store}
+	default:
+		return skewedPoller{s, store}
+	}
+}
+
+// run runs the coordinator. A panic of the job ends the process, as it would.
+func (l *life) run(ctx context.Context) {
+	defer func() {
+		defer close(l.ended)
+		var panicked *tenure.JobPanic
+		switch v := recover().(type) {
+		case nil:
+			return
+		case *tenure.JobPanic:
+			panicked = v
+		default:
+			panic(v)
+		}
+		if !errors.Is(panicked, errPanic) {
+			panic(panicked)
+		}
+		l.r.w.line.say(l.r.name, "process ends: its job panicked")
+		l.r.ended(l, l.r.dice.upTo(l.r.w.ttl))
+	}()
+	_ = l.coordinator.Run(ctx)
+}
+
+// ended is called when a process is gone.
+func (r *replica) ended(l *life, downFor time.Duration) {
+	r.w.locked(func() {
+		if r.life == l {
+			r.life = nil
+		}
+	})
+	r.w.later(downFor, r.start)
+}
+
+// crash ends the process, if one runs, as kill -9 does: nothing that it does from
+// then on reaches anybody. What remains of it in the bubble is told to end.
+func (r *replica) crash() {
+	r.w.mu.Lock()
+	l := r.life
+	r.life = nil
+	if l != nil {
+		r.w.line.say(r.name, "CRASHES")
+		close(l.gone)
+		r.w.judge.crashed(l)
+	}
+	r.w.mu.Unlock()
+	if l != nil {
+		l.shutdown()
+	}
+}
+
+// stop shuts the process down, and starts another a while later.
+func (r *replica) stop(patience, downFor time.Duration) {
+	r.w.mu.Lock()
+	l := r.life
+	if l == nil || l.stopping {
+		r.w.mu.Unlock()
+		return
+	}
+	l.stopping = true
+	r.w.mu.Unlock()
+	r.w.line.say(r.name, "is told to shut down")
+	l.shutdown()
+	r.w.running.Go(func() {
+		select {
+		case <-l.ended:
+			r.w.line.say(r.name, "process ends")
+			r.ended(l, downFor)
+		case <-l.gone:
+		case <-time.After(patience):
+			r.crash()
+			r.w.later(downFor, r.start)
+		}
+	})
+}
+
+func (r *replica) resign(away time.Duration) {
+	r.w.mu.Lock()
+	l := r.life
+	if l == nil || r.paused != nil {
+		r.w.mu.Unlock()
+		return
+	}
+	r.resignedFor = max(r.resignedFor, away, 1)
+	r.w.mu.Unlock()
+	r.w.line.say(r.name, "is asked to resign for %v", away)
+	r.w.running.Go(func() {
+		ctx, cancel := timed(r.w.ttl)
+		defer cancel()
+		_ = l.coordinator.ResignFor(ctx, away)
+	})
+}
+
+// change changes what a replica suffers.
+func (r *replica) change(do func()) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	do()
+	good := r.link.weather == clear && r.paused == nil && !r.unfit.is
+	if good && !r.good {
+		r.goodSince = time.Now()
+	}
+	r.good = good
+}
+
+// pause stops the process as SIGSTOP does, see the package documentation.
+func (r *replica) pause(d time.Duration) {
+	resumed := make(chan struct{})
+	paused := false
+	r.change(func() {
+		if r.paused == nil {
+			r.paused, paused = resumed, true
+		}
+	})
+	if !paused {
+		return
+	}
+	r.w.line.say(r.name, "is PAUSED for %v", d)
+	r.w.running.Go(func() {
+		r.w.sleep(d)
+		r.change(func() { r.paused = nil })
+		r.w.line.say(r.name, "is resumed")
+		close(resumed)
+	})
+}
+
+// halt returns once the process runs, or false where it is gone.
+func (l *life) halt() bool {
+	for {
+		l.r.w.mu.Lock()
+		paused := l.r.paused
+		l.r.w.mu.Unlock()
+		if paused == nil {
+			return !l.dead()
+		}
+		select {
+		case <-paused:
+		case <-l.gone:
+			return false
+		}
+	}
+}
+
+func (l *life) dead() bool {
+	select {
+	case <-l.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *life) ttl() time.Duration { return l.r.ttl }
+
+// allowed is the time that a job has to return, by the defaults of the library.
+func (l *life) allowed() time.Duration {
+	return l.r.ttl - l.r.ttl/30 - l.r.ttl*2/3
+}
+
+// goodSince returns since when nothing is wrong with the process. It must be
+// called under the world's lock.
+func (l *life) goodSince() time.Time {
+	switch {
+	case !l.r.good || l.dead():
+		return time.Now()
+	case l.started.After(l.r.goodSince):
+		return l.started
+	}
+	return l.r.goodSince
+}

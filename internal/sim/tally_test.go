@@ -1,0 +1,99 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// tally counts what was seen.
+type tally struct {
+	mu      sync.Mutex
+	worlds  int
+	hours   map[time.Duration]float64 // lease-hours, by the TTL
+	terms   int
+	ends    map[string]int // of terms, by cause
+	renewed int
+	fenced  map[string]int
+	faults  map[string]int
+	excused map[string]int // overlaps, by why
+	broken  map[string]int // invariants
+}
+
+func count(m *map[string]int, what string) {
+	if *m == nil {
+		*m = make(map[string]int)
+	}
+	(*m)[what]++
+}
+
+func (t *tally) add(o *tally) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.worlds += o.worlds
+	t.terms += o.terms
+	t.renewed += o.renewed
+	if t.hours == nil {
+		t.hours = make(map[time.Duration]float64)
+	}
+	for ttl, h := range o.hours {
+		t.hours[ttl] += h
+	}
+	for _, m := range []struct{ to, from *map[string]int }{
+		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
+	} {
+		if *m.to == nil {
+			*m.to = make(map[string]int)
+		}
+		for k, n := range *m.from {
+			(*m.to)[k] += n
+		}
+	}
+}
+
+func (t *tally) leaseHours() float64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sum := 0.0
+	for _, h := range t.hours {
+		sum += h
+	}
+	return sum
+}
+
+func (t *tally) String() string {
+	var b strings.Builder
+	sum, ttls := 0.0, 0.0
+	for ttl, h := range t.hours {
+		sum += h
+		ttls += h / ttl.Hours()
+	}
+	fmt.Fprintf(&b, "%.0f virtual lease-hours in %d worlds, %.0f TTLs long in all:", sum, t.worlds, ttls)
+	for _, ttl := range slices.Sorted(maps.Keys(t.hours)) {
+		fmt.Fprintf(&b, " %.0f h at a TTL of %v;", t.hours[ttl], ttl)
+	}
+	fmt.Fprintf(&b, "\n%d terms began, %d renewals landed\n", t.terms, t.renewed)
+	for _, s := range []struct {
+		what string
+		m    map[string]int
+	}{
+		{"terms ended by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults},
+		{"overlaps excused", t.excused}, {"invariants broken", t.broken},
+	} {
+		total := 0
+		var parts []string
+		for _, k := range slices.Sorted(maps.Keys(s.m)) {
+			total += s.m[k]
+			parts = append(parts, fmt.Sprintf("%s %d", k, s.m[k]))
+		}
+		fmt.Fprintf(&b, "%s: %d", s.what, total)
+		if len(parts) > 0 {
+			fmt.Fprintf(&b, " (%s)", strings.Join(parts, ", "))
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,167 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+var leaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
+
+// length of a world, in TTLs.
+const worldTTLs = 200
+
+// world is one lease, those who compete for it, and what happens to them.
+type world struct {
+	traits
+	t        *testing.T
+	rng      *rand.Rand // of the schedule's goroutine alone
+	line     *timeline
+	began    time.Time
+	judge    *judge
+	journal  *journal
+	replicas []*replica
+	over     chan struct{} // closed at the end
+	running  sync.WaitGroup
+
+	mu sync.Mutex // guards what the judge and the replicas know of each other; never held while anything waits
+}
+
+// traits are what is the same throughout a world.
+type traits struct {
+	seed          uint64
+	ttl           time.Duration
+	replicaCount  int
+	wakes         bool // the store is a Watcher
+	expiry        tenure.ExpiryPolicy
+	checks        bool // replicas have a Check, which fails at times
+	confirmations int
+	fences        bool // replicas have a FencePredecessor
+	reclaims      bool
+	rates         bool // clocks run up to 1 % too fast or slow
+	unlikeTTLs    bool // replicas differ in their TTL
+	clockJumps    bool // the database's clock does
+	gateway       bool // a replica of another program competes
+	operator      bool // somebody overwrites and deletes the record by hand
+	latency       time.Duration
+	twoFuncs      bool // the job has both Watch and Reconcile
+}
+
+func newTraits(seed uint64, rng *rand.Rand) traits {
+	one := func(in int) bool { return rng.IntN(in) == 0 }
+	w := traits{
+		seed: seed,
+		// A renewal costs the same whatever the TTL, so that a world of a long TTL
+		// has more hours; half of the worlds have the default.
+		ttl:          []time.Duration{30 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute}[rng.IntN(4)],
+		replicaCount: 2 + rng.IntN(4),
+		wakes:        !one(3),
+		checks:       one(3),
+		fences:       one(4),
+		reclaims:     one(4),
+		rates:        one(3),
+		clockJumps:   one(4),
+		gateway:      one(6),
+		operator:     one(6),
+		twoFuncs:     one(3),
+	}
+	if one(3) {
+		w.expiry = tenure.Observed
+	}
+	if one(3) {
+		w.confirmations = 1 + rng.IntN(3)
+	}
+	if !one(3) {
+		w.latency = w.ttl / 3000 // each way at most: 10 ms of 30 s
+	}
+	// The other program's records do not tell their TTL: all must agree on it.
+	w.unlikeTTLs = !w.gateway && one(3)
+	return w
+}
+
+func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.traits) }
+
+// rngOf returns a source of its own for each actor, so that what one draws does
+// not depend on when another does.
+func rngOf(seed uint64, actor int) *rand.Rand {
+	return rand.New(rand.NewPCG(seed, uint64(actor)))
+}
+
+// runWorld must be called in a bubble.
+func runWorld(t *testing.T, seed uint64, sum *tally) {
+	rng := rngOf(seed, 0)
+	w := &world{
+		traits: newTraits(seed, rng),
+		t:      t,
+		rng:    rng,
+		line:   &timeline{began: time.Now()},
+		began:  time.Now(),
+		over:   make(chan struct{}),
+	}
+	w.judge = &judge{w: w, terms: make(map[string]*term)}
+	w.judge.tally.worlds, w.judge.tally.hours = 1, map[time.Duration]float64{w.ttl: (worldTTLs * w.ttl).Hours()}
+	w.journal = newJournal(w)
+	for i := range w.replicaCount {
+		w.replicas = append(w.replicas, newReplica(w, i))
+	}
+	w.line.say("world", "%v", w)
+	for _, r := range w.replicas {
+		r.start()
+	}
+	if w.gateway {
+		w.running.Go(newGateway(w).run)
+	}
+	w.running.Go(w.watchLiveness)
+
+	w.schedule()
+
+	close(w.over)
+	for _, r := range w.replicas {
+		r.crash()
+	}
+	w.running.Wait()
+	if t.Failed() {
+		t.Logf("%v\n\n%v", w, w.line)
+	} else if *seedFlag != 0 {
+		t.Logf("%v\n\n%v\n%v", w, w.line, &w.judge.tally)
+	}
+	sum.add(&w.judge.tally)
+}
+
+// sleep waits, and returns false once the world is over.
+func (w *world) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-w.over:
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// later does something, unless the world is over by then.
+func (w *world) later(d time.Duration, do func()) {
+	w.running.Go(func() {
+		if w.sleep(d) {
+			do()
+		}
+	})
+}
+
+// locked does something under the world's lock.
+func (w *world) locked(do func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	do()
+}
+
+// timed returns a context of a call that belongs to no replica's life.
+func timed(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
+}
