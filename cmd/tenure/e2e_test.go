@@ -450,8 +450,8 @@ func (f *fleet) paused(t *testing.T, store database, r *replica, starts int) {
 	if next := f.awaitStart(t, starts); next.who == r.name {
 		t.Errorf("%s has started again", r.name)
 	}
-	events := f.events(t)
-	if i := slices.IndexFunc(events, func(e event) bool { return e.what == "stop" && e.who == r.name && e.at.After(events[0].at) }); i < 0 {
+	token := f.starts(t)[starts-1].token
+	if !slices.ContainsFunc(f.events(t), func(e event) bool { return e.what == "stop" && e.token == token }) {
 		t.Errorf("the service of %s was not told to end", r.name)
 	}
 	r.signal(t, syscall.SIGCONT)

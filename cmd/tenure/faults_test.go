@@ -130,44 +130,45 @@ func TestOnLossKillGivesNoTime(t *testing.T) {
 
 func TestAReplicaWhoseCheckFailsIsReplaced(t *testing.T) {
 	t.Parallel()
-	s := sqliteSite(t)
-	asked := filepath.Join(s.dir, "asked")
-	check := func(name string) string {
-		return fmt.Sprintf("echo %s $1 >>%s; test ! -e %s || { echo unfit >&2; exit 1; }; true", name, asked, filepath.Join(s.dir, "unfit-"+name))
-	}
-	for _, name := range []string{"a", "b"} {
-		script := filepath.Join(s.dir, "check-"+name)
-		if err := os.WriteFile(script, []byte(check(name)), 0o600); err != nil {
+	eachStore(t, func(t *testing.T, s *site) {
+		asked := filepath.Join(s.dir, "asked")
+		check := func(name string) string {
+			return fmt.Sprintf("echo %s $1 >>%s; test ! -e %s || { echo unfit >&2; exit 1; }; true", name, asked, filepath.Join(s.dir, "unfit-"+name))
+		}
+		for _, name := range []string{"a", "b"} {
+			script := filepath.Join(s.dir, "check-"+name)
+			if err := os.WriteFile(script, []byte(check(name)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := func(name string) *replica {
+			return s.start(t, name, append([]string{"-check", "sh " + filepath.Join(s.dir, "check-"+name)}, s.service(t)...)...)
+		}
+		a := start("a")
+		s.awaitStart(t, 0)
+		start("b")
+		eventually(t, soon, "b stands by", func() bool { return s.told(asked, "b standby") })
+		if err := os.WriteFile(filepath.Join(s.dir, "unfit-a"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-	}
-	start := func(name string) *replica {
-		return s.start(t, name, append([]string{"-check", "sh " + filepath.Join(s.dir, "check-"+name)}, s.service(t)...)...)
-	}
-	a := start("a")
-	s.awaitStart(t, 0)
-	start("b")
-	eventually(t, soon, "b stands by", func() bool { return s.told(asked, "b standby") })
-	if err := os.WriteFile(filepath.Join(s.dir, "unfit-a"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if next := s.awaitStart(t, 1); next.who != "b" {
-		t.Errorf("%s has started it", next.who)
-	}
-	if events := s.events(t); !slices.ContainsFunc(events, func(e event) bool { return e.what == "stop" && e.who == "a" }) {
-		t.Error("the program of a was not told to end")
-	}
-	for _, what := range []string{"a standby", "a active", "b standby"} {
-		if !s.told(asked, what) {
-			t.Errorf("no check was asked for %q", what)
+		if next := s.awaitStart(t, 1); next.who != "b" {
+			t.Errorf("%s has started it", next.who)
 		}
-	}
-	if s.told(asked, "b active") && len(s.starts(t)) < 2 {
-		t.Error("b was asked as if it were the holder")
-	}
-	if !strings.Contains(a.log(), "exit status 1: unfit") {
-		t.Error("the log of a does not tell what the check has said")
-	}
+		if events := s.events(t); !slices.ContainsFunc(events, func(e event) bool { return e.what == "stop" && e.who == "a" }) {
+			t.Error("the program of a was not told to end")
+		}
+		for _, what := range []string{"a standby", "a active", "b standby"} {
+			if !s.told(asked, what) {
+				t.Errorf("no check was asked for %q", what)
+			}
+		}
+		if s.told(asked, "b active") && len(s.starts(t)) < 2 {
+			t.Error("b was asked as if it were the holder")
+		}
+		if !strings.Contains(a.log(), "exit status 1: unfit") {
+			t.Error("the log of a does not tell what the check has said")
+		}
+	})
 }
 
 func TestACheckThatDoesNotAnswerIsOneThatFails(t *testing.T) {
@@ -193,39 +194,40 @@ func TestACheckThatDoesNotAnswerIsOneThatFails(t *testing.T) {
 
 func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 	t.Parallel()
-	s := sqliteSite(t)
-	fence := fmt.Sprintf(`echo "fence $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
-	// The first try fails.
-	tried := filepath.Join(s.dir, "tried")
-	fence = fmt.Sprintf("if ! test -e %s; then touch %[1]s; echo out of order >&2; exit 1; fi; ", tried) + fence
-	args := append([]string{"-confirm", "2", "-fence", fence}, s.service(t)...)
-	replicas := map[string]*replica{"a": s.start(t, "a", args...)}
-	s.awaitStart(t, 0)
-	replicas["b"] = s.start(t, "b", args...)
+	eachStore(t, func(t *testing.T, s *site) {
+		fence := fmt.Sprintf(`echo "fence $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
+		// The first try fails.
+		tried := filepath.Join(s.dir, "tried")
+		fence = fmt.Sprintf("if ! test -e %s; then touch %[1]s; echo out of order >&2; exit 1; fi; ", tried) + fence
+		args := append([]string{"-confirm", "2", "-fence", fence}, s.service(t)...)
+		replicas := map[string]*replica{"a": s.start(t, "a", args...)}
+		s.awaitStart(t, 0)
+		replicas["b"] = s.start(t, "b", args...)
 
-	// A handover has nobody to fence.
-	replicas["a"].signal(t, syscall.SIGTERM)
-	if s.awaitStart(t, 1); len(s.events(t)) != 3 {
-		t.Errorf("after a handover there are %+v", s.events(t))
-	}
+		// A handover has nobody to fence.
+		replicas["a"].signal(t, syscall.SIGTERM)
+		if s.awaitStart(t, 1); len(s.events(t)) != 3 {
+			t.Errorf("after a handover there are %+v", s.events(t))
+		}
 
-	replicas["c"] = s.start(t, "c", args...)
-	store := s.open(t)
-	awaitRenewal(t, store)
-	replicas["b"].signal(t, syscall.SIGKILL)
-	next := s.awaitStart(t, 2)
-	events := s.events(t)
-	before := events[len(events)-2]
-	if next.who != "c" || before.what != "fence" || before.who != "b" || before.token != next.token {
-		t.Errorf("before the start by %s came %+v", next.who, before)
-	}
-	h, _ := holding(t, store)
-	if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
-		t.Errorf("it began %v after it was taken over, before two renewals", confirmed)
-	}
-	if log := replicas["c"].log(); !strings.Contains(log, "predecessor not fenced, trying again") || !strings.Contains(log, "out of order") {
-		t.Error("the log of c does not tell that the first try has failed")
-	}
+		replicas["c"] = s.start(t, "c", args...)
+		store := s.open(t)
+		awaitRenewal(t, store)
+		replicas["b"].signal(t, syscall.SIGKILL)
+		next := s.awaitStart(t, 2)
+		events := s.events(t)
+		before := events[len(events)-2]
+		if next.who != "c" || before.what != "fence" || before.who != "b" || before.token != next.token {
+			t.Errorf("before the start by %s came %+v", next.who, before)
+		}
+		h, _ := holding(t, store)
+		if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
+			t.Errorf("it began %v after it was taken over, before two renewals", confirmed)
+		}
+		if log := replicas["c"].log(); !strings.Contains(log, "predecessor not fenced, trying again") || !strings.Contains(log, "out of order") {
+			t.Error("the log of c does not tell that the first try has failed")
+		}
+	})
 }
 
 func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {

@@ -97,7 +97,9 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 		log:     newLogger(lines).With("guard", os.Getpid()),
 	}
 	if len(args) > 0 {
-		becomeSubreaper()
+		if err := becomeSubreaper(); err != nil {
+			g.log.Warn("what leaves the program's process group will not be found", "error", err)
+		}
 		g.charge = newProgram(args)
 	} else {
 		g.charge = newService(cfg, g.log)

@@ -49,6 +49,7 @@ func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
 		{"run", "-key", "k", "--", "true"},
 		{"run", "-store", db, "--", "true"},
 		{"run", "-store", db, "-key", "/", "--", "true"},
+		{"run", "-store", ":memory:", "-key", "k", "--", "true"},
 		{"run", "-store", "mysql://localhost/db", "-key", "k", "--", "true"},
 		runOn(),
 		runOn("--", "no-such-program"),

@@ -52,6 +52,8 @@ func (s *storeFlag) name() (string, error) {
 		return "", usageError("no store: give -store, or set %s", storeEnv)
 	case isPostgres(name):
 		return name, checkURL(name)
+	case name == ":memory:":
+		return "", usageError("the store is to be shared, and :memory: is each process's own")
 	case strings.Contains(name, "://"):
 		return "", usageError("the store is neither a SQLite path nor a postgres:// URL")
 	}

@@ -35,9 +35,12 @@ func newTiming(ttl, renew, stopTimeout time.Duration) (timing, error) {
 		t.stop = trusted - t.renewDeadline
 	}
 	t.renewDeadline = min(t.renewDeadline, trusted-t.stop)
-	// Between two deadlines there must be time for a renewal that hangs and one more.
-	least := renew + ttl/10
-	if t.stop < 0 || t.renewDeadline < least {
+	least := renew + ttl/10 // in which a renewal may hang, and be tried again
+	if stopTimeout == 0 && t.renewDeadline < least {
+		return t, usageError("-renew %v does not fit: with -ttl %v it is at most %v",
+			renew, ttl, (t.renewDeadline - ttl/10).Truncate(time.Millisecond))
+	}
+	if t.renewDeadline < least {
 		return t, usageError("-stop-timeout %v does not fit: with -ttl %v and -renew %v it is at most %v",
 			stopTimeout, ttl, renew, (trusted - least).Truncate(time.Millisecond))
 	}
