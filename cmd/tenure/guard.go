@@ -151,10 +151,8 @@ func (g *guard) run(orders <-chan order) error {
 					return errors.New("tenure was gone before the program began")
 				}
 				g.lose("tenure is gone")
-			} else if err := g.obey(o); err != nil {
-				return g.report(report{End: &ending{Status: 127, Text: err.Error()}})
-			} else if !g.begun && (o.Kill || o.Stop != 0) {
-				return g.report(report{End: &ending{Told: true, Status: 128 + int(syscall.SIGTERM), Text: "it had not begun"}})
+			} else if end := g.obey(o); end != nil {
+				return g.report(report{End: end})
 			}
 		case <-g.ended:
 			g.ended = nil
@@ -200,10 +198,13 @@ func (g *guard) watch() time.Duration {
 	return max(time.Millisecond, min(g.cfg.ask, g.soft.until(now), g.hard.until(now)))
 }
 
-func (g *guard) obey(o order) error {
+// obey returns an ending where there is nothing to look after.
+func (g *guard) obey(o order) *ending {
 	switch {
 	case o.Trust != nil:
 		return g.trust(*o.Trust)
+	case !g.begun && (o.Kill || o.Stop != 0):
+		return notBegun()
 	case !g.begun:
 	case o.Kill:
 		g.kill("the lease is lost")
@@ -222,21 +223,27 @@ func (g *guard) ask() {
 }
 
 // trust takes the answer to a question. The first begins.
-func (g *guard) trust(t trust) error {
+func (g *guard) trust(t trust) *ending {
 	g.hard, g.soft = newInstant(g.asked, t.Hard), newInstant(g.asked, t.Soft)
 	g.asked = time.Time{}
 	if g.begun {
 		return nil
 	}
 	if g.soft.passed(time.Now()) {
-		return errors.New("the term was over before the program began")
+		return notBegun()
 	}
 	g.begun = true
 	group, err := g.charge.begin()
 	if err != nil {
-		return err
+		return &ending{Status: 127, Text: err.Error()}
 	}
-	return g.report(report{Group: group})
+	g.report(report{Group: group})
+	return nil
+}
+
+// notBegun is the ending of a charge whose term was over before it began.
+func notBegun() *ending {
+	return &ending{Told: true, Status: 128 + int(syscall.SIGTERM), Text: "it had not begun"}
 }
 
 // lose ends the charge because the lease is as good as lost.

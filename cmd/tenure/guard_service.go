@@ -50,12 +50,15 @@ func (s *service) run() ending {
 
 // stopService runs a -stop command until it has succeeded, or ctx is done.
 func stopService(ctx context.Context, line string, env []string, log *slog.Logger) error {
-	for {
+	for said := ""; ; {
 		err := runHook(ctx, line, nil, env, os.Stderr)
 		if err == nil {
 			return nil
 		}
-		log.Error("-stop command failed, trying again", "error", err)
+		if err.Error() != said {
+			said = err.Error()
+			log.Error("-stop command failed, trying again", "error", err)
+		}
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))

@@ -171,7 +171,7 @@ func TestAProgramBeginsOnlyWhileThereIsTrust(t *testing.T) {
 		<-s.asked
 		time.Sleep(4 * time.Second)
 		s.orders <- order{Trust: &trust{Hard: 4 * time.Second, Soft: 3 * time.Second}}
-		if end := <-s.final; end.Status == 0 || end.Told || len(s.notes) != 0 {
+		if end := <-s.final; end.Status == 0 || !end.Told || len(s.notes) != 0 {
 			t.Errorf("it began: %+v, %q", end, s.notes)
 		}
 	})

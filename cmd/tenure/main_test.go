@@ -5,12 +5,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgtest"
 )
 
@@ -136,5 +139,30 @@ func TestAStopTimeoutComesAtTheExpenseOfTheRenewDeadline(t *testing.T) {
 	}
 	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
 		t.Errorf("one that does not fit: %v", err)
+	}
+}
+
+func TestHowAProgramEndsDependsOnWhy(t *testing.T) {
+	t.Parallel()
+	term, interrupt, kill := order{Stop: syscall.SIGTERM}, order{Stop: syscall.SIGINT}, order{Kill: true}
+	for _, test := range []struct {
+		cause          error
+		stop, withKill order // by -on-loss
+	}{
+		{tenure.ErrLost, kill, kill},
+		{tenure.ErrDeadline, term, kill},
+		{fmt.Errorf("%w: no disk", tenure.ErrUnhealthy), term, kill},
+		{tenure.ErrResigned, term, term},
+		{tenure.ErrShutdown, interrupt, interrupt},
+	} {
+		for onLoss, want := range map[string]order{onLossStop: test.stop, onLossKill: test.withKill} {
+			r := &runner{opts: &runOptions{onLoss: onLoss}}
+			if test.cause == tenure.ErrShutdown {
+				r.signal.Store(int32(syscall.SIGINT))
+			}
+			if got := r.howToEnd(test.cause); got != want {
+				t.Errorf("-on-loss %s, %v: %+v, want %+v", onLoss, test.cause, got, want)
+			}
+		}
 	}
 }
