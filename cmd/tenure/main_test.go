@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		main()
 	}
+	flag.Set("test.parallel", "6") // the tests wait for real time to pass, and compute little
 	pgtest.Main(m)
 }
 
