@@ -328,13 +328,15 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
 		if !sleep(ctx, min(deaf, pause)) {
 			return nil
 		}
-		timer := time.NewTimer(pause - min(deaf, pause))
+		if woken = false; deaf >= pause {
+			continue
+		}
+		timer := time.NewTimer(pause - deaf)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
 		case <-timer.C:
-			woken = false
 		case <-hints.C():
 			timer.Stop()
 			woken = true
