@@ -16,9 +16,11 @@ type vainHints struct {
 // awaitHint waits for so long, or until a hint comes that it is not deaf to. It
 // returns false for ok once ctx is done.
 func awaitHint(ctx context.Context, hints Watch, deaf, wait time.Duration) (woken, ok bool) {
-	deaf = min(deaf, wait)
-	if deaf > 0 && !sleep(ctx, deaf) {
+	if deaf = min(deaf, wait); !sleep(ctx, deaf) {
 		return false, false
+	}
+	if deaf >= wait {
+		return false, true
 	}
 	timer := time.NewTimer(wait - deaf)
 	defer timer.Stop()

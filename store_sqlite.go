@@ -167,15 +167,27 @@ func pingSQLite(ctx context.Context, db *sql.DB) error {
 	}
 }
 
+const uniqueSQLite = `
+	SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) AS i WHERE i."unique" AND NOT i.partial AND
+		(SELECT group_concat(c) FROM (SELECT coalesce(lower(name), '?') AS c FROM pragma_index_info(i.name) ORDER BY c))
+			IN ('id', 'id,object_type'))`
+
 // Migrate creates the tables that are missing. It may be called at every start,
-// by many processes at once.
+// by many processes at once. A table that is there and does not fit is [ErrSetup].
 func (s *SQLiteStore) Migrate(ctx context.Context) error {
 	err := s.inTx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.sql.migrate); err != nil {
 			return err
 		}
 		// A table of another program may be there, and lack a column.
-		_, err := tx.ExecContext(ctx, s.sql.probe)
+		if _, err := tx.ExecContext(ctx, s.sql.probe); err != nil {
+			return err
+		}
+		var unique bool
+		err := tx.QueryRowContext(ctx, uniqueSQLite, s.cfg.Table).Scan(&unique)
+		if err == nil && !unique { // two could create one object, and hold one lease
+			return fmt.Errorf("%w: table %q has no unique key on (object_type, id), nor on id", ErrSetup, s.cfg.Table)
+		}
 		return err
 	})
 	if err != nil {

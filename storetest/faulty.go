@@ -44,7 +44,7 @@ type FaultyStore struct {
 }
 
 // Faulty returns the store with a hook before its calls; nil is no fault. It panics
-// if store is nil.
+// if store is nil. The example Job tests a job with it, in virtual time.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
 	if store == nil {
 		panic("storetest: Faulty: store is nil")
