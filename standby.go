@@ -11,7 +11,7 @@ import (
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
 func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
-	if pause > 0 && !c.rest(ctx, pause, hints) {
+	if !c.rest(ctx, pause, hints) {
 		return nil
 	}
 	var vain vainHints
