@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -96,7 +97,7 @@ func openSQLite(ctx context.Context, cfg replicaConfig) (backend, error) {
 		store.Close()
 		return nil, err
 	}
-	db, err := sql.Open("sqlite", sqliteDSN(cfg.File))
+	db, err := sql.Open("sqlite", sqliteDSN(cfg.File, 20*time.Millisecond))
 	if err != nil {
 		store.Close()
 		return nil, err
@@ -104,8 +105,11 @@ func openSQLite(ctx context.Context, cfg replicaConfig) (backend, error) {
 	return &sqliteBackend{store, db}, nil
 }
 
-func sqliteDSN(file string) string {
-	return "file:" + file + "?_txlock=immediate&_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
+// sqliteDSN opens a file as the library does. A wait for a lock does not end with
+// its context.
+func sqliteDSN(file string, wait time.Duration) string {
+	return fmt.Sprintf("file:%s?_txlock=immediate&_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)",
+		file, wait.Milliseconds())
 }
 
 func (b *sqliteBackend) store() tenure.Store { return b.SQLiteStore }

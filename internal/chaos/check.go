@@ -40,7 +40,11 @@ func check(p *phase, a *audit) *result {
 	for _, f := range p.record.faults {
 		r.faults[f.kind]++
 	}
-	r.checkLedger(a)
+	r.checkLedger(a.ledger)
+	r.checkLedger(a.anew)
+	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
+		r.violate("the file was removed, and all were started anew; the last token is %d, after %d", after, before)
+	}
 	r.checkAcknowledged(p, a)
 	r.checkRegisters(p, a)
 	jobs := p.record.jobs()
@@ -54,10 +58,10 @@ func check(p *phase, a *audit) *result {
 
 // checkLedger goes through all that was committed, in its order: tokens rise from
 // term to term, and nothing fenced is committed but in its own term.
-func (r *result) checkLedger(a *audit) {
+func (r *result) checkLedger(ledger []entry) {
 	var current entry
 	var greatest int64
-	for i, e := range a.ledger {
+	for i, e := range ledger {
 		wrong := ""
 		switch e.kind {
 		case ledgerBegin:
@@ -81,9 +85,16 @@ func (r *result) checkLedger(a *audit) {
 			}
 		}
 		if wrong != "" {
-			r.violate("%s:\n%s", wrong, lines(a.ledger[max(0, i-5):min(i+2, len(a.ledger))]))
+			r.violate("%s:\n%s", wrong, lines(ledger[max(0, i-5):min(i+2, len(ledger))]))
 		}
 	}
+}
+
+func greatestToken(ledger []entry) (greatest int64) {
+	for _, e := range ledger {
+		greatest = max(greatest, e.token)
+	}
+	return greatest
 }
 
 func lines(entries []entry) string {

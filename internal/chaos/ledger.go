@@ -21,6 +21,7 @@ type entry struct {
 // audit is what a database has at the end of a phase: all that was committed.
 type audit struct {
 	ledger      []entry           // in the order of the commits
+	anew        []entry           // of the file that came after one that was removed
 	once        map[string]string // the objects that are created once
 	registers   map[string]op     // a last get of each
 	connections []string          // that outlast all replicas

@@ -53,7 +53,7 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 		"unfenced":           {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerUnfenced, "a", 1)}, 0},
 	} {
 		r := &result{}
-		r.checkLedger(&audit{ledger: test.ledger})
+		r.checkLedger(test.ledger)
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}

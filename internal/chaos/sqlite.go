@@ -72,7 +72,7 @@ func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 	if err := errors.Join(store.Migrate(ctx), store.Close()); err != nil {
 		return nil, err
 	}
-	books, err := sql.Open("sqlite", sqliteDSN(db.file))
+	books, err := sql.Open("sqlite", sqliteDSN(db.file, 5*time.Second))
 	if err != nil {
 		return nil, err
 	}
@@ -105,10 +105,8 @@ func (db *sqlite) audit(ctx context.Context) (*audit, error) {
 	if err != nil || db.audited == nil {
 		return now, err
 	}
-	// What the new file has comes after what the old one had.
-	old := db.audited
-	old.ledger = append(old.ledger, now.ledger...)
-	return old, nil
+	db.audited.anew = now.ledger
+	return db.audited, nil
 }
 
 func (db *sqlite) read(ctx context.Context) (*audit, error) {
