@@ -346,8 +346,8 @@ func (r *result) checkEnds(p *phase, a *audit) {
 	}
 }
 
-// measure takes the times of handovers and failovers. Those in which somebody
-// was disturbed by another fault are not comparable, and left out.
+// measure takes the times of handovers and failovers. Those during which there was
+// another fault tell of that one, and are left out.
 func (r *result) measure(p *phase, jobs []job, a *audit) {
 	released := map[string]bool{}
 	for _, e := range a.ledger {
@@ -358,7 +358,7 @@ func (r *result) measure(p *phase, jobs []job, a *audit) {
 	for i, j := range jobs[:max(0, len(jobs)-1)] {
 		next := jobs[i+1]
 		if next.from < j.to || slices.ContainsFunc(p.record.faults, func(f *fault) bool {
-			return f.from < next.from && j.to < f.to
+			return !f.passes && f.from < next.from && j.to < f.to
 		}) {
 			continue
 		}

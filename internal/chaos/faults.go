@@ -12,10 +12,10 @@ type ending = func() (time.Duration, error)
 // processFaults are those that need no more than processes. The last two are
 // none, but hand the lease over.
 var processFaults = []faultKind{
-	{name: "kill -9", group: "process", weight: 5, begin: kill},
+	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: "pause (SIGSTOP)", group: "process", weight: 5, longer: 2, begin: stop},
-	{name: "shutdown (SIGTERM)", group: "process", weight: 3, begin: shutdown},
-	{name: "resign", group: "process", weight: 3, begin: resign},
+	{name: "shutdown (SIGTERM)", group: "process", weight: 3, passes: true, begin: shutdown},
+	{name: "resign", group: "process", weight: 3, passes: true, begin: resign},
 }
 
 // kill kills one replica or more. The fault ends at once: somebody else can take

@@ -50,6 +50,7 @@ type fault struct {
 	kind     string
 	target   string
 	from, to time.Duration // to: from when on somebody must be able to take over
+	passes   bool          // it hands the lease over or makes it expire, and no more
 }
 
 // faultKind is one that can be done.
@@ -57,7 +58,8 @@ type faultKind struct {
 	name   string
 	group  string // of two faults at a time, none is of the other's group
 	weight int
-	longer int // how many times as long as others it lasts; 0 is 1
+	longer int  // how many times as long as others it lasts; 0 is 1
+	passes bool // see [fault]
 
 	// begin does it, and returns whom it hit and how it is ended; the time is
 	// that of the end, where that is not when end returns.
@@ -133,7 +135,7 @@ func (p *phase) episode(ctx context.Context) error {
 	length := p.ttl/10 + time.Duration(p.rand.Int64N(int64(2*p.ttl)))
 	for _, kind := range kinds {
 		length *= time.Duration(max(1, kind.longer))
-		f := &fault{kind: kind.name, from: monotonic()}
+		f := &fault{kind: kind.name, from: monotonic(), passes: kind.passes}
 		target, end, err := kind.begin(ctx, p)
 		if err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)

@@ -59,6 +59,6 @@ func spread(times []time.Duration) string {
 		return "-"
 	}
 	slices.Sort(times)
-	at := func(percent int) int64 { return times[(len(times)-1)*percent/100].Milliseconds() }
+	at := func(percent int) int64 { return times[(len(times)*percent+99)/100-1].Milliseconds() }
 	return fmt.Sprintf("p50 %d p90 %d p99 %d max %d (%d)", at(50), at(90), at(99), at(100), len(times))
 }
