@@ -301,7 +301,7 @@ func (p *phase) around(from, to time.Duration) string {
 func (r *result) checkRecoveries(p *phase, jobs []job) {
 	for _, f := range p.record.faults {
 		if slices.ContainsFunc(p.record.faults, func(g *fault) bool {
-			return g != f && g.from <= f.to && f.to < g.to
+			return g.episode == f.episode && f.to < g.to
 		}) {
 			continue // another one goes on
 		}
@@ -336,7 +336,7 @@ func (r *result) checkEnds(p *phase, a *audit) {
 	for _, e := range p.record.sorted() {
 		switch e.Kind {
 		case leaked:
-			r.violate("%s left goroutines behind: %s", e.Replica, e.Note)
+			r.violate("%s left behind: %s", e.Replica, e.Note)
 		case jobStuck:
 			r.violate("%s: the job with token %d did not return in %s\n%s", e.Replica, e.Token, e.Note, p.around(e.At, e.At))
 		}

@@ -14,8 +14,8 @@ type ending = func() (time.Duration, error)
 var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: "pause (SIGSTOP)", group: "process", weight: 5, longer: 2, begin: stop},
-	{name: "shutdown (SIGTERM)", group: "process", weight: 3, passes: true, begin: shutdown},
-	{name: "resign", group: "process", weight: 3, passes: true, begin: resign},
+	{name: "shutdown (SIGTERM)", group: "process", weight: 4, passes: true, begin: shutdown},
+	{name: "resign", group: "process", weight: 6, passes: true, begin: resign},
 }
 
 // kill kills one replica or more. The fault ends at once: somebody else can take

@@ -27,6 +27,7 @@ type phase struct {
 	log    func(format string, args ...any)
 
 	processes []*process
+	episodes  int
 	record    *record
 	kinds     []faultKind
 }
@@ -50,6 +51,7 @@ type fault struct {
 	kind     string
 	target   string
 	from, to time.Duration // to: from when on somebody must be able to take over
+	episode  int           // those of one are done at the same time
 	passes   bool          // it hands the lease over or makes it expire, and no more
 }
 
@@ -126,6 +128,7 @@ func (p *phase) end() error {
 // episode does one fault, or two at a time, ends them, and waits until somebody
 // holds the lease.
 func (p *phase) episode(ctx context.Context) error {
+	p.episodes++
 	kinds := []faultKind{p.pick("")}
 	if p.rand.IntN(4) == 0 {
 		kinds = append(kinds, p.pick(kinds[0].group))
@@ -135,7 +138,10 @@ func (p *phase) episode(ctx context.Context) error {
 	length := p.ttl/10 + time.Duration(p.rand.Int64N(int64(2*p.ttl)))
 	for _, kind := range kinds {
 		length *= time.Duration(max(1, kind.longer))
-		f := &fault{kind: kind.name, from: monotonic(), passes: kind.passes}
+		if kind.passes {
+			length /= 3
+		}
+		f := &fault{kind: kind.name, from: monotonic(), episode: p.episodes, passes: kind.passes}
 		target, end, err := kind.begin(ctx, p)
 		if err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)

@@ -53,6 +53,12 @@ END $$;
 CREATE TRIGGER fenced AFTER INSERT OR UPDATE ON objects FOR EACH ROW
 	WHEN (NEW.object_type = 'fenced') EXECUTE FUNCTION note_fenced();
 
+-- Between the check of a fence and its commit there is hardly any time, and it is
+-- then that a takeover must wait.
+CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(random() * 0.1); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+	WHEN (NEW.kind = 'fenced' AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
+
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.clock (ahead interval);
 INSERT INTO chaos.clock VALUES ('0');

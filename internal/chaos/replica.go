@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -60,11 +62,31 @@ func runReplica(encoded string) error {
 	if err := live(ctx, cfg, events, orders); err != nil {
 		return err
 	}
+	if left := connections(cfg); len(left) > 0 {
+		events.write(event{Kind: leaked, Note: fmt.Sprint(left)})
+	}
 	if err := goleak.Find(before); err != nil {
 		events.write(event{Kind: leaked, Note: err.Error()})
 	}
 	events.write(event{Kind: ended})
 	return nil
+}
+
+// connections returns the sockets of this process, and what it has open of
+// SQLite's files.
+func connections(cfg replicaConfig) (open []string) {
+	const mine = "/proc/self/fd"
+	descriptors, err := os.ReadDir(mine)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, d := range descriptors {
+		to, err := os.Readlink(filepath.Join(mine, d.Name()))
+		if err == nil && (strings.HasPrefix(to, "socket:") || cfg.File != "" && strings.HasPrefix(to, cfg.File)) {
+			open = append(open, to)
+		}
+	}
+	return open
 }
 
 // live is a replica's life, from its start to its orderly end.

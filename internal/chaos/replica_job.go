@@ -18,9 +18,7 @@ func (r *replica) job(ctx context.Context) error {
 	tell := func(kind string) { r.events.write(event{Kind: kind, Term: term.ID(), Token: term.Token()}) }
 	tell(jobStarted)
 	defer tell(jobStopped)
-	if rand.IntN(2) == 0 {
-		r.late.Go(func() { r.straggle(term) })
-	}
+	r.late.Go(func() { r.straggle(term) })
 	for n := 0; pause(ctx, about(r.Pace)); n++ {
 		note := fmt.Sprintf("%s.%d.%d", r.birth, term.Token(), n)
 		limited, cancel := context.WithTimeout(ctx, r.TTL)

@@ -187,7 +187,7 @@ func limit(_ context.Context, p *phase) (string, ending, error) {
 // new one, and the others have the old one still: there are two leases, until
 // all are started anew.
 func (db *sqlite) final(ctx context.Context, p *phase) (err error) {
-	f := &fault{kind: fileRemoved, target: "all", from: monotonic()}
+	f := &fault{kind: fileRemoved, target: "all", from: monotonic(), episode: -1}
 	p.note([]*fault{f})
 	old := db.books
 	for _, suffix := range []string{"", "-wal", "-shm"} {
