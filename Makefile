@@ -30,3 +30,9 @@ bench: ## the benchmarks of this module
 .PHONY: bench-peers
 bench-peers: ## this library beside others, on one machine in one run, for some minutes
 	cd internal/bench && go run . -svg bench.svg
+
+DURATION := 10m
+
+.PHONY: chaos
+chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
+	cd internal/chaos && go run . -duration $(DURATION)
