@@ -292,7 +292,10 @@ func TestAHandoverThatCannotBeIsRefused(t *testing.T) {
 			t.Error("what was refused has ended the term")
 		}
 		stop()
-		st.want(404, "POST", "/handover", `{"to":"b"}`)
+		var body struct{ Error string }
+		if got := st.do("POST", "/handover", `{"to":"b"}`, &body); got != 404 || body.Error != "nobody holds the lease" {
+			t.Errorf("after its end it answered %d %+v", got, body)
+		}
 	})
 }
 
