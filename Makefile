@@ -30,3 +30,11 @@ bench: ## the benchmarks of this module
 .PHONY: bench-peers
 bench-peers: ## this library beside others, on one machine in one run, for some minutes
 	cd internal/bench && go run . -svg bench.svg
+
+.PHONY: sim
+sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes
+	go test ./internal/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+
+.PHONY: mutants
+mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
+	go run ./internal/mutants

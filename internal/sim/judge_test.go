@@ -35,19 +35,19 @@ import (
 type judge struct {
 	w *world
 	tally
+	until string // the timeline to the first fault
 
 	terms   map[string]*term // all that ever began, by the ID in their record
 	running []*term          // those whose jobs run
 
-	standing   *term // whose record is stored; nil: there is none
-	payload    []byte
-	version    int64
-	writtenAt  time.Time     // when it last landed, or was deleted
-	shift      time.Duration // of the database's clock at that time
-	newest     int64         // the greatest version that a record ever had
-	released   *release      // since the last term; nil: none that wakes
-	clockSetAt time.Time     // the database's
-	vainUntil  time.Time     // for as long somebody wakes all in vain
+	standing  *term // whose record is stored; nil: there is none
+	payload   []byte
+	version   int64
+	writtenAt time.Time     // when it last landed, or was deleted
+	shift     time.Duration // of the database's clock at that time
+	newest    int64         // the greatest version that a record ever had
+	released  *release      // since the last term; nil: none that wakes
+	vainUntil time.Time     // for as long somebody wakes all in vain
 }
 
 // term is what the judge knows of one holding.
@@ -71,6 +71,9 @@ type term struct {
 func (j *judge) violated(rule, format string, args ...any) {
 	count(&j.broken, rule)
 	j.w.line.say("JUDGE", rule+": "+format, args...)
+	if j.until == "" {
+		j.until = j.w.line.String()
+	}
 	j.w.t.Errorf("seed %d: "+rule+": "+format, append([]any{j.w.seed}, args...)...)
 }
 

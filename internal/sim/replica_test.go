@@ -120,7 +120,7 @@ func (r *replica) start() {
 
 // view is how the replica sees the store.
 func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
-	s := skewed{store, r}
+	s := skewed{store, r, &translation{}}
 	switch {
 	case !r.w.rates && r.w.wakes:
 		return store
