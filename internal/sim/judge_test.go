@@ -60,9 +60,8 @@ type term struct {
 
 	valid    func() bool // in the eyes of its holder; nil: it has not heard of it
 	landed   time.Time
-	renewals int  // that landed
-	cutOff   bool // its predecessor was
-	jobBegan bool
+	renewals int       // that landed
+	cutOff   bool      // its predecessor was
 	running  int       // of the job's funcs
 	told     time.Time // when the job was told to return; zero: it was not
 	excuse   string    // why an overlap with a later term would be no fault
@@ -127,6 +126,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
+	count(&j.judged, "takeovers")
 	if old.alive() && old.valid != nil && old.valid() {
 		if old.excuse == "" {
 			j.violated("I1", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
@@ -266,6 +266,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	if left := time.Until(tm.Deadline()); left < l.allowed()-time.Millisecond {
 		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
+	count(&j.judged, "jobs told to return")
 	l.r.lastCause = cause
 	good := time.Since(l.goodSince())
 	switch {

@@ -118,6 +118,9 @@ func (j *judge) wokeInTime(begun *term) {
 		return
 	}
 	took := time.Since(r.at)
+	if begun != nil {
+		count(&j.judged, "releases that woke")
+	}
 	if took <= 8*j.w.latency+50*time.Millisecond {
 		return
 	}
