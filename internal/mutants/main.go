@@ -8,12 +8,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -24,12 +26,13 @@ func main() {
 	only := flag.String("suite", "", "run only the suite of this name")
 	run := flag.String("run", "", "only the mutants whose names match")
 	flag.Parse()
-	survived, err := kill(".", *only, regexp.MustCompile(*run))
-	switch {
-	case err != nil:
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	survived, err := kill(ctx, ".", *only, regexp.MustCompile(*run))
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	case survived > 0:
+	}
+	if err != nil || survived > 0 {
 		os.Exit(1)
 	}
 }
@@ -86,7 +89,7 @@ func quickTests(dir string) (names []string, err error) {
 }
 
 // kill tries the mutants, and returns how many survived.
-func kill(module, only string, which *regexp.Regexp) (survived int, err error) {
+func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survived int, err error) {
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return 0, err
@@ -118,6 +121,9 @@ func kill(module, only string, which *regexp.Regexp) (survived int, err error) {
 		tried++
 		began := time.Now()
 		by, err := m.killer(dir, all)
+		if ctx.Err() != nil { // which ended the tests, too
+			return survived, ctx.Err()
+		}
 		if err != nil {
 			return survived, fmt.Errorf("%s: %w", m.name, err)
 		}

@@ -23,13 +23,6 @@ const (
 
 var weathers = []weather{slow, late, dropping, answers, errored, cut}
 
-// link is the weather and which of its changes made it, so that the end of one
-// does not end the next.
-type link struct {
-	weather weather
-	change  int
-}
-
 var (
 	errRefused = errors.New("connection refused")
 	errReset   = errors.New("connection reset by peer")
@@ -60,7 +53,7 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 func (l *life) fate(call storetest.Call) fate {
 	r := l.r
 	var weather weather
-	r.w.locked(func() { weather = r.link.weather })
+	r.w.locked(func() { weather = r.link })
 	var f fate
 	if r.w.latency > 0 {
 		f.request, f.answer = r.dice.upTo(r.w.latency), r.dice.upTo(r.w.latency)

@@ -120,38 +120,37 @@ func (w *world) happens(all []event) {
 	}
 }
 
-// turn gives a replica a weather for a while.
+// turn gives a replica's link a weather for a while.
 func (r *replica) turn(to weather, d time.Duration) {
-	change := 0
-	r.change(func() {
-		r.link.weather = to
-		r.link.change++
-		change = r.link.change
-	})
 	r.w.line.say(r.name, "link: %s for %v", to, d)
-	r.w.later(d, func() {
-		r.change(func() {
-			if r.link.change == change {
-				r.link.weather = clear
-				r.w.line.say(r.name, "link: clear")
-			}
-		})
+	r.spell(&r.links, d, func() { r.link = to }, func() {
+		r.link = clear
+		r.w.line.say(r.name, "link: clear")
 	})
 }
 
 // ail lets a replica's checks fail for a while.
 func (r *replica) ail(how string, d time.Duration) {
-	change := 0
-	r.change(func() {
-		r.unfit = unfitness{true, how, r.unfit.change + 1}
-		change = r.unfit.change
-	})
 	r.w.line.say(r.name, "is unfit for %v: its check %s", d, how)
+	r.spell(&r.ailments, d, func() { r.unfit = how }, func() {
+		r.unfit = ""
+		r.w.line.say(r.name, "is fit again")
+	})
+}
+
+// spell does something to a replica, and undoes it after a while, unless the same
+// was done again meanwhile: n counts how often.
+func (r *replica) spell(n *int, d time.Duration, do, undo func()) {
+	mine := 0
+	r.change(func() {
+		do()
+		*n++
+		mine = *n
+	})
 	r.w.later(d, func() {
 		r.change(func() {
-			if r.unfit.change == change {
-				r.unfit.is = false
-				r.w.line.say(r.name, "is fit again")
+			if *n == mine {
+				undo()
 			}
 		})
 	})
