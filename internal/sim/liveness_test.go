@@ -74,8 +74,8 @@ func (j *judge) somebodyHolds() {
 		}
 		// Its own record, of which it does not know that it landed, or that it could
 		// not delete. For a TTL it knows it for its own.
-		if t := j.standing; t != nil && t.life == l && t == l.newest {
-			own := l.slack() + l.ttl()/6
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late {
+			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))
 				j.writtenAt = now

@@ -43,6 +43,10 @@ var events = []event{
 		}
 		return string(weather) + " for all"
 	}},
+	{7, func(w *world, r *replica) string {
+		w.handoverInBadWeather(r)
+		return "handover in bad weather, then a partition"
+	}},
 	{12, func(w *world, r *replica) string { r.pause(w.upTo(3 * w.ttl)); return "pause" }},
 	{8, func(w *world, r *replica) string {
 		down := w.upTo(2 * w.ttl)
@@ -118,6 +122,27 @@ func (w *world) happens(all []event) {
 			return
 		}
 	}
+}
+
+// handoverInBadWeather lets a term begin by an answer that comes late, and then cuts
+// its holder off before a renewal.
+func (w *world) handoverInBadWeather(r *replica) {
+	weather := []weather{slow, late}[w.rng.IntN(2)]
+	for _, r := range w.replicas {
+		r.turn(weather, w.ttl/4)
+	}
+	r.resign(2 * w.ttl)
+	w.later(w.ttl/4, func() {
+		var next *replica
+		w.locked(func() {
+			if t := w.judge.standing; t != nil && t.life != nil {
+				next = t.life.r
+			}
+		})
+		if next != nil {
+			next.turn(cut, 2*w.ttl)
+		}
+	})
 }
 
 // turn gives a replica's link a weather for a while.
