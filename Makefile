@@ -38,3 +38,11 @@ DURATION := 10m
 .PHONY: chaos
 chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
 	cd internal/chaos && go run . -duration $(DURATION)
+
+.PHONY: sim
+sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes
+	go test ./internal/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+
+.PHONY: mutants
+mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
+	go run ./internal/mutants
