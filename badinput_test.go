@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -528,4 +529,51 @@ func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
 	wantErr(t, err, nil)
 	wantErr(t, coordinator.Run(ctx), nil)
 	wantErr(t, coordinator.Resign(ctx), nil) // there is nothing to resign from
+}
+
+// Where nothing keeps a key from being there twice, two replicas would both create
+// the lease's object, and both hold it.
+func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
+	const columns = `object_type %[1]s, id %[1]s, name %[1]s, labels %[2]s, payload %[3]s NOT NULL,
+		resource_version bigint, created_at_ms bigint, updated_at_ms bigint`
+	tables := map[string]bool{ // whether they are accepted
+		`CREATE TABLE objects (` + columns + `)`:                                                                   false,
+		`CREATE TABLE objects (` + columns + `); CREATE INDEX i ON objects (object_type, id)`:                      false,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (object_type, name))`:                                       false,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (object_type, id, name))`:                                   false,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (id) WHERE name <> ''`:           false,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (id, lower(name))`:               false,
+		`CREATE TABLE tables (` + columns + `, UNIQUE (id)); CREATE VIEW objects AS SELECT * FROM tables`:          false,
+		`CREATE TABLE objects (` + columns + `, PRIMARY KEY (object_type, id))`:                                    true,
+		`CREATE TABLE objects (` + columns + `, PRIMARY KEY (id))`:                                                 true,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (id, object_type))`:                                         true,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (object_type, id)`:               true,
+		`CREATE TABLE objects (` + columns + `, more %[1]s PRIMARY KEY, UNIQUE (name), UNIQUE (object_type, id));`: true,
+	}
+	judge := func(t *testing.T, ddl string, accepted bool, err error) {
+		t.Helper()
+		if accepted && err != nil {
+			t.Errorf("%s: got %v, want no error", ddl, err)
+		}
+		if !accepted && (!errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "no unique key on (object_type, id)")) {
+			t.Errorf("%s: got %v, want ErrSetup that names the key", ddl, err)
+		}
+	}
+	t.Run("sqlite", func(t *testing.T) {
+		for ddl, accepted := range tables {
+			db := openSQL(t, "sqlite", ":memory:")
+			db.SetMaxOpenConns(1)
+			execSQL(t, db, fmt.Sprintf(ddl, "TEXT", "TEXT", "BLOB"))
+			judge(t, ddl, accepted, tenure.NewSQLiteStore(db, tenure.SQLiteConfig{}).Migrate(t.Context()))
+		}
+	})
+	t.Run("postgres", func(t *testing.T) {
+		pool := postgresPool(t, pgtest.URL(t))
+		for ddl, accepted := range tables {
+			execPostgres(t, pool, fmt.Sprintf("DROP SCHEMA public CASCADE; CREATE SCHEMA public; "+ddl, "text", "jsonb", "bytea"))
+			store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+			judge(t, ddl, accepted, store.Migrate(t.Context()))
+			store.Close()
+		}
+	})
 }

@@ -230,3 +230,32 @@ func TestALeaseIsReleasedThoughTheChecksErrorSaysThatItIsLost(t *testing.T) {
 		}
 	})
 }
+
+func TestWhileTheJobReturnsTheLeaseIsRenewedWithoutACheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		var fit fitness
+		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{
+			Check: fit.check,
+			Reconcile: func(ctx context.Context) error {
+				<-ctx.Done()
+				time.Sleep(8 * time.Second)
+				return nil
+			},
+		})
+		time.Sleep(25 * time.Second) // the next renewal is due in 5 s
+		asked := fit.asked.Load()
+		fit.holder.Store(true)
+		stopped := make(chan struct{})
+		go func() { a.stop(); close(stopped) }()
+		time.Sleep(7 * time.Second)
+		holding, err := a.lease.Read(t.Context())
+		if err != nil || holding.Age > 2*time.Second {
+			t.Errorf("the lease was renewed %v ago: %v", holding.Age, err)
+		}
+		if got := fit.asked.Load() - asked; got != 0 {
+			t.Errorf("asked %d times whether it is fit to hold what it gives back", got)
+		}
+		<-stopped
+	})
+}

@@ -13,7 +13,8 @@ import (
 // The causes for which a job's context ends, besides [ErrLost] and
 // [ErrDeadline]. A job finds them by [context.Cause].
 var (
-	// ErrResigned says that the term was given up by [Coordinator.Resign].
+	// ErrResigned says that the term was given up by [Coordinator.Resign], or on
+	// the request of another process, see [Lease.RequestRelease].
 	ErrResigned = errors.New("lease resigned")
 
 	// ErrShutdown says that the context of [Coordinator.Run] is done.
@@ -75,7 +76,10 @@ type CoordinatorConfig struct {
 	// FencePredecessor, where set, is called after a takeover and its
 	// confirmations, before the job begins: to cut off the power, the disk or the
 	// address of a holder that vanished. It is called again until it returns nil,
-	// or the term is over. It must return when its context ends, as a job must.
+	// or the term is over. Where a replica that had taken the lease over did not get
+	// that far, it is called for those whom that one was to fence, too, so it must bear
+	// to be called for a holder that is cut off already. It must return when its
+	// context ends, as a job must.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Logger gets one line per acquire, loss and release, and what goes wrong.
@@ -253,7 +257,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 	c.awaitJob(term, keeper, job)
 	c.jobReturned(term, cause)
 	keeper.stop()
-	err := c.giveBack(term, cause, job.begun)
+	err := c.giveBack(term, cause)
 	resign := c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
@@ -262,8 +266,8 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 }
 
 func (c *Coordinator) startJob(term *Term, job *job) {
+	term.unconfirmed.Store(false)
 	c.becomeHolder(term)
-	job.begun = true
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }
@@ -343,21 +347,18 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 	}
 }
 
-// giveBack releases the lease, unless it is another's already.
-func (c *Coordinator) giveBack(term *Term, cause error, jobBegan bool) error {
+// giveBack releases the lease, unless it is another's already. Where a request has
+// named a replica, it is left to that one for a time in which also one that polls
+// finds it.
+func (c *Coordinator) giveBack(term *Term, cause error) error {
 	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
 	defer cancel()
-	release := c.lease.Release
-	if request := term.asked.Load(); c.mustConfirm(term) && !jobBegan {
-		release = c.lease.replacing(expired(term.predecessor), term.predecessor.Labels)
-	} else if request != nil && request.To != "" {
-		release = c.lease.replacing(offerTo(request.To, c.cfg.AcquireInterval*5/4), nil) // it may have to poll
-	}
+	leave := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
 	for {
-		err := release(ctx, term)
+		err := c.lease.release(ctx, term, leave)
 		switch {
 		case err == nil:
 			c.released(term, cause)

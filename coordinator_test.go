@@ -220,6 +220,35 @@ func TestAVanishedHolderIsReplacedWithinTenMillisecondsOfItsTTL(t *testing.T) {
 	})
 }
 
+func TestALeaseIsReleasedOnlyWhenNoRenewalIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var renewing atomic.Bool
+		released := false
+		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{})
+		synctest.Wait()
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "delete" {
+				released = true
+				if renewing.Load() {
+					t.Error("the release overtakes a renewal")
+				}
+				return do(ctx)
+			}
+			renewing.Store(true)
+			defer renewing.Store(false)
+			return hang(ctx, call, do)
+		})
+		time.Sleep(11 * time.Second)
+		if !renewing.Load() {
+			t.Fatal("no renewal is under way")
+		}
+		a.stop()
+		if !released {
+			t.Error("the lease is not released")
+		}
+	})
+}
+
 // Known fault 1 (I4): the lease is released before the job has stopped.
 func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 )
 
@@ -23,8 +24,10 @@ type Holding struct {
 	Labels     map[string]string
 
 	// Offered says that nobody holds the lease: its last holder has given it up and
-	// offers it to this one, for the TTL.
+	// leaves it to this one, for the TTL; to any, where that is empty.
 	Offered bool
+
+	unconfirmed []Holding // whom the term was taken over from, until that is confirmed
 }
 
 // record is the payload of a lease's object. Its bytes stay the same from the
@@ -36,6 +39,12 @@ type record struct {
 	Term         string `json:"term"`
 	TTLMS        int64  `json:"ttl_ms"`
 	Offered      bool   `json:"offered,omitempty"`
+}
+
+// isTermOf reports whether an object is the record of a term.
+func isTermOf(term string, obj Object) bool {
+	var r record
+	return term != "" && json.Unmarshal(obj.Payload, &r) == nil && r.Term == term
 }
 
 // is reports whether a holding is what the record tells.
@@ -64,17 +73,19 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		Age:       obj.Age,
 		Labels:    obj.Labels,
 	}
-	if request := requestIn(obj); request != nil {
-		h.Age += time.Duration(request.AgeMS) * time.Millisecond
+	if hasReserved(obj) {
+		h.unconfirmed = unconfirmedIn(obj)
+		renewed := asRenewed(obj)
+		h.RenewedAt, h.Age = renewed.UpdatedAt, renewed.Age
 		h.Labels = maps.Clone(obj.Labels)
-		delete(h.Labels, requestLabel)
+		maps.DeleteFunc(h.Labels, func(name, _ string) bool { return strings.HasPrefix(name, reservedLabels) })
 	}
 	var r record
 	if err := json.Unmarshal(obj.Payload, &r); err != nil {
 		return h, fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
 	}
 	h.Term, h.Offered = r.Term, r.Offered
-	if r.Holder != "" {
+	if r.Holder != "" || r.Offered {
 		h.Holder = r.Holder
 	}
 	if r.AcquiredAtMS != 0 {

@@ -46,7 +46,6 @@ type job struct {
 	cancel   context.CancelCauseFunc
 	results  chan jobResult // buffered: no func waits to be heard
 	running  int
-	begun    bool // the caller's job, as opposed to what is done before it
 	panicked *JobPanic
 }
 

@@ -66,8 +66,8 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 	woken, ok := false, true
 	for failures, unfit, renewals := 0, 0, 0; ; {
 		deaf := vain.after(woken, c.cfg.RenewInterval)
-		if k.confirmed != nil && renewals < c.cfg.Confirmations {
-			deaf = next // what confirms is the time between renewals
+		if failures > 0 || unfit > 0 || k.confirmed != nil && renewals < c.cfg.Confirmations {
+			deaf = next // what counts is the time between renewals
 		}
 		if woken, ok = awaitHint(ctx, hints, deaf, next); !ok {
 			return nil
@@ -88,7 +88,7 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 		if over := term.over(); over != nil {
 			return over
 		}
-		if request := term.asked.Load(); request != nil && !k.winding.Swap(true) {
+		if request := term.asked.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
 			k.lost <- request.cause()
 		}
 		if err == nil {

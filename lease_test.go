@@ -377,6 +377,30 @@ func TestARenewalWhoseAnswerWasLostCostsNoTerm(t *testing.T) {
 }
 
 // Known fault 9: a process has to wait out its own row after a lost answer.
+func TestOfTwoRenewalsAtOnceTheLaterCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), nil)
+		lease := newLease(t, store, tenure.LeaseConfig{})
+		term, err := lease.TryAcquire(t.Context())
+		wantErr(t, err, nil)
+		store.SetHook(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			time.Sleep(3 * time.Second)
+			return err
+		})
+		earlier := make(chan error)
+		go func() { earlier <- lease.Renew(t.Context(), term) }()
+		time.Sleep(time.Second)
+		store.SetHook(nil)
+		wantErr(t, lease.Renew(t.Context(), term), nil)
+		deadline := term.Deadline()
+		wantErr(t, <-earlier, nil)
+		if !term.Deadline().Equal(deadline) {
+			t.Errorf("the answer to the earlier renewal moves the deadline by %v", term.Deadline().Sub(deadline))
+		}
+	})
+}
+
 func TestAnAcquireWhoseAnswerWasLostCostsNoWait(t *testing.T) {
 	for _, try := range []struct {
 		name string

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -13,16 +14,26 @@ import (
 
 // requestLabel is the label of a lease's object by which its holder is asked to
 // release it. It lasts until the next renewal.
-const requestLabel = "tenure.release"
+const requestLabel = reservedLabels + "release"
 
 // releaseRequest is what stands in that label. To write it makes a new version of
-// the object, and a new age; but a request is no renewal, and must not make the
-// lease of a holder that has vanished last longer. So it says how old the renewal
-// before it was.
+// the object, at a new time; but a request is no renewal, and must not make the
+// lease of a holder that has vanished last longer. So it says what was there
+// before, and readers go by that.
 type releaseRequest struct {
-	To      string `json:"to,omitempty"` // the replica that is to be next; empty: any
-	Version int64  `json:"version"`      // of the last renewal
-	AgeMS   int64  `json:"age_ms"`       // of the last renewal, shortly before the request was written
+	Term        string `json:"term"`          // that is asked; another program leaves the label in its own record
+	To          string `json:"to,omitempty"`  // the replica that is to be next; empty: any
+	Version     int64  `json:"version"`       // of the last renewal
+	RenewedAtMS int64  `json:"renewed_at_ms"` // by the store's clock
+}
+
+// requestIn returns the request that stands in an object, or nil.
+func requestIn(obj Object) *releaseRequest {
+	var r releaseRequest
+	if !reserved(obj, requestLabel, &r) || !isTermOf(r.Term, obj) || r.Version <= 0 || r.Version >= obj.Version {
+		return nil
+	}
+	return &r
 }
 
 // cause is why the term ends whose holder obeys.
@@ -33,40 +44,37 @@ func (r *releaseRequest) cause() error {
 	return fmt.Errorf("%w: on request, in favour of %s", ErrResigned, r.To)
 }
 
-// requestIn returns the request that stands in an object, or nil.
-func requestIn(obj Object) *releaseRequest {
-	text, ok := obj.Labels[requestLabel]
-	if !ok {
-		return nil
+// asRenewed returns an object as its last renewal has left it.
+func asRenewed(obj Object) Object {
+	request := requestIn(obj)
+	if request == nil {
+		return obj
 	}
-	var r releaseRequest
-	if json.Unmarshal([]byte(text), &r) != nil || r.AgeMS < 0 || r.Version <= 0 || r.Version >= obj.Version {
-		return nil
-	}
-	return &r
+	renewed := time.UnixMilli(request.RenewedAtMS)
+	obj.Age += obj.UpdatedAt.Truncate(time.Millisecond).Sub(renewed)
+	obj.Version, obj.UpdatedAt = request.Version, renewed
+	return obj
 }
 
-// renewalIn returns the version of the last renewal.
-func renewalIn(obj Object) int64 {
-	if request := requestIn(obj); request != nil {
-		return request.Version
-	}
-	return obj.Version
-}
+// wholeMilli is a time as requests tell it, not before it.
+func wholeMilli(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMilli() }
 
 // RequestRelease asks the holder, through the store, to give the lease up: as
 // [Coordinator.Resign] would in its process. It returns when the request is
 // stored. The holder's coordinator obeys as soon as it is woken, or at its next
 // renewal. A holder that has vanished doesn't, and its lease expires as it would
-// have without the request. [ErrNotFound] says that nobody holds the lease,
-// [errors.ErrUnsupported] that its record was written by another program.
+// have without the request; nor does one that has no [Coordinator]. [ErrNotFound]
+// says that nobody holds the lease, [errors.ErrUnsupported] that its record was
+// written by another program.
 //
 // Any process may ask that can write to the store; its Lease need not compete.
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
 // RequestHandover is [Lease.RequestRelease], and names the replica, by its Holder,
-// that shall be next. For 5/4 of the old holder's AcquireInterval it alone may begin
-// a term, then any. It returns nil where that replica holds the lease already.
+// that shall be next. For a time it alone may begin a term, then any: for 5/4 of the
+// old holder's AcquireInterval, a second at least, the TTL at most. It returns nil
+// where that replica holds the lease already. A later request replaces an earlier
+// one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	if err := validText("replica", to); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
@@ -80,7 +88,6 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	if err != nil {
 		return fmt.Errorf("tenure: request release: %w", err)
 	}
-	wakeAll(ctx, l.store, l.cfg.Key) // or it is found at the next renewal
 	return nil
 }
 
@@ -90,30 +97,32 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	holding := l.decode(obj)
-	if holding.Term == "" {
+	holding, stands := l.decode(obj), requestIn(obj)
+	switch {
+	case to != "" && holding.Holder == to && stands == nil:
+		return nil
+	case holding.Offered:
+		return fmt.Errorf("%s is left to %q: %w", l.cfg.Key, holding.Holder, ErrNotFound)
+	case holding.Term == "":
 		return fmt.Errorf("%s is held by a program that cannot be asked: %w", l.cfg.Key, errors.ErrUnsupported)
 	}
-	if to != "" && holding.Holder == to {
-		return nil
+	if stands == nil || stands.To != to {
+		before := asRenewed(obj)
+		obj.Labels = withReserved(obj.Labels, requestLabel, releaseRequest{
+			Term: holding.Term, To: to, Version: before.Version, RenewedAtMS: wholeMilli(before.UpdatedAt),
+		})
+		if _, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
+			return err
+		}
 	}
-	text, err := json.Marshal(releaseRequest{To: to, Version: renewalIn(obj), AgeMS: max(0, holding.Age).Milliseconds()})
-	if err != nil {
-		return err
-	}
-	obj.Labels = maps.Clone(obj.Labels)
-	if obj.Labels == nil {
-		obj.Labels = make(map[string]string)
-	}
-	obj.Labels[requestLabel] = string(text)
-	_, err = l.store.PutIf(leaseCall(ctx), obj, MatchVersion(obj.Version))
-	return err
+	wakeAll(ctx, l.store, l.cfg.Key) // where that fails, it is found at the next renewal
+	return nil
 }
 
-// offerTo makes the record that stands after a term whose holder leaves the lease
-// to one replica: until it expires, no other takes it.
-func offerTo(replica string, lasts time.Duration) record {
-	return record{
+// leftTo makes the record that a holder leaves behind who leaves the lease to one
+// replica: for so long no other takes it. No replica named, any may take it at once.
+func leftTo(replica string, lasts time.Duration) *record {
+	return &record{
 		Holder:       replica,
 		AcquiredAtMS: time.Now().UnixMilli(),
 		Term:         uuid.NewString(),
@@ -122,49 +131,35 @@ func offerTo(replica string, lasts time.Duration) record {
 	}
 }
 
-// expired makes the record that stands after a term whose predecessor may still be
-// at work, as if that term had not been: the next is a takeover from the same
-// predecessor.
-func expired(prev *Holding) record {
-	r := record{
-		Holder: prev.Holder,
-		Term:   prev.Term,
-		TTLMS:  1, // less than that of any term, so the bytes are not those of the old record
+// reservedLabels begins the names of labels that only leases write.
+const reservedLabels = "tenure."
+
+func hasReserved(obj Object) bool {
+	for name := range obj.Labels {
+		if strings.HasPrefix(name, reservedLabels) {
+			return true
+		}
 	}
-	if !prev.AcquiredAt.IsZero() {
-		r.AcquiredAtMS = prev.AcquiredAt.UnixMilli()
-	}
-	return r
+	return false
 }
 
-// replacing returns a func that ends a term as Release does, but puts a record in
-// the place of its own.
-func (l *Lease) replacing(r record, labels map[string]string) func(context.Context, *Term) error {
-	obj := l.object(r.encode())
-	obj.Labels = labels
-	return func(ctx context.Context, term *Term) error { return l.replace(ctx, term, r, obj) }
+// reserved reads one of those labels. It returns false where there is none that
+// can be read.
+func reserved(obj Object, label string, value any) bool {
+	text, ok := obj.Labels[label]
+	return ok && json.Unmarshal([]byte(text), value) == nil
 }
 
-func (l *Lease) replace(ctx context.Context, term *Term, r record, obj Object) error {
-	term.end(ErrLost)
-	for range 2 {
-		_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(term.currentVersion()))
-		if errors.Is(err, ErrConflict) {
-			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal had landed whose answer was lost, or a request
-			}
-		}
-		if lost := (*LostError)(nil); errors.As(err, &lost) && r.is(lost.To) {
-			err = nil // the answer of a try before was lost
-		}
-		if err == nil || !answered(err) {
-			wakeAll(ctx, l.store, l.cfg.Key)
-		}
-		if err != nil && !errors.Is(err, ErrLost) {
-			l.leave(term.id)
-		}
-		return err
+// withReserved returns labels with one of those.
+func withReserved(labels map[string]string, label string, value any) map[string]string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(fmt.Sprintf("bug: a label of strings and numbers does not encode: %v", err))
 	}
-	l.leave(term.id)
-	return fmt.Errorf("tenure: release %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
+	labels = maps.Clone(labels)
+	if labels == nil {
+		labels = make(map[string]string, 1)
+	}
+	labels[label] = string(text)
+	return labels
 }

@@ -2,8 +2,10 @@ package tenure_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,10 +31,9 @@ func TestAHolderThatIsAskedHandsTheLeaseOver(t *testing.T) {
 		a, b, c := three(t, l, store)
 		wantErr(t, b.lease.RequestRelease(t.Context()), nil)
 		if pollOnly {
-			time.Sleep(9 * time.Second) // until the next renewal
+			time.Sleep(10 * time.Second) // until the next renewal
 		}
 		settle()
-		time.Sleep(5 * time.Millisecond) // for which a standby is deaf after a hint in vain
 		if a.IsHolder() || !b.IsHolder() && !c.IsHolder() {
 			t.Errorf("a holds: %v, b: %v, c: %v", a.IsHolder(), b.IsHolder(), c.IsHolder())
 		}
@@ -54,10 +55,11 @@ func TestTheReplicaThatIsNamedIsNext(t *testing.T) {
 			before := from.Status().Token
 			wantErr(t, other.lease.RequestHandover(t.Context(), to.Status().Replica), nil)
 			if pollOnly {
-				time.Sleep(9 * time.Second)
+				time.Sleep(10 * time.Second)
 			}
 			settle()
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // for which one who has just resigned hears nothing
+			synctest.Wait()
 			if got := to.Status(); !to.IsHolder() || got.Token <= before {
 				t.Fatalf("round %d: %s does not hold: %+v, the token before was %d\n%v", round, got.Replica, got, before, l)
 			}
@@ -203,7 +205,7 @@ func TestHintsConfirmNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{Confirmations: 2})
 		for range 19 {
-			wantErr(t, b.store.Wake(t.Context(), tenure.Key{Type: "reconciler_lease", ID: "singleton"}), nil)
+			wantErr(t, b.store.Wake(t.Context(), leaseKey), nil)
 			time.Sleep(time.Second)
 		}
 		if b.IsHolder() {
@@ -216,32 +218,179 @@ func TestHintsConfirmNothing(t *testing.T) {
 	})
 }
 
-func TestATakeoverThatWasNotConfirmedIsNoneForTheNextReplica(t *testing.T) {
-	for name, end := range map[string]func(b *replica){
-		"shutdown": func(b *replica) { b.stop() },
-		"resigned": func(b *replica) { b.Resign(context.Background()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, s := newLedger(t), &script{}
-				cfg := tenure.CoordinatorConfig{FencePredecessor: func(ctx context.Context, prev tenure.Holding) error {
-					s.say(tenure.TermFromContext(ctx).Holder() + " fences " + prev.Holder)
-					if tenure.TermFromContext(ctx).Holder() == "b" {
-						<-ctx.Done()
-					}
-					return nil
-				}}
-				_, b := takeover(t, l, cfg)
-				c := startWith(t, b.store, tenure.LeaseConfig{Holder: "c"}, tenure.CoordinatorConfig{
-					Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil }, FencePredecessor: cfg.FencePredecessor})
-				time.Sleep(time.Second)
-				end(b)
-				time.Sleep(10 * time.Millisecond)
-				if !c.IsHolder() {
-					t.Errorf("c does not hold: %+v", c.Status())
-				}
-				s.want(t, "b fences a", "c fences a")
+// Its record keeps our label, and its renewals don't touch that.
+func TestAProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
+	const ttl = 200 * time.Millisecond
+	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
+		ours := newLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: ttl})
+		mustAcquire(t, ours)
+		wantErr(t, ours.RequestRelease(t.Context()), nil)
+		time.Sleep(ttl) // it has a clock of its own
+		theirs := &peer{t: t, db: db, ttl: ttl}
+		if !theirs.acquire() {
+			t.Fatal("no takeover")
+		}
+		for end := time.Now().Add(3 * ttl); time.Now().Before(end); time.Sleep(ttl / 20) {
+			if !theirs.renew() {
+				t.Fatal("it lost its lease")
+			}
+			if term, err := ours.AcquireOrSteal(t.Context()); err == nil {
+				t.Fatalf("stolen, with token %d, from one that has just renewed", term.Token())
+			}
+		}
+	})
+}
+
+func TestTheReplicaThatIsNamedIsNextAlsoWhereTheHolderShutsDownFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 10 {
+			l, store := newLedger(t), storetest.NewMem()
+			a, b, c := three(t, l, store)
+			unheard := newLease(t, struct{ tenure.Store }{store}, tenure.LeaseConfig{})
+			wantErr(t, unheard.RequestHandover(t.Context(), "b"), nil)
+			a.stop()
+			time.Sleep(time.Second)
+			if !b.IsHolder() {
+				t.Errorf("b does not hold:\n%v", l)
+			}
+			b.stop()
+			c.stop()
+		}
+	})
+}
+
+func TestTheReplicaThatIsNamedIsNextAlsoWhereATakeoverWasNotConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 10 {
+			l := newLedger(t)
+			_, b := takeover(t, l, tenure.CoordinatorConfig{FencePredecessor: func(ctx context.Context, _ tenure.Holding) error { return untilDone(ctx) }})
+			c := start(t, l, b.store, "c", tenure.CoordinatorConfig{})
+			d := start(t, l, b.store, "d", tenure.CoordinatorConfig{})
+			time.Sleep(time.Second)
+			wantErr(t, c.lease.RequestHandover(t.Context(), "d"), nil)
+			time.Sleep(12 * time.Second)
+			if !d.IsHolder() {
+				t.Errorf("d does not hold:\n%v", l)
+			}
+			c.stop()
+			d.stop()
+			b.stop()
+		}
+	})
+}
+
+func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		cfg := tenure.CoordinatorConfig{AcquireInterval: 10 * time.Minute}
+		start(t, l, store, "a", cfg)
+		synctest.Wait()
+		b := start(t, l, store, "b", cfg)
+		time.Sleep(time.Minute)
+		wantErr(t, b.lease.RequestHandover(t.Context(), "a misspelt one"), nil)
+		time.Sleep(31 * time.Second)
+		if !b.IsHolder() {
+			t.Errorf("b does not hold:\n%v", l)
+		}
+	})
+}
+
+// As if the request had not been written, whatever the clock said to who wrote it.
+func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		var ahead atomic.Int64
+		store.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		lease := newLease(t, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "get" {
+				ahead.Store(int64(time.Hour))
+				defer ahead.Store(0)
+			}
+			return do(ctx)
+		}), tenure.LeaseConfig{})
+		mustAcquire(t, lease)
+		time.Sleep(20 * time.Second)
+		wantErr(t, lease.RequestRelease(t.Context()), nil)
+		holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
+		wantErr(t, err, nil)
+		if ago := time.Since(holding.RenewedAt); holding.Age != 20*time.Second || ago != 20*time.Second {
+			t.Errorf("renewed 20 s ago, not %v, at an age of %v", ago, holding.Age)
+		}
+	})
+}
+
+func TestWhatIsAskedAlreadyOrIsSoIsNotWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		_, _, c := three(t, l, store)
+		read := func() tenure.Object {
+			obj, err := store.Get(t.Context(), leaseKey)
+			wantErr(t, err, nil)
+			return obj
+		}
+		silent := newLease(t, struct{ tenure.Store }{store}, tenure.LeaseConfig{})
+		was := read()
+		wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil) // who holds it
+		if got := read(); got.Version != was.Version {
+			t.Error("written for nothing")
+		}
+		wantErr(t, silent.RequestHandover(t.Context(), "gone"), nil)
+		was = read()
+		wantErr(t, silent.RequestHandover(t.Context(), "gone"), nil)
+		if got := read(); got.Version != was.Version {
+			t.Error("written twice")
+		}
+		wantErr(t, silent.RequestHandover(t.Context(), "a"), nil) // which takes the other one back
+		time.Sleep(time.Minute)
+		if strings.Contains(l.String(), "a ends") {
+			t.Errorf("a was to stay:\n%v", l)
+		}
+		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), nil)
+		time.Sleep(time.Second)
+		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), nil)
+		wantErr(t, c.lease.RequestHandover(t.Context(), "c"), tenure.ErrNotFound)
+	})
+}
+
+func TestHintsInVainMakeAHolderRenewLittleMore(t *testing.T) {
+	for _, every := range []time.Duration{time.Millisecond, 11 * time.Millisecond, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			store := storetest.NewMem()
+			a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{})
+			synctest.Wait()
+			var puts atomic.Int32
+			a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				puts.Add(1)
+				return do(ctx)
 			})
+			for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(every) {
+				wantErr(t, store.Wake(t.Context(), leaseKey), nil)
+			}
+			if n := puts.Load(); n < 60 || n > 125 {
+				t.Errorf("a hint each %v: %d renewals in 60 intervals", every, n)
+			}
 		})
 	}
+}
+
+func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		var unfit atomic.Bool
+		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{CheckFailures: 5, Check: func(context.Context, tenure.Role) error {
+			if unfit.Load() {
+				return errors.New("a hiccup")
+			}
+			return nil
+		}})
+		time.Sleep(time.Minute + time.Second)
+		unfit.Store(true)
+		for range 200 {
+			wantErr(t, store.Wake(t.Context(), leaseKey), nil)
+			time.Sleep(time.Millisecond)
+		}
+		if !a.IsHolder() {
+			t.Error("failed five times within 200 ms")
+		}
+	})
 }

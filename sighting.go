@@ -30,16 +30,15 @@ type sighting struct {
 }
 
 func (s *sighting) of(obj Object) bool {
-	switch {
-	case s == nil || !bytes.Equal(s.object.Payload, obj.Payload):
+	if s == nil {
 		return false
-	case s.object.Version == obj.Version:
-		// A program that starts its versions at 1 again after a delete repeats
-		// them, so the version alone does not tell that nothing has changed.
-		return s.object.UpdatedAt.Equal(obj.UpdatedAt)
-	default: // or only the holder was asked for something
-		return renewalIn(s.object) == renewalIn(obj)
 	}
+	// A program that starts its versions at 1 again after a delete repeats
+	// them, so the version alone does not tell that nothing has changed. That its
+	// holder is asked to go is no change.
+	was, is := asRenewed(s.object), asRenewed(obj)
+	return was.Version == is.Version && wholeMilli(was.UpdatedAt) == wholeMilli(is.UpdatedAt) &&
+		bytes.Equal(was.Payload, is.Payload)
 }
 
 // leftover is a term that this lease may have left in the store although nobody
@@ -140,7 +139,7 @@ func (l *Lease) mayTake(holding Holding) bool {
 }
 
 func (l *Lease) offered(holding Holding) bool {
-	return holding.Offered && holding.Holder == l.cfg.Holder
+	return holding.Offered && (holding.Holder == l.cfg.Holder || holding.Holder == "")
 }
 
 // left reports whether the record is one that this lease itself left behind, so

@@ -11,10 +11,11 @@ import (
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
 func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
-	if pause > 0 && !c.rest(ctx, pause, hints) {
+	if !c.rest(ctx, pause, hints) {
 		return nil
 	}
 	var vain vainHints
+	var seen string // the term that stood last
 	for woken := false; ; {
 		var term *Term
 		err := c.check(ctx, Standby)
@@ -22,13 +23,13 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 			term, err = c.acquire(ctx, woken)
 		}
 		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown, false)
+			c.giveBack(term, ErrShutdown)
 			return nil
 		}
 		if err == nil && c.untilDeadline(term) <= 0 {
 			// A job would be told to return as it begins, with too little trust left
 			// for the time that it may take.
-			c.giveBack(term, ErrDeadline, false)
+			c.giveBack(term, ErrDeadline)
 			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
 		}
 		if err == nil {
@@ -37,8 +38,11 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		if ctx.Err() != nil {
 			return nil
 		}
-		pause, deaf := c.notAcquired(err, hints.Live()), vain.after(woken, c.cfg.AcquireInterval)
-		if !errors.Is(err, ErrHeld) {
+		pause, deaf := c.notAcquired(err, hints.Live()), time.Duration(0)
+		if held := (*HeldError)(nil); errors.As(err, &held) {
+			deaf = vain.after(woken && held.Holding.Term == seen, c.cfg.AcquireInterval)
+			seen = held.Holding.Term
+		} else {
 			deaf = pause // whoever cannot acquire now need not hear when to
 		}
 		var ok bool
@@ -86,6 +90,9 @@ func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
 	defer cancel()
 	began := time.Now()
 	term, err := c.lease.acquireOrSteal(ctx, woken || c.lease.lastSeen() == nil)
+	if err == nil {
+		term.unconfirmed.Store(c.mustConfirm(term))
+	}
 	c.attempted(began, err)
 	return term, err
 }

@@ -112,14 +112,15 @@ func (c *Coordinator) sawHolder(h Holding) {
 // enterTerm is told that a term has begun. Its job has not.
 func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
 	reason, ended := "acquired", "released"
-	if term.predecessor != nil {
-		reason, ended = "stolen from "+term.predecessor.Holder, "expired"
+	predecessor := term.predecessor()
+	if predecessor != nil {
+		reason, ended = "stolen from "+predecessor.Holder, "expired"
 	}
 	c.mu.Lock()
 	s := &c.state
 	before := s.holder
-	if term.predecessor != nil {
-		s.saw(term.predecessor)
+	if predecessor != nil {
+		s.saw(predecessor)
 	}
 	if s.seen != nil {
 		s.over(s.seen.past(ended))
@@ -136,7 +137,7 @@ func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
 
 	c.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
 	if acquired := c.cfg.Trace.Acquired; acquired != nil {
-		acquired(term, term.predecessor)
+		acquired(term, predecessor)
 	}
 	if before != term.Holder() {
 		c.holderChanged(term.Holder())

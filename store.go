@@ -280,6 +280,9 @@ func deleteAndWake(ctx context.Context, store Store, key Key, version int64) err
 // hints may be lost in any case.
 func wakeAll(ctx context.Context, store Store, key Key) {
 	if watcher, ok := store.(Watcher); ok {
+		// What there is to hear has been written, perhaps by the last moment of ctx.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
 		_ = watcher.Wake(ctx, key)
 	}
 }

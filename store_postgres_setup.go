@@ -114,7 +114,7 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 // server's own errors come late, or don't name the column.
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 	found := &postgresSetup{}
-	var exists bool
+	var exists, unique bool
 	var idleMS int64
 	var isolation string
 	var columns map[string]string
@@ -128,9 +128,14 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			current_setting('synchronous_commit'),
 			current_setting('default_transaction_isolation'),
 			EXISTS (SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
-				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id')`,
+				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id'),
+			EXISTS (SELECT 1 FROM pg_index
+				WHERE indrelid = to_regclass($1) AND indisunique AND indisvalid AND indimmediate AND indpred IS NULL AND indexprs IS NULL
+					AND (SELECT array_agg(attname::text ORDER BY attname) FROM pg_attribute
+						WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]))
+						IN (ARRAY['id'], ARRAY['id', 'object_type']))`,
 		[]any{s.tables.objects, s.tables.tombstones},
-		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone)
+		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone, &unique)
 	if err != nil {
 		return nil, err
 	}
@@ -165,6 +170,9 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s",
 				ErrSetup, want.column, s.tables.objects, is, strings.Join(want.types, " or ")))
 		}
+	}
+	if len(errs) == 0 && !unique { // two could create one object, and hold one lease
+		errs = append(errs, fmt.Errorf("%w: table %s has no unique key on (object_type, id), nor on id", ErrSetup, s.tables.objects))
 	}
 	return found, errors.Join(errs...)
 }

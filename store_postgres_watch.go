@@ -54,7 +54,8 @@ func (s *PostgresStore) notify(ctx context.Context, payload string) error {
 	if err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2)`, s.watches.channel, payload)
+	// All that notify commit one after another, so none shall wait for the disk.
+	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, s.watches.channel, payload)
 	return err
 }
 

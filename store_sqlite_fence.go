@@ -115,11 +115,11 @@ func (s *SQLiteStore) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
 	if s.check != nil {
 		return s.check, nil
 	}
-	check, err := s.db.PrepareContext(ctx, s.sql.fence)
-	if err == nil {
-		s.check = check
-	}
-	return check, err
+	err := whenSQLiteFree(ctx, func() (err error) {
+		s.check, err = s.db.PrepareContext(ctx, s.sql.fence)
+		return err
+	})
+	return s.check, err
 }
 
 // checkFence returns [ErrLost] where a term's record does not stand any more. The

@@ -23,7 +23,9 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 
-	predecessor *Holding // whose term this one was stolen from; nil: it was nobody's, or was given back
+	predecessors []Holding   // who may still be at work, the last of them last
+	unconfirmed  atomic.Bool // and it is to be made sure that they are not
+	left         *record     // what the release puts in the place of the term's; nil: nothing
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
 	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
@@ -203,3 +205,20 @@ func (t *Term) currentVersion() int64 {
 }
 
 func (t *Term) local() bool { return t.trust.Load() == nil }
+
+// successor returns the record that a release puts in the place of the term's; nil:
+// there is to be none. It is the same one each time, so that it is known again where
+// the answer was lost.
+func (t *Term) successor(leave time.Duration) *record {
+	var to string
+	if request := t.asked.Load(); request != nil && request.To != t.holder && leave > 0 {
+		to = request.To
+	}
+	switch {
+	case to == "" && !t.unconfirmed.Load():
+		t.left = nil
+	case t.left == nil || t.left.Holder != to:
+		t.left = leftTo(to, leave)
+	}
+	return t.left
+}

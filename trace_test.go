@@ -200,6 +200,31 @@ func TestATraceIsToldOfALeaseThatCouldNotBeReleased(t *testing.T) {
 	})
 }
 
+func TestATraceIsToldOfALeaseThatIsReleasedAfterItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told tale
+		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Trace: told.trace()})
+		synctest.Wait()
+		told.since()
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "put" {
+				return errLost
+			}
+			return do(ctx)
+		})
+		time.Sleep(21 * time.Second)
+		got := told.since()
+		if len(got) == 0 || !strings.HasPrefix(got[0], "renewal failed") {
+			t.Fatalf("told %q", got)
+		}
+		want := []string{"lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
+			"released: lease not renewed in time", `holder: ""`}
+		if !slices.Equal(got[1:], want) {
+			t.Errorf("told %q, want %q", got[1:], want)
+		}
+	})
+}
+
 func TestATermThatNeverBeganIsNotTraced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told tale

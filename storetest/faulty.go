@@ -12,7 +12,7 @@ import (
 
 // Call is one call of a store's method, as a [Hook] sees it.
 type Call struct {
-	Op        string                // "get", "put", "delete" or "list"
+	Op        string                // "get", "put", "delete", "list" or "wake"
 	Key       tenure.Key            // of a list only the Type
 	Object    tenure.Object         // of a put
 	Condition tenure.WriteCondition // of a put
@@ -44,7 +44,7 @@ type FaultyStore struct {
 }
 
 // Faulty returns the store with a hook before its calls; nil is no fault. It panics
-// if store is nil.
+// if store is nil. The example Job tests a job with it, in virtual time.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
 	if store == nil {
 		panic("storetest: Faulty: store is nil")
@@ -108,13 +108,16 @@ func (f *FaultyStore) Watch(key tenure.Key) tenure.Watch {
 	return wake.NewHub[tenure.Key](false).Watch(key)
 }
 
-// Wake is the store's Wake, past the hook. Where the store is no
-// [tenure.Watcher] it does nothing.
+// Wake is the store's Wake. Where that is no [tenure.Watcher] it does nothing.
 func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
-	if watcher, ok := f.store.(tenure.Watcher); ok {
-		return watcher.Wake(ctx, key)
+	watcher, ok := f.store.(tenure.Watcher)
+	if !ok {
+		return nil
 	}
-	return nil
+	_, err := through(ctx, f, Call{Op: "wake", Key: key}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, watcher.Wake(ctx, key)
+	})
+	return err
 }
 
 // List is the store's List, or [errors.ErrUnsupported] where it has none.

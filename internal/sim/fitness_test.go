@@ -9,13 +9,6 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// unfitness is what a replica's checks fail of.
-type unfitness struct {
-	is     bool
-	how    string // "fails", "hangs" until its context ends, or is "deaf" to that for a while
-	change int
-}
-
 var errUnfit = errors.New("the disk is full")
 
 // check is the replica's Check.
@@ -23,16 +16,16 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 	if !l.halt() {
 		return errCrashed
 	}
-	var unfit unfitness
+	unfit := ""
 	l.r.w.locked(func() { unfit = l.r.unfit })
 	err := errUnfit
 	switch {
-	case !unfit.is:
+	case unfit == "":
 		err = nil
-	case unfit.how == "hangs":
+	case unfit == "hangs":
 		<-ctx.Done()
 		err = ctx.Err()
-	case unfit.how == "deaf":
+	case unfit == "deaf":
 		l.wait(context.WithoutCancel(ctx), l.r.ttl/8+l.r.dice.upTo(l.r.ttl/8))
 	}
 	l.r.w.locked(func() { l.unchecked = err != nil })

@@ -61,7 +61,7 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	if h.fence != nil {
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
-		h.w.judge.written(h, stored)
+		h.w.judge.written(h, stored, givenUp(ctx))
 	}
 	return stored, err
 }

@@ -22,8 +22,9 @@ import (
 //   - somebody wrote over its record, or deleted it, who is bound by no rule
 //     ("by hand");
 //   - the database's clock was set forward since its last renewal, and the
-//     takeover went by that clock ("clock"): I1 is for clocks whose rates differ
-//     by less than Margin/TTL, and holds all the same where Expiry is Observed;
+//     takeover may have gone by that clock ("clock"): I1 is for clocks whose rates
+//     differ by less than Margin/TTL. It holds all the same where Expiry is
+//     Observed, and for another program's record;
 //
 // and an overlap of jobs also where
 //
@@ -35,19 +36,19 @@ import (
 type judge struct {
 	w *world
 	tally
+	until string // the timeline to the first fault
 
 	terms   map[string]*term // all that ever began, by the ID in their record
 	running []*term          // those whose jobs run
 
-	standing   *term // whose record is stored; nil: there is none
-	payload    []byte
-	version    int64
-	writtenAt  time.Time     // when it last landed, or was deleted
-	shift      time.Duration // of the database's clock at that time
-	newest     int64         // the greatest version that a record ever had
-	released   *release      // since the last term; nil: none that wakes
-	clockSetAt time.Time     // the database's
-	vainUntil  time.Time     // for as long somebody wakes all in vain
+	standing  *term // whose record is stored; nil: there is none
+	payload   []byte
+	version   int64
+	writtenAt time.Time     // when it last landed, or was deleted
+	shift     time.Duration // of the database's clock at that time
+	newest    int64         // the greatest version that a record ever had
+	released  *release      // since the last term; nil: none that wakes
+	vainUntil time.Time     // for as long somebody wakes all in vain
 }
 
 // term is what the judge knows of one holding.
@@ -59,23 +60,26 @@ type term struct {
 	before *term // whose record it took over; nil: there was none
 
 	valid    func() bool // in the eyes of its holder; nil: it has not heard of it
-	landed   time.Time
-	renewals int  // that landed
-	cutOff   bool // its predecessor was
-	jobBegan bool
-	running  int       // of the job's funcs
-	told     time.Time // when the job was told to return; zero: it was not
-	excuse   string    // why an overlap with a later term would be no fault
+	late     bool        // landed when its holder had given up
+	renewals int         // that landed
+	cutOff   bool        // its predecessor was
+	running  int         // of the job's funcs
+	told     time.Time   // when the job was told to return; zero: it was not
+	excuse   string      // why an overlap with a later term would be no fault
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
 	count(&j.broken, rule)
 	j.w.line.say("JUDGE", rule+": "+format, args...)
+	if j.until == "" {
+		j.until = j.w.line.String()
+	}
 	j.w.t.Errorf("seed %d: "+rule+": "+format, append([]any{j.w.seed}, args...)...)
 }
 
-// written is told that the lease's record was written.
-func (j *judge) written(h *handle, obj tenure.Object) {
+// written is told that the lease's record was written; late: when its writer had
+// given up.
+func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	now, shift := time.Now(), j.w.journal.clock.shifted()
 	if obj.Version <= j.newest {
 		j.violated("I3", "a record got version %d after one had %d", obj.Version, j.newest)
@@ -91,7 +95,7 @@ func (j *judge) written(h *handle, obj tenure.Object) {
 	}
 	var record struct{ Term string }
 	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
-	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, before: old, landed: now}
+	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, before: old, late: late}
 	if h.life == nil {
 		begun.id = foreignID(h.who, obj.Version)
 	}
@@ -121,9 +125,10 @@ func (j *judge) written(h *handle, obj tenure.Object) {
 func foreignID(who string, version int64) string { return fmt.Sprint(who, "@", version) }
 
 func (j *judge) takenOver(old, begun *term, clockSet bool) {
-	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.excuse == "" {
+	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
+	count(&j.judged, "takeovers")
 	if old.alive() && old.valid != nil && old.valid() {
 		if old.excuse == "" {
 			j.violated("I1", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
@@ -263,6 +268,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	if left := time.Until(tm.Deadline()); left < l.allowed()-time.Millisecond {
 		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
+	count(&j.judged, "jobs told to return")
 	l.r.lastCause = cause
 	good := time.Since(l.goodSince())
 	switch {

@@ -23,13 +23,6 @@ const (
 
 var weathers = []weather{slow, late, dropping, answers, errored, cut}
 
-// link is the weather and which of its changes made it, so that the end of one
-// does not end the next.
-type link struct {
-	weather weather
-	change  int
-}
-
 var (
 	errRefused = errors.New("connection refused")
 	errReset   = errors.New("connection reset by peer")
@@ -60,7 +53,7 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 func (l *life) fate(call storetest.Call) fate {
 	r := l.r
 	var weather weather
-	r.w.locked(func() { weather = r.link.weather })
+	r.w.locked(func() { weather = r.link })
 	var f fate
 	if r.w.latency > 0 {
 		f.request, f.answer = r.dice.upTo(r.w.latency), r.dice.upTo(r.w.latency)
@@ -85,6 +78,15 @@ func (l *life) fate(call storetest.Call) fate {
 	return f
 }
 
+// callerKey is under which a request has the context of its caller.
+type callerKey struct{}
+
+// givenUp reports whether the caller of a request has given up.
+func givenUp(request context.Context) bool {
+	caller, ok := request.Value(callerKey{}).(context.Context)
+	return ok && caller.Err() != nil
+}
+
 // carry takes a request to the store and its answer back. What was sent lands,
 // though its caller may have given up, or crashed.
 func (l *life) carry(ctx context.Context, f fate, do func(context.Context) error) error {
@@ -100,7 +102,7 @@ func (l *life) carry(ctx context.Context, f fate, do func(context.Context) error
 	if ctx.Err() != nil && l.r.dice.one(2) {
 		return ctx.Err()
 	}
-	sent := context.WithoutCancel(ctx)
+	sent := context.WithValue(context.WithoutCancel(ctx), callerKey{}, ctx)
 	if f.request+f.answer == 0 {
 		if err := do(sent); !f.answerLost {
 			return err

@@ -72,9 +72,11 @@ func (j *judge) somebodyHolds() {
 			j.violated("I6", "%s could hold, and nobody has for %v, more than %v", r.name, now.Sub(from), bound)
 			j.writtenAt = now // say it once
 		}
-		// Its own record, of which it does not know that it landed.
-		if t := j.standing; t != nil && t.life == l && t == l.newest && !j.w.clockJumps {
-			if own := l.slack() + l.ttl()/6; now.Sub(from) > own {
+		// Its own record, of which it does not know that it landed, or that it could
+		// not delete. For a TTL it knows it for its own.
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late {
+			own := l.ttl()/3 + l.ttl()/20
+			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))
 				j.writtenAt = now
 			}
@@ -116,6 +118,9 @@ func (j *judge) wokeInTime(begun *term) {
 		return
 	}
 	took := time.Since(r.at)
+	if begun != nil {
+		count(&j.judged, "releases that woke")
+	}
 	if took <= 8*j.w.latency+50*time.Millisecond {
 		return
 	}

@@ -23,9 +23,11 @@ type replica struct {
 
 	// Guarded by the world's lock.
 	life        *life // nil while no process runs
-	link        link
+	link        weather
+	links       int           // how often it has changed
 	paused      chan struct{} // closed when it is resumed; nil: it runs
-	unfit       unfitness
+	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty: they don't
+	ailments    int
 	good        bool
 	goodSince   time.Time
 	lastCause   error         // of the last term's end
@@ -120,7 +122,7 @@ func (r *replica) start() {
 
 // view is how the replica sees the store.
 func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
-	s := skewed{store, r}
+	s := skewed{store, r, &translation{}}
 	switch {
 	case !r.w.rates && r.w.wakes:
 		return store
@@ -227,7 +229,7 @@ func (r *replica) change(do func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	do()
-	good := r.link.weather == clear && r.paused == nil && !r.unfit.is
+	good := r.link == clear && r.paused == nil && r.unfit == ""
 	if good && !r.good {
 		r.goodSince = time.Now()
 	}

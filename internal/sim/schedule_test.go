@@ -1,13 +1,14 @@
 package sim
 
 import (
+	"slices"
 	"time"
 )
 
 // schedule lets things happen until the world is over. The times of quiet between
 // them are long enough for the replicas to settle, at times.
 func (w *world) schedule() {
-	end := w.began.Add(worldTTLs * w.ttl)
+	end, all := w.began.Add(worldTTLs*w.ttl), w.events()
 	for {
 		quiet := w.upTo(4 * w.ttl)
 		if time.Until(end) < quiet {
@@ -15,7 +16,7 @@ func (w *world) schedule() {
 			return
 		}
 		time.Sleep(quiet)
-		w.happens()
+		w.happens(all)
 	}
 }
 
@@ -23,105 +24,158 @@ func (w *world) upTo(most time.Duration) time.Duration {
 	return scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
 }
 
-func (w *world) happens() {
+// event is something that may happen in a world.
+type event struct {
+	weight int
+	do     func(w *world, r *replica) (kind string)
+}
+
+var events = []event{
+	{35, func(w *world, r *replica) string {
+		weather := weathers[w.rng.IntN(len(weathers))]
+		r.turn(weather, w.upTo(3*w.ttl))
+		return string(weather)
+	}},
+	{7, func(w *world, _ *replica) string {
+		weather, d := weathers[w.rng.IntN(len(weathers))], w.upTo(2*w.ttl)
+		for _, r := range w.replicas {
+			r.turn(weather, d)
+		}
+		return string(weather) + " for all"
+	}},
+	{7, func(w *world, r *replica) string {
+		w.handoverInBadWeather(r)
+		return "handover in bad weather, then a partition"
+	}},
+	{12, func(w *world, r *replica) string { r.pause(w.upTo(3 * w.ttl)); return "pause" }},
+	{8, func(w *world, r *replica) string {
+		down := w.upTo(2 * w.ttl)
+		r.crash()
+		w.later(down, r.start)
+		return "crash"
+	}},
+	{8, func(w *world, r *replica) string { r.stop(3*w.ttl, w.upTo(w.ttl)); return "shutdown" }},
+	{8, func(w *world, r *replica) string {
+		r.resign(time.Duration(w.rng.IntN(2)) * w.upTo(2*w.ttl))
+		return "resignation"
+	}},
+}
+
+var (
+	unfitEvent = event{10, func(w *world, r *replica) string {
+		r.ail([]string{"fails", "hangs", "deaf"}[w.rng.IntN(3)], w.upTo(2*w.ttl))
+		return "unfit"
+	}}
+	clockEvent = event{8, func(w *world, _ *replica) string {
+		kind, d := "database's clock set ahead", w.upTo([]time.Duration{w.ttl, 3 * w.ttl, 100 * time.Hour}[w.rng.IntN(3)])
+		if w.rng.IntN(2) == 0 {
+			kind, d = "database's clock set back", -d
+		}
+		w.line.say("store", "its clock is set by %v", d)
+		w.journal.clock.jump(d)
+		return kind
+	}}
+	handEvent  = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
+	hintsEvent = event{4, func(w *world, _ *replica) string {
+		d := w.upTo(w.ttl)
+		if w.rng.IntN(2) == 0 {
+			w.locked(func() { w.journal.hintsLost = true })
+			w.later(d, func() { w.locked(func() { w.journal.hintsLost = false }) })
+			return "hints lost"
+		}
+		w.locked(func() { w.judge.vainUntil = time.Now().Add(d) })
+		w.journal.flood(d)
+		return "hints in vain"
+	}}
+)
+
+// events returns what may happen in this world.
+func (w *world) events() []event {
+	all := slices.Clone(events)
+	for _, more := range []struct {
+		on bool
+		event
+	}{{w.checks, unfitEvent}, {w.clockJumps, clockEvent}, {w.operator, handEvent}, {w.wakes, hintsEvent}} {
+		if more.on {
+			all = append(all, more.event)
+		}
+	}
+	return all
+}
+
+func (w *world) happens(all []event) {
 	r := w.replicas[w.rng.IntN(len(w.replicas))]
 	w.locked(func() { // what befalls the holder matters most
 		if t := w.judge.standing; t != nil && t.life != nil && w.rng.IntN(3) > 0 {
 			r = t.life.r
 		}
 	})
-	kind := ""
-	switch n := w.rng.IntN(100); {
-	case n < 35:
-		weather := weathers[w.rng.IntN(len(weathers))]
-		kind = string(weather)
-		r.turn(weather, w.upTo(3*w.ttl))
-	case n < 42:
-		weather := weathers[w.rng.IntN(len(weathers))]
-		kind = string(weather) + " for all"
-		d := w.upTo(2 * w.ttl)
-		for _, r := range w.replicas {
-			r.turn(weather, d)
-		}
-	case n < 54:
-		kind = "pause"
-		r.pause(w.upTo(3 * w.ttl))
-	case n < 62:
-		kind = "crash"
-		down := w.upTo(2 * w.ttl)
-		r.crash()
-		w.later(down, r.start)
-	case n < 70:
-		kind = "shutdown"
-		r.stop(3*w.ttl, w.upTo(w.ttl))
-	case n < 77:
-		kind = "resignation"
-		away := time.Duration(0)
-		if w.rng.IntN(2) == 0 {
-			away = w.upTo(2 * w.ttl)
-		}
-		r.resign(away)
-	case n < 85 && w.checks:
-		kind = "unfit"
-		r.ail([]string{"fails", "hangs", "deaf"}[w.rng.IntN(3)], w.upTo(2*w.ttl))
-	case n < 90 && w.clockJumps:
-		d := w.upTo([]time.Duration{w.ttl, 3 * w.ttl, 100 * time.Hour}[w.rng.IntN(3)])
-		if kind = "database's clock set ahead"; w.rng.IntN(2) == 0 {
-			kind, d = "database's clock set back", -d
-		}
-		w.line.say("store", "its clock is set by %v", d)
-		w.locked(func() { w.judge.clockSetAt = time.Now() })
-		w.journal.clock.jump(d)
-	case n < 94 && w.operator:
-		kind = "record meddled with by hand"
-		w.meddle()
-	case n < 97 && w.wakes:
-		kind = "hints lost"
-		w.locked(func() { w.journal.hintsLost = true })
-		w.later(w.upTo(2*w.ttl), func() { w.locked(func() { w.journal.hintsLost = false }) })
-	case n < 99 && w.wakes:
-		kind = "hints in vain"
-		d := w.upTo(w.ttl)
-		w.locked(func() { w.judge.vainUntil = time.Now().Add(d) })
-		w.journal.flood(d)
-	default:
-		return
+	sum := 0
+	for _, e := range all {
+		sum += e.weight
 	}
-	w.locked(func() { count(&w.judge.faults, kind) })
+	n := w.rng.IntN(sum)
+	for _, e := range all {
+		if n -= e.weight; n < 0 {
+			kind := e.do(w, r)
+			w.locked(func() { count(&w.judge.faults, kind) })
+			return
+		}
+	}
 }
 
-// turn gives a replica a weather for a while.
-func (r *replica) turn(to weather, d time.Duration) {
-	change := 0
-	r.change(func() {
-		r.link.weather = to
-		r.link.change++
-		change = r.link.change
-	})
-	r.w.line.say(r.name, "link: %s for %v", to, d)
-	r.w.later(d, func() {
-		r.change(func() {
-			if r.link.change == change {
-				r.link.weather = clear
-				r.w.line.say(r.name, "link: clear")
+// handoverInBadWeather lets a term begin by an answer that comes late, and then cuts
+// its holder off before a renewal.
+func (w *world) handoverInBadWeather(r *replica) {
+	weather := []weather{slow, late}[w.rng.IntN(2)]
+	for _, r := range w.replicas {
+		r.turn(weather, w.ttl/4)
+	}
+	r.resign(2 * w.ttl)
+	w.later(w.ttl/4, func() {
+		var next *replica
+		w.locked(func() {
+			if t := w.judge.standing; t != nil && t.life != nil {
+				next = t.life.r
 			}
 		})
+		if next != nil {
+			next.turn(cut, 2*w.ttl)
+		}
+	})
+}
+
+// turn gives a replica's link a weather for a while.
+func (r *replica) turn(to weather, d time.Duration) {
+	r.w.line.say(r.name, "link: %s for %v", to, d)
+	r.spell(&r.links, d, func() { r.link = to }, func() {
+		r.link = clear
+		r.w.line.say(r.name, "link: clear")
 	})
 }
 
 // ail lets a replica's checks fail for a while.
 func (r *replica) ail(how string, d time.Duration) {
-	change := 0
-	r.change(func() {
-		r.unfit = unfitness{true, how, r.unfit.change + 1}
-		change = r.unfit.change
-	})
 	r.w.line.say(r.name, "is unfit for %v: its check %s", d, how)
+	r.spell(&r.ailments, d, func() { r.unfit = how }, func() {
+		r.unfit = ""
+		r.w.line.say(r.name, "is fit again")
+	})
+}
+
+// spell does something to a replica, and undoes it after a while, unless the same
+// was done again meanwhile: n counts how often.
+func (r *replica) spell(n *int, d time.Duration, do, undo func()) {
+	mine := 0
+	r.change(func() {
+		do()
+		*n++
+		mine = *n
+	})
 	r.w.later(d, func() {
 		r.change(func() {
-			if r.unfit.change == change {
-				r.unfit.is = false
-				r.w.line.say(r.name, "is fit again")
+			if *n == mine {
+				undo()
 			}
 		})
 	})

@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"sync"
 
 	"github.com/tenurelib/tenure"
 )
@@ -19,17 +21,39 @@ import (
 type skewed struct {
 	tenure.Store
 	r *replica
+	*translation
+}
+
+// translation is a record as it is stored, and as a replica reads it.
+type translation struct {
+	mu       sync.Mutex
+	from, to []byte
 }
 
 func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	obj, err := s.Store.Get(ctx, key)
-	if err != nil || key != leaseKey {
-		return obj, err
+	if err == nil && key == leaseKey {
+		obj.Age = scale(obj.Age, 1/s.r.rate)
+		obj.Payload = s.translated(obj.Payload)
 	}
-	obj.Age = scale(obj.Age, 1/s.r.rate)
+	return obj, err
+}
+
+// translated returns a record as this replica reads it; the last is kept, for most
+// reads find it again.
+func (s skewed) translated(payload []byte) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !bytes.Equal(payload, s.from) {
+		s.from, s.to = payload, s.translate(payload)
+	}
+	return bytes.Clone(s.to)
+}
+
+func (s skewed) translate(payload []byte) []byte {
 	var record map[string]any
-	if json.Unmarshal(obj.Payload, &record) != nil {
-		return obj, nil
+	if json.Unmarshal(payload, &record) != nil {
+		return payload
 	}
 	holder, _ := record["holder"].(string)
 	for _, writer := range s.r.w.replicas {
@@ -38,10 +62,10 @@ func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 			record["ttl_ms"] = int64(ttl*writer.rate/s.r.rate + 0.999)
 			acquired, _ := record["acquired_at_ms"].(float64)
 			record["acquired_at_ms"] = int64(acquired) + writer.wallOffset.Milliseconds()
-			obj.Payload, _ = json.Marshal(record)
+			payload, _ = json.Marshal(record)
 		}
 	}
-	return obj, nil
+	return payload
 }
 
 // skewedWatcher is skewed for a store whose other capabilities are to be seen.

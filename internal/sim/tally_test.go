@@ -19,6 +19,7 @@ type tally struct {
 	renewed int
 	fenced  map[string]int
 	faults  map[string]int
+	judged  map[string]int // occasions on which an invariant might have been seen broken
 	excused map[string]int // overlaps, by why
 	broken  map[string]int // invariants
 }
@@ -43,7 +44,7 @@ func (t *tally) add(o *tally) {
 		t.hours[ttl] += h
 	}
 	for _, m := range []struct{ to, from *map[string]int }{
-		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
+		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.judged, &o.judged}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
 	} {
 		if *m.to == nil {
 			*m.to = make(map[string]int)
@@ -81,7 +82,7 @@ func (t *tally) String() string {
 		m    map[string]int
 	}{
 		{"terms ended by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults},
-		{"overlaps excused", t.excused}, {"invariants broken", t.broken},
+		{"judged", t.judged}, {"overlaps excused", t.excused}, {"invariants broken", t.broken},
 	} {
 		total := 0
 		var parts []string

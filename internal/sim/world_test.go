@@ -56,9 +56,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	one := func(in int) bool { return rng.IntN(in) == 0 }
 	w := traits{
 		seed: seed,
-		// A renewal costs the same whatever the TTL, so that a world of a long TTL
-		// has more hours; half of the worlds have the default.
-		ttl:          []time.Duration{30 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute}[rng.IntN(4)],
+		// What happens in a world is counted in TTLs, and costs the same whatever
+		// they are: those of a long TTL make the hours.
+		ttl:          []time.Duration{30 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour}[rng.IntN(5)],
 		replicaCount: 2 + rng.IntN(4),
 		wakes:        !one(3),
 		checks:       one(3),
@@ -126,7 +126,7 @@ func runWorld(t *testing.T, seed uint64, sum *tally) {
 	}
 	w.running.Wait()
 	if t.Failed() {
-		t.Logf("%v\n\n%v", w, w.line)
+		t.Logf("%v\n\n%v", w, w.judge.until)
 	} else if *seedFlag != 0 {
 		t.Logf("%v\n\n%v\n%v", w, w.line, &w.judge.tally)
 	}

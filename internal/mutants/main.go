@@ -1,0 +1,255 @@
+// Command mutants makes one place of the library wrong after another, and runs the
+// tests, which must fail each time. A mutant that survives is a missing test.
+//
+//	go run ./internal/mutants [-suite quick|databases|simulation|whole] [-run regexp]
+//
+// It works on a copy of the module. The cheapest tests come first: those of the
+// root package in virtual time, those that hold the databases to their contract,
+// the simulation, and then all.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+func main() {
+	only := flag.String("suite", "", "run only the suite of this name")
+	run := flag.String("run", "", "only the mutants whose names match")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	survived, err := kill(ctx, ".", *only, regexp.MustCompile(*run))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if err != nil || survived > 0 {
+		os.Exit(1)
+	}
+}
+
+// suite is a set of tests.
+type suite struct {
+	name string
+	args []string // of go test
+
+	passed bool // without a mutant
+}
+
+func suites(dir string) ([]suite, error) {
+	quick, err := quickTests(dir)
+	if err != nil {
+		return nil, err
+	}
+	return []suite{
+		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
+		{name: "databases", args: []string{"-run", "KeepsTheContract|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits", "."}},
+		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/sim", "-args", "-sim.for=20s"}},
+		{name: "whole", args: []string{".", "./storetest"}},
+	}, nil
+}
+
+var (
+	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	bubble   = regexp.MustCompile(`synctest\.Test\(`)
+	database = regexp.MustCompile(`(?i)postgres|sqlite|bouncer|eachStore|foreignStores`)
+)
+
+// quickTests returns the tests of the root package that run in a bubble or name no
+// database, and so need no server and little time.
+func quickTests(dir string) (names []string, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		begins := testFunc.FindAllSubmatchIndex(source, -1)
+		for i, m := range begins {
+			end := len(source)
+			if i+1 < len(begins) {
+				end = begins[i+1][0]
+			}
+			body, name := source[m[0]:end], string(source[m[2]:m[3]])
+			if name != "TestMain" && (bubble.Match(body) || !database.Match(body)) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
+
+// kill tries the mutants, and returns how many survived.
+func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survived int, err error) {
+	dir, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	if err := copyModule(module, dir); err != nil {
+		return 0, err
+	}
+	all, err := suites(dir)
+	if err != nil {
+		return 0, err
+	}
+	if only != "" {
+		all = pick(all, only)
+	}
+	if len(all) == 0 {
+		return 0, fmt.Errorf("there is no suite %q", only)
+	}
+	tried := 0
+	for _, m := range mutants {
+		if !which.MatchString(m.name) {
+			continue
+		}
+		tried++
+		began := time.Now()
+		by, err := m.killer(dir, all)
+		if ctx.Err() != nil { // which ended the tests, too
+			return survived, ctx.Err()
+		}
+		if err != nil {
+			return survived, fmt.Errorf("%s: %w", m.name, err)
+		}
+		took := time.Since(began).Round(time.Second)
+		if by == "" {
+			survived++
+			fmt.Printf("SURVIVED  %s (%v): %s\n", m.name, took, m.why)
+			continue
+		}
+		fmt.Printf("killed    %s (%v) by %s\n", m.name, took, by)
+	}
+	fmt.Printf("%d mutants, %d survived\n", tried, survived)
+	return survived, nil
+}
+
+func pick(all []suite, name string) (picked []suite) {
+	for _, s := range all {
+		if s.name == name {
+			picked = append(picked, s)
+		}
+	}
+	return picked
+}
+
+// killer returns the test that fails on a mutant; empty: none.
+func (m mutant) killer(dir string, all []suite) (by string, err error) {
+	path := filepath.Join(dir, m.file)
+	source, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	mutated, err := m.apply(string(source))
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(path, []byte(mutated), 0o600); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.WriteFile(path, source, 0o600)) }()
+	for i := range all {
+		s := &all[i]
+		test, out := s.fails(dir)
+		if strings.Contains(out, "[build failed]") {
+			return "", fmt.Errorf("does not compile:\n%s", out)
+		}
+		if test == "" {
+			continue
+		}
+		if !s.passed { // without a mutant
+			if err := os.WriteFile(path, source, 0o600); err != nil {
+				return "", err
+			}
+			if test, out := s.fails(dir); test != "" {
+				return "", fmt.Errorf("%s fails without a mutant: %s\n%s", s.name, test, out)
+			}
+			s.passed = true
+		}
+		return s.name + ": " + test, nil
+	}
+	return "", nil
+}
+
+// apply returns the source with the mutant in it.
+func (m mutant) apply(source string) (string, error) {
+	if n := strings.Count(source, m.old); n != 1 {
+		return "", fmt.Errorf("%q stands in %s %d times, not once", m.old, m.file, n)
+	}
+	return strings.Replace(source, m.old, m.new, 1), nil
+}
+
+var (
+	failed   = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+	violated = regexp.MustCompile(`(?m)^\s*judge_test.go:\d+: (seed \d+: .+)$`)
+	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
+)
+
+// fails runs a suite, and returns the first test that fails; empty: none.
+func (s suite) fails(dir string) (test, out string) {
+	// vet would refuse some mutants, which is not what they are to die of.
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
+	out, err := command(dir, "go", args...)
+	if err == nil {
+		return "", out
+	}
+	for _, says := range []*regexp.Regexp{violated, failed, crashed} {
+		if m := says.FindStringSubmatch(out); m != nil {
+			return m[1], out
+		}
+	}
+	return err.Error(), out
+}
+
+func command(dir, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// copyModule copies the sources of the root module, without those nested in it.
+func copyModule(from, to string) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name != "." && (strings.HasPrefix(entry.Name(), ".") || exists(filepath.Join(path, "go.mod"))) {
+				return filepath.SkipDir
+			}
+			return os.MkdirAll(filepath.Join(to, name), 0o700)
+		}
+		if !entry.Type().IsRegular() {
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, name), source, 0o600)
+	})
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
