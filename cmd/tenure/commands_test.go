@@ -76,6 +76,13 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 			t.Errorf("nobody can resign: exit status %d, %q", status, stderr)
 		}
 		lines, changes := s.watch(t), s.watch(t, "-json")
+		awaitTold := func(holder string) {
+			t.Helper()
+			eventually(t, soon, "watch tells of "+holder, func() bool {
+				return strings.Contains(lines.String(), "  "+key+"  held by "+holder+"\n") &&
+					strings.Contains(changes.String(), `"state":"held","holder":"`+holder+`"`)
+			})
+		}
 
 		for i, name := range []string{"a", "b", "c"} {
 			r := s.start(t, name, s.service(t)...)
@@ -105,6 +112,7 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 		if got := s.ask(t, "list", "-type", "other", "-json"); got != "[]\n" {
 			t.Errorf("the list of another type is %q", got)
 		}
+		awaitTold("a")
 
 		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to leave "+key+" to c\n" {
 			t.Errorf("handover: %q", got)
@@ -112,6 +120,7 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 		if next := s.awaitStart(t, 1); next.who != "c" {
 			t.Errorf("it was handed over to %s", next.who)
 		}
+		awaitTold("c")
 		if got := s.ask(t, "handover", "-to", "c"); got != "c holds "+key+" already\n" {
 			t.Errorf("a second handover: %q", got)
 		}
@@ -123,10 +132,7 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 			t.Error("it was not given away")
 		}
 
-		for _, holder := range []string{"a", "c", next.who} {
-			eventually(t, soon, "watch tells of "+holder, func() bool { return strings.Contains(lines.String(), "  "+key+"  held by "+holder+"\n") })
-			eventually(t, soon, "watch -json tells of "+holder, func() bool { return strings.Contains(changes.String(), `"state":"held","holder":"`+holder+`"`) })
-		}
+		awaitTold(next.who)
 		if first, _, _ := strings.Cut(lines.String(), "\n"); !strings.HasSuffix(first, "  "+key+"  free") {
 			t.Errorf("watch began with %q", first)
 		}
