@@ -189,6 +189,9 @@ func TestAStoreThatIsDownIsToldAndExitStatus1(t *testing.T) {
 		dir,
 	} {
 		for _, command := range []string{"status", "watch", "list", "resign", "handover", "migrate"} {
+			if command == "migrate" && store == filepath.Join(dir, "missing.db") {
+				continue // it makes one
+			}
 			t.Run(command+" "+filepath.Base(store), func(t *testing.T) {
 				t.Parallel()
 				args := []string{command, "-store", store}
@@ -197,9 +200,6 @@ func TestAStoreThatIsDownIsToldAndExitStatus1(t *testing.T) {
 				}
 				if command == "handover" {
 					args = append(args, "-to", "b")
-				}
-				if command == "migrate" && store == filepath.Join(dir, "missing.db") {
-					t.Skip("makes it")
 				}
 				status, stdout, stderr := tenureCommand(t, args...)
 				if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "s3cret") {

@@ -44,6 +44,9 @@ const (
 	reportsFD = 4
 )
 
+// killInterval is the time from one SIGKILL to the next.
+const killInterval = 20 * time.Millisecond
+
 type guardConfig struct {
 	ask         time.Duration
 	stopTimeout time.Duration
@@ -190,12 +193,14 @@ func (g *guard) watch() time.Duration {
 	}
 	if g.killing {
 		g.charge.kill()
+		return killInterval // for what it has started meanwhile
 	}
+	next := g.soft
 	if g.stopping {
-		return 10 * time.Millisecond
+		next = g.killBy
 	}
 	// A timer stands still while the machine is suspended: a look now and then.
-	return max(time.Millisecond, min(g.cfg.ask, g.soft.until(now), g.hard.until(now)))
+	return max(time.Millisecond, min(g.cfg.ask, next.until(now), g.hard.until(now)))
 }
 
 // obey returns an ending where there is nothing to look after.
