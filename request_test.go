@@ -394,3 +394,24 @@ func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
 		}
 	})
 }
+
+func TestAReplicaWhoseLastTryFailedTakesWhatItIsOffered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		start(t, l, store, "a", tenure.CoordinatorConfig{})
+		synctest.Wait()
+		var tries atomic.Int32
+		b := start(t, l, storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			if tries.Add(1) == 1 {
+				return errors.New("connection refused")
+			}
+			return do(ctx)
+		}), "b", tenure.CoordinatorConfig{})
+		time.Sleep(time.Second)
+		wantErr(t, newLease(t, store, tenure.LeaseConfig{}).RequestHandover(t.Context(), "b"), nil)
+		time.Sleep(time.Second)
+		if !b.IsHolder() {
+			t.Errorf("b does not hold after %d calls:\n%v", tries.Load(), l)
+		}
+	})
+}

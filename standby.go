@@ -38,12 +38,14 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		if ctx.Err() != nil {
 			return nil
 		}
-		pause, deaf := c.notAcquired(err, hints.Live()), time.Duration(0)
+		pause, news := c.notAcquired(err, hints.Live()), false
 		if held := (*HeldError)(nil); errors.As(err, &held) {
-			deaf = vain.after(woken && held.Holding.Term == seen, c.cfg.AcquireInterval)
+			news = held.Holding.Term != seen
 			seen = held.Holding.Term
-		} else {
-			deaf = pause // whoever cannot acquire now need not hear when to
+		}
+		deaf := vain.after(woken && !news, c.cfg.AcquireInterval)
+		if errors.Is(err, ErrSetup) || errors.Is(err, ErrUnhealthy) {
+			deaf = pause // whoever may not acquire need not hear when to
 		}
 		var ok bool
 		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {

@@ -277,12 +277,13 @@ const replicaTTL = 3 * time.Second
 // fleet is three gateways on one backend.
 type fleet struct {
 	backend
+	flags    []string
 	gateways []*gateway
 }
 
-func startFleet(t *testing.T, b backend) *fleet {
+func startFleet(t *testing.T, b backend, flags ...string) *fleet {
 	t.Helper()
-	f := &fleet{backend: b}
+	f := &fleet{backend: b, flags: append(flags, "-ttl", replicaTTL.String(), "-sweep", "200ms", "-grace", "1m")}
 	for _, name := range []string{"a", "b", "c"} {
 		f.gateways = append(f.gateways, f.startOne(t, name))
 	}
@@ -291,7 +292,7 @@ func startFleet(t *testing.T, b backend) *fleet {
 
 func (f *fleet) startOne(t *testing.T, name string) *gateway {
 	t.Helper()
-	return start(t, f.backend, name, "-ttl", replicaTTL.String(), "-sweep", "200ms", "-grace", "1m")
+	return start(t, f.backend, name, f.flags...)
 }
 
 // restart replaces a gateway that has exited.

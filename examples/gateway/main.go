@@ -90,6 +90,9 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 			refuse("-%s is empty", s.name)
 		}
 	}
+	if _, _, err := net.SplitHostPort(opts.listen); opts.listen != "" && err != nil {
+		refuse("-listen %q is not host:port", opts.listen)
+	}
 	if strings.Contains(opts.store, "://") && !isPostgres(opts.store) {
 		refuse("-store is neither a SQLite path nor a postgres:// URL")
 	}

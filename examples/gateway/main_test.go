@@ -38,6 +38,7 @@ func TestABadCommandLineIsOneLineAndExitCode2(t *testing.T) {
 		{"-sweep", "0s"},
 		{"-grace", "0s"},
 		{"-listen", ""},
+		{"-listen", "nonsense"},
 		{"-store", ""},
 		{"-store", "mysql://localhost/db"},
 		{"-state", ""},
