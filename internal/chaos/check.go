@@ -260,6 +260,13 @@ func (p *phase) excuse(overlaps ...span) string {
 	return ""
 }
 
+// ran reports whether a replica was not kept from running meanwhile.
+func (p *phase) ran(replica string, from, to time.Duration) bool {
+	return !slices.ContainsFunc(p.record.pauses, func(pause span) bool {
+		return pause.replica == replica && pause.from < to && from < pause.to
+	})
+}
+
 // clockSlack is how long before its end was noted the clock may have been set.
 const clockSlack = 500 * time.Millisecond
 
@@ -338,7 +345,10 @@ func (r *result) checkEnds(p *phase, a *audit) {
 		case leaked:
 			r.violate("%s left behind: %s", e.Replica, e.Note)
 		case jobStuck:
-			r.violate("%s: the job with token %d did not return in %s\n%s", e.Replica, e.Token, e.Note, p.around(e.At, e.At))
+			if !p.ran(e.Replica, e.From, e.At) {
+				continue
+			}
+			r.violate("%s: the job with token %d did not return in %v\n%s", e.Replica, e.Token, e.At-e.From, p.around(e.From, e.At))
 		}
 	}
 	for _, c := range a.connections {

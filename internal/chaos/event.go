@@ -13,7 +13,7 @@ import (
 const (
 	jobStarted  = "job started"
 	jobStopped  = "job stopped"
-	jobStuck    = "job stuck"
+	jobStuck    = "job stuck" // was told to return at From
 	operation   = "operation" // begins
 	answer      = "answer"    // to an operation
 	acknowledge = "acknowledged"

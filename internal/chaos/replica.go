@@ -113,7 +113,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	}
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: r.job, Trace: &tenure.Trace{
 		JobStuck: func(term *tenure.Term, since time.Duration) {
-			events.write(event{Kind: jobStuck, Term: term.ID(), Token: term.Token(), Note: since.String()})
+			now := monotonic()
+			events.write(event{At: now, From: now - since, Kind: jobStuck, Term: term.ID(), Token: term.Token()})
 		},
 	}})
 	if err != nil {

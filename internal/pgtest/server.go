@@ -38,7 +38,8 @@ type Server struct {
 	gone  chan struct{}  // closed when no process of the server is left
 }
 
-// New makes a cluster and starts it.
+// New makes a cluster and starts it, for a program that is no test; [Cluster] is
+// for those. [Server.Close] ends it.
 func New(settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
