@@ -2,10 +2,12 @@ package tenure_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,6 +124,21 @@ func TestAttemptsAreLoggedForThoseWhoDebug(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := j.take()["DEBUG lease is held by b"]; n < 12 || n > 20 { // every 5 s, jittered
 			t.Errorf("%d attempts were logged in a minute, want 12 to 20", n)
+		}
+	})
+}
+
+func TestAnErrorWhosePortDiffersEachTimeIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{lines: map[string]int{}}
+		var port atomic.Int32
+		refused := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, func(context.Context) error) error {
+			return fmt.Errorf("read tcp 127.0.0.1:%d: connection reset by peer", 40000+port.Add(1))
+		})
+		start(t, newLedger(t), refused, "a", tenure.CoordinatorConfig{Logger: logTo(j, slog.LevelWarn)})
+		time.Sleep(time.Minute)
+		if got := j.take(); port.Load() < 10 || len(got) != 1 || got["WARN lease cannot be acquired by a"] != 1 {
+			t.Errorf("after %d errors: %v", port.Load(), got)
 		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/listen"
 )
 
 // state is what a coordinator knows, for [Coordinator.Status]. The coordinator's
@@ -63,7 +65,7 @@ func (s *state) called(err error) (changed bool) {
 	if err != nil {
 		s.lastError = err.Error()
 	}
-	if s.lastError == last {
+	if s.lastError == last || listen.Gist(s.lastError) == listen.Gist(last) {
 		return false
 	}
 	s.publish()

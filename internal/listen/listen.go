@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -55,7 +57,7 @@ func (l *Listener) Run(ctx context.Context) {
 		if heardFor > patience {
 			rest, deaf, said = leastRest, deafRest, "" // it went well for a while
 		}
-		if text := err.Error(); text != said {
+		if text := Gist(err.Error()); text != said {
 			said = text
 			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", err)
 		}
@@ -177,4 +179,15 @@ func within(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return do(ctx)
+}
+
+// Gist is an error's text without its numbers. A port that differs each time does
+// not make an error a new one.
+func Gist(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
+		}
+		return r
+	}, text)
 }
