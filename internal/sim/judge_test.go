@@ -56,6 +56,7 @@ type term struct {
 	id     string
 	who    string
 	life   *life // nil: another program's
+	rules  bool  // whether who wrote it keeps to the rules of the lease
 	token  int64
 	before *term // whose record it took over; nil: there was none
 
@@ -95,7 +96,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	}
 	var record struct{ Term string }
 	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
-	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, before: old, late: late}
+	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, rules: h.rules, before: old, late: late}
 	if h.life == nil {
 		begun.id = foreignID(h.who, obj.Version)
 	}
