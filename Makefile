@@ -8,12 +8,14 @@ help: ## list the targets
 .PHONY: test
 test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
 	go test -race -timeout 10m ./...
+	cd oteltenure && go test -race ./...
 
 .PHONY: lint
 lint: ## gofmt, vet and staticcheck
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
 	go vet ./...
 	go run $(STATICCHECK) ./...
+	cd oteltenure && go vet ./... && go run $(STATICCHECK) ./...
 
 .PHONY: gateway
 gateway: ## run the example gateway on a SQLite file
@@ -30,6 +32,12 @@ bench: ## the benchmarks of this module
 .PHONY: bench-peers
 bench-peers: ## this library beside others, on one machine in one run, for some minutes
 	cd internal/bench && go run . -svg bench.svg
+
+DURATION := 10m
+
+.PHONY: chaos
+chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
+	cd internal/chaos && go run . -duration $(DURATION)
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes

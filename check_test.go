@@ -210,6 +210,27 @@ func TestAReplicaThatHasBeenFitForLongStaysAwayForAsShortAsAtFirst(t *testing.T)
 	})
 }
 
+func TestALeaseIsReleasedThoughTheChecksErrorSaysThatItIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		var unfit atomic.Bool
+		a := start(t, l, store, "a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
+			if unfit.Load() {
+				return &tenure.LostError{Key: leaseKey} // of another lease, or of a fenced write that was mistaken
+			}
+			return nil
+		}})
+		synctest.Wait()
+		unfit.Store(true)
+		time.Sleep(11 * time.Second)
+		_, err := store.Get(t.Context(), leaseKey)
+		wantErr(t, err, tenure.ErrNotFound)
+		if a.IsHolder() {
+			t.Error("a holds although it is not fit")
+		}
+	})
+}
+
 func TestWhileTheJobReturnsTheLeaseIsRenewedWithoutACheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()

@@ -10,7 +10,7 @@ const confirmName = "fence predecessor"
 // mustConfirm reports whether a term's job may not begin at once: the lease was
 // taken over from a holder that had not released it.
 func (c *Coordinator) mustConfirm(term *Term) bool {
-	return term.predecessor != nil && (c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil)
+	return len(term.predecessors) > 0 && (c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil)
 }
 
 // confirm returns nil when the predecessor of a term is surely gone. It runs as a
@@ -24,16 +24,27 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 			return ctx.Err()
 		}
 	}
-	for failures := 0; c.cfg.FencePredecessor != nil; failures++ {
-		err := c.cfg.FencePredecessor(ctx, *term.predecessor)
+	if c.cfg.FencePredecessor != nil {
+		for _, prev := range term.predecessors {
+			if err := c.fence(ctx, prev); err != nil {
+				return err
+			}
+		}
+	}
+	c.log().Info("takeover confirmed", "predecessor", term.predecessor().Holder, "token", term.Token(), "took", time.Since(began))
+	return nil
+}
+
+// fence calls FencePredecessor until it succeeds, or ctx is done.
+func (c *Coordinator) fence(ctx context.Context, prev Holding) error {
+	for failures := 0; ; failures++ {
+		err := c.cfg.FencePredecessor(ctx, prev)
 		if err == nil {
-			break
+			return nil
 		}
 		c.report("predecessor not fenced, trying again", err)
 		if !sleep(ctx, c.retryPause(failures)) {
 			return ctx.Err()
 		}
 	}
-	c.log.Info("takeover confirmed", "predecessor", term.predecessor.Holder, "token", term.Token(), "took", time.Since(began))
-	return nil
 }

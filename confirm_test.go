@@ -167,10 +167,10 @@ func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
 	}
 }
 
-func TestAPanicWhileFencingReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
+func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		old := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
 		time.Sleep(30 * time.Second)
 		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Holder: "b"}), tenure.CoordinatorConfig{
 			Reconcile:        func(context.Context) error { t.Error("the job runs"); return nil },
@@ -181,10 +181,116 @@ func TestAPanicWhileFencingReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 			if p, ok := recover().(*tenure.JobPanic); !ok || p.Value != "boom" {
 				t.Errorf("got %v", p)
 			}
-			_, err := store.Get(context.Background(), old.Key())
-			wantErr(t, err, tenure.ErrNotFound)
+			holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(context.Background())
+			wantErr(t, err, nil)
+			if !holding.Offered || holding.Holder != "" {
+				t.Errorf("the lease is not left to anybody: %+v", holding)
+			}
 		}()
 		c.Run(t.Context())
+	})
+}
+
+// fencing is a config whose predecessors are said, and the job.
+func fencing(s *script, fence func(ctx context.Context) error) tenure.CoordinatorConfig {
+	return tenure.CoordinatorConfig{
+		Reconcile: func(ctx context.Context) error {
+			s.say(tenure.TermFromContext(ctx).Holder() + " works")
+			<-ctx.Done()
+			return nil
+		},
+		FencePredecessor: func(ctx context.Context, prev tenure.Holding) error {
+			s.say(tenure.TermFromContext(ctx).Holder() + " fences " + prev.Holder + " at " + prev.Labels["addr"])
+			return fence(ctx)
+		},
+	}
+}
+
+func succeeds(context.Context) error { return nil }
+
+func untilDone(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// However the term ends in which a predecessor was to be fenced, the next one fences it.
+func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
+	for name, scene := range map[string]struct {
+		act  func(t *testing.T, b *replica)
+		want []string // from then on
+	}{
+		"shutdown":         {func(_ *testing.T, b *replica) { b.stop() }, []string{"c fences a at 10.0.0.1", "c works"}},
+		"resigned":         {func(t *testing.T, b *replica) { b.Resign(t.Context()) }, []string{"c fences a at 10.0.0.1", "c works"}},
+		"asked to release": {func(t *testing.T, b *replica) { b.lease.RequestRelease(t.Context()) }, []string{"c fences a at 10.0.0.1", "c works"}},
+		"asked for c":      {func(t *testing.T, b *replica) { b.lease.RequestHandover(t.Context(), "c") }, []string{"c fences a at 10.0.0.1", "c works"}},
+		"crash": {func(_ *testing.T, b *replica) { b.store.SetHook(hang) },
+			[]string{"c fences a at 10.0.0.1", "c fences b at 10.0.0.2", "c works"}},
+		"crash and reclaim": {func(_ *testing.T, b *replica) { b.store.SetHook(hang) },
+			[]string{"b fences a at 10.0.0.1", "b works"}},
+		"release refused": {func(t *testing.T, b *replica) {
+			b.store.SetHook(refuse)
+			go b.Resign(t.Context())
+			time.Sleep(10 * time.Second)
+			b.store.SetHook(nil)
+		}, []string{"b fences a at 10.0.0.1", "b works"}}, // what b itself has left need not expire
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, s := storetest.NewMem(), &script{}
+				addr := func(a string) map[string]string { return map[string]string{"addr": a} }
+				mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a", Labels: addr("10.0.0.1")}))
+				var tries atomic.Int32
+				b := startWith(t, store, tenure.LeaseConfig{Holder: "b", Labels: addr("10.0.0.2")},
+					fencing(s, func(ctx context.Context) error {
+						if tries.Add(1) > 1 {
+							return nil
+						}
+						return untilDone(ctx)
+					}))
+				time.Sleep(45 * time.Second) // and a renewal
+				s.want(t, "b fences a at 10.0.0.1")
+				if name == "crash and reclaim" {
+					scene.act(t, b)
+					startWith(t, store, tenure.LeaseConfig{Holder: "b", Reclaim: true}, fencing(s, succeeds))
+				} else {
+					startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
+					synctest.Wait()
+					scene.act(t, b)
+				}
+				time.Sleep(time.Minute)
+				s.want(t, append([]string{"b fences a at 10.0.0.1"}, scene.want...)...)
+			})
+		})
+	}
+}
+
+func TestATakeoverWhoseAnswerWasLostIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, s := storetest.NewMem(), &script{}
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
+		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, succeeds))
+		synctest.Wait()
+		var lost atomic.Bool
+		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "put" && err == nil && !lost.Swap(true) {
+				return errors.New("connection reset")
+			}
+			return err
+		})
+		time.Sleep(time.Minute)
+		s.want(t, "b fences a at ", "b works")
+	})
+}
+
+// Once the takeover is confirmed, only the confirming replica is its successor's concern.
+func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, s := storetest.NewMem(), &script{}
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
+		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, succeeds))
+		time.Sleep(time.Minute)
+		startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
+		b.store.SetHook(hang)
+		time.Sleep(time.Minute)
+		s.want(t, "b fences a at ", "b works", "c fences b at ", "c works")
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +13,8 @@ import (
 // The causes for which a job's context ends, besides [ErrLost] and
 // [ErrDeadline]. A job finds them by [context.Cause].
 var (
-	// ErrResigned says that the term was given up by [Coordinator.Resign].
+	// ErrResigned says that the term was given up by [Coordinator.Resign], or on
+	// the request of another process, see [Lease.RequestRelease].
 	ErrResigned = errors.New("lease resigned")
 
 	// ErrShutdown says that the context of [Coordinator.Run] is done.
@@ -76,7 +76,10 @@ type CoordinatorConfig struct {
 	// FencePredecessor, where set, is called after a takeover and its
 	// confirmations, before the job begins: to cut off the power, the disk or the
 	// address of a holder that vanished. It is called again until it returns nil,
-	// or the term is over. It must return when its context ends, as a job must.
+	// or the term is over. Where a replica that had taken the lease over did not get
+	// that far, it is called for those whom that one was to fence, too, so it must bear
+	// to be called for a holder that is cut off already. It must return when its
+	// context ends, as a job must.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Logger gets one line per acquire, loss and release, and what goes wrong.
@@ -85,15 +88,6 @@ type CoordinatorConfig struct {
 
 	// Trace, where set, is told what happens.
 	Trace *Trace
-}
-
-// Trace is a set of funcs that a [Coordinator] calls as things happen. Any may
-// be nil. They are called from the coordinator's own goroutine, must return
-// quickly, and must not panic.
-type Trace struct {
-	// JobStuck is called when the job has not returned although its context
-	// ended so long ago. The lease is no longer renewed, and will expire.
-	JobStuck func(term *Term, since time.Duration)
 }
 
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
@@ -110,9 +104,9 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		cfg.Logger = lease.Logger
 	}
 	if cfg.Trace == nil {
-		cfg.Trace = &Trace{}
+		cfg.Trace = &noTrace
 	}
-	checked := cfg.CheckTimeout != 0 || cfg.CheckFailures != 0
+	given := cfg
 	if cfg.CheckTimeout == 0 {
 		cfg.CheckTimeout = (cfg.RenewDeadline - cfg.RenewInterval) / 2
 	}
@@ -125,18 +119,21 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
 	if cfg.Watch == nil && cfg.Reconcile == nil {
-		refuse("Watch and Reconcile are both nil")
+		refuse("Watch and Reconcile are both nil, and one must be the job")
 	}
 	if cfg.RenewInterval < 0 {
 		refuse("RenewInterval %v is negative", cfg.RenewInterval)
 	}
-	if cfg.AcquireInterval < 0 {
-		refuse("AcquireInterval %v is negative", cfg.AcquireInterval)
+	if cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL {
+		refuse("AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
 	}
-	if checked && cfg.Check == nil {
-		refuse("CheckTimeout or CheckFailures is set, and Check is nil")
+	if given.CheckTimeout != 0 && cfg.Check == nil {
+		refuse("CheckTimeout is %v, and Check is nil", given.CheckTimeout)
 	}
-	if cfg.CheckTimeout < 0 || cfg.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval && cfg.Check != nil {
+	if given.CheckFailures != 0 && cfg.Check == nil {
+		refuse("CheckFailures is %d, and Check is nil", given.CheckFailures)
+	}
+	if given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval {
 		refuse("CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
 			cfg.CheckTimeout, cfg.RenewDeadline-cfg.RenewInterval)
 	}
@@ -148,10 +145,10 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	}
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
 	if cfg.RenewDeadline-cfg.RenewInterval < least {
-		refuse("RenewDeadline %v is not %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+		refuse("RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
 	}
 	if lease.TTL-lease.Margin-cfg.RenewDeadline < least {
-		refuse("RenewDeadline %v is not %v below TTL %v less Margin %v: the job would have no time to return",
+		refuse("RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 			cfg.RenewDeadline, least, lease.TTL, lease.Margin)
 	}
 	return cfg, errors.Join(errs...)
@@ -173,7 +170,6 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 type Coordinator struct {
 	lease   *Lease
 	cfg     CoordinatorConfig
-	log     *slog.Logger
 	single  bool
 	running atomic.Bool
 
@@ -183,29 +179,10 @@ type Coordinator struct {
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
 	mu     sync.Mutex // guards the fields below
-	status Status
+	state  state
 	held   *Term        // until it was given back; nil for a standby
 	resign *resignation // of that term
 	token  int64        // of the last term
-}
-
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	once  sync.Once
-	away  time.Duration // how long to stay away at least; set before asked is closed
-	asked chan struct{} // closed by the first to ask
-	over  chan struct{} // closed when the lease has been given back
-	err   error         // set before over is closed
-}
-
-// wanted reports whether somebody has asked.
-func (r *resignation) wanted() bool {
-	select {
-	case <-r.asked:
-		return true
-	default:
-		return false
-	}
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
@@ -221,9 +198,8 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	return &Coordinator{
 		lease:  lease,
 		cfg:    cfg,
-		log:    cfg.Logger.With("lease", lease.cfg.Key.String(), "replica", lease.cfg.Holder),
 		single: lease.store.SingleReplica(),
-		status: Status{Replica: lease.cfg.Holder, Since: time.Now()},
+		state:  state{since: time.Now()},
 	}, nil
 }
 
@@ -239,12 +215,17 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 	defer c.checks.wait()
+	var hints Watch = noWatch{}
+	if !c.single {
+		hints = watch(c.lease.store, c.lease.cfg.Key)
+	}
+	defer hints.Stop()
 	for pause := time.Duration(0); ; {
-		term := c.standby(ctx, pause)
+		term := c.standby(ctx, pause, hints)
 		if term == nil {
 			return nil
 		}
-		pause = c.hold(ctx, term)
+		pause = c.hold(ctx, term, hints)
 	}
 }
 
@@ -256,165 +237,28 @@ func (c *Coordinator) IsHolder() bool {
 	return term != nil && term.Valid()
 }
 
-// Resign ends the current term, if there is one, and returns when the job has
-// returned and the lease has been given back; the replica then stays away for
-// long enough that another can win. An error says that the lease could not be
-// released, or that ctx was done before; the resignation stands all the same.
-//
-// A job that resigns must not wait for itself to return: it passes its own
-// context.
-func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
-
-// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back. Where several resign from
-// one term, the first one's time counts.
-func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: %v is negative", c.lease.cfg.Key, ErrInvalid, away)
-	}
-	c.mu.Lock()
-	resign := c.resign
-	c.mu.Unlock()
-	if resign == nil {
-		return nil
-	}
-	resign.once.Do(func() {
-		resign.away = away
-		close(resign.asked)
-	})
-	select {
-	case <-resign.over:
-		return resign.err
-	case <-ctx.Done():
-		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
-	}
-}
-
-// standby competes for the lease, at first after a pause. It returns nil once
-// ctx is done.
-func (c *Coordinator) standby(ctx context.Context, pause time.Duration) *Term {
-	if !sleep(ctx, pause) {
-		return nil
-	}
-	var hints Watch = noWatch{}
-	if !c.single {
-		hints = watch(c.lease.store, c.lease.cfg.Key)
-	}
-	defer hints.Stop()
-	var vain vainHints
-	for woken := false; ; {
-		var term *Term
-		err := c.check(ctx, Standby)
-		if err == nil {
-			term, err = c.acquire(ctx, woken)
-		}
-		if err == nil && ctx.Err() != nil {
-			c.giveBack(term, ErrShutdown)
-			return nil
-		}
-		if err == nil && c.untilDeadline(term) <= 0 {
-			// A job would be told to return as it begins, with too little trust left
-			// for the time that it may take.
-			c.giveBack(term, ErrDeadline)
-			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
-		}
-		if err == nil {
-			return term
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		pause, deaf := c.notAcquired(err, hints.Live()), vain.after(woken, c.cfg.AcquireInterval)
-		if !errors.Is(err, ErrHeld) {
-			deaf = pause // whoever cannot acquire now need not hear when to
-		}
-		if !sleep(ctx, min(deaf, pause)) {
-			return nil
-		}
-		timer := time.NewTimer(pause - min(deaf, pause))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-			woken = false
-		case <-hints.C():
-			timer.Stop()
-			woken = true
-		}
-	}
-}
-
-func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
-	if c.single {
-		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
-	}
-	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
-	// record of a term that nobody holds, and all would have to wait for its TTL.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
-	defer cancel()
-	if woken {
-		return c.lease.acquireOrSteal(ctx, true)
-	}
-	return c.lease.AcquireOrSteal(ctx)
-}
-
-// notAcquired returns how long to wait after a failed attempt, unless woken.
-func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
-	pause := jitter(c.cfg.AcquireInterval)
-	var held *HeldError
-	if errors.As(err, &held) {
-		c.log.Debug("lease is held", "holder", held.Holding.Holder)
-		c.note(held.Holding.Holder, nil)
-		if held.canExpireIn <= 0 {
-			return pause
-		}
-		if !held.byAge { // each standby has watched it since a moment of its own
-			return min(pause, held.canExpireIn)
-		}
-		// A few ms apart, lest all standbys write at once; and a few ms late, lest
-		// they come just before a renewal that is on its way.
-		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
-		if wakes {
-			// A release would wake us, and nothing else matters before; but what
-			// deletes the record without a word, where its TTL is another's.
-			return min(expiry, c.lease.cfg.TTL)
-		}
-		return min(pause, expiry)
-	}
-	if errors.Is(err, ErrUnhealthy) {
-		c.report("replica is not fit to compete", err)
-		return pause
-	}
-	c.report("lease cannot be acquired", err)
-	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
-		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
-	}
-	return pause
-}
-
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
-func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration) {
-	resign := c.enterTerm(term)
-	keeper := c.startKeeper(term)
-	job := newJob(ctx, jobScope{term, c.log})
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
+	keeper := c.newKeeper(term)
+	c.enterTerm(term, keeper)
+	c.startKeeper(keeper, term, hints)
+	job := newJob(ctx, jobScope{term, c})
 	if c.mustConfirm(term) {
 		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
 	} else {
 		c.startJob(term, job)
 	}
 
-	cause := c.untilOver(ctx, term, keeper, job, resign)
+	cause := c.untilOver(ctx, term, keeper, job)
 	keeper.winding.Store(true)
 	c.stopping(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
+	c.jobReturned(term, cause)
 	keeper.stop()
-	resign.err = c.giveBack(term, cause)
-
-	c.leaveTerm()
-	close(resign.over)
+	err := c.giveBack(term, cause)
+	resign := c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
@@ -422,15 +266,16 @@ func (c *Coordinator) hold(ctx context.Context, term *Term) (pause time.Duration
 }
 
 func (c *Coordinator) startJob(term *Term, job *job) {
+	term.unconfirmed.Store(false)
 	c.becomeHolder(term)
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }
 
 // stayAway returns how long this replica does not compete after a term.
-func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
+func (c *Coordinator) stayAway(term *Term, cause error, resign resignation) time.Duration {
 	every, least := c.cfg.AcquireInterval, time.Duration(0)
-	if resign.wanted() {
+	if resign.asked || errors.Is(cause, ErrResigned) {
 		least = max(2*jitter(every), resign.away)
 	}
 	switch {
@@ -444,7 +289,7 @@ func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) tim
 }
 
 // untilOver returns why the term is over.
-func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job, resign *resignation) error {
+func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
 	// This timer stands behind no I/O: it fires while a renewal hangs.
 	deadline := time.NewTimer(c.untilDeadline(term))
 	defer deadline.Stop()
@@ -452,8 +297,6 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
-		case <-resign.asked:
-			return ErrResigned
 		case err := <-keeper.lost:
 			return err
 		case r := <-job.results:
@@ -499,37 +342,32 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 			job.took(r)
 		case <-allowed.C:
 			keeper.cancel()
-			c.setStuck(true)
-			c.log.Error("job does not return although its context has ended; its lease is renewed no longer",
-				"token", term.Token(), "waited", time.Since(told))
-			if c.cfg.Trace.JobStuck != nil {
-				c.cfg.Trace.JobStuck(term, time.Since(told))
-			}
+			c.jobStuck(term, time.Since(told))
 		}
 	}
-	c.setStuck(false)
-	c.log.Debug("job returned", "token", term.Token(), "took", time.Since(told))
 }
 
-// giveBack releases the lease, unless it is another's already.
+// giveBack releases the lease, unless it is another's already. Where a request has
+// named a replica, it is left to that one for a time in which also one that polls
+// finds it.
 func (c *Coordinator) giveBack(term *Term, cause error) error {
-	if errors.Is(cause, ErrLost) && !errors.Is(cause, ErrJobEnded) { // a job's word is not enough
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
 	defer cancel()
+	leave := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
 	for {
-		err := c.lease.Release(ctx, term)
+		err := c.lease.release(ctx, term, leave)
 		switch {
 		case err == nil:
-			c.note("", nil)
-			c.log.Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+			c.released(term, cause)
 			return nil
 		case errors.Is(err, ErrLost):
-			c.log.Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+			c.notReleased(term, cause, err)
 			return nil
 		case !sleep(ctx, jitter(c.callTimeout()/10)):
-			c.report("lease cannot be released; it will expire", err)
+			c.notReleased(term, cause, err)
 			return err
 		}
 	}

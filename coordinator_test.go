@@ -143,6 +143,8 @@ func TestAllThatHoldsWithWakeUpsHoldsByPolling(t *testing.T) {
 		"resignation":        TestResignHandsTheLeaseToAnotherReplica,
 		"interrupted":        TestAShutdownDuringAnAcquireLeavesNoRecord,
 		"resigned twice":     TestAReplicaThatWasAskedToResignWhileItStoppedStaysAwayAllTheSame,
+		"asked to release":   TestAHolderThatIsAskedHandsTheLeaseOver,
+		"named replica":      TestTheReplicaThatIsNamedIsNext,
 		"many faults":        TestManyReplicasUnderFaultsNeverOverlap,
 	} {
 		t.Run(name, test)

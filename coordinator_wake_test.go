@@ -19,6 +19,8 @@ type hinted struct {
 	*storetest.Mem
 	live  atomic.Bool
 	hints chan struct{}
+
+	watches atomic.Int32
 }
 
 func newHinted(live bool) *hinted {
@@ -27,10 +29,23 @@ func newHinted(live bool) *hinted {
 	return h
 }
 
-func (h *hinted) Watch(tenure.Key) tenure.Watch { return h }
-func (h *hinted) C() <-chan struct{}            { return h.hints }
-func (h *hinted) Live() bool                    { return h.live.Load() }
-func (h *hinted) Stop()                         {}
+// Watch gives a watch to the second replica that asks; the first is the holder,
+// and hears nothing.
+func (h *hinted) Watch(tenure.Key) tenure.Watch {
+	if h.watches.Add(1) == 1 {
+		return hintedWatch{h, nil}
+	}
+	return hintedWatch{h, h.hints}
+}
+
+type hintedWatch struct {
+	*hinted
+	c chan struct{}
+}
+
+func (h hintedWatch) C() <-chan struct{} { return h.c }
+func (h hintedWatch) Live() bool         { return h.live.Load() }
+func (h hintedWatch) Stop()              {}
 
 func TestInSteadyStateAHolderOnlyRenewsAndAStandbyReadsOncePerTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -37,11 +37,26 @@
 // # When a standby looks
 //
 // A standby looks when it is woken, and when the record can expire. A release
-// wakes all standbys: on Postgres by a notification, which one connection per
+// wakes all standbys, and a request the holder: on Postgres by a notification, which one connection per
 // store listens for; on SQLite through the store, or for another process by a
 // poll of the file. Where no hint can be expected, because the store gives none,
 // the connection is down, or the record is another program's, a standby looks
 // once in an AcquireInterval as well. Hints may be lost: nothing is decided by one.
+//
+// # Handover by request
+//
+// [Lease.RequestRelease] and [Lease.RequestHandover] write into the record that its
+// holder is asked to go. That is no renewal: readers still go by the age of the last
+// one. The holder finds it at its next renewal, which a hint brings forward, ends
+// its job and gives the lease back; if a replica was named, by a record that leaves
+// the lease to that one for a while.
+//
+// # Takeovers
+//
+// A term that was taken over from a holder that has not released it may have to be
+// confirmed, see [CoordinatorConfig]. Until it is, its record says from whom it was
+// taken. So nobody is forgotten where the confirming replica crashes too, or gives
+// the lease back: the next one confirms, and fences, for both.
 //
 // # What is guaranteed
 //

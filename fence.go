@@ -63,7 +63,7 @@ func Fence(store Store, term *Term) (Store, error) {
 	}
 	fencer, ok := store.(Fencer)
 	if !ok {
-		return nil, fmt.Errorf("tenure: fence: %T: %w", store, errors.ErrUnsupported)
+		return nil, fmt.Errorf("tenure: fence: %w: %T is no Fencer", errors.ErrUnsupported, store)
 	}
 	return fencer.Fence(term)
 }

@@ -10,7 +10,7 @@ import (
 // then does: a gate cannot stop a write that passed it and is still under way.
 //
 // A gate is for the tokens of one lease; those of two do not compare. The zero
-// value is ready, and admits every token until it has seen one. It
+// value is ready, and admits every term's token until it has seen one. It
 // forgets what it has seen with its process: a resource that outlives it keeps
 // the token beside its data, as the example shows in SQL. A Gate is safe for
 // concurrent use, and must not be copied after its first use.
@@ -19,8 +19,12 @@ type Gate struct {
 }
 
 // Admit returns nil for a fencing token that is not below the highest seen, and
-// [ErrLost] for one that is: its term is over, for a later one has been here.
+// [ErrLost] for one that is: its term is over, for a later one has been here. A
+// token that is not positive is no term's, and [ErrInvalid].
 func (g *Gate) Admit(token int64) error {
+	if token <= 0 {
+		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)
+	}
 	for {
 		highest := g.highest.Load()
 		if token < highest {

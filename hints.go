@@ -1,28 +1,48 @@
 package tenure
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
-// vainHints makes a standby deaf for a while after a hint that led to nothing,
-// for longer each time. Anybody who may connect to the database can notify, and a
-// flood of hints must cost no more than polling does. A hint that comes meanwhile
-// is heard afterwards.
+// vainHints makes a replica deaf for a while after hints that led to nothing.
+// Anybody who may connect to the database can notify, and a flood of hints must
+// cost no more than polling does: after a few it is heard once in an interval. A
+// hint that comes meanwhile is heard afterwards.
 type vainHints struct {
-	deaf time.Duration
-	last time.Time // when it began
+	due time.Time // when all would have been heard, at one in an interval
 }
 
-// after returns for how long to be deaf after a try that was in vain.
-func (v *vainHints) after(woken bool, most time.Duration) time.Duration {
-	const first = 5 * time.Millisecond
-	now := time.Now()
-	switch {
-	case !woken:
-		v.deaf = 0
-	case now.Sub(v.last) > 2*v.deaf: // the one before was long ago
-		v.deaf = min(first, most)
-	default:
-		v.deaf = min(2*v.deaf, most)
+// awaitHint waits for so long, or until a hint comes that it is not deaf to. It
+// returns false for ok once ctx is done.
+func awaitHint(ctx context.Context, hints Watch, deaf, wait time.Duration) (woken, ok bool) {
+	if deaf = min(deaf, wait); !sleep(ctx, deaf) {
+		return false, false
 	}
-	v.last = now
-	return v.deaf
+	if deaf >= wait {
+		return false, true
+	}
+	timer := time.NewTimer(wait - deaf)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, false
+	case <-timer.C:
+		return false, true
+	case <-hints.C():
+		return true, true
+	}
+}
+
+// after returns for how long to be deaf now.
+func (v *vainHints) after(vain bool, interval time.Duration) time.Duration {
+	const few = 5
+	now := time.Now()
+	if v.due.Before(now) {
+		v.due = now
+	}
+	if vain {
+		v.due = v.due.Add(interval)
+	}
+	return max(0, v.due.Sub(now)-few*interval)
 }

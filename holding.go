@@ -3,7 +3,8 @@ package tenure
 import (
 	"encoding/json"
 	"fmt"
-	"math"
+	"maps"
+	"strings"
 	"time"
 )
 
@@ -21,6 +22,12 @@ type Holding struct {
 	RenewedAt  time.Time     // by the store's clock
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
+
+	// Offered says that nobody holds the lease: its last holder has given it up and
+	// leaves it to this one, for the TTL; to any, where that is empty.
+	Offered bool
+
+	unconfirmed []Holding // whom the term was taken over from, until that is confirmed
 }
 
 // record is the payload of a lease's object. Its bytes stay the same from the
@@ -31,6 +38,18 @@ type record struct {
 	AcquiredAtMS int64  `json:"acquired_at_ms"`
 	Term         string `json:"term"`
 	TTLMS        int64  `json:"ttl_ms"`
+	Offered      bool   `json:"offered,omitempty"`
+}
+
+// isTermOf reports whether an object is the record of a term.
+func isTermOf(term string, obj Object) bool {
+	var r record
+	return term != "" && json.Unmarshal(obj.Payload, &r) == nil && r.Term == term
+}
+
+// is reports whether a holding is what the record tells.
+func (r record) is(h *Holding) bool {
+	return h != nil && h.Term == r.Term && h.Holder == r.Holder && h.Offered == r.Offered
 }
 
 func (r record) encode() []byte {
@@ -54,18 +73,25 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		Age:       obj.Age,
 		Labels:    obj.Labels,
 	}
+	if hasReserved(obj) {
+		h.unconfirmed = unconfirmedIn(obj)
+		renewed := asRenewed(obj)
+		h.RenewedAt, h.Age = renewed.UpdatedAt, renewed.Age
+		h.Labels = maps.Clone(obj.Labels)
+		maps.DeleteFunc(h.Labels, func(name, _ string) bool { return strings.HasPrefix(name, reservedLabels) })
+	}
 	var r record
 	if err := json.Unmarshal(obj.Payload, &r); err != nil {
 		return h, fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
 	}
-	h.Term = r.Term
-	if r.Holder != "" {
+	h.Term, h.Offered = r.Term, r.Offered
+	if r.Holder != "" || r.Offered {
 		h.Holder = r.Holder
 	}
 	if r.AcquiredAtMS != 0 {
 		h.AcquiredAt = time.UnixMilli(r.AcquiredAtMS)
 	}
-	if r.TTLMS > 0 && r.TTLMS <= math.MaxInt64/int64(time.Millisecond) {
+	if r.TTLMS > 0 && r.TTLMS <= maximumTTL.Milliseconds() {
 		h.TTL = time.Duration(r.TTLMS) * time.Millisecond
 	}
 	return h, nil

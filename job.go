@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 )
 
@@ -28,13 +27,13 @@ func (p *JobPanic) Unwrap() error {
 // jobScope is what a job finds in its context.
 type jobScope struct {
 	term *Term
-	log  *slog.Logger
+	of   *Coordinator
 }
 
 type jobScopeKey struct{}
 
 // TermFromContext returns the term for which a job runs, or nil where ctx is
-// not derived from a job's context.
+// not derived from a job's context. See [Term] for what a nil one does.
 func TermFromContext(ctx context.Context) *Term {
 	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
 	return scope.term

@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -9,40 +10,43 @@ import (
 // keeper renews one term in a goroutine of its own, so that nothing else waits
 // for a renewal that hangs.
 type keeper struct {
-	lost      chan error            // why the term cannot be kept, or is not to be; at most two
+	lost      chan error            // why the term cannot be kept, or is not to be; at most three
 	confirmed chan struct{}         // closed after as many renewals as a confirmation takes
 	winding   atomic.Bool           // the job has been told to return: nothing is checked any more
 	unfit     atomic.Pointer[error] // of the last check; nil: it went well
 	cancel    context.CancelFunc
-	done      chan struct{}
+	done      sync.WaitGroup
 }
 
-// startKeeper begins to renew. A term without a lease needs none: its keeper
-// waits to be stopped.
-func (c *Coordinator) startKeeper(term *Term) *keeper {
-	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{lost: make(chan error, 2), cancel: cancel, done: make(chan struct{})}
-	if c.cfg.Confirmations > 0 {
+// newKeeper returns a keeper that does not renew yet.
+func (c *Coordinator) newKeeper(term *Term) *keeper {
+	k := &keeper{lost: make(chan error, 3)}
+	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
 		k.confirmed = make(chan struct{})
 	}
+	return k
+}
+
+// startKeeper begins to renew. A term without a lease needs that not: its keeper
+// waits to be stopped.
+func (c *Coordinator) startKeeper(k *keeper, term *Term, hints Watch) {
+	var ctx context.Context
+	ctx, k.cancel = context.WithCancel(context.Background())
 	if term.local() {
-		close(k.done)
-		return k
+		return
 	}
-	go func() {
-		defer close(k.done)
-		if err := c.keep(ctx, term, k); err != nil {
+	k.done.Go(func() {
+		if err := c.keep(ctx, term, k, hints); err != nil {
 			k.lost <- err
 		}
-	}()
-	return k
+	})
 }
 
 // stop ends the renewing and returns when no renewal is under way any more. It
 // may be called twice.
 func (k *keeper) stop() {
 	k.cancel()
-	<-k.done
+	k.done.Wait()
 }
 
 // late returns why a term was not renewed in time.
@@ -54,10 +58,20 @@ func (k *keeper) late() error {
 }
 
 // keep renews until ctx is done, then returns nil, or until the term is over,
-// then returns why. Errors of the store are only a reason to try again soon.
-func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
+// then returns why. Errors of the store are only a reason to try again soon. A hint
+// is one to renew at once: the record may carry a request, or be gone.
+func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Watch) error {
 	next := time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
-	for failures, unfit, renewals := 0, 0, 0; sleep(ctx, next); {
+	var vain vainHints
+	woken, ok := false, true
+	for failures, unfit, renewals := 0, 0, 0; ; {
+		deaf := vain.after(woken, c.cfg.RenewInterval)
+		if failures > 0 || unfit > 0 || k.confirmed != nil && renewals < c.cfg.Confirmations {
+			deaf = next // what counts is the time between renewals
+		}
+		if woken, ok = awaitHint(ctx, hints, deaf, next); !ok {
+			return nil
+		}
 		if err := term.over(); err != nil {
 			return err
 		}
@@ -74,8 +88,11 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
 		if over := term.over(); over != nil {
 			return over
 		}
+		if request := term.asked.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
+			k.lost <- request.cause()
+		}
 		if err == nil {
-			if renewals++; renewals == c.cfg.Confirmations && !k.winding.Load() {
+			if renewals++; k.confirmed != nil && renewals == c.cfg.Confirmations && !k.winding.Load() {
 				close(k.confirmed)
 			}
 			failures = 0
@@ -83,12 +100,11 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			c.report("lease not renewed, trying again", err)
+			c.renewalFailed(term, err)
 		}
 		next = c.retryPause(failures)
 		failures++
 	}
-	return nil
 }
 
 // retryPause returns how long to wait after so many failures in a row before this
@@ -100,10 +116,10 @@ func (c *Coordinator) retryPause(failures int) time.Duration {
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {
 	ctx, cancel := context.WithTimeout(ctx, min(c.callTimeout(), term.Remaining()))
 	defer cancel()
+	began, deadline := time.Now(), term.Deadline()
 	if err := c.lease.Renew(ctx, term); err != nil {
 		return err
 	}
-	c.note(term.Holder(), nil)
-	c.log.Debug("lease renewed", "token", term.Token())
+	c.renewed(term, began, deadline)
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 const (
 	DefaultTTL  = 30 * time.Second
 	minimumTTL  = 10 * time.Millisecond
+	maximumTTL  = 365 * 24 * time.Hour
 	defaultName = "reconciler-lease"
 )
 
@@ -45,6 +47,9 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
+	if e.Holding.Offered {
+		return fmt.Sprintf("%v: %s was left to %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+	}
 	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
 }
 
@@ -73,7 +78,7 @@ type LeaseConfig struct {
 	Key    Key               // default {"reconciler_lease", "singleton"}
 	Name   string            // the object's name; default "reconciler-lease" for the default key, else the key's ID
 	Holder string            // default ReplicaID(); shown to people, never trusted for safety
-	TTL    time.Duration     // default 30s, at least 10ms
+	TTL    time.Duration     // default 30s; from 10ms to a year
 	Margin time.Duration     // default TTL/30; the holder's trust ends this long before the TTL does
 	Labels map[string]string // told to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock
@@ -87,6 +92,8 @@ type LeaseConfig struct {
 	// bears. It is wrong where a name can be given twice, as by an orchestrator that
 	// replaces what it cannot reach. Holder must be set.
 	Reclaim bool
+
+	refused error // what ObservedConfig was given wrong
 }
 
 // withDefaults returns the config with its zero fields filled, or an error that
@@ -116,20 +123,32 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	}
 	cfg.Labels = maps.Clone(cfg.Labels)
 
+	if cfg.refused != nil { // all else follows from it
+		return cfg, cfg.refused
+	}
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
 		validText("holder", cfg.Holder),
 	}
-	if cfg.TTL < minimumTTL {
-		errs = append(errs, fmt.Errorf("%w: TTL %v is below %v", ErrInvalid, cfg.TTL, minimumTTL))
+	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
+		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
 	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
 		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
 	}
+	for name := range cfg.Labels {
+		if strings.HasPrefix(name, reservedLabels) {
+			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
+		}
+	}
+	// Escaped in JSON it may become six times as long.
+	if longest := MaxPayload / 8; len(cfg.Holder) > longest {
+		errs = append(errs, fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(cfg.Holder), longest))
+	}
 	if cfg.Reclaim && unnamed {
-		errs = append(errs, fmt.Errorf("%w: Reclaim needs a Holder that only this process has", ErrInvalid))
+		errs = append(errs, fmt.Errorf("%w: Reclaim is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
 	}
 	if cfg.Expiry > Observed {
-		errs = append(errs, fmt.Errorf("%w: Expiry %d is no policy", ErrInvalid, cfg.Expiry))
+		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
 	}
 	return cfg, errors.Join(errs...)
 }
@@ -164,10 +183,13 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	return &Lease{store: store, cfg: cfg}, nil
 }
 
+// Key returns the key of the lease.
+func (l *Lease) Key() Key { return l.cfg.Key }
+
 // TryAcquire begins a term if nobody holds the lease, in one write. It returns
 // [ErrHeld] where a record stands, expired or not.
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
-	term, err := l.begin(ctx, MustCreate())
+	term, err := l.begin(ctx, MustCreate(), nil)
 	if !errors.Is(err, ErrExists) {
 		return term, err
 	}
@@ -179,8 +201,8 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.mayTakeBack(held.Holding) {
-		term, err := l.begin(ctx, MatchVersion(obj.Version))
+	if l.mayTake(held.Holding) {
+		term, err := l.takeOver(ctx, held.Holding)
 		if !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -197,17 +219,10 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.mayTakeBack(held.Holding) {
-		return l.begin(ctx, MatchVersion(obj.Version))
-	}
-	if held.canExpireIn > 0 {
+	if held.canExpireIn > 0 && !l.mayTake(held.Holding) {
 		return nil, held
 	}
-	term, err := l.begin(ctx, MatchVersion(obj.Version))
-	if err == nil {
-		term.predecessor = &held.Holding
-	}
-	return term, err
+	return l.takeOver(ctx, held.Holding)
 }
 
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
@@ -222,7 +237,7 @@ func (l *Lease) acquireOrSteal(ctx context.Context, likelyFree bool) (*Term, err
 	// after three times the lease is held by somebody quicker.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, MustCreate())
+			term, err := l.begin(ctx, MustCreate(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
@@ -255,7 +270,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			return l.tooLate(ctx, term)
 		}
 		attempt := time.Now()
-		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term.payload), MatchVersion(term.currentVersion()))
+		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), MatchVersion(term.currentVersion()))
 		switch {
 		case err == nil:
 			l.sawVersion(obj.Version)
@@ -286,15 +301,19 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 }
 
 // Release ends the term, deletes its record, in one call to the store, and wakes
-// the standbys, so that another replica may begin at once. It returns [ErrLost] where the lease was another's already, or
-// gone. After any other error the record may still stand: Release may be called
-// again, and this lease may take it up again at once.
+// the standbys, so that another replica may begin at once. It returns [ErrLost] where
+// the lease was another's already, or gone. After any other error the record may still
+// stand: Release may be called again, and this lease may take it up again at once.
 //
 // On Postgres it does not wait for the disk: where the database crashes at that
 // moment the record stands again, and expires.
 //
 // Call it only after the job has returned.
-func (l *Lease) Release(ctx context.Context, term *Term) error {
+func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
+
+// release is Release, but leaves the lease for so long to the replica that a request
+// has named, if one has: 0 is to nobody.
+func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) error {
 	if err := l.owns("release", term); err != nil {
 		return err
 	}
@@ -302,22 +321,43 @@ func (l *Lease) Release(ctx context.Context, term *Term) error {
 	if term.local() {
 		return nil
 	}
-	for range 2 {
-		err := deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
+	for range 3 {
+		err := l.giveUp(ctx, term, leave)
 		if errors.Is(err, ErrConflict) {
 			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal had landed whose answer was lost
+				continue // a renewal had landed whose answer was lost, or a request
 			}
 		}
-		return l.released(term, err)
+		return l.released(ctx, term, err)
 	}
 	l.leave(term.id)
-	return fmt.Errorf("tenure: release %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
+	return fmt.Errorf("tenure: release %s: another write came first, again and again: %w", l.cfg.Key, ErrConflict)
+}
+
+// giveUp deletes a term's record, or puts another in its place.
+func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
+	successor := term.successor(leave)
+	if successor == nil {
+		return deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
+	}
+	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: successor.encode()}
+	if term.unconfirmed.Load() {
+		obj.Labels = withReserved(nil, unconfirmedLabel, unconfirmedBy(successor.Term, term.predecessors))
+	}
+	_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(term.currentVersion()))
+	if err == nil || !answered(err) {
+		wakeAll(ctx, l.store, l.cfg.Key)
+	}
+	return err
 }
 
 // released judges how a release ended.
-func (l *Lease) released(term *Term, err error) error {
+func (l *Lease) released(ctx context.Context, term *Term, err error) error {
+	var lost *LostError
 	switch {
+	case errors.As(err, &lost) && term.left != nil && term.left.is(lost.To): // the answer of a try before was lost
+		wakeAll(ctx, l.store, l.cfg.Key)
+		return nil
 	case err == nil || errors.Is(err, ErrLost):
 		return err
 	case !errors.Is(err, ErrNotFound):
@@ -331,7 +371,8 @@ func (l *Lease) released(term *Term, err error) error {
 	}
 }
 
-// Read returns who holds the lease, or [ErrNotFound] where nobody does.
+// Read returns who holds the lease, or to whom it was left, see [Holding.Offered]. It
+// returns [ErrNotFound] where there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
 	obj, err := l.look(ctx)
 	if err != nil {
@@ -340,33 +381,39 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 	return l.decode(obj), nil
 }
 
+// takeOver begins a term in the place of another's record.
+func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
+	return l.begin(ctx, MatchVersion(from.Version), l.predecessors(from))
+}
+
 // begin writes the record of a new term.
-func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
+func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []Holding) (*Term, error) {
 	attempt := time.Now()
 	id := uuid.NewString()
-	payload := record{
-		Holder:       l.cfg.Holder,
-		AcquiredAtMS: attempt.UnixMilli(),
-		Term:         id,
-		TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
-	}.encode()
-	obj, err := l.store.PutIf(leaseCall(ctx), l.object(payload), cond)
+	term := &Term{
+		key:          l.cfg.Key,
+		id:           id,
+		holder:       l.cfg.Holder,
+		acquiredAt:   attempt,
+		trusted:      l.cfg.TTL - l.cfg.Margin,
+		predecessors: predecessors,
+		payload: record{
+			Holder:       l.cfg.Holder,
+			AcquiredAtMS: attempt.UnixMilli(),
+			Term:         id,
+			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
+		}.encode(),
+	}
+	term.unconfirmed.Store(len(predecessors) > 0)
+	obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), cond)
 	if err != nil {
 		if !answered(err) {
 			l.leave(id)
 		}
 		return nil, err
 	}
-	term := &Term{
-		key:        l.cfg.Key,
-		id:         id,
-		holder:     l.cfg.Holder,
-		token:      obj.Version,
-		acquiredAt: attempt,
-		payload:    payload,
-		trusted:    l.cfg.TTL - l.cfg.Margin,
-		version:    obj.Version,
-	}
+	term.token, term.version = obj.Version, obj.Version
+	term.unconfirmed.Store(false) // unless somebody is to confirm it, who says so
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.mu.Lock()
 	l.begun = id
@@ -374,7 +421,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
 		// Not kept from those who have seen less, and may go on. Nobody is woken:
 		// each would do the same, we again among them.
-		if l.store.DeleteIf(leaseCall(ctx), l.cfg.Key, obj.Version) != nil {
+		if len(predecessors) > 0 || l.store.DeleteIf(leaseCall(ctx), l.cfg.Key, obj.Version) != nil {
 			l.leave(id)
 		}
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
@@ -387,14 +434,19 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition) (*Term, error) {
 	return term, nil
 }
 
-func (l *Lease) object(payload []byte) Object {
-	return Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: payload}
+// object is the record of a term.
+func (l *Lease) object(term *Term) Object {
+	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
+	if term.unconfirmed.Load() {
+		obj.Labels = withReserved(obj.Labels, unconfirmedLabel, unconfirmedBy(term.id, term.predecessors))
+	}
+	return obj
 }
 
 // owns refuses a term that this lease cannot act upon.
 func (l *Lease) owns(op string, term *Term) error {
-	if term == nil {
-		return fmt.Errorf("tenure: %s %s: %w: term is nil", op, l.cfg.Key, ErrInvalid)
+	if term == nil || term.id == "" {
+		return fmt.Errorf("tenure: %s %s: %w: no term is given", op, l.cfg.Key, ErrInvalid)
 	}
 	if term.key != l.cfg.Key {
 		return fmt.Errorf("tenure: %s %s: %w: the term is one of %s", op, l.cfg.Key, ErrInvalid, term.key)
@@ -415,6 +467,9 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	case !bytes.Equal(obj.Payload, term.payload):
 		holding := l.decode(obj)
 		return term.lostTo(&holding)
+	}
+	if request := requestIn(obj); request != nil {
+		term.asked.Store(request)
 	}
 	term.mu.Lock()
 	defer term.mu.Unlock()

@@ -1,6 +1,9 @@
 package tenure
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // ObservedConfig returns the configs of a lease and of its coordinator in which
 // no clock decides who may hold: the holder renews once per interval, and a
@@ -9,8 +12,17 @@ import "time"
 // confirmations, each one interval. The caller sets what is left, the job first of
 // all.
 //
-// See [Observed]. That the wall clock of a holder jumps can only end its term early.
+// [NewLease] refuses what comes of an interval or a number that cannot be. See
+// [Observed]. That the wall clock of a holder jumps can only end its term early.
 func ObservedConfig(interval time.Duration, missed, confirmations int) (LeaseConfig, CoordinatorConfig) {
-	return LeaseConfig{TTL: interval * time.Duration(missed), Expiry: Observed},
-		CoordinatorConfig{RenewInterval: interval, Confirmations: confirmations}
+	lease := LeaseConfig{TTL: interval * time.Duration(missed), Expiry: Observed}
+	switch {
+	case interval <= 0:
+		lease.refused = fmt.Errorf("%w: ObservedConfig: interval %v is not positive", ErrInvalid, interval)
+	case missed < 2:
+		lease.refused = fmt.Errorf("%w: ObservedConfig: missed %d is not 2 or more", ErrInvalid, missed)
+	case interval > maximumTTL/time.Duration(missed):
+		lease.refused = fmt.Errorf("%w: ObservedConfig: interval %v × missed %d is more than %v", ErrInvalid, interval, missed, maximumTTL)
+	}
+	return lease, CoordinatorConfig{RenewInterval: interval, Confirmations: confirmations}
 }

@@ -30,10 +30,15 @@ type sighting struct {
 }
 
 func (s *sighting) of(obj Object) bool {
+	if s == nil {
+		return false
+	}
 	// A program that starts its versions at 1 again after a delete repeats
-	// them, so the version alone does not tell that nothing has changed.
-	return s != nil && s.object.Version == obj.Version && s.object.UpdatedAt.Equal(obj.UpdatedAt) &&
-		bytes.Equal(s.object.Payload, obj.Payload)
+	// them, so the version alone does not tell that nothing has changed. That its
+	// holder is asked to go is no change.
+	was, is := asRenewed(s.object), asRenewed(obj)
+	return was.Version == is.Version && wholeMilli(was.UpdatedAt) == wholeMilli(is.UpdatedAt) &&
+		bytes.Equal(was.Payload, is.Payload)
 }
 
 // leftover is a term that this lease may have left in the store although nobody
@@ -127,10 +132,14 @@ func (l *Lease) leave(term string) {
 	l.leftover = append(l.leftover, leftover{term: term, at: now})
 }
 
-// mayTakeBack reports whether the record need not expire before this lease takes
-// it over.
-func (l *Lease) mayTakeBack(holding Holding) bool {
-	return l.left(holding) || l.reclaims(holding)
+// mayTake reports whether the record need not expire before this lease takes it
+// over.
+func (l *Lease) mayTake(holding Holding) bool {
+	return l.left(holding) || l.reclaims(holding) || l.offered(holding)
+}
+
+func (l *Lease) offered(holding Holding) bool {
+	return holding.Offered && (holding.Holder == l.cfg.Holder || holding.Holder == "")
 }
 
 // left reports whether the record is one that this lease itself left behind, so

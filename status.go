@@ -1,10 +1,10 @@
 package tenure
 
 import (
-	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"log/slog"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -32,119 +32,120 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", uint8(r))
 }
 
-// Status is what a [Coordinator] knows without asking the store.
+// MarshalText makes a role a word in JSON and in logs.
+func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// Status is what a [Coordinator] knows without asking the store. A standby knows
+// of the holder what it read last, which may be as long ago as the TTL.
+//
+// In JSON the names are as the tags say, times are RFC 3339, durations are
+// seconds, and the lease is its key's type and ID with a slash between.
 type Status struct {
-	Replica   string // this replica's name
-	Role      Role
-	Since     time.Time     // of the role
-	Holder    string        // who held the lease when it was last seen; empty: nobody
-	Token     int64         // of the term held; 0 for a standby
-	TrustLeft time.Duration // in the term held; 0 for a standby, and where there is no lease to lose
-	Terms     int           // held so far by this coordinator
-	Stuck     bool          // the job did not return in time, and still runs
-	LastError string        // of the last call to the store; empty: it went well
+	Lease   Key       `json:"-"`
+	Replica string    `json:"replica"` // this replica's name
+	Role    Role      `json:"role"`
+	Since   time.Time `json:"since"`  // of the role
+	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
+
+	Holder    string            `json:"holder"`                // who held the lease when it was last seen; empty: nobody
+	Labels    map[string]string `json:"labels,omitempty"`      // the holder's
+	HeldSince time.Time         `json:"held_since,omitzero"`   // by the holder's clock; zero: not known
+	RenewedAt time.Time         `json:"last_renewal,omitzero"` // by this replica's clock where it holds, else by the store's
+
+	Token          int64         `json:"token"` // of the term held; 0 for a standby
+	TrustLeft      time.Duration `json:"-"`     // in the term held; 0 for a standby, and where there is no lease to lose
+	RenewalLatency time.Duration `json:"-"`     // of the last renewal, or the acquire, of the term held; 0 for a standby
+
+	Terms     int        `json:"terms"`      // held so far by this coordinator
+	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
+	LastError string     `json:"last_error"` // of the last call to the store; empty: it went well
+	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, ten at most
+}
+
+// MarshalJSON encodes the status as its documentation says.
+func (s Status) MarshalJSON() ([]byte, error) {
+	type fields Status // without this method
+	return json.Marshal(struct {
+		Lease string `json:"lease"`
+		fields
+		TrustLeft      float64 `json:"trust_left_seconds"`
+		RenewalLatency float64 `json:"renewal_latency_seconds"`
+	}{s.Lease.String(), fields(s), s.TrustLeft.Seconds(), s.RenewalLatency.Seconds()})
+}
+
+// PastTerm is a term that is over: one of this replica, or one that it saw as a
+// standby.
+type PastTerm struct {
+	ID     string    `json:"id"` // the term's; empty in a record of another program
+	Holder string    `json:"holder"`
+	Token  int64     `json:"token"`          // 0: not known; only of its own terms does a replica know it
+	Began  time.Time `json:"began,omitzero"` // by the holder's clock; zero: not known
+	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was over, or was seen to be
+	Reason string    `json:"reason"`
 }
 
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	status := c.status
-	if c.held != nil && !c.held.local() {
-		status.TrustLeft = c.held.Remaining()
+	return c.currentStatus()
+}
+
+// currentStatus needs the mutex.
+func (c *Coordinator) currentStatus() Status {
+	s := &c.state
+	status := Status{
+		Lease:     c.lease.cfg.Key,
+		Replica:   c.lease.cfg.Holder,
+		Role:      s.role,
+		Since:     s.since,
+		Reason:    s.reason,
+		Holder:    s.holder,
+		Terms:     s.terms,
+		Stuck:     s.stuck,
+		LastError: s.lastError,
+		Recent:    make([]PastTerm, 0, len(s.past)),
+	}
+	for _, past := range slices.Backward(s.past) {
+		status.Recent = append(status.Recent, past)
+	}
+	if c.held != nil {
+		status.Token, status.RenewalLatency = c.held.Token(), s.latency
+		if !c.held.local() {
+			status.TrustLeft = c.held.Remaining()
+		}
+	}
+	switch {
+	case s.seen != nil:
+		status.Labels = maps.Clone(s.seen.Labels)
+		status.HeldSince, status.RenewedAt = s.seen.AcquiredAt, s.seen.RenewedAt
+	case c.held != nil && s.holder != "":
+		status.Labels = maps.Clone(c.lease.cfg.Labels)
+		status.HeldSince = c.held.AcquiredAt()
+		if !c.held.local() {
+			status.RenewedAt = c.held.lastAttempt()
+		}
 	}
 	return status
 }
 
-// enterTerm notes that a term has begun. Its job has not.
-func (c *Coordinator) enterTerm(term *Term) *resignation {
-	c.log.Info("lease acquired", "holder", term.Holder(), "token", term.Token())
-	resign := &resignation{asked: make(chan struct{}), over: make(chan struct{})}
+// Healthy is for a liveness probe, and does no I/O. It returns an error only where
+// something is wrong that a restart of the process would mend: a job still runs
+// that did not return in time when its term was over, or the trust in a term ended
+// longer than the tolerance ago, and the coordinator has still not dealt with it. To be
+// a standby is healthy, and so is to have a database that does not answer.
+func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held, c.resign, c.token = term, resign, term.Token()
-	c.status.Role, c.status.Since = Confirming, time.Now()
-	c.status.Holder, c.status.Token, c.status.LastError = term.Holder(), term.Token(), ""
-	c.status.Terms++
-	return resign
-}
-
-// becomeHolder notes that the term's job begins.
-func (c *Coordinator) becomeHolder(term *Term) {
-	c.term.Store(term)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.status.Role, c.status.Since = Holder, time.Now()
-}
-
-func (c *Coordinator) stopping(term *Term, cause error) {
-	c.term.Store(nil)
-	c.mu.Lock()
-	c.status.Role, c.status.Since = Stopping, time.Now()
-	var lost *LostError
-	if errors.As(cause, &lost) {
-		c.status.Holder = ""
-		if lost.To != nil {
-			c.status.Holder = lost.To.Holder
-		}
-	}
-	holder := c.status.Holder
+	stuck, held := c.state.stuck, c.held
 	c.mu.Unlock()
-
-	level, msg := slog.LevelDebug, "job is told to return"
-	switch {
-	case errors.Is(cause, ErrJobEnded):
-		level, msg = slog.LevelWarn, "job ended before its term"
-	case errors.Is(cause, ErrUnhealthy):
-		level, msg = slog.LevelWarn, "replica is not fit to hold the lease"
-	case errors.Is(cause, ErrLost), errors.Is(cause, ErrDeadline):
-		level, msg = slog.LevelInfo, "lease lost"
+	if stuck {
+		return fmt.Errorf("tenure: %s: the job still runs although its term is over", c.lease.cfg.Key)
 	}
-	c.log.Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
-}
-
-func (c *Coordinator) leaveTerm() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held, c.resign = nil, nil
-	if c.status.Holder == c.status.Replica {
-		c.status.Holder = ""
+	if held == nil || held.local() {
+		return nil
 	}
-	c.status.Role, c.status.Since, c.status.Token = Standby, time.Now(), 0
-}
-
-func (c *Coordinator) lastToken() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.token
-}
-
-func (c *Coordinator) setStuck(stuck bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.status.Stuck = stuck
-}
-
-// note records what the store last said: who holds the lease, or an error.
-func (c *Coordinator) note(holder string, err error) (changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	last := c.status.LastError
-	c.status.LastError = ""
-	if err != nil {
-		c.status.LastError = err.Error()
-	} else {
-		c.status.Holder = holder
+	if past := held.trust.Load().past(time.Now()); past > tolerance {
+		return fmt.Errorf("tenure: %s: the trust in the term ended %v ago", c.lease.cfg.Key, past.Round(time.Millisecond))
 	}
-	return c.status.LastError != last
-}
-
-// report logs an error of the store: aloud when it is a new one, quietly while
-// it stays the same.
-func (c *Coordinator) report(msg string, err error) {
-	level := slog.LevelDebug
-	if c.note("", err) {
-		level = slog.LevelWarn
-	}
-	c.log.Log(context.Background(), level, msg, "error", err)
+	return nil
 }

@@ -98,7 +98,7 @@ type Object struct {
 func (o Object) Validate() error {
 	errs := []error{o.Key.Validate(), validText("name", o.Name)}
 	for k, v := range o.Labels {
-		errs = append(errs, validText("label", k), validText("label "+k, v))
+		errs = append(errs, validText("label", k), validText(fmt.Sprintf("label %q:", k), v))
 	}
 	if len(o.Payload) > MaxPayload {
 		errs = append(errs, fmt.Errorf("%w: payload of %s has %d bytes, more than %d", ErrInvalid, o.Key, len(o.Payload), MaxPayload))
@@ -221,7 +221,8 @@ type Store interface {
 }
 
 // Watcher is implemented by stores that can wake those who wait for an object to
-// be deleted. All stores of this module do. Where a store doesn't, standbys poll.
+// be deleted, or changed in their favour. All stores of this module do. Where a
+// store doesn't, standbys poll, and holders find out at their next renewal.
 type Watcher interface {
 	// Watch begins to watch an object, which need not exist. It does no I/O.
 	Watch(key Key) Watch
@@ -230,14 +231,18 @@ type Watcher interface {
 	// processes too; nobody where nothing was deleted. It need not be durable when
 	// it returns: a crash of the database may bring the object back, as it was.
 	DeleteAndWake(ctx context.Context, key Key, version int64) error
+
+	// Wake wakes all who watch an object that the caller has just changed, in
+	// other processes too.
+	Wake(ctx context.Context, key Key) error
 }
 
-// Watch is the interest of one in the deletion of one object. It tells by hints:
+// Watch is the interest of one in one object. It tells by hints:
 // one may come late, twice, in vain, or not at all, so nothing is decided by it
 // alone. All methods are safe for concurrent use.
 type Watch interface {
-	// C receives when the object was deleted by DeleteAndWake, and whenever
-	// hints may have been missed.
+	// C receives when the object was deleted by DeleteAndWake, when somebody has
+	// called Wake, and whenever hints may have been missed.
 	C() <-chan struct{}
 
 	// Live reports whether hints can be expected. Whenever that has changed, C
@@ -271,12 +276,23 @@ func deleteAndWake(ctx context.Context, store Store, key Key, version int64) err
 	return store.DeleteIf(ctx, key, version)
 }
 
+// wakeAll wakes all who watch an object in any store. That it fails tells nothing:
+// hints may be lost in any case.
+func wakeAll(ctx context.Context, store Store, key Key) {
+	if watcher, ok := store.(Watcher); ok {
+		// What there is to hear has been written, perhaps by the last moment of ctx.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = watcher.Wake(ctx, key)
+	}
+}
+
 // Lister is implemented by stores that can enumerate objects. All stores of
 // this module do.
 type Lister interface {
 	// List returns at most limit objects of a type, those whose IDs come after
 	// the given one, ordered by ID as the database orders text. A limit that is
-	// not positive is [ErrInvalid].
+	// not positive is [ErrInvalid], as is a type that no key can have.
 	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
@@ -288,9 +304,21 @@ const tombstoneAge = 24 * time.Hour
 // objects.
 const tombstonesSuffix = "_tombstones"
 
+// validTable refuses a name that no store can give to its table.
+func validTable(table string) error {
+	if at := len(table) - len(tombstonesSuffix); at >= 0 && strings.EqualFold(table[at:], tombstonesSuffix) {
+		return fmt.Errorf("%w: Table %q ends in %q, which is for the tombstones of table %q",
+			ErrInvalid, table, tombstonesSuffix, table[:at])
+	}
+	return validText("Table", table)
+}
+
 // validList refuses arguments that no [Lister] can accept.
 func validList(objectType, after string, limit int) error {
-	errs := []error{validText("object type", objectType), validText("id", after)}
+	errs := []error{validText("object type", objectType), validText("after", after)}
+	if objectType == "" {
+		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
+	}
 	if limit < 1 {
 		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
 	}
@@ -325,9 +353,13 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
+		if store == nil {
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
+			return
+		}
 		lister, ok := store.(Lister)
 		if !ok {
-			yield(Object{}, fmt.Errorf("tenure: list %s: %T: %w", objectType, store, errors.ErrUnsupported))
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is no Lister", objectType, errors.ErrUnsupported, store))
 			return
 		}
 		for after := ""; ; {

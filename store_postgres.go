@@ -34,6 +34,25 @@ type PostgresConfig struct {
 	ListenURL string
 }
 
+// validate returns an [ErrInvalid] for a config that no database can serve.
+func (cfg PostgresConfig) validate() error {
+	const longest = 63 // bytes; Postgres cuts off what is longer
+	errs := []error{validTable(cfg.Table), validText("Schema", cfg.Schema)}
+	if more := len(cfg.Table+tombstonesSuffix) - longest; more > 0 {
+		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
+			ErrInvalid, cfg.Table, more, tombstonesSuffix))
+	}
+	if more := len(cfg.Schema) - longest; more > 0 {
+		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", ErrInvalid, cfg.Schema, more))
+	}
+	if cfg.ListenURL != "" {
+		if _, err := pgxpool.ParseConfig(cfg.ListenURL); err != nil { // pgx leaves the password out
+			errs = append(errs, fmt.Errorf("%w: ListenURL: %w", ErrInvalid, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.
 //
@@ -51,6 +70,8 @@ type PostgresStore struct {
 	tables postgresTables
 	sql    postgresStatements
 
+	refused error // what is wrong with the config
+
 	// found is nil until the database has been looked at.
 	found atomic.Pointer[postgresSetup]
 
@@ -67,8 +88,12 @@ var _ interface {
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
-// with its settings when they need it; Close closes that.
+// with its settings when they need it; Close closes that. All calls of a store whose
+// config cannot be served are [ErrInvalid]. It panics if pool is nil.
 func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
+	if pool == nil {
+		panic("tenure: NewPostgresStore: pool is nil")
+	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
@@ -83,6 +108,7 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 		tables: tables,
 		sql:    newPostgresStatements(tables),
 	}
+	s.refused = cfg.validate()
 	s.pruned.Store(time.Now().Unix())
 	s.watches.init(s)
 	return s
@@ -98,12 +124,15 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if url == "" {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: the URL is empty", ErrInvalid)
 	}
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
+	}
 	poolConfig, err := pgxpool.ParseConfig(url)
 	if err != nil {
+		if !strings.HasPrefix(url, "postgres") {
+			err = fmt.Errorf("%w; want postgres://user:password@host:port/database", err)
+		}
 		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err) // pgx leaves the password out
-	}
-	if _, err := pgxpool.ParseConfig(cfg.ListenURL); cfg.ListenURL != "" && err != nil {
-		return nil, fmt.Errorf("tenure: open Postgres: %w: ListenURL: %w", ErrInvalid, err)
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		poolConfig.MaxConns = 4
@@ -171,7 +200,11 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 	if err := validList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
-	rows, err := s.pool.Query(ctx, s.sql.list, objectType, after, limit)
+	pool, _, err := s.conns(ctx)
+	if err != nil {
+		return nil, opError(ctx, "list", Key{Type: objectType}, err)
+	}
+	rows, err := pool.Query(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
 	}

@@ -33,6 +33,9 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	if err := term.fences("fenced"); err != nil {
 		return err
 	}
+	if fn == nil {
+		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
+	}
 	if term.local() {
 		return pgx.BeginFunc(ctx, s.pool, fn)
 	}

@@ -161,6 +161,9 @@ func refusesSetting(err error) bool {
 // application. Bounded is that a statement of its own for the lock_timeout is
 // not needed.
 func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded bool, err error) {
+	if s.refused != nil {
+		return nil, false, s.refused
+	}
 	if !isLeaseCall(ctx) {
 		return s.pool, false, nil
 	}

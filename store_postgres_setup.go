@@ -75,15 +75,8 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 				}
 			}
 		}
-		for statement := range strings.SplitSeq(s.tables.in(ddl), ";\n") {
-			if strings.TrimSpace(statement) == "" {
-				continue
-			}
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return nil
+		_, err := tx.Exec(ctx, s.tables.in(ddl))
+		return err
 	})
 }
 
@@ -120,12 +113,8 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 // inspect looks whether the tables fit. Types are compared here because the
 // server's own errors come late, or don't name the column.
 func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
-	if name := s.cfg.Table + tombstonesSuffix; len(name) > maxIdentifier {
-		return nil, fmt.Errorf("%w: table name %q is too long by %d bytes: Postgres would cut off %q",
-			ErrSetup, s.cfg.Table, len(name)-maxIdentifier, tombstonesSuffix)
-	}
 	found := &postgresSetup{}
-	var exists bool
+	var exists, unique bool
 	var idleMS int64
 	var isolation string
 	var columns map[string]string
@@ -139,9 +128,14 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			current_setting('synchronous_commit'),
 			current_setting('default_transaction_isolation'),
 			EXISTS (SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
-				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id')`,
+				WHERE indrelid = to_regclass($1) AND indisunique AND indnkeyatts = 1 AND attname = 'id'),
+			EXISTS (SELECT 1 FROM pg_index
+				WHERE indrelid = to_regclass($1) AND indisunique AND indisvalid AND indimmediate AND indpred IS NULL AND indexprs IS NULL
+					AND (SELECT array_agg(attname::text ORDER BY attname) FROM pg_attribute
+						WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]))
+						IN (ARRAY['id'], ARRAY['id', 'object_type']))`,
 		[]any{s.tables.objects, s.tables.tombstones},
-		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone)
+		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone, &unique)
 	if err != nil {
 		return nil, err
 	}
@@ -176,6 +170,9 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s",
 				ErrSetup, want.column, s.tables.objects, is, strings.Join(want.types, " or ")))
 		}
+	}
+	if len(errs) == 0 && !unique { // two could create one object, and hold one lease
+		errs = append(errs, fmt.Errorf("%w: table %s has no unique key on (object_type, id), nor on id", ErrSetup, s.tables.objects))
 	}
 	return found, errors.Join(errs...)
 }

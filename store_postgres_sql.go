@@ -16,8 +16,6 @@ type postgresTables struct {
 
 const pruneAtMost = 10000 // tombstones in one statement
 
-const maxIdentifier = 63 // bytes; Postgres cuts off what is longer
-
 func newPostgresTables(schema, table string) postgresTables {
 	quote := func(name string) string {
 		if schema == "" {
@@ -41,8 +39,6 @@ func (t postgresTables) in(sql string) string {
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
 		"{prune_at_most}", strconv.Itoa(pruneAtMost),
 		"{tombstone_age_us}", strconv.FormatInt(tombstoneAge.Microseconds(), 10),
-		// For this transaction only, so also behind a pooler. NULL leaves it.
-		"{lock_timeout}", "set_config('lock_timeout', coalesce({ms}, current_setting('lock_timeout')), true)",
 	).Replace(sql)
 }
 
@@ -70,7 +66,9 @@ type removeStatements struct{ plain, inTime string }
 // keys.
 func newPostgresStatements(tables postgresTables) postgresStatements {
 	lockTimeout := func(sql, placeholder string) string {
-		return strings.ReplaceAll(tables.in(sql), "{ms}", placeholder+"::text")
+		// For this transaction only, so also behind a pooler. NULL leaves it.
+		return tables.in(strings.ReplaceAll(sql, "{lock_timeout}",
+			"set_config('lock_timeout', coalesce("+placeholder+"::text, current_setting('lock_timeout')), true)"))
 	}
 	const numberRow = `
 		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = {version}
@@ -92,10 +90,6 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				SELECT $1, $2, resource_version FROM gone
 				ON CONFLICT (object_type, id) DO UPDATE
 					SET resource_version = greatest(t.resource_version, excluded.resource_version))`
-	// A release need not be durable: if a crash undoes it, the lease expires. So it
-	// does not wait for the disk, and holds up no other that notifies, for those
-	// commit one after another. Whatever is written behind it is durable only with
-	// it.
 	// A release need not be durable: if a crash undoes it, the lease expires. So it
 	// does not wait for the disk, and holds up no other that notifies, for those
 	// commit one after another. Whatever is written behind it is durable only with

@@ -290,7 +290,7 @@ func TestASessionThatIsolatesMoreThanReadCommittedIsRefusedByName(t *testing.T) 
 
 func TestATableNameThatPostgresWouldCutOffIsRefused(t *testing.T) {
 	_, err := tenure.OpenPostgres(t.Context(), postgresURL(t), tenure.PostgresConfig{Table: strings.Repeat("x", 53), Logger: quiet})
-	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "too long by 1") {
+	if !errors.Is(err, tenure.ErrInvalid) || !strings.Contains(err.Error(), "too long by 1 ") {
 		t.Errorf("got %v", err)
 	}
 	migrate(t, openPostgres(t, postgresURL(t), tenure.PostgresConfig{Table: strings.Repeat("x", 52)}))

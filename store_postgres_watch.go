@@ -45,15 +45,29 @@ func (w *postgresWatches) init(s *PostgresStore) {
 			}
 			return connect(ctx, config)
 		},
-		Notify: func(ctx context.Context, payload string) error {
-			pool, _, err := s.conns(leaseCall(ctx))
-			if err != nil {
-				return err
-			}
-			_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2)`, w.channel, payload)
-			return err
-		},
+		Notify: s.notify,
 	}
+}
+
+func (s *PostgresStore) notify(ctx context.Context, payload string) error {
+	pool, _, err := s.conns(leaseCall(ctx))
+	if err != nil {
+		return err
+	}
+	// All that notify commit one after another, so none shall wait for the disk.
+	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, s.watches.channel, payload)
+	return err
+}
+
+// Wake implements [Watcher].
+func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
+	if err := key.Validate(); err != nil {
+		return opError(ctx, "wake", key, err)
+	}
+	if err := s.notify(ctx, wakeName(key)); err != nil {
+		return opError(ctx, "wake", key, s.explain(err))
+	}
+	return nil
 }
 
 // Watch implements [Watcher].

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -19,7 +20,8 @@ import (
 const (
 	sqliteDriver      = "sqlite" // the name under which modernc.org/sqlite registers
 	sqliteBusyTimeout = 5 * time.Second
-	sqliteBusy        = 5 // SQLITE_BUSY, the low byte of the code
+	sqliteBusyOnce    = 25 * time.Millisecond // how long SQLite itself waits, which hears of no context
+	sqliteBusy        = 5                     // SQLITE_BUSY, the low byte of the code
 )
 
 // SQLiteConfig configures a [SQLiteStore]. The zero value serves.
@@ -34,6 +36,15 @@ type SQLiteConfig struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
+// validate returns an [ErrInvalid] for a config that no database can serve.
+func (cfg SQLiteConfig) validate() error {
+	const reserved = "sqlite_"
+	if len(cfg.Table) >= len(reserved) && strings.EqualFold(cfg.Table[:len(reserved)], reserved) {
+		return fmt.Errorf("%w: Table %q begins with %q, which SQLite keeps for itself", ErrInvalid, cfg.Table, reserved)
+	}
+	return validTable(cfg.Table)
+}
+
 // SQLiteStore is a [Store] in a SQLite database. It imports no driver; the
 // program does. Times are those of the process clock, for all users of the
 // database share one host.
@@ -44,6 +55,8 @@ type SQLiteStore struct {
 	owned bool // opened by OpenSQLite, so its transactions begin with the write lock
 	cfg   SQLiteConfig
 	sql   sqliteStatements
+
+	refused error // what is wrong with the config
 
 	// turn is held by the one who writes. SQLite has one writer at a time anyway,
 	// but lets those who wait for it starve: it does not queue them.
@@ -63,10 +76,17 @@ var _ interface {
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which stays the
-// caller's to close. The database should be opened as [OpenSQLite] does: with a
-// busy timeout, in WAL mode, and with one connection if it is in memory. Standbys
-// that wait keep one of its connections, if there may be three or more.
+// caller's to close. The database should be opened as [OpenSQLite] does: with
+// immediate transactions, a busy timeout of some milliseconds, in WAL mode, and
+// with one connection if it is in memory. The store waits for a lock that is
+// somebody else's as long as a call's context allows; within a busy timeout that
+// is long it would not hear that the context has ended. Standbys that wait keep
+// one of its connections, if there may be three or more. All calls of a store
+// whose config cannot be served are [ErrInvalid]. It panics if db is nil.
 func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
+	if db == nil {
+		panic("tenure: NewSQLiteStore: db is nil")
+	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
@@ -77,6 +97,7 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 		db:      db,
 		cfg:     cfg,
 		sql:     newSQLiteStatements(cfg.Table),
+		refused: cfg.validate(),
 		turn:    make(chan struct{}, 1),
 		watches: sqliteWatches{hub: wake.NewHub[Key](false)},
 	}
@@ -84,12 +105,21 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 
 // OpenSQLite opens the file at path, or makes it, and returns a store in it; a
 // path of ":memory:" is a new database in memory. It sets WAL mode, full
-// synchronisation, a busy timeout of 5 s and immediate transactions. A driver
+// synchronisation and immediate transactions, and waits for a lock as long as a
+// call's context allows, but no longer than 5 s. A driver
 // must be registered as "sqlite"; otherwise the error, an [ErrSetup], says
 // which import is missing. [SQLiteStore.Migrate] makes the table.
 func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStore, error) {
-	if path == "" {
+	switch {
+	case path == "":
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path is empty", ErrInvalid)
+	case strings.ContainsRune(path, 0):
+		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
+	case strings.HasPrefix(path, "file:"): // whoever means it would get a file of that name
+		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid, path)
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	if !slices.Contains(sql.Drivers(), sqliteDriver) {
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w: no driver %q is registered, add: import _ %q",
@@ -121,7 +151,7 @@ func sqliteDSN(path string) string {
 	return "file:" + file.EscapedPath() + "?" + url.Values{
 		"_txlock": {"immediate"},
 		"_pragma": {
-			fmt.Sprintf("busy_timeout(%d)", sqliteBusyTimeout.Milliseconds()),
+			fmt.Sprintf("busy_timeout(%d)", sqliteBusyOnce.Milliseconds()),
 			"journal_mode(WAL)",
 			"synchronous(FULL)",
 		},
@@ -132,29 +162,48 @@ func sqliteDSN(path string) string {
 // of several processes that start together, some are told at once that the
 // database is busy.
 func pingSQLite(ctx context.Context, db *sql.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, sqliteBusyTimeout)
+	return whenSQLiteFree(ctx, func() error { return db.PingContext(ctx) })
+}
+
+// whenSQLiteFree takes a lock, again and again while it is somebody else's, for as
+// long as ctx allows, but no longer than the busy timeout. SQLite's own wait goes
+// on when the context has ended.
+func whenSQLiteFree(ctx context.Context, take func() error) error {
+	waiting, cancel := context.WithTimeout(ctx, sqliteBusyTimeout)
 	defer cancel()
 	for {
-		err := db.PingContext(ctx)
-		if err == nil || !isSQLiteBusy(err) || !sleep(ctx, jitter(20*time.Millisecond)) {
+		err := take()
+		if err == nil || !isSQLiteBusy(err) || !sleep(waiting, jitter(5*time.Millisecond)) {
 			return err
 		}
 	}
 }
 
+const uniqueSQLite = `
+	SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) AS i WHERE i."unique" AND NOT i.partial AND
+		(SELECT group_concat(c) FROM (SELECT coalesce(lower(name), '?') AS c FROM pragma_index_info(i.name) ORDER BY c))
+			IN ('id', 'id,object_type'))`
+
 // Migrate creates the tables that are missing. It may be called at every start,
-// by many processes at once.
+// by many processes at once. A table that is there and does not fit is [ErrSetup].
 func (s *SQLiteStore) Migrate(ctx context.Context) error {
 	err := s.inTx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.sql.migrate); err != nil {
 			return err
 		}
 		// A table of another program may be there, and lack a column.
-		_, err := tx.ExecContext(ctx, s.sql.probe)
+		if _, err := tx.ExecContext(ctx, s.sql.probe); err != nil {
+			return err
+		}
+		var unique bool
+		err := tx.QueryRowContext(ctx, uniqueSQLite, s.cfg.Table).Scan(&unique)
+		if err == nil && !unique { // two could create one object, and hold one lease
+			return fmt.Errorf("%w: table %q has no unique key on (object_type, id), nor on id", ErrSetup, s.cfg.Table)
+		}
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("tenure: migrate %s: %w", s.cfg.Table, sqliteError(err))
+		return fmt.Errorf("tenure: migrate %q: %w", s.cfg.Table, sqliteError(err))
 	}
 	return nil
 }
@@ -179,10 +228,14 @@ func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
 
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
-	if err := key.Validate(); err != nil {
+	if err := cmp.Or(key.Validate(), s.refused); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
-	obj, err := s.get(ctx, s.db, key)
+	var obj Object
+	err := whenSQLiteFree(ctx, func() (err error) { // who comes after a crash locks readers out too, for a moment
+		obj, err = s.get(ctx, s.db, key)
+		return err
+	})
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, sqliteError(sqliteUnreadable(err)))
 	}
@@ -203,7 +256,7 @@ func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	fail := func(err error) ([]Object, error) { return nil, opError(ctx, "list", Key{Type: objectType}, err) }
-	if err := validList(objectType, after, limit); err != nil {
+	if err := cmp.Or(validList(objectType, after, limit), s.refused); err != nil {
 		return fail(err)
 	}
 	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
@@ -240,8 +293,10 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 	var err error
 	if cond.kind == matchVersion && fence == nil { // one statement: a transaction by itself
 		err = s.inTurn(ctx, func() error {
-			r, err = s.replace(ctx, s.db, obj, cond)
-			return err
+			return whenSQLiteFree(ctx, func() error {
+				r, err = s.replace(ctx, s.db, obj, cond)
+				return err
+			})
 		})
 	} else {
 		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
@@ -383,6 +438,9 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 
 // inTurn runs a write when those before it are done.
 func (s *SQLiteStore) inTurn(ctx context.Context, write func() error) error {
+	if s.refused != nil {
+		return s.refused
+	}
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
@@ -398,7 +456,11 @@ func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 }
 
 func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+	var tx *sql.Tx
+	err := whenSQLiteFree(ctx, func() (err error) {
+		tx, err = s.db.BeginTx(ctx, nil)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -413,7 +475,7 @@ func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) erro
 
 // sqliteStatements are the statements of one table.
 type sqliteStatements struct {
-	migrate, probe, get, list, version, insert, number, replace, taken, remove, bury, prune, lock, fence string
+	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -439,6 +501,8 @@ func newSQLiteStatements(table string) sqliteStatements {
 			FROM {objects} WHERE object_type = ?1 AND id > ?2 ORDER BY id LIMIT ?3`),
 		version: names.Replace(`
 			SELECT resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		says: names.Replace(`
+			SELECT coalesce(labels, '') || CAST(payload AS TEXT) FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		insert: names.Replace(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES (?1, ?2, ?3, ?4, ?5, 1, 0, 0) ON CONFLICT DO NOTHING`),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 )
 
 // Fenced runs fn in a transaction whose writes, on whatever tables of this
@@ -20,6 +21,9 @@ import (
 func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx) error) error {
 	if err := term.fences("fenced"); err != nil {
 		return err
+	}
+	if fn == nil {
+		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
 	}
 	if term.local() {
 		return s.inTx(ctx, fn)
@@ -95,6 +99,9 @@ func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.
 // parsing it costs more than running it; and before the transaction, which may
 // have the only connection.
 func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
+	if s.refused != nil {
+		return s.refused
+	}
 	check, err := s.fenceCheck(ctx)
 	if err != nil {
 		return err
@@ -108,11 +115,11 @@ func (s *SQLiteStore) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
 	if s.check != nil {
 		return s.check, nil
 	}
-	check, err := s.db.PrepareContext(ctx, s.sql.fence)
-	if err == nil {
-		s.check = check
-	}
-	return check, err
+	err := whenSQLiteFree(ctx, func() (err error) {
+		s.check, err = s.db.PrepareContext(ctx, s.sql.fence)
+		return err
+	})
+	return s.check, err
 }
 
 // checkFence returns [ErrLost] where a term's record does not stand any more. The

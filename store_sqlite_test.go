@@ -1,6 +1,8 @@
 package tenure_test
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"os"
 	"path/filepath"
@@ -59,7 +61,7 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 
 func TestOnlyASharedSQLiteStoreHasMoreThanOneReplica(t *testing.T) {
 	for shared, want := range map[bool]bool{false: true, true: false} {
-		store := tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{Shared: shared})
+		store := tenure.NewSQLiteStore(sql.OpenDB(untouched{t}), tenure.SQLiteConfig{Shared: shared})
 		if got := store.SingleReplica(); got != want {
 			t.Errorf("shared %v: got SingleReplica %v", shared, got)
 		}
@@ -164,4 +166,45 @@ func TestOnSQLiteTooATombstoneKeepsVersionsUpUntilTheClockIsADayPastIt(t *testin
 	if ids != "1,other" {
 		t.Errorf("got tombstones of %s, want of 1 and other", ids)
 	}
+}
+
+func TestOnSQLiteACallWaitsForTheWriteLockAsLongAsItsContextAllows(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	store := openSQLite(t, path)
+	migrate(t, store)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term := mustAcquire(t, lease)
+	fenced, err := tenure.Fence(store, term)
+	wantErr(t, err, nil)
+	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	other := openSQL(t, "sqlite", "file:"+path+"?_txlock=immediate")
+	calls := map[string]func(context.Context) error{
+		"put": func(ctx context.Context) error { _, err := store.PutIf(ctx, obj, tenure.Unconditional()); return err },
+		"replace": func(ctx context.Context) error {
+			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			return err
+		},
+		"delete":     func(ctx context.Context) error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
+		"fenced put": func(ctx context.Context) error { _, err := fenced.PutIf(ctx, obj, tenure.Unconditional()); return err },
+		"fenced":     func(ctx context.Context) error { return store.Fenced(ctx, term, func(*sql.Tx) error { return nil }) },
+		"renew":      func(ctx context.Context) error { return lease.Renew(ctx, term) },
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			tx, err := other.Begin()
+			wantErr(t, err, nil)
+			defer tx.Rollback()
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			wantErr(t, call(ctx), context.DeadlineExceeded)
+			if took := time.Since(began); took > 2*time.Second { // less than SQLite would wait by itself
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+	tx, err := other.Begin()
+	wantErr(t, err, nil)
+	time.AfterFunc(300*time.Millisecond, func() { tx.Rollback() })
+	wantErr(t, lease.Renew(t.Context(), term), nil) // longer than SQLite waits by itself
 }

@@ -1,10 +1,15 @@
 package tenure
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/wake"
@@ -15,13 +20,14 @@ const (
 	sqlitePollRest = time.Second           // after it could not be asked
 )
 
-// sqliteWatches wakes those who watch: at once for what is deleted through the
-// same store, and within a poll for what others delete.
+// sqliteWatches wakes those who watch: at once for what happens through the same
+// store, and within a poll for what others do.
 type sqliteWatches struct {
 	hub *wake.Hub[Key]
 
 	mu      sync.Mutex
-	count   int // of watches
+	begun   atomic.Int64 // watches ever
+	count   int          // of watches
 	closed  bool
 	cancel  context.CancelFunc // ends the polling; nil before the first watch
 	done    sync.WaitGroup
@@ -38,12 +44,14 @@ func (s *SQLiteStore) Watch(key Key) Watch {
 	if w.closed {
 		return noWatch{}
 	}
+	watch := &sqliteWatch{Watch: w.hub.Watch(key), all: w}
+	w.begun.Add(1)
 	if w.count++; w.count == 1 {
 		var ctx context.Context
 		ctx, w.cancel = context.WithCancel(context.Background())
 		w.done.Go(func() { s.poll(ctx) })
 	}
-	return &sqliteWatch{Watch: w.hub.Watch(key), all: w}
+	return watch
 }
 
 type sqliteWatch struct {
@@ -73,7 +81,16 @@ func (w *sqliteWatches) close() {
 	w.done.Wait()
 }
 
-// poll looks for what others delete, until ctx is done.
+// Wake implements [Watcher]. Other processes are woken by the change itself.
+func (s *SQLiteStore) Wake(ctx context.Context, key Key) error {
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return opError(ctx, "wake", key, err)
+	}
+	s.watches.hub.Wake(key)
+	return nil
+}
+
+// poll looks for what others do, until ctx is done.
 func (s *SQLiteStore) poll(ctx context.Context) {
 	hub := s.watches.hub
 	s.watches.polling.Lock()
@@ -102,20 +119,22 @@ func (s *SQLiteStore) pollFile(ctx context.Context) error {
 	defer conn.Close()
 	ticker := time.NewTicker(sqlitePoll)
 	defer ticker.Stop()
-	for seen := int64(-1); ; {
+	last := make(map[Key][]byte)
+	for seen, known := int64(-1), int64(0); ; {
+		begun := s.watches.begun.Load()
 		var version int64
 		if err := conn.QueryRowContext(ctx, `PRAGMA data_version`).Scan(&version); err != nil {
 			return err
 		}
-		switch {
-		case seen == -1:
-			s.watches.hub.SetLive(true)
-		case version != seen:
-			if err := s.wakeDeleted(ctx, conn); err != nil {
+		if version != seen || begun != known {
+			if err := s.wakeChanged(ctx, conn, last); err != nil {
 				return err
 			}
 		}
-		seen = version
+		if seen == -1 {
+			s.watches.hub.SetLive(true)
+		}
+		seen, known = version, begun
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -143,15 +162,23 @@ func (s *SQLiteStore) pollConn(ctx context.Context) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// wakeDeleted wakes those whose object is not there.
-func (s *SQLiteStore) wakeDeleted(ctx context.Context, conn sqliteConn) error {
-	for _, key := range s.watches.hub.Keys() {
-		switch _, err := s.version(ctx, conn, key); {
-		case errors.Is(err, sql.ErrNoRows):
-			s.watches.hub.Wake(key)
-		case err != nil:
+// wakeChanged wakes those whose object is not there, or says something else than
+// it did last, or is looked at for the first time. The renewal of a lease changes
+// nothing but version and time.
+func (s *SQLiteStore) wakeChanged(ctx context.Context, conn sqliteConn, last map[Key][]byte) error {
+	keys := s.watches.hub.Keys()
+	maps.DeleteFunc(last, func(key Key, _ []byte) bool { return !slices.Contains(keys, key) })
+	for _, key := range keys {
+		var says []byte
+		err := conn.QueryRowContext(ctx, s.sql.says, key.Type, key.ID).Scan(&says)
+		if err != nil && !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
+		before, known := last[key]
+		if err != nil || !known || !bytes.Equal(says, before) {
+			s.watches.hub.Wake(key)
+		}
+		last[key] = says
 	}
 	return nil
 }

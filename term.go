@@ -11,7 +11,9 @@ import (
 )
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its
-// release or loss. All methods are safe for concurrent use and do no I/O.
+// release or loss. All methods are safe for concurrent use and do no I/O. A nil
+// Term, as [TermFromContext] returns it outside a job, is not valid and has no time
+// remaining; its other methods panic.
 type Term struct {
 	key        Key
 	id         string
@@ -21,11 +23,14 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 
-	predecessor *Holding // whose term this one was stolen from; nil: it was nobody's, or was given back
+	predecessors []Holding   // who may still be at work, the last of them last
+	unconfirmed  atomic.Bool // and it is to be made sure that they are not
+	left         *record     // what the release puts in the place of the term's; nil: nothing
 
-	ended      atomic.Pointer[error] // why the term is over; nil: it is not
-	deleteSent atomic.Bool           // by a release whose answer we don't know
-	trust      atomic.Pointer[trust] // nil: a local term, which no time ends
+	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
+	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
+	deleteSent atomic.Bool                    // by a release whose answer we don't know
+	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 
 	mu       sync.Mutex    // guards the fields below; never held across I/O
 	version  int64         // of the object, as far as we know
@@ -48,7 +53,12 @@ func newTrust(attempt time.Time, d time.Duration) *trust {
 // the monotonic clock stands still while a machine is suspended, and the TTL
 // does not.
 func (t *trust) covers(now time.Time) bool {
-	return now.Before(t.deadline) && now.Round(0).Before(t.wall)
+	return t.past(now) < 0
+}
+
+// past returns how long ago the trust ended; less than 0: it has not.
+func (t *trust) past(now time.Time) time.Duration {
+	return max(now.Sub(t.deadline), now.Round(0).Sub(t.wall))
 }
 
 // newLocalTerm makes the term of a coordinator that has no lease to lose.
@@ -105,7 +115,7 @@ func (t *Term) Remaining() time.Duration {
 // the conditions that the package documentation names; it cannot vouch for the
 // next instant. Where that matters, fence the write.
 func (t *Term) Valid() bool {
-	if t.ended.Load() != nil {
+	if t == nil || t.id == "" || t.ended.Load() != nil {
 		return false
 	}
 	trust := t.trust.Load()
@@ -195,3 +205,20 @@ func (t *Term) currentVersion() int64 {
 }
 
 func (t *Term) local() bool { return t.trust.Load() == nil }
+
+// successor returns the record that a release puts in the place of the term's; nil:
+// there is to be none. It is the same one each time, so that it is known again where
+// the answer was lost.
+func (t *Term) successor(leave time.Duration) *record {
+	var to string
+	if request := t.asked.Load(); request != nil && request.To != t.holder && leave > 0 {
+		to = request.To
+	}
+	switch {
+	case to == "" && !t.unconfirmed.Load():
+		t.left = nil
+	case t.left == nil || t.left.Holder != to:
+		t.left = leftTo(to, leave)
+	}
+	return t.left
+}

@@ -34,6 +34,7 @@ type broken struct {
 
 	watch func(key tenure.Key) tenure.Watch
 	wake  func(ctx context.Context, key tenure.Key, version int64) error
+	hint  func(ctx context.Context, key tenure.Key) error // nil: Mem's
 }
 
 func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -58,6 +59,13 @@ func (b *broken) Watch(key tenure.Key) tenure.Watch { return b.watch(key) }
 
 func (b *broken) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	return b.wake(ctx, key, version)
+}
+
+func (b *broken) Wake(ctx context.Context, key tenure.Key) error {
+	if b.hint == nil {
+		return b.Mem.Wake(ctx, key)
+	}
+	return b.hint(ctx, key)
 }
 
 // brokenWatch is a Mem's watch with some of its methods replaced.
@@ -686,6 +694,24 @@ var breakages = []struct {
 				}
 			}
 			return err
+		}
+	}},
+
+	{"Wake wakes all who watch the object", "it wakes nobody", func(b *broken) {
+		b.hint = func(_ context.Context, key tenure.Key) error { return key.Validate() }
+	}},
+	{"Wake wakes all who watch the object", "only where there is one", func(b *broken) {
+		b.hint = func(ctx context.Context, key tenure.Key) error {
+			if _, err := b.Mem.Get(ctx, key); errors.Is(err, tenure.ErrNotFound) {
+				return nil
+			}
+			return b.Mem.Wake(ctx, key)
+		}
+	}},
+	{"Wake wakes all who watch the object", "of any key", func(b *broken) {
+		b.hint = func(ctx context.Context, key tenure.Key) error {
+			b.Mem.Wake(ctx, key)
+			return nil
 		}
 	}},
 

@@ -12,7 +12,7 @@ import (
 
 // Call is one call of a store's method, as a [Hook] sees it.
 type Call struct {
-	Op        string                // "get", "put", "delete" or "list"
+	Op        string                // "get", "put", "delete", "list" or "wake"
 	Key       tenure.Key            // of a list only the Type
 	Object    tenure.Object         // of a put
 	Condition tenure.WriteCondition // of a put
@@ -33,7 +33,7 @@ type Call struct {
 //
 // A write that lands after its caller has given up is do in a goroutine, under
 // [context.WithoutCancel]. A hook may call do once, and must call it before it
-// returns nil. It is called by as many goroutines as use the store.
+// returns nil; otherwise the call panics. It is called by as many goroutines as use the store.
 type Hook func(ctx context.Context, call Call, do func(context.Context) error) error
 
 // FaultyStore is a store whose calls go through a [Hook], so that a test can make
@@ -43,8 +43,12 @@ type FaultyStore struct {
 	hook  *atomic.Pointer[Hook] // shared with the fenced stores made of this one
 }
 
-// Faulty returns the store with a hook before its calls; nil is no fault.
+// Faulty returns the store with a hook before its calls; nil is no fault. It panics
+// if store is nil. The example Job tests a job with it, in virtual time.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
+	if store == nil {
+		panic("storetest: Faulty: store is nil")
+	}
 	f := &FaultyStore{store: store, hook: new(atomic.Pointer[Hook])}
 	f.SetHook(hook)
 	return f
@@ -102,6 +106,18 @@ func (f *FaultyStore) Watch(key tenure.Key) tenure.Watch {
 		return watcher.Watch(key)
 	}
 	return wake.NewHub[tenure.Key](false).Watch(key)
+}
+
+// Wake is the store's Wake. Where that is no [tenure.Watcher] it does nothing.
+func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
+	watcher, ok := f.store.(tenure.Watcher)
+	if !ok {
+		return nil
+	}
+	_, err := through(ctx, f, Call{Op: "wake", Key: key}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, watcher.Wake(ctx, key)
+	})
+	return err
 }
 
 // List is the store's List, or [errors.ErrUnsupported] where it has none.

@@ -266,3 +266,5 @@ func TestFaultyDeletesAndWakesNobodyWhereItsStoreIsNoWatcher(t *testing.T) {
 	watch.Stop()
 	watch.Stop()
 }
+
+func TestTheExamplesJobAddsEachOrderOnce(t *testing.T) { testAddUp(t) }

@@ -118,6 +118,15 @@ func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) 
 	return m.deleteAndWake(ctx, key, version, nil)
 }
 
+// Wake wakes those who watch the object.
+func (m *Mem) Wake(ctx context.Context, key tenure.Key) error {
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return fmt.Errorf("storetest: wake %s: %w", key, err)
+	}
+	m.watches.Wake(key)
+	return nil
+}
+
 func (m *Mem) deleteAndWake(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
 	err := m.deleteIf(ctx, key, version, fence)
 	if err == nil {

@@ -132,7 +132,7 @@ func invalidListIsRefused(t *testing.T, store *watched) {
 		objectType, after string
 		limit             int
 	}{
-		{"widget", "", 0}, {"widget", "", -1}, {"wid\x00get", "", 1}, {"wid\xffget", "", 1}, {"widget", "a\x00", 1}, {"widget", "a\xff", 1},
+		{"widget", "", 0}, {"widget", "", -1}, {"", "", 1}, {"wid\x00get", "", 1}, {"wid\xffget", "", 1}, {"widget", "a\x00", 1}, {"widget", "a\xff", 1},
 	} {
 		if _, err := l.List(t.Context(), call.objectType, call.after, call.limit); !errors.Is(err, tenure.ErrInvalid) {
 			t.Errorf("List(%q, after %q, limit %d): got error %v, want ErrInvalid", call.objectType, call.after, call.limit, err)

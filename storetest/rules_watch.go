@@ -134,6 +134,25 @@ func deletionWakes(t *testing.T, store *watched) {
 	}
 }
 
+func wakeWakes(t *testing.T, store *watched) {
+	w := watching(t, store)
+	watches := []tenure.Watch{w.begun(t, widget("a")), w.begun(t, widget("a"))}
+	w.awaitHints(t, widget("a"), watches[0])
+	for _, what := range []string{"of a missing object", "of an object"} {
+		for range 3 {
+			drain(watches...)
+			if err := w.Wake(t.Context(), widget("a")); err != nil {
+				t.Fatalf("Wake %s: got error %q, want none", what, err)
+			}
+			woken(t, "Wake "+what, watches...)
+		}
+		put(t, store, numbered("a", 1), tenure.Unconditional())
+	}
+	for _, invalid := range []tenure.Key{{}, widget("nul \x00")} {
+		wantError(t, "Wake of an invalid key", w.Wake(t.Context(), invalid), tenure.ErrInvalid)
+	}
+}
+
 func watchIsStoppedTwice(t *testing.T, store *watched) {
 	w := watching(t, store)
 	stays := []tenure.Watch{w.begun(t, widget("a"))}

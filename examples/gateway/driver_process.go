@@ -258,6 +258,10 @@ func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 	look := time.NewTicker(stopInterval)
 	defer look.Stop()
 	for {
+		// Before the look, so that the last comes after ctx has ended, however long
+		// it took to get here. Not the cause, which may be the loss of the lease: as
+		// an error that means a refused write.
+		ended := ctx.Err()
 		alive, err := isAlive(inst)
 		if err != nil {
 			return err
@@ -267,13 +271,11 @@ func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 			// another group while one of them is there.
 			return signalGroup(inst.PID, syscall.SIGKILL)
 		}
-		// Not the cause, which may be the loss of the lease: as an error that means
-		// a refused write.
-		if err := ctx.Err(); err != nil {
-			return err
+		if ended != nil {
+			return ended
 		}
 		select {
-		case <-ctx.Done(): // a last look, for it may have taken long to get here
+		case <-ctx.Done():
 		case <-kill.C:
 			if err := signalGroup(inst.PID, syscall.SIGKILL); err != nil {
 				return err

@@ -321,6 +321,7 @@ func (f *fleet) standby(t *testing.T) *gateway {
 }
 
 func TestThreeGatewaysOnPostgres(t *testing.T) {
+	t.Parallel()
 	server := pgtest.Cluster(t)
 	f := startFleet(t, newBackend(t, "-store", server.URL()))
 	f.exercise(t)
@@ -328,6 +329,7 @@ func TestThreeGatewaysOnPostgres(t *testing.T) {
 }
 
 func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, newBackend(t, "-shared", "-store", filepath.Join(t.TempDir(), "gateway.db")))
 	f.exercise(t)
 }

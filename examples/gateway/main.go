@@ -35,6 +35,9 @@ type options struct {
 	sweep   time.Duration
 	grace   time.Duration
 	replica string
+	check   command
+	confirm int
+	fence   command
 	verbose bool
 }
 
@@ -50,6 +53,9 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 	flags.DurationVar(&opts.sweep, "sweep", time.Minute, "time from one sweep of the store to the next")
 	flags.DurationVar(&opts.grace, "grace", 5*time.Minute, "how long what has no process, or no record, is kept")
 	flags.StringVar(&opts.replica, "replica", tenure.ReplicaID(), "`name` of this gateway among the replicas")
+	flags.StringVar((*string)(&opts.check), "check", "", "shell `command` that tells by exit code 0 that this gateway is fit for its $ROLE")
+	flags.IntVar(&opts.confirm, "confirm", 0, "after a takeover: the `number` of renewals before the job begins")
+	flags.StringVar((*string)(&opts.fence), "fence", "", "after a takeover: shell `command` that cuts off $PREDECESSOR before the job begins")
 	flags.BoolVar(&opts.verbose, "v", false, "log renewals, events and sweeps that changed nothing")
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -73,6 +79,9 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 		if d.value <= 0 {
 			refuse("-%s %v is not positive", d.name, d.value)
 		}
+	}
+	if opts.confirm < 0 {
+		refuse("-confirm %d is negative", opts.confirm)
 	}
 	for _, s := range []struct{ name, value string }{
 		{"listen", opts.listen}, {"store", opts.store}, {"state", opts.state}, {"replica", opts.replica},
@@ -156,6 +165,9 @@ func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
 		ttl:     opts.ttl,
 		sweep:   opts.sweep,
 		grace:   opts.grace,
+		check:   opts.check.check(),
+		confirm: opts.confirm,
+		fence:   opts.fence.fence(log),
 		log:     log,
 	})
 	if err != nil {

@@ -42,6 +42,8 @@ func TestABadCommandLineIsOneLineAndExitCode2(t *testing.T) {
 		{"-store", "mysql://localhost/db"},
 		{"-state", ""},
 		{"-replica", ""},
+		{"-confirm", "-1"},
+		{"-confirm", "twice"},
 		{"-shared", "-store", "postgres://localhost/db"},
 		{"-ttl", "0s", "-sweep", "0s", "argument"},
 	} {

@@ -42,6 +42,7 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("GET /sandboxes/{name}", s.get)
 	mux.HandleFunc("DELETE /sandboxes/{name}", s.delete)
 	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("POST /handover", s.handover)
 	return mux
 }
 
@@ -78,21 +79,25 @@ func (r createRequest) validate() error {
 	return nil
 }
 
-func decodeCreate(body io.Reader) (createRequest, error) {
-	var req createRequest
-	dec := json.NewDecoder(body)
+// decodeRequest reads a request's body. An empty one is [io.EOF] and a bad request.
+func decodeRequest(w http.ResponseWriter, r *http.Request, req any) error {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&req); err != nil {
-		return req, fmt.Errorf("%w: %w", errBadRequest, err)
+	if err := dec.Decode(req); err != nil {
+		return fmt.Errorf("%w: %w", errBadRequest, err)
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return req, fmt.Errorf("%w: more than one JSON value", errBadRequest)
+		return fmt.Errorf("%w: more than one JSON value", errBadRequest)
 	}
-	return req, req.validate()
+	return nil
 }
 
 func (s *server) post(w http.ResponseWriter, r *http.Request) {
-	req, err := decodeCreate(http.MaxBytesReader(w, r.Body, maxRequest))
+	var req createRequest
+	err := decodeRequest(w, r, &req)
+	if err == nil {
+		err = req.validate()
+	}
 	if err != nil {
 		s.refuse(w, r, err)
 		return
@@ -242,6 +247,35 @@ func (s *server) healthz(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, h)
 }
 
+type handoverRequest struct {
+	To string `json:"to"` // the replica that shall hold the lease next; empty: any
+}
+
+// handover asks the holder, whichever gateway that is, to hand the lease over. It
+// answers when the request is stored; who holds the lease is seen in /healthz.
+func (s *server) handover(w http.ResponseWriter, r *http.Request) {
+	var req handoverRequest
+	if err := decodeRequest(w, r, &req); err != nil && !errors.Is(err, io.EOF) {
+		s.refuse(w, r, err)
+		return
+	}
+	ctx, cancel := operation(r)
+	defer cancel()
+	err := s.watchers.lease.RequestHandover(ctx, req.To)
+	switch {
+	case err == nil:
+		w.WriteHeader(http.StatusAccepted)
+	case errors.Is(err, tenure.ErrNotFound):
+		answerError(w, http.StatusNotFound, "nobody holds the lease")
+	case errors.Is(err, errors.ErrUnsupported):
+		answerError(w, http.StatusConflict, "the holder is a program that can't be asked")
+	case errors.Is(err, tenure.ErrConflict):
+		answerError(w, http.StatusConflict, "the lease was written again and again meanwhile; try again")
+	default:
+		s.refuse(w, r, err)
+	}
+}
+
 // operation bounds what a request does. It does not end with the connection: a
 // client that hangs up should not leave a sandbox halfway.
 func operation(r *http.Request) (context.Context, context.CancelFunc) {
@@ -268,6 +302,10 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if status >= http.StatusInternalServerError {
 		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
+	answerError(w, status, message)
+}
+
+func answerError(w http.ResponseWriter, status int, message string) {
 	answer(w, status, map[string]string{"error": message})
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -237,6 +238,65 @@ func TestHealthTellsWhoHoldsTheLease(t *testing.T) {
 	if st.do("GET", "/healthz", "", &h); h.IsHolder || h.Role != "standby" || *h.TrustSeconds != 0 {
 		t.Errorf("after its end it answered %+v", h)
 	}
+}
+
+func TestAnyGatewayHandsTheLeaseOverToTheOneThatIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newServerTest(t)
+		gateways := make(map[string]*watchers)
+		for _, name := range []string{"a", "b", "c"} {
+			gateways[name], _ = spawn(t, st.store, st.driver, name)
+			synctest.Wait()
+		}
+		for _, step := range []struct{ asked, request, next string }{
+			{"b", `{"to":"c"}`, "c"}, // a standby, for another
+			{"c", `{"to":"a"}`, "a"}, // the holder
+			{"c", `{"to":"c"}`, "c"}, // a standby, for itself
+			{"c", `{"to":"c"}`, "c"}, // which it is already
+		} {
+			time.Sleep(time.Minute) // whoever was the holder competes again
+			st.watchers = gateways[step.asked]
+			st.want(202, "POST", "/handover", step.request)
+			time.Sleep(time.Second)
+			for name, w := range gateways {
+				if got, want := w.coordinator.IsHolder(), name == step.next; got != want {
+					t.Errorf("%s asked for %s: %s is holder: %v", step.asked, step.request, name, got)
+				}
+			}
+		}
+		for _, request := range []string{``, `{}`} {
+			time.Sleep(time.Minute)
+			before := gateways["a"].coordinator.Status().Holder
+			st.want(202, "POST", "/handover", request)
+			time.Sleep(time.Second)
+			if gateways[before].coordinator.IsHolder() {
+				t.Errorf("after %q it is still %s", request, before)
+			}
+		}
+	})
+}
+
+func TestAHandoverThatCannotBeIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newServerTest(t)
+		var stop func()
+		st.watchers, stop = spawn(t, st.store, st.driver, "a")
+		synctest.Wait()
+		for _, request := range []string{`no JSON`, `{"to":1}`, `{"for":"b"}`, `{"to":"b"}{}`, `{"to":"\u0000"}`} {
+			st.want(400, "POST", "/handover", request)
+		}
+		st.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errors.New("down") })
+		st.want(503, "POST", "/handover", `{"to":"b"}`)
+		st.store.SetHook(nil)
+		if !st.watchers.coordinator.IsHolder() {
+			t.Error("what was refused has ended the term")
+		}
+		stop()
+		var body struct{ Error string }
+		if got := st.do("POST", "/handover", `{"to":"b"}`, &body); got != 404 || body.Error != "nobody holds the lease" {
+			t.Errorf("after its end it answered %d %+v", got, body)
+		}
+	})
 }
 
 func TestOneNameIsLockedByOneAtATime(t *testing.T) {

@@ -24,6 +24,7 @@ type watchers struct {
 	grace     time.Duration
 	log       *slog.Logger
 
+	lease       *tenure.Lease
 	coordinator *tenure.Coordinator
 	sweeps      atomic.Int64  // done by this replica
 	stopped     chan struct{} // closed when the coordinator has returned
@@ -32,9 +33,12 @@ type watchers struct {
 
 type watchersConfig struct {
 	replica string
-	ttl     time.Duration // of the lease
-	sweep   time.Duration // from the end of a sweep to the next
-	grace   time.Duration // how long after its last write a record without a process is kept
+	ttl     time.Duration                               // of the lease
+	sweep   time.Duration                               // from the end of a sweep to the next
+	grace   time.Duration                               // how long after its last write a record without a process is kept
+	check   func(context.Context, tenure.Role) error    // may be nil, as in the coordinator's config
+	confirm int                                         // how many renewals confirm a takeover
+	fence   func(context.Context, tenure.Holding) error // may be nil
 	log     *slog.Logger
 }
 
@@ -51,12 +55,16 @@ func spawnWatchers(ctx context.Context, store tenure.Store, driver Driver, cfg w
 		driver:    driver,
 		grace:     cfg.grace,
 		log:       cfg.log,
+		lease:     lease,
 		stopped:   make(chan struct{}),
 	}
 	w.coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-		Watch:     w.watch,
-		Reconcile: tenure.Every(cfg.sweep, w.sweep),
-		Logger:    cfg.log,
+		Watch:            w.watch,
+		Reconcile:        tenure.Every(cfg.sweep, w.sweep),
+		Check:            cfg.check,
+		Confirmations:    cfg.confirm,
+		FencePredecessor: cfg.fence,
+		Logger:           cfg.log,
 	})
 	if err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ var shared struct {
 func Main(m *testing.M) {
 	code := m.Run()
 	if shared.server != nil {
-		if err := shared.server.close(); err != nil {
+		if err := shared.server.Close(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
 		}
@@ -72,10 +72,10 @@ func Log(t testing.TB) string {
 // those of all tests.
 func Cluster(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	server, err := newServer(settings...)
+	server, err := New(settings...)
 	skipOrFail(t, err)
 	t.Cleanup(func() {
-		if err := server.close(); err != nil {
+		if err := server.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -84,7 +84,7 @@ func Cluster(t testing.TB, settings ...string) *Server {
 
 func sharedServer(t testing.TB) *Server {
 	t.Helper()
-	shared.once.Do(func() { shared.server, shared.err = newServer() })
+	shared.once.Do(func() { shared.server, shared.err = New() })
 	skipOrFail(t, shared.err)
 	return shared.server
 }

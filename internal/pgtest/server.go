@@ -38,8 +38,8 @@ type Server struct {
 	gone  chan struct{}  // closed when no process of the server is left
 }
 
-// newServer makes a cluster and starts it.
-func newServer(settings ...string) (*Server, error) {
+// New makes a cluster and starts it.
+func New(settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
@@ -201,8 +201,8 @@ func (s *Server) Restart(mode string) error {
 	return s.Start()
 }
 
-// close stops the server if it runs, and removes the cluster.
-func (s *Server) close() error {
+// Close stops the server if it runs, and removes the cluster.
+func (s *Server) Close() error {
 	var err error
 	if s.shell != nil {
 		err = s.Stop("immediate")

@@ -13,12 +13,12 @@ import (
 type Hub[K comparable] struct {
 	mu      sync.Mutex
 	live    bool
-	watches map[K]map[*Watch[K]]struct{}
+	watches map[K][]*Watch[K]
 }
 
 // NewHub returns a hub. Live says whether hints arrive at it already.
 func NewHub[K comparable](live bool) *Hub[K] {
-	return &Hub[K]{live: live, watches: make(map[K]map[*Watch[K]]struct{})}
+	return &Hub[K]{live: live, watches: make(map[K][]*Watch[K])}
 }
 
 // Watch begins to watch a key.
@@ -26,10 +26,7 @@ func (h *Hub[K]) Watch(key K) *Watch[K] {
 	w := &Watch[K]{hub: h, key: key, c: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.watches[key] == nil {
-		h.watches[key] = make(map[*Watch[K]]struct{})
-	}
-	h.watches[key][w] = struct{}{}
+	h.watches[key] = append(h.watches[key], w)
 	return w
 }
 
@@ -37,7 +34,7 @@ func (h *Hub[K]) Watch(key K) *Watch[K] {
 func (h *Hub[K]) Wake(key K) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for w := range h.watches[key] {
+	for _, w := range h.watches[key] {
 		w.wake()
 	}
 }
@@ -52,7 +49,7 @@ func (h *Hub[K]) SetLive(live bool) {
 	}
 	h.live = live
 	for _, watches := range h.watches {
-		for w := range watches {
+		for _, w := range watches {
 			w.wake()
 		}
 	}
@@ -93,8 +90,13 @@ func (w *Watch[K]) Live() bool {
 func (w *Watch[K]) Stop() {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
-	delete(w.hub.watches[w.key], w)
-	if len(w.hub.watches[w.key]) == 0 {
-		delete(w.hub.watches, w.key)
+	watches := w.hub.watches[w.key]
+	if i := slices.Index(watches, w); i >= 0 {
+		watches = slices.Delete(watches, i, i+1)
 	}
+	if len(watches) == 0 {
+		delete(w.hub.watches, w.key)
+		return
+	}
+	w.hub.watches[w.key] = watches
 }

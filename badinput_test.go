@@ -1,0 +1,579 @@
+package tenure_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// errPanicked stands for a panic that the documentation announces.
+var errPanicked = errors.New("panic")
+
+func panicOf(fn func()) (err error) {
+	defer func() { err = fmt.Errorf("%w: %v", errPanicked, recover()) }()
+	fn()
+	return nil
+}
+
+// untouched is a store that must not be called.
+type untouched struct{ t *testing.T }
+
+func (s untouched) SingleReplica() bool { return false }
+
+func (s untouched) Get(context.Context, tenure.Key) (tenure.Object, error) {
+	s.t.Error("the store was asked")
+	return tenure.Object{}, tenure.ErrNotFound
+}
+
+func (s untouched) PutIf(context.Context, tenure.Object, tenure.WriteCondition) (tenure.Object, error) {
+	s.t.Error("the store was written")
+	return tenure.Object{}, tenure.ErrExists
+}
+
+func (s untouched) DeleteIf(context.Context, tenure.Key, int64) error {
+	s.t.Error("the store was written")
+	return tenure.ErrNotFound
+}
+
+// Connect makes of it a SQLite that must not be connected to.
+func (s untouched) Connect(context.Context) (driver.Conn, error) {
+	s.t.Error("the database was connected to")
+	return nil, driver.ErrBadConn
+}
+
+func (s untouched) Driver() driver.Driver { return nil }
+
+// untouchedPool is a Postgres that must not be connected to.
+func untouchedPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none")
+	wantErr(t, err, nil)
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		t.Error("the database was connected to")
+		return errors.New("it must not be")
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	wantErr(t, err, nil)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
+	ctx := t.Context()
+	canceled, cancel := context.WithCancel(ctx)
+	cancel()
+	late, cancel := context.WithTimeout(ctx, -1)
+	defer cancel()
+
+	pool := untouchedPool(t)
+	db := sql.OpenDB(untouched{t})
+	t.Cleanup(func() { db.Close() })
+	type database interface {
+		tenure.Store
+		tenure.Lister
+		tenure.Fencer
+		tenure.Watcher
+		Migrate(context.Context) error
+		Close() error
+	}
+	postgres := func(cfg tenure.PostgresConfig) database {
+		cfg.Logger = quiet
+		store := tenure.NewPostgresStore(pool, cfg)
+		t.Cleanup(func() { store.Close() })
+		return store
+	}
+	sqlite := func(cfg tenure.SQLiteConfig) database {
+		store := tenure.NewSQLiteStore(db, cfg)
+		t.Cleanup(func() { store.Close() })
+		return store
+	}
+	pg, lite := postgres(tenure.PostgresConfig{}), sqlite(tenure.SQLiteConfig{Shared: true})
+	key := tenure.Key{Type: "t", ID: "1"}
+	obj := tenure.Object{Key: key}
+
+	mem := storetest.NewMem()
+	lease := newLease(t, mem, tenure.LeaseConfig{})
+	term := mustAcquire(t, lease)
+	foreign := mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
+	over := mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "over"}}))
+	wantErr(t, newLease(t, mem, tenure.LeaseConfig{Key: over.Key()}).Release(ctx, over), nil)
+	overFenced, err := mem.Fence(over)
+	wantErr(t, err, nil)
+	idle := newLease(t, untouched{t}, tenure.LeaseConfig{})
+	job := func(context.Context) error { return nil }
+	coordinator, err := tenure.NewCoordinator(idle, tenure.CoordinatorConfig{Watch: job, Logger: quiet})
+	wantErr(t, err, nil)
+
+	newLease := func(cfg tenure.LeaseConfig) error {
+		_, err := tenure.NewLease(untouched{t}, cfg)
+		return err
+	}
+	newCoordinator := func(cfg tenure.CoordinatorConfig) error { // TTL 30s, Margin 1s
+		_, err := tenure.NewCoordinator(idle, cfg)
+		return err
+	}
+	withJob := func(cfg tenure.CoordinatorConfig) error {
+		cfg.Watch = job
+		return newCoordinator(cfg)
+	}
+	withCheck := func(cfg tenure.CoordinatorConfig) error {
+		cfg.Check = func(context.Context, tenure.Role) error { return nil }
+		return withJob(cfg)
+	}
+	observed := func(interval time.Duration, missed int) error {
+		cfg, _ := tenure.ObservedConfig(interval, missed, 0)
+		return newLease(cfg)
+	}
+	get := func(store tenure.Store, key tenure.Key) error { _, err := store.Get(ctx, key); return err }
+	putIf := func(store tenure.Store, obj tenure.Object, cond tenure.WriteCondition) error {
+		_, err := store.PutIf(ctx, obj, cond)
+		return err
+	}
+	list := func(store tenure.Lister, objectType, after string, limit int) error {
+		_, err := store.List(ctx, objectType, after, limit)
+		return err
+	}
+	listAll := func(store tenure.Store, objectType string) (err error) {
+		for _, err = range tenure.List(ctx, store, objectType) {
+		}
+		return err
+	}
+	openPostgres := func(url string) error {
+		_, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: quiet})
+		return err
+	}
+	openPostgresAs := func(cfg tenure.PostgresConfig) error {
+		_, err := tenure.OpenPostgres(ctx, "postgres://127.0.0.1:1/none", cfg)
+		return err
+	}
+	openSQLite := func(path string, cfg tenure.SQLiteConfig) error {
+		_, err := tenure.OpenSQLite(ctx, path, cfg)
+		return err
+	}
+	fence := func(store tenure.Store, term *tenure.Term) error {
+		_, err := tenure.Fence(store, term)
+		return err
+	}
+	fenced := func(store tenure.Store) tenure.Store {
+		fenced, err := tenure.Fence(store, term)
+		wantErr(t, err, nil)
+		return fenced
+	}
+	fencedPostgres := func(term *tenure.Term, fn func(pgx.Tx) error) error {
+		return pg.(*tenure.PostgresStore).Fenced(ctx, term, fn)
+	}
+	fencedSQLite := func(term *tenure.Term, fn func(*sql.Tx) error) error {
+		return lite.(*tenure.SQLiteStore).Fenced(ctx, term, fn)
+	}
+	faulty := func(hook storetest.Hook) func() {
+		return func() { storetest.Faulty(mem, hook).Get(ctx, key) }
+	}
+
+	type badInput struct {
+		what string
+		err  error
+		is   error
+		says string
+	}
+	tests := []badInput{
+		{"a URL that is empty", openPostgres(""), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: the URL is empty"},
+		{"a URL whose port is none", openPostgres("postgres://u:sEcrEt@host:port/db"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://u:xxxxx@host:port/db`: invalid port"},
+		{"a URL of another database", openPostgres("mysql://u:sEcrEt@host/db"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `mysql://u:xxxxxx@host/db`: failed to parse as keyword/value (invalid keyword/value); want postgres://user:password@host:port/database"},
+		{"a URL that is a word", openPostgres("localhost"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `localhost`: failed to parse as keyword/value (invalid keyword/value); want postgres://user:password@host:port/database"},
+		{"keywords whose port is none", openPostgres("host=h password=sEcrEt port=x"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `host=h password=xxxxx port=x`: invalid port; want postgres://user:password@host:port/database"},
+		{"a pool of nothing", openPostgres("postgres://h/db?pool_max_conns=0"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?pool_max_conns=0`: pool_max_conns too small"},
+		{"a pool of many", openPostgres("postgres://h/db?pool_max_conns=many"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?pool_max_conns=many`: cannot parse pool_max_conns (strconv.ParseInt: parsing \"many\": invalid syntax)"},
+		{"an sslmode that is none", openPostgres("postgres://h/db?sslmode=maybe"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?sslmode=maybe`: failed to configure TLS (sslmode is invalid)"},
+		{"a timeout that is none", openPostgres("postgres://h/db?connect_timeout=soon"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?connect_timeout=soon`: invalid connect_timeout (strconv.ParseInt: parsing \"soon\": invalid syntax)"},
+		{"an exec mode that is none", openPostgres("postgres://h/db?default_query_exec_mode=fast"), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?default_query_exec_mode=fast`: invalid default_query_exec_mode (unknown value \"fast\")"},
+		{"a ListenURL whose port is none", openPostgresAs(tenure.PostgresConfig{ListenURL: "postgres://u:sEcrEt@host:port/db"}), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: ListenURL: cannot parse `postgres://u:xxxxx@host:port/db`: invalid port"},
+		{"a Postgres table that is no text", openPostgresAs(tenure.PostgresConfig{Table: "a\x00b"}), tenure.ErrInvalid,
+			`tenure: open Postgres: invalid argument: Table "a\x00b" is not UTF-8 text without NUL`},
+		{"a Postgres table of tombstones", openPostgresAs(tenure.PostgresConfig{Table: "objects_tombstones"}), tenure.ErrInvalid,
+			`tenure: open Postgres: invalid argument: Table "objects_tombstones" ends in "_tombstones", which is for the tombstones of table "objects"`},
+		{"a Postgres table that is too long", openPostgresAs(tenure.PostgresConfig{Table: strings.Repeat("x", 53)}), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: Table \"" + strings.Repeat("x", 53) + "\" is too long by 1 bytes: with \"_tombstones\" behind it Postgres would cut it off"},
+		{"a schema that is too long", openPostgresAs(tenure.PostgresConfig{Schema: strings.Repeat("x", 64)}), tenure.ErrInvalid,
+			"tenure: open Postgres: invalid argument: Schema \"" + strings.Repeat("x", 64) + "\" is too long by 1 bytes: Postgres would cut it off"},
+		{"a schema that is no text", openPostgresAs(tenure.PostgresConfig{Schema: "\xff"}), tenure.ErrInvalid,
+			`tenure: open Postgres: invalid argument: Schema "\xff" is not UTF-8 text without NUL`},
+		{"to migrate no Postgres table", postgres(tenure.PostgresConfig{Schema: "s", Table: "a\x00"}).Migrate(ctx), tenure.ErrInvalid,
+			`tenure: migrate "s"."a": invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+		{"to migrate no SQLite table", sqlite(tenure.SQLiteConfig{Table: "a\x00"}).Migrate(ctx), tenure.ErrInvalid,
+			`tenure: migrate "a\x00": invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+		{"no pool", panicOf(func() { tenure.NewPostgresStore(nil, tenure.PostgresConfig{}) }), errPanicked,
+			"panic: tenure: NewPostgresStore: pool is nil"},
+
+		{"a path that is empty", openSQLite("", tenure.SQLiteConfig{}), tenure.ErrInvalid,
+			"tenure: open SQLite: invalid argument: path is empty"},
+		{"a path with a NUL", openSQLite("a.db\x00b", tenure.SQLiteConfig{}), tenure.ErrInvalid,
+			`tenure: open SQLite: invalid argument: path "a.db\x00b" has a NUL`},
+		{"a path that is a URI", openSQLite("file:a.db?mode=ro", tenure.SQLiteConfig{}), tenure.ErrInvalid,
+			`tenure: open SQLite: invalid argument: path "file:a.db?mode=ro" is a URI; NewSQLiteStore takes a database opened by one`},
+		{"a SQLite table that is no text", openSQLite("a.db", tenure.SQLiteConfig{Table: "a\xff"}), tenure.ErrInvalid,
+			`tenure: open SQLite a.db: invalid argument: Table "a\xff" is not UTF-8 text without NUL`},
+		{"a SQLite table of tombstones", openSQLite("a.db", tenure.SQLiteConfig{Table: "A_Tombstones"}), tenure.ErrInvalid,
+			`tenure: open SQLite a.db: invalid argument: Table "A_Tombstones" ends in "_tombstones", which is for the tombstones of table "A"`},
+		{"a SQLite table that is SQLite's", openSQLite("a.db", tenure.SQLiteConfig{Table: "SQLite_objects"}), tenure.ErrInvalid,
+			`tenure: open SQLite a.db: invalid argument: Table "SQLite_objects" begins with "sqlite_", which SQLite keeps for itself`},
+		{"no database", panicOf(func() { tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{}) }), errPanicked,
+			"panic: tenure: NewSQLiteStore: db is nil"},
+
+		{"a lease of no store", errOf(tenure.NewLease(nil, tenure.LeaseConfig{})), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: store is nil"},
+		{"a lease of half a key", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: key "x/" has an empty id`},
+		{"a lease of the other half", newLease(tenure.LeaseConfig{Key: tenure.Key{ID: "x"}}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: key "/x" has an empty type`},
+		{"a lease whose key is no text", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x", ID: "\xff"}, Name: "x"}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: key id "\xff" is not UTF-8 text without NUL`},
+		{"a lease whose name is no text", newLease(tenure.LeaseConfig{Name: "a\x00"}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: name "a\x00" is not UTF-8 text without NUL`},
+		{"a lease whose label is no text", newLease(tenure.LeaseConfig{Labels: map[string]string{"addr": "\xff"}}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: label "addr": "\xff" is not UTF-8 text without NUL`},
+		{"a holder that is no text", newLease(tenure.LeaseConfig{Holder: "a\x00"}), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: holder "a\x00" is not UTF-8 text without NUL`},
+		{"a holder that fits in no record", newLease(tenure.LeaseConfig{Holder: strings.Repeat("x", 1<<17+1)}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: Holder has 131073 bytes, more than 131072"},
+		{"a TTL that is negative", newLease(tenure.LeaseConfig{TTL: -time.Second}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: TTL -1s is not between 10ms and 8760h0m0s"},
+		{"a TTL that is too short", newLease(tenure.LeaseConfig{TTL: 30}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: TTL 30ns is not between 10ms and 8760h0m0s"},
+		{"a TTL that is too long", newLease(tenure.LeaseConfig{TTL: math.MaxInt64}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: TTL 2562047h47m16.854775807s is not between 10ms and 8760h0m0s"},
+		{"a margin that is negative", newLease(tenure.LeaseConfig{Margin: -1}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: Margin -1ns is not between 0 and the TTL of 30s"},
+		{"a margin that leaves nothing", newLease(tenure.LeaseConfig{TTL: time.Second, Margin: time.Second}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: Margin 1s is not between 0 and the TTL of 1s"},
+		{"an expiry that is none", newLease(tenure.LeaseConfig{Expiry: 7}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: Expiry 7 is neither StoreClock nor Observed"},
+		{"a reclaim by nobody", newLease(tenure.LeaseConfig{Reclaim: true}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: Reclaim is set, and Holder is empty: it must be one that only this process has"},
+		{"all that at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is not between 10ms and 8760h0m0s\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
+		{"an observed interval of 0", observed(0, 3), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: ObservedConfig: interval 0s is not positive"},
+		{"an observed interval that is negative", observed(-time.Second, -3), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: ObservedConfig: interval -1s is not positive"},
+		{"no renewals to be missed", observed(time.Second, 0), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: ObservedConfig: missed 0 is not 2 or more"},
+		{"one renewal to be missed", observed(time.Second, 1), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: ObservedConfig: missed 1 is not 2 or more"},
+		{"renewals to be missed for ever", observed(time.Hour, math.MaxInt), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: ObservedConfig: interval 1h0m0s × missed 9223372036854775807 is more than 8760h0m0s"},
+
+		{"a coordinator of no lease", errOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: lease is nil"},
+		{"no job", newCoordinator(tenure.CoordinatorConfig{}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: Watch and Reconcile are both nil, and one must be the job"},
+		{"a renewal in the past", withJob(tenure.CoordinatorConfig{RenewInterval: -time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewInterval -1s is negative"},
+		{"a renewal that comes too late", withJob(tenure.CoordinatorConfig{RenewInterval: 25 * time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline 20s is not at least 1s above RenewInterval 25s"},
+		{"a renewal that never comes", withJob(tenure.CoordinatorConfig{RenewInterval: math.MaxInt64}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline 20s is not at least 1s above RenewInterval 2562047h47m16.854775807s"},
+		{"an attempt in the past", withJob(tenure.CoordinatorConfig{AcquireInterval: -1}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: AcquireInterval -1ns is not between 0 and 8760h0m0s"},
+		{"an attempt that never comes", withJob(tenure.CoordinatorConfig{AcquireInterval: math.MaxInt64}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: AcquireInterval 2562047h47m16.854775807s is not between 0 and 8760h0m0s"},
+		{"a deadline in the past", withJob(tenure.CoordinatorConfig{RenewDeadline: -time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline -1s is not at least 1s above RenewInterval 10s"},
+		{"a deadline before time began", withJob(tenure.CoordinatorConfig{RenewDeadline: math.MinInt64}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline -2562047h47m16.854775808s is not at least 1s below TTL 30s less Margin 1s: the job would have no time to return"},
+		{"a deadline behind the TTL", withJob(tenure.CoordinatorConfig{RenewDeadline: time.Minute}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline 1m0s is not at least 1s below TTL 30s less Margin 1s: the job would have no time to return"},
+		{"a deadline that never comes", withJob(tenure.CoordinatorConfig{RenewDeadline: math.MaxInt64}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewDeadline 2562047h47m16.854775807s is not at least 1s below TTL 30s less Margin 1s: the job would have no time to return"},
+		{"a timeout of no check", withJob(tenure.CoordinatorConfig{CheckTimeout: time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: CheckTimeout is 1s, and Check is nil"},
+		{"failures of no check", withJob(tenure.CoordinatorConfig{CheckFailures: 3}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: CheckFailures is 3, and Check is nil"},
+		{"a check of negative time", withCheck(tenure.CoordinatorConfig{CheckTimeout: -time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: CheckTimeout -1s is not between 0 and RenewDeadline less RenewInterval, 10s: there would be no time for the renewal"},
+		{"a check that leaves no time", withCheck(tenure.CoordinatorConfig{CheckTimeout: 10 * time.Second}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: CheckTimeout 10s is not between 0 and RenewDeadline less RenewInterval, 10s: there would be no time for the renewal"},
+		{"a negative number of failures", withCheck(tenure.CoordinatorConfig{CheckFailures: -1}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: CheckFailures -1 is negative"},
+		{"a negative number of confirmations", withJob(tenure.CoordinatorConfig{Confirmations: -1}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: Confirmations -1 is negative"},
+		{"to resign into the past", coordinator.ResignFor(ctx, -time.Minute), tenure.ErrInvalid,
+			"tenure: resign reconciler_lease/singleton: invalid argument: away -1m0s is negative"},
+		{"a sweep each 0s", tenure.Every(0, job)(ctx), tenure.ErrInvalid,
+			"tenure: every: invalid argument: interval 0s is not positive"},
+		{"a sweep in the past", tenure.Every(-time.Second, job)(ctx), tenure.ErrInvalid,
+			"tenure: every: invalid argument: interval -1s is not positive"},
+		{"no sweep", tenure.Every(time.Second, nil)(ctx), tenure.ErrInvalid,
+			"tenure: every: invalid argument: sweep is nil"},
+
+		{"to renew no term", idle.Renew(ctx, nil), tenure.ErrInvalid,
+			"tenure: renew reconciler_lease/singleton: invalid argument: no term is given"},
+		{"to renew a term of nothing", idle.Renew(ctx, &tenure.Term{}), tenure.ErrInvalid,
+			"tenure: renew reconciler_lease/singleton: invalid argument: no term is given"},
+		{"to renew a term of another lease", idle.Renew(ctx, foreign), tenure.ErrInvalid,
+			"tenure: renew reconciler_lease/singleton: invalid argument: the term is one of other/lease"},
+		{"to release no term", idle.Release(ctx, nil), tenure.ErrInvalid,
+			"tenure: release reconciler_lease/singleton: invalid argument: no term is given"},
+		{"to release a term of nothing", idle.Release(ctx, &tenure.Term{}), tenure.ErrInvalid,
+			"tenure: release reconciler_lease/singleton: invalid argument: no term is given"},
+		{"to release a term of another lease", idle.Release(ctx, foreign), tenure.ErrInvalid,
+			"tenure: release reconciler_lease/singleton: invalid argument: the term is one of other/lease"},
+		{"the token of no term", panicOf(func() { tenure.TermFromContext(ctx).Token() }), errPanicked,
+			"panic: runtime error: invalid memory address or nil pointer dereference"},
+
+		{"a fence for no store", fence(nil, term), tenure.ErrInvalid,
+			"tenure: fence: invalid argument: store is nil"},
+		{"a fence for a store that has none", fence(untouched{t}, term), errors.ErrUnsupported,
+			"tenure: fence: unsupported operation: tenure_test.untouched is no Fencer"},
+		{"a fence twice", fence(fenced(pg), term), errors.ErrUnsupported,
+			"tenure: fence: unsupported operation: the store is fenced already"},
+		{"Fenced on Postgres by no term", fencedPostgres(nil, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
+		{"Fenced on Postgres by a term of nothing", fencedPostgres(&tenure.Term{}, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
+		{"Fenced on Postgres by a term that is over", fencedPostgres(over, nil), tenure.ErrLost,
+			"tenure: fenced by lease/over: lease lost"},
+		{"Fenced on Postgres with nothing to do", fencedPostgres(term, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: fn is nil"},
+		{"Fenced on SQLite by no term", fencedSQLite(nil, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
+		{"Fenced on SQLite by a term of nothing", fencedSQLite(&tenure.Term{}, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
+		{"Fenced on SQLite by a term that is over", fencedSQLite(over, nil), tenure.ErrLost,
+			"tenure: fenced by lease/over: lease lost"},
+		{"Fenced on SQLite with nothing to do", fencedSQLite(term, nil), tenure.ErrInvalid,
+			"tenure: fenced: invalid argument: fn is nil"},
+		{"a gate for token 0", new(tenure.Gate).Admit(0), tenure.ErrInvalid,
+			"tenure: gate: invalid argument: token 0 is not positive"},
+		{"a gate for a negative token", new(tenure.Gate).Admit(-5), tenure.ErrInvalid,
+			"tenure: gate: invalid argument: token -5 is not positive"},
+
+		{"a list of no store", listAll(nil, "t"), tenure.ErrInvalid,
+			"tenure: list t: invalid argument: store is nil"},
+		{"a list of a store that has none", listAll(untouched{t}, "t"), errors.ErrUnsupported,
+			"tenure: list t: unsupported operation: tenure_test.untouched is no Lister"},
+		{"to get from a static store", get(tenure.Static(), key), tenure.ErrNotFound,
+			"tenure: get t/1: object not found"},
+		{"to put into a static store", putIf(tenure.Static(), obj, tenure.MustCreate()), errors.ErrUnsupported,
+			"tenure: put t/1: unsupported operation: a static store keeps nothing"},
+		{"to delete from a static store", tenure.Static().DeleteIf(ctx, key, 1), errors.ErrUnsupported,
+			"tenure: delete t/1: unsupported operation: a static store keeps nothing"},
+		{"to list a static store", listAll(tenure.Static(), "t"), errors.ErrUnsupported,
+			"tenure: list t: unsupported operation: tenure.static is no Lister"},
+		{"to fence a static store", fence(tenure.Static(), term), errors.ErrUnsupported,
+			"tenure: fence: unsupported operation: tenure.static is no Fencer"},
+
+		{"to get nothing from memory", get(mem, tenure.Key{}), tenure.ErrInvalid,
+			`storetest: get /: invalid argument: key "/" has an empty type`},
+		{"to put into memory at version 0", putIf(mem, obj, tenure.MatchVersion(0)), tenure.ErrInvalid,
+			"storetest: put t/1: invalid argument: version 0 is not positive"},
+		{"to list none from memory", list(mem, "t", "", 0), tenure.ErrInvalid,
+			`storetest: list "t" after "", limit 0: invalid argument`},
+		{"a fence in memory of no term", errOf(mem.Fence(nil)), tenure.ErrInvalid,
+			"storetest: fence: invalid argument: no term is given"},
+		{"to put into memory through a fence of a term that is over", putIf(overFenced, obj, tenure.MustCreate()), tenure.ErrLost,
+			"storetest: put t/1: lease lost: lease/over is gone"},
+		{"faults of no store", panicOf(func() { storetest.Faulty(nil, nil) }), errPanicked,
+			"panic: storetest: Faulty: store is nil"},
+		{"a hook that asks twice", panicOf(faulty(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			do(ctx)
+			return do(ctx)
+		})), errPanicked,
+			"panic: storetest: a hook called do twice"},
+		{"a hook that does not ask", panicOf(faulty(func(context.Context, storetest.Call, func(context.Context) error) error { return nil })), errPanicked,
+			"panic: storetest: a hook returned nil before do had"},
+	}
+	for _, store := range []database{pg, lite} {
+		large := tenure.Object{Key: key, Payload: make([]byte, tenure.MaxPayload+1)}
+		everywhere := []badInput{
+			{"to get nothing", get(store, tenure.Key{}), tenure.ErrInvalid,
+				`tenure: get /: invalid argument: key "/" has an empty type`},
+			{"to get of no type", get(store, tenure.Key{ID: "1"}), tenure.ErrInvalid,
+				`tenure: get /1: invalid argument: key "/1" has an empty type`},
+			{"to get of no id", get(store, tenure.Key{Type: "t"}), tenure.ErrInvalid,
+				`tenure: get t/: invalid argument: key "t/" has an empty id`},
+			{"to get what is no text", get(store, tenure.Key{Type: "t\x00", ID: "\xff"}), tenure.ErrInvalid,
+				"tenure: get t\x00/\xff: invalid argument: key type \"t\\x00\" is not UTF-8 text without NUL\ninvalid argument: key id \"\\xff\" is not UTF-8 text without NUL"},
+			{"to put nothing", putIf(store, tenure.Object{}, tenure.Unconditional()), tenure.ErrInvalid,
+				`tenure: put /: invalid argument: key "/" has an empty type`},
+			{"to put a name that is no text", putIf(store, tenure.Object{Key: key, Name: "\xff"}, tenure.MustCreate()), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: name "\xff" is not UTF-8 text without NUL`},
+			{"to put a label that is no text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a\x00": "b"}}, tenure.MustCreate()), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: label "a\x00" is not UTF-8 text without NUL`},
+			{"to put a label's value that is no text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a": "\x00"}}, tenure.MustCreate()), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: label "a": "\x00" is not UTF-8 text without NUL`},
+			{"to put a payload that is too large", putIf(store, large, tenure.MustCreate()), tenure.ErrInvalid,
+				"tenure: put t/1: invalid argument: payload of t/1 has 1048577 bytes, more than 1048576"},
+			{"to put at version 0", putIf(store, obj, tenure.MatchVersion(0)), tenure.ErrInvalid,
+				"tenure: put t/1: invalid argument: version 0 is not positive"},
+			{"to put at a negative version", putIf(store, obj, tenure.MatchVersion(-7)), tenure.ErrInvalid,
+				"tenure: put t/1: invalid argument: version -7 is not positive"},
+			{"to put too much at version 0", putIf(store, large, tenure.MatchVersion(0)), tenure.ErrInvalid,
+				"tenure: put t/1: invalid argument: payload of t/1 has 1048577 bytes, more than 1048576\ninvalid argument: version 0 is not positive"},
+			{"to put the lease through its fence", putIf(fenced(store), tenure.Object{Key: term.Key()}, tenure.Unconditional()), tenure.ErrInvalid,
+				"tenure: put reconciler_lease/singleton: invalid argument: the lease's own object can't be written through its fence"},
+			{"to delete nothing", store.DeleteIf(ctx, tenure.Key{}, 1), tenure.ErrInvalid,
+				`tenure: delete /: invalid argument: key "/" has an empty type`},
+			{"to delete version 0", store.DeleteIf(ctx, key, 0), tenure.ErrInvalid,
+				"tenure: delete t/1: invalid argument: version 0 is not positive"},
+			{"to delete a negative version", store.DeleteAndWake(ctx, key, -1), tenure.ErrInvalid,
+				"tenure: delete t/1: invalid argument: version -1 is not positive"},
+			{"to delete the lease through its fence", fenced(store).DeleteIf(ctx, term.Key(), 1), tenure.ErrInvalid,
+				"tenure: delete reconciler_lease/singleton: invalid argument: the lease's own object can't be written through its fence"},
+			{"to list none", list(store, "t", "", 0), tenure.ErrInvalid,
+				"tenure: list t/: invalid argument: limit 0 is not positive"},
+			{"to list less than none", list(store, "t", "", -1), tenure.ErrInvalid,
+				"tenure: list t/: invalid argument: limit -1 is not positive"},
+			{"to list no type", listAll(store, ""), tenure.ErrInvalid,
+				"tenure: list /: invalid argument: the object type is empty"},
+			{"to list a type that is no text", list(store, "\xff", "", 1), tenure.ErrInvalid,
+				"tenure: list \xff/: invalid argument: object type \"\\xff\" is not UTF-8 text without NUL"},
+			{"to list after what is no text", list(store, "t", "\x00", 1), tenure.ErrInvalid,
+				`tenure: list t/: invalid argument: after "\x00" is not UTF-8 text without NUL`},
+			{"a fence of no term", errOf(store.Fence(nil)), tenure.ErrInvalid,
+				"tenure: fence: invalid argument: no term is given; see TermFromContext"},
+			{"a fence of a term of nothing", errOf(store.Fence(&tenure.Term{})), tenure.ErrInvalid,
+				"tenure: fence: invalid argument: no term is given; see TermFromContext"},
+			{"a fence of a term that is over", fence(store, over), tenure.ErrLost,
+				"tenure: fence by lease/over: lease lost"},
+			{"to get when it was cancelled", errOf(store.Get(canceled, key)), context.Canceled,
+				"tenure: get t/1: context canceled"},
+			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.MatchVersion(1))), context.Canceled,
+				"tenure: put t/1: context canceled"},
+			{"to delete when it is too late", store.DeleteIf(late, key, 1), context.DeadlineExceeded,
+				"tenure: delete t/1: context deadline exceeded"},
+			{"to list when it is too late", errOf(store.List(late, "t", "", 1)), context.DeadlineExceeded,
+				"tenure: list t/: context deadline exceeded"},
+			{"to migrate when it was cancelled", store.Migrate(canceled), context.Canceled,
+				`tenure: migrate "objects": context canceled`},
+		}
+		for _, test := range everywhere {
+			test.what += fmt.Sprintf(" (%T)", store)
+			tests = append(tests, test)
+		}
+	}
+	// Those made without a look at the config tell at each call.
+	for _, store := range []database{postgres(tenure.PostgresConfig{Table: "a\x00"}), sqlite(tenure.SQLiteConfig{Table: "a\x00"})} {
+		tests = append(tests,
+			badInput{"to get from no table", get(store, key), tenure.ErrInvalid,
+				`tenure: get t/1: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+			badInput{"to create in no table", putIf(store, obj, tenure.MustCreate()), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+			badInput{"to replace in no table", putIf(store, obj, tenure.MatchVersion(1)), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+			badInput{"to put through a fence into no table", putIf(fenced(store), obj, tenure.MatchVersion(1)), tenure.ErrInvalid,
+				`tenure: put t/1: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+			badInput{"to delete from no table", store.DeleteAndWake(ctx, key, 1), tenure.ErrInvalid,
+				`tenure: delete t/1: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+			badInput{"to list no table", list(store, "t", "", 1), tenure.ErrInvalid,
+				`tenure: list t/: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
+		)
+	}
+	for _, test := range tests {
+		if !errors.Is(test.err, test.is) {
+			t.Errorf("%s: got %v, want by errors.Is %v", test.what, test.err, test.is)
+		}
+		if got := fmt.Sprint(test.err); got != test.says {
+			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.says)
+		}
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }
+
+func TestATermOfNothingIsNeverValid(t *testing.T) {
+	for _, term := range []*tenure.Term{nil, {}} {
+		if term.Valid() || term.Remaining() != 0 {
+			t.Errorf("%v: valid %v, remaining %v", term, term.Valid(), term.Remaining())
+		}
+	}
+}
+
+func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	coordinator, err := tenure.NewCoordinator(newLease(t, untouched{t}, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		Watch: func(context.Context) error {
+			t.Error("the job began")
+			return nil
+		},
+		Check: func(context.Context, tenure.Role) error {
+			t.Error("the check was asked")
+			return nil
+		},
+		Logger: quiet,
+	})
+	wantErr(t, err, nil)
+	wantErr(t, coordinator.Run(ctx), nil)
+	wantErr(t, coordinator.Resign(ctx), nil) // there is nothing to resign from
+}
+
+// Where nothing keeps a key from being there twice, two replicas would both create
+// the lease's object, and both hold it.
+func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
+	const columns = `object_type %[1]s, id %[1]s, name %[1]s, labels %[2]s, payload %[3]s NOT NULL,
+		resource_version bigint, created_at_ms bigint, updated_at_ms bigint`
+	tables := map[string]bool{ // whether they are accepted
+		`CREATE TABLE objects (` + columns + `)`:                                                                   false,
+		`CREATE TABLE objects (` + columns + `); CREATE INDEX i ON objects (object_type, id)`:                      false,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (object_type, name))`:                                       false,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (object_type, id, name))`:                                   false,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (id) WHERE name <> ''`:           false,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (id, lower(name))`:               false,
+		`CREATE TABLE tables (` + columns + `, UNIQUE (id)); CREATE VIEW objects AS SELECT * FROM tables`:          false,
+		`CREATE TABLE objects (` + columns + `, PRIMARY KEY (object_type, id))`:                                    true,
+		`CREATE TABLE objects (` + columns + `, PRIMARY KEY (id))`:                                                 true,
+		`CREATE TABLE objects (` + columns + `, UNIQUE (id, object_type))`:                                         true,
+		`CREATE TABLE objects (` + columns + `); CREATE UNIQUE INDEX i ON objects (object_type, id)`:               true,
+		`CREATE TABLE objects (` + columns + `, more %[1]s PRIMARY KEY, UNIQUE (name), UNIQUE (object_type, id));`: true,
+	}
+	judge := func(t *testing.T, ddl string, accepted bool, err error) {
+		t.Helper()
+		if accepted && err != nil {
+			t.Errorf("%s: got %v, want no error", ddl, err)
+		}
+		if !accepted && (!errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "no unique key on (object_type, id)")) {
+			t.Errorf("%s: got %v, want ErrSetup that names the key", ddl, err)
+		}
+	}
+	t.Run("sqlite", func(t *testing.T) {
+		for ddl, accepted := range tables {
+			db := openSQL(t, "sqlite", ":memory:")
+			db.SetMaxOpenConns(1)
+			execSQL(t, db, fmt.Sprintf(ddl, "TEXT", "TEXT", "BLOB"))
+			judge(t, ddl, accepted, tenure.NewSQLiteStore(db, tenure.SQLiteConfig{}).Migrate(t.Context()))
+		}
+	})
+	t.Run("postgres", func(t *testing.T) {
+		pool := postgresPool(t, pgtest.URL(t))
+		for ddl, accepted := range tables {
+			execPostgres(t, pool, fmt.Sprintf("DROP SCHEMA public CASCADE; CREATE SCHEMA public; "+ddl, "text", "jsonb", "bytea"))
+			store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+			judge(t, ddl, accepted, store.Migrate(t.Context()))
+			store.Close()
+		}
+	})
+}

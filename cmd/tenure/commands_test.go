@@ -1,0 +1,358 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// eachStore runs a test on a site of each kind.
+func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		test(t, newSite(t, pgtest.URL(t)))
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		test(t, sqliteSite(t))
+	})
+}
+
+// ask runs a command on the site's lease, which must go well, and returns what it
+// prints.
+func (s *site) ask(t *testing.T, command string, args ...string) string {
+	t.Helper()
+	args = append([]string{command, "-store", s.store}, args...)
+	if command != "list" && command != "migrate" {
+		args = append(args, "-key", "svc")
+	}
+	status, stdout, stderr := tenureCommand(t, args...)
+	if status != 0 || stderr != "" {
+		t.Fatalf("%s: exit status %d and %q", command, status, stderr)
+	}
+	return stdout
+}
+
+// view is what status -json tells.
+func (s *site) view(t *testing.T) (v leaseView) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(s.ask(t, "status", "-json")), &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestALeaseIsShownMovedAndWatched(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		const key = "reconciler_lease/svc"
+		if got := s.ask(t, "migrate"); !strings.HasSuffix(got, " is ready\n") {
+			t.Errorf("migrate: %q", got)
+		}
+		if got := s.ask(t, "migrate", "-json"); !strings.HasPrefix(got, `{"migrated":"`) {
+			t.Errorf("migrate -json: %q", got)
+		}
+		if v := s.view(t); v.State != stateFree || v.Key != key {
+			t.Errorf("before all the status is %+v", v)
+		}
+		if got := s.ask(t, "list", "-json"); got != "[]\n" {
+			t.Errorf("before all the list is %q", got)
+		}
+		if status, _, stderr := tenureCommand(t, "resign", "-store", s.store, "-key", "svc"); status != 1 || stderr != "tenure resign: nobody holds "+key+"\n" {
+			t.Errorf("nobody can resign: exit status %d, %q", status, stderr)
+		}
+		lines, changes := s.watch(t), s.watch(t, "-json")
+
+		for i, name := range []string{"a", "b", "c"} {
+			r := s.start(t, name, s.service(t)...)
+			if i == 0 {
+				s.awaitStart(t, 0)
+			}
+			eventually(t, soon, name+" competes", func() bool { return strings.Contains(r.log(), "msg=competing") })
+		}
+		v := s.view(t)
+		if v.State != stateHeld || v.Holder != "a" || v.Term == "" || v.TTLMS != testTTL.Milliseconds() || v.AgeMS > v.TTLMS ||
+			v.AcquiredAt == nil || time.Since(*v.AcquiredAt) > soon || v.RenewedAt == nil {
+			t.Errorf("the status is %+v", v)
+		}
+		text := s.ask(t, "status")
+		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term} {
+			if !regexp.MustCompile(`(?m)^` + want).MatchString(text) {
+				t.Errorf("the status has no %q:\n%s", want, text)
+			}
+		}
+		if got := s.ask(t, "list"); !regexp.MustCompile(`(?s)^LEASE.*\n`+key+` +a +\S+ +held`).MatchString(got) || strings.Count(got, "\n") != 2 {
+			t.Errorf("the list is\n%s", got)
+		}
+		var list []leaseView
+		if err := json.Unmarshal([]byte(s.ask(t, "list", "-json")), &list); err != nil || len(list) != 1 || list[0].Term != v.Term {
+			t.Errorf("the list is %+v, %v", list, err)
+		}
+		if got := s.ask(t, "list", "-type", "other", "-json"); got != "[]\n" {
+			t.Errorf("the list of another type is %q", got)
+		}
+
+		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to leave "+key+" to c\n" {
+			t.Errorf("handover: %q", got)
+		}
+		if next := s.awaitStart(t, 1); next.who != "c" {
+			t.Errorf("it was handed over to %s", next.who)
+		}
+		if got := s.ask(t, "handover", "-to", "c"); got != "c holds "+key+" already\n" {
+			t.Errorf("a second handover: %q", got)
+		}
+		if got := s.ask(t, "resign", "-json"); got != `{"key":"`+key+`","holder":"c"}`+"\n" {
+			t.Errorf("resign: %q", got)
+		}
+		next := s.awaitStart(t, 2)
+		if next.who == "c" {
+			t.Error("it was not given away")
+		}
+
+		for _, holder := range []string{"a", "c", next.who} {
+			eventually(t, soon, "watch tells of "+holder, func() bool { return strings.Contains(lines.String(), "  "+key+"  held by "+holder+"\n") })
+			eventually(t, soon, "watch -json tells of "+holder, func() bool { return strings.Contains(changes.String(), `"state":"held","holder":"`+holder+`"`) })
+		}
+		if first, _, _ := strings.Cut(lines.String(), "\n"); !strings.HasSuffix(first, "  "+key+"  free") {
+			t.Errorf("watch began with %q", first)
+		}
+		if got := strings.Count(lines.String(), "held by"); got != 3 {
+			t.Errorf("watch has told of %d holders:\n%s", got, lines.String())
+		}
+	})
+}
+
+// buffer may be read while it is written to.
+type buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// watch runs "tenure watch" until the end of the test, and returns when it has
+// printed a line.
+func (s *site) watch(t *testing.T, args ...string) *buffer {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var stdout, stderr buffer
+	done := make(chan int)
+	go func() {
+		done <- run(ctx, append([]string{"watch", "-store", s.store, "-key", "svc"}, args...), &stdout, &stderr)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if status := <-done; status != 0 || stderr.String() != "" {
+			t.Errorf("watch: exit status %d and %q", status, stderr.String())
+		}
+	})
+	eventually(t, soon, "watch begins", func() bool { return stdout.String() != "" })
+	return &stdout
+}
+
+func TestAStoreThatIsDownIsToldAndExitStatus1(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, store := range []string{
+		"postgres://user:s3cret@127.0.0.1:1/db",
+		filepath.Join(dir, "missing.db"),
+		dir,
+	} {
+		for _, command := range []string{"status", "watch", "list", "resign", "handover", "migrate"} {
+			t.Run(command+" "+filepath.Base(store), func(t *testing.T) {
+				t.Parallel()
+				args := []string{command, "-store", store}
+				if command != "list" && command != "migrate" {
+					args = append(args, "-key", "svc")
+				}
+				if command == "handover" {
+					args = append(args, "-to", "b")
+				}
+				if command == "migrate" && store == filepath.Join(dir, "missing.db") {
+					t.Skip("makes it")
+				}
+				status, stdout, stderr := tenureCommand(t, args...)
+				if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "s3cret") {
+					t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
+				}
+			})
+		}
+	}
+}
+
+func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	for _, test := range []struct {
+		program []string
+		want    int
+	}{
+		{s.service(t, "exit=0"), 0},
+		{s.service(t, "exit=7"), 7},
+		{[]string{"--", "sh", "-c", "kill -KILL $$"}, 128 + int(syscall.SIGKILL)},
+		{[]string{"--", s.dir}, 2},
+	} {
+		r := s.start(t, "a", append([]string{"-once"}, test.program...)...)
+		if got := r.awaitExit(t); got != test.want {
+			t.Errorf("%q: exit status %d, want %d", test.program, got, test.want)
+		}
+		if v := s.view(t); test.want != 2 && v.State != stateFree {
+			t.Errorf("%q: the lease is %s", test.program, v.State)
+		}
+	}
+	// Told to end: by the program's answer where it runs, and else as any program.
+	a := s.start(t, "a", append([]string{"-once"}, s.service(t)...)...)
+	s.awaitStart(t, 2)
+	b := s.start(t, "b", append([]string{"-once"}, s.service(t)...)...)
+	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
+	b.signal(t, syscall.SIGTERM)
+	if got := b.awaitExit(t); got != 128+int(syscall.SIGTERM) {
+		t.Errorf("one that has not run: exit status %d", got)
+	}
+	a.signal(t, syscall.SIGINT)
+	if got := a.awaitExit(t); got != 0 {
+		t.Errorf("one that was told to end: exit status %d", got)
+	}
+	if !s.has(t, "stop") {
+		t.Error("the program was not told")
+	}
+}
+
+func TestAProgramThatEndsIsStartedAgainElsewhere(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	for _, name := range []string{"a", "b"} {
+		s.start(t, name, s.service(t, "exit=1")...)
+	}
+	s.awaitStart(t, 3)
+	who := make(map[string]bool)
+	for _, e := range s.starts(t) {
+		who[e.who] = true
+	}
+	if len(who) != 2 {
+		t.Errorf("only these have started it: %v", who)
+	}
+}
+
+func TestAProgramIsToldItsTermAndGetsSignals(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", append([]string{"-stop-timeout", "300ms"}, s.service(t)...)...)
+	start := s.awaitStart(t, 0)
+	if start.who != "a" || start.token == 0 {
+		t.Errorf("it was told %+v", start)
+	}
+	if got := environOf(t, r.pid(t, "program")); !strings.Contains(got, "TENURE_TERM="+s.view(t).Term) {
+		t.Error("it was not told the term's ID")
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGUSR1} {
+		r.signal(t, sig)
+		eventually(t, soon, "the program gets "+sig.String(), func() bool { return s.has(t, fmt.Sprintf("signal-%d", int(sig))) })
+	}
+	if !strings.Contains(r.log(), "token="+fmt.Sprint(start.token)) {
+		t.Error("the log does not have the token")
+	}
+}
+
+// environOf returns the environment of a process.
+func environOf(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		out, err := exec.Command("ps", "eww", "-o", "command=", "-p", fmt.Sprint(pid)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	return string(data)
+}
+
+func TestAPasswordIsShownNowhere(t *testing.T) {
+	t.Parallel()
+	const password = "s3cret"
+	s := newSite(t, strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1))
+	if !strings.Contains(s.store, password) {
+		t.Fatal("the test has no password")
+	}
+	inArguments := s.start(t, "a", s.service(t)...)
+	s.awaitStart(t, 0)
+	inEnvironment := s.startWith(t, "b", []string{storeEnv + "=" + s.store}, s.service(t)...)
+	eventually(t, soon, "b competes", func() bool { return strings.Contains(inEnvironment.log(), "msg=competing") })
+	for _, pid := range []int{inArguments.cmd.Process.Pid, inEnvironment.cmd.Process.Pid, inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
+		out, err := exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(pid)).Output()
+		if err != nil || strings.Contains(string(out), password) || !strings.Contains(string(out), s.dir) {
+			t.Errorf("ps shows %q, %v", out, err)
+		}
+	}
+	for _, pid := range []int{inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
+		if strings.Contains(environOf(t, pid), password) {
+			t.Errorf("it is in the environment of %d", pid)
+		}
+	}
+	said := inArguments.log() + inEnvironment.log() + s.ask(t, "status") + s.ask(t, "list", "-json") + s.ask(t, "migrate", "-json")
+	for _, mistake := range [][]string{
+		{"status", s.store},
+		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, password+"/", 1)},
+		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, "1/"+password, 1)},
+		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, password+"%", 1)},
+		{"status", "-key", "svc", "-store", "postgres://u:" + password + "@127.0.0.1:port/db"},
+		{"status", "-ttl=" + s.store},
+		{"run", "-ttl", s.store},
+		{s.store},
+	} {
+		status, stdout, stderr := tenureCommand(t, mistake...)
+		if status != 2 {
+			t.Errorf("%q: exit status %d", mistake, status)
+		}
+		said += stdout + stderr
+	}
+	if strings.Contains(said, password) {
+		t.Errorf("it is in what tenure has said:\n%s", said)
+	}
+}
+
+func TestRunWaitsForAStoreThatIsDown(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Cluster(t)
+	if err := server.Stop("fast"); err != nil {
+		t.Fatal(err)
+	}
+	s := newSite(t, server.URL())
+	impatient, patient := s.start(t, "a", s.service(t)...), s.start(t, "b", s.service(t)...)
+	for _, r := range []*replica{impatient, patient} {
+		eventually(t, soon, r.name+" waits", func() bool { return strings.Contains(r.log(), "waiting for the database") })
+	}
+	impatient.signal(t, syscall.SIGTERM)
+	if status := impatient.awaitExit(t); status != 0 {
+		t.Errorf("told to end while it waits: exit status %d", status)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 0)
+}

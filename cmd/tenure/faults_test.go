@@ -1,0 +1,337 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestNothingOfAProgramOutlivesItsTermWhateverBecomesOfTenure(t *testing.T) {
+	t.Parallel()
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if runtime.GOOS != "linux" {
+				t.Skip("here a child that leaves the process group is not followed")
+			}
+			s := sqliteSite(t)
+			r := s.start(t, "a", s.service(t, "stubborn", "child")...)
+			s.awaitStart(t, 0)
+			store := s.open(t)
+			awaitRenewal(t, store)
+			r.signal(t, sig)
+			eventually(t, soon, "nothing of it is left", s.idle)
+			idle := time.Now()
+			h, held := holding(t, store)
+			if !held || !idle.Before(h.RenewedAt.Add(h.TTL)) {
+				t.Errorf("it has outlived its term by %v (%v)", idle.Sub(h.RenewedAt.Add(h.TTL)), held)
+			}
+			if !s.has(t, "deaf") {
+				t.Error("it was not told to end before it was killed")
+			}
+			if sig == syscall.SIGSTOP { // and so it goes on
+				r.signal(t, syscall.SIGCONT)
+				s.awaitStart(t, 1)
+			}
+		})
+	}
+}
+
+func TestAProgramEndsWithItsGuard(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t, "stubborn", "member")...)
+	s.awaitStart(t, 0)
+	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 1)
+	if !strings.Contains(r.log(), "the guard has ended before the program") {
+		t.Error("tenure does not say why")
+	}
+}
+
+func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("here nothing is killed with its parent")
+	}
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t, "stubborn")...)
+	s.awaitStart(t, 0)
+	guard := r.pid(t, "guard")
+	for _, step := range []struct {
+		pid int
+		sig syscall.Signal
+	}{{guard, syscall.SIGSTOP}, {r.cmd.Process.Pid, syscall.SIGKILL}, {guard, syscall.SIGKILL}} {
+		if err := syscall.Kill(step.pid, step.sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, soon, "nothing of it is left", s.idle)
+}
+
+func TestAGuardThatIsStoppedDoesNotKeepAProgramAlive(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t)...)
+	s.awaitStart(t, 0)
+	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	r.signal(t, syscall.SIGTERM)
+	r.awaitExit(t)
+	if !s.idle() {
+		t.Error("the program runs on")
+	}
+}
+
+func TestAProgramWhoseLeaseIsGoneIsKilledAtOnce(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t, "stubborn")...)
+	s.awaitStart(t, 0)
+	store := s.open(t)
+	eventually(t, soon, "somebody deletes the record", func() bool {
+		h, held := holding(t, store)
+		return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
+	})
+	s.awaitStart(t, 1)
+	for _, e := range s.events(t) {
+		if e.what == "deaf" {
+			t.Error("it was given time, and another may have begun")
+		}
+	}
+	if !strings.Contains(r.log(), `how="signal: killed" told=true`) {
+		t.Error("it was not killed")
+	}
+}
+
+func TestOnLossKillGivesNoTime(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", append([]string{"-on-loss", "kill"}, s.service(t)...)...)
+	s.awaitStart(t, 0)
+	r.signal(t, syscall.SIGKILL)
+	eventually(t, soon, "nothing of it is left", s.idle)
+	if s.has(t, "stop") {
+		t.Error("it was told to end, and had time to")
+	}
+}
+
+func TestAReplicaWhoseCheckFailsIsReplaced(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		asked := filepath.Join(s.dir, "asked")
+		check := func(name string) string {
+			return fmt.Sprintf("echo %s $1 >>%s; test ! -e %s || { echo unfit >&2; exit 1; }; true", name, asked, filepath.Join(s.dir, "unfit-"+name))
+		}
+		for _, name := range []string{"a", "b"} {
+			script := filepath.Join(s.dir, "check-"+name)
+			if err := os.WriteFile(script, []byte(check(name)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := func(name string) *replica {
+			return s.start(t, name, append([]string{"-check", "sh " + filepath.Join(s.dir, "check-"+name)}, s.service(t)...)...)
+		}
+		a := start("a")
+		s.awaitStart(t, 0)
+		start("b")
+		eventually(t, soon, "b stands by", func() bool { return s.told(asked, "b standby") })
+		if err := os.WriteFile(filepath.Join(s.dir, "unfit-a"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if next := s.awaitStart(t, 1); next.who != "b" {
+			t.Errorf("%s has started it", next.who)
+		}
+		if events := s.events(t); !slices.ContainsFunc(events, func(e event) bool { return e.what == "stop" && e.who == "a" }) {
+			t.Error("the program of a was not told to end")
+		}
+		for _, what := range []string{"a standby", "a active", "b standby"} {
+			if !s.told(asked, what) {
+				t.Errorf("no check was asked for %q", what)
+			}
+		}
+		if s.told(asked, "b active") && len(s.starts(t)) < 2 {
+			t.Error("b was asked as if it were the holder")
+		}
+		if !strings.Contains(a.log(), "exit status 1: unfit") {
+			t.Error("the log of a does not tell what the check has said")
+		}
+	})
+}
+
+func TestACheckThatDoesNotAnswerIsOneThatFails(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	hang := filepath.Join(s.dir, "hang")
+	script := filepath.Join(s.dir, "check")
+	if err := os.WriteFile(script, []byte("test ! -e "+hang+" || sleep 0.4"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t, "a", append([]string{"-check", "sh " + script, "-check-timeout", "200ms"}, s.service(t)...)...)
+	s.awaitStart(t, 0)
+	if err := os.WriteFile(hang, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "the program is ended", s.idle)
+	starts := len(s.starts(t))
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, starts)
+}
+
+func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		fence := fmt.Sprintf(`echo "fence $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
+		// The first try fails.
+		tried := filepath.Join(s.dir, "tried")
+		fence = fmt.Sprintf("if ! test -e %s; then touch %[1]s; echo out of order >&2; exit 1; fi; ", tried) + fence
+		args := append([]string{"-confirm", "2", "-fence", fence}, s.service(t)...)
+		replicas := map[string]*replica{"a": s.start(t, "a", args...)}
+		s.awaitStart(t, 0)
+		replicas["b"] = s.start(t, "b", args...)
+
+		// A handover has nobody to fence.
+		replicas["a"].signal(t, syscall.SIGTERM)
+		if s.awaitStart(t, 1); len(s.events(t)) != 3 {
+			t.Errorf("after a handover there are %+v", s.events(t))
+		}
+
+		replicas["c"] = s.start(t, "c", args...)
+		store := s.open(t)
+		awaitRenewal(t, store)
+		replicas["b"].signal(t, syscall.SIGKILL)
+		next := s.awaitStart(t, 2)
+		events := s.events(t)
+		before := events[len(events)-2]
+		if next.who != "c" || before.what != "fence" || before.who != "b" || before.token != next.token {
+			t.Errorf("before the start by %s came %+v", next.who, before)
+		}
+		h, _ := holding(t, store)
+		if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
+			t.Errorf("it began %v after it was taken over, before two renewals", confirmed)
+		}
+		if log := replicas["c"].log(); !strings.Contains(log, "predecessor not fenced, trying again") || !strings.Contains(log, "out of order") {
+			t.Error("the log of c does not tell that the first try has failed")
+		}
+	})
+}
+
+func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	script := filepath.Join(s.dir, "service.sh")
+	if err := os.WriteFile(script, []byte(serviceScript), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(name string) *replica {
+		command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
+		return s.start(t, name, "-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop"))
+	}
+	a := start("a")
+	s.awaitStart(t, 0)
+	b := start("b")
+	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
+	awaitRenewal(t, s.open(t))
+	a.signal(t, syscall.SIGSTOP)
+	if next := s.awaitStart(t, 1); next.who != "b" {
+		t.Errorf("%s has started it", next.who)
+	}
+	a.signal(t, syscall.SIGCONT)
+
+	// The first try fails here.
+	if err := os.WriteFile(filepath.Join(s.dir, "fail-b"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.signal(t, syscall.SIGTERM)
+	if status := b.awaitExit(t); status != 0 {
+		t.Errorf("b exited with %d", status)
+	}
+	if next := s.awaitStart(t, 2); next.who != "a" {
+		t.Errorf("%s has started it", next.who)
+	}
+	if !strings.Contains(b.log(), "-stop command failed, trying again") {
+		t.Error("the log of b does not tell that its -stop has failed")
+	}
+
+	// Without its guard tenure stops the service, and competes again.
+	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 3)
+	a.signal(t, syscall.SIGKILL)
+	eventually(t, soon, "the guard stops the service", s.idle)
+}
+
+// serviceScript starts and stops the service as a supervisor would: it does not
+// belong to who asks.
+const serviceScript = `
+command=$1 binary=$2 dir=$3 name=$4
+case $command in
+start)
+	setsid "$binary" service "$dir" >/dev/null 2>&1 </dev/null &
+	echo $! >"$dir/pid-$name"
+	;;
+stop)
+	if rm "$dir/fail-$name" 2>/dev/null; then exit 1; fi
+	pid=$(cat "$dir/pid-$name" 2>/dev/null) || exit 0
+	kill "$pid" 2>/dev/null
+	while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
+	rm "$dir/pid-$name"
+	;;
+esac
+`
+
+// told reports whether a file has a line.
+func (s *site) told(path, line string) bool {
+	data, err := os.ReadFile(path)
+	return err == nil && slices.Contains(strings.Split(string(data), "\n"), line)
+}
+
+func TestALogThatNobodyReadsHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	for name, sig := range map[string]syscall.Signal{"told to end": syscall.SIGTERM, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			out, in, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			defer in.Close()
+			in.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			if _, err := in.Write(make([]byte, 1<<20)); err == nil {
+				t.Fatal("the pipe is not full")
+			}
+			args := append([]string{"run", "-key", "svc", "-ttl", testTTL.String(), "-store", s.store}, s.service(t, "stubborn")...)
+			cmd := exec.Command(testBinary(t), args...)
+			cmd.Env = append(environ(), asTenure+"=1")
+			cmd.Stderr = in
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			s.awaitStart(t, 0)
+			cmd.Process.Signal(sig)
+			killed := time.AfterFunc(soon, func() { cmd.Process.Kill() })
+			defer killed.Stop()
+			if err := cmd.Wait(); err != nil && sig == syscall.SIGTERM {
+				t.Errorf("tenure ended with %v", err)
+			}
+			eventually(t, soon, "nothing of it is left", s.idle)
+		})
+	}
+}

@@ -1,0 +1,303 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// The guard is a process between tenure and the program, one for each term. It
+// ends the program when tenure says so, when tenure is gone, and, by its own
+// timer, before the trust in the term ends: that holds while tenure is stopped,
+// hangs or has been killed.
+var guardCommand = command{
+	name:     "guard",
+	synopsis: "[flags] [-- program [argument...]]",
+	about:    "Started by tenure run.",
+	define: func(flags *flag.FlagSet) action {
+		var cfg guardConfig
+		flags.DurationVar(&cfg.ask, "ask", 0, "time from one question for the trust to the next")
+		flags.DurationVar(&cfg.stopTimeout, "stop-timeout", 0, "time from SIGTERM to SIGKILL")
+		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "what becomes of the program when tenure is gone")
+		flags.StringVar(&cfg.start, "start", "", "`COMMAND` in place of a program")
+		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
+		return func(_ context.Context, out *output, args []string) error {
+			return runGuard(cfg, args, out.stderr)
+		}
+	},
+}
+
+// The descriptors that a guard is started with.
+const (
+	ordersFD  = 3
+	reportsFD = 4
+)
+
+type guardConfig struct {
+	ask         time.Duration
+	stopTimeout time.Duration
+	onLoss      string
+	start, stop string
+}
+
+// charge is what a guard looks after. Its methods are called by one goroutine.
+type charge interface {
+	begin() (group int, err error)
+	pass(sig syscall.Signal)
+	stop(sig syscall.Signal) // it is to end; called once
+	stopOthers()             // what else it has started is to end; called when it has ended
+	kill()                   // it is to be gone; called again and again until it is
+	ended() <-chan struct{}  // closed when it has ended; something of it may be left
+	gone() <-chan ending     // receives once, when nothing of it is left
+}
+
+// guard is the state of a guard's loop.
+type guard struct {
+	cfg     guardConfig
+	charge  charge
+	reports *json.Encoder
+	log     *slog.Logger
+
+	asked    time.Time // zero: no question is open
+	nextAsk  time.Time
+	begun    bool
+	hard     instant
+	soft     instant
+	ended    <-chan struct{} // nil once that was heard
+	byItself bool            // it has ended before it was told to
+	stopping bool
+	killBy   instant // once it is stopping
+	killing  bool
+}
+
+func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
+	// The program is to die with its parent, which is this thread. Main's is the
+	// one that ends with the process.
+	runtime.LockOSThread()
+	syscall.CloseOnExec(ordersFD)
+	syscall.CloseOnExec(reportsFD)
+	surviveSignals()
+	lines := newLateWriter(stderr)
+	defer lines.close()
+
+	g := &guard{
+		cfg:     cfg,
+		reports: json.NewEncoder(os.NewFile(reportsFD, "reports")),
+		log:     newLogger(lines).With("guard", os.Getpid()),
+	}
+	if len(args) > 0 {
+		if err := becomeSubreaper(); err != nil {
+			g.log.Warn("what leaves the program's process group will not be found", "error", err)
+		}
+		g.charge = newProgram(args)
+	} else {
+		g.charge = newService(cfg, g.log)
+	}
+	return g.run(readOrders(os.NewFile(ordersFD, "orders")))
+}
+
+// surviveSignals makes sure that what is meant for tenure, or for all of a group,
+// does not end the guard. Ignoring them would be inherited by the program.
+func surviveSignals() {
+	all := make(chan os.Signal, 1) // full: dropped
+	for _, sig := range []os.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
+	} {
+		if !signal.Ignored(sig) {
+			signal.Notify(all, sig)
+		}
+	}
+}
+
+func readOrders(r io.Reader) <-chan order {
+	orders := make(chan order)
+	go func() {
+		defer close(orders)
+		for decoder := json.NewDecoder(r); ; {
+			var o order
+			if decoder.Decode(&o) != nil {
+				return
+			}
+			orders <- o
+		}
+	}()
+	return orders
+}
+
+// run returns when nothing of the charge is left, or when it never began.
+func (g *guard) run(orders <-chan order) error {
+	g.ended = g.charge.ended()
+	g.ask()
+	timer := time.NewTimer(g.cfg.ask)
+	defer timer.Stop()
+	for {
+		select {
+		case o, ok := <-orders:
+			if !ok {
+				orders = nil
+				if !g.begun {
+					return errors.New("tenure was gone before the program began")
+				}
+				g.lose("tenure is gone")
+			} else if end := g.obey(o); end != nil {
+				return g.report(report{End: end})
+			}
+		case <-g.ended:
+			g.ended = nil
+			if !g.stopping {
+				g.byItself = true
+				g.stop(syscall.SIGTERM)
+			}
+			g.charge.stopOthers()
+		case end := <-g.charge.gone():
+			end.Told = g.stopping && !g.byItself
+			return g.report(report{End: &end})
+		case <-timer.C:
+		}
+		timer.Reset(g.watch())
+	}
+}
+
+// watch does what time demands, and returns when to look again.
+func (g *guard) watch() time.Duration {
+	if orders := time.Until(g.nextAsk); orders <= 0 && g.asked.IsZero() {
+		g.ask()
+	}
+	if !g.begun {
+		return g.cfg.ask
+	}
+	now := time.Now()
+	switch {
+	case g.killing:
+	case g.stopping && g.killBy.passed(now):
+		g.kill("it has not ended in time")
+	case g.hard.passed(now):
+		g.kill("the trust in the term ends")
+	case !g.stopping && g.soft.passed(now):
+		g.lose("tenure has not renewed the trust in the term")
+	}
+	if g.killing {
+		g.charge.kill()
+	}
+	if g.stopping {
+		return 10 * time.Millisecond
+	}
+	// A timer stands still while the machine is suspended: a look now and then.
+	return max(time.Millisecond, min(g.cfg.ask, g.soft.until(now), g.hard.until(now)))
+}
+
+// obey returns an ending where there is nothing to look after.
+func (g *guard) obey(o order) *ending {
+	switch {
+	case o.Trust != nil:
+		return g.trust(*o.Trust)
+	case !g.begun && (o.Kill || o.Stop != 0):
+		return notBegun()
+	case !g.begun:
+	case o.Kill:
+		g.kill("the lease is lost")
+	case o.Stop != 0:
+		g.stop(o.Stop)
+	case o.Signal != 0:
+		g.charge.pass(o.Signal)
+	}
+	return nil
+}
+
+func (g *guard) ask() {
+	g.asked = time.Now()
+	g.nextAsk = g.asked.Add(g.cfg.ask)
+	g.report(report{Ask: true}) // if tenure is gone, the orders end
+}
+
+// trust takes the answer to a question. The first begins.
+func (g *guard) trust(t trust) *ending {
+	g.hard, g.soft = newInstant(g.asked, t.Hard), newInstant(g.asked, t.Soft)
+	g.asked = time.Time{}
+	if g.begun {
+		return nil
+	}
+	if g.soft.passed(time.Now()) {
+		return notBegun()
+	}
+	g.begun = true
+	group, err := g.charge.begin()
+	if err != nil {
+		return &ending{Status: 127, Text: err.Error()}
+	}
+	g.report(report{Group: group})
+	return nil
+}
+
+// notBegun is the ending of a charge whose term was over before it began.
+func notBegun() *ending {
+	return &ending{Told: true, Status: 128 + int(syscall.SIGTERM), Text: "it had not begun"}
+}
+
+// lose ends the charge because the lease is as good as lost.
+func (g *guard) lose(why string) {
+	switch {
+	case g.stopping:
+	case g.cfg.onLoss == onLossKill:
+		g.kill(why)
+	default:
+		g.log.Warn("told to end", "why", why)
+		g.stop(syscall.SIGTERM)
+	}
+}
+
+func (g *guard) stop(sig syscall.Signal) {
+	if g.stopping {
+		return
+	}
+	g.stopping, g.killBy = true, newInstant(time.Now(), g.cfg.stopTimeout)
+	g.charge.stop(sig)
+}
+
+func (g *guard) kill(why string) {
+	if !g.stopping {
+		g.stop(syscall.SIGKILL)
+	}
+	if !g.killing {
+		g.killing = true
+		what := "killed"
+		if g.cfg.start != "" {
+			what = "service ought to be stopped by now"
+		}
+		g.log.Warn(what, "why", why)
+	}
+}
+
+func (g *guard) report(r report) error {
+	if err := g.reports.Encode(r); err != nil && !errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+// instant is a point in time by both clocks of the process: the monotonic one
+// stands still while the machine is suspended, the other may be set.
+type instant struct{ at, wall time.Time }
+
+func newInstant(from time.Time, d time.Duration) instant {
+	at := from.Add(d)
+	return instant{at: at, wall: at.Round(0)}
+}
+
+func (i instant) passed(now time.Time) bool { return i.until(now) <= 0 }
+
+func (i instant) until(now time.Time) time.Duration {
+	return min(i.at.Sub(now), i.wall.Sub(now.Round(0)))
+}

@@ -1,0 +1,75 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"syscall"
+	"time"
+)
+
+// stopPause is the time from a -stop command that failed to the next.
+const stopPause = time.Second
+
+// service is a charge: what one command starts and another stops. It is gone when
+// the second has succeeded, and until then that is tried again: to kill it would
+// stop nothing.
+type service struct {
+	startLine, stopLine string
+	log                 *slog.Logger
+	told                context.Context // done when it is to end
+	tell                context.CancelFunc
+	left                chan ending
+}
+
+func newService(cfg guardConfig, log *slog.Logger) *service {
+	s := &service{startLine: cfg.start, stopLine: cfg.stop, log: log, left: make(chan ending, 1)}
+	s.told, s.tell = context.WithCancel(context.Background())
+	return s
+}
+
+func (s *service) begin() (int, error) {
+	go func() { s.left <- s.run() }()
+	return 0, nil
+}
+
+func (s *service) run() ending {
+	end := ending{Text: "it was stopped"}
+	if err := runHook(s.told, s.startLine, nil, os.Environ(), os.Stderr); err != nil && s.told.Err() == nil {
+		end = ending{Status: 1, Text: fmt.Sprintf("-start: %v", err)}
+	} else {
+		<-s.told.Done()
+	}
+	stopService(context.Background(), s.stopLine, os.Environ(), s.log)
+	return end
+}
+
+// stopService runs a -stop command until it has succeeded, or ctx is done.
+func stopService(ctx context.Context, line string, env []string, log *slog.Logger) error {
+	for said := ""; ; {
+		err := runHook(ctx, line, nil, env, os.Stderr)
+		if err == nil {
+			return nil
+		}
+		if err.Error() != said {
+			said = err.Error()
+			log.Error("-stop command failed, trying again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		case <-time.After(stopPause):
+		}
+	}
+}
+
+func (s *service) pass(syscall.Signal)    {}
+func (s *service) stop(syscall.Signal)    { s.tell() }
+func (s *service) stopOthers()            {}
+func (s *service) kill()                  {}
+func (s *service) ended() <-chan struct{} { return nil }
+func (s *service) gone() <-chan ending    { return s.left }

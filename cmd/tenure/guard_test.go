@@ -1,0 +1,186 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// noted is a charge that notes when it is told what.
+type noted struct {
+	began time.Time
+	notes []string
+	exit  chan struct{}
+	left  chan ending
+}
+
+func (r *noted) note(what string) {
+	note := fmt.Sprintf("%s %v", what, time.Since(r.began))
+	if len(r.notes) == 0 || !strings.HasPrefix(r.notes[len(r.notes)-1], what) {
+		r.notes = append(r.notes, note)
+	}
+}
+
+func (r *noted) begin() (int, error)     { r.note("begin"); return 42, nil }
+func (r *noted) pass(sig syscall.Signal) { r.note(sig.String()) }
+func (r *noted) stop(sig syscall.Signal) { r.note("stop") }
+func (r *noted) stopOthers()             { r.note("others") }
+func (r *noted) kill()                   { r.note("kill") }
+func (r *noted) ended() <-chan struct{}  { return r.exit }
+func (r *noted) gone() <-chan ending     { return r.left }
+
+// scene is a guard in virtual time, with the test in the place of tenure.
+type scene struct {
+	*noted
+	orders chan order
+	asked  chan time.Time
+	final  chan ending
+}
+
+// newScene starts a guard that asks each 100 ms, and has a stop timeout of a second.
+func newScene(t *testing.T, onLoss string) *scene {
+	s := &scene{
+		noted:  &noted{began: time.Now(), exit: make(chan struct{}), left: make(chan ending, 1)},
+		orders: make(chan order), asked: make(chan time.Time, 1000), final: make(chan ending, 1),
+	}
+	out, in := io.Pipe()
+	g := &guard{
+		cfg:     guardConfig{ask: 100 * time.Millisecond, stopTimeout: time.Second, onLoss: onLoss},
+		charge:  s.noted,
+		reports: json.NewEncoder(in),
+		log:     slog.New(slog.DiscardHandler),
+	}
+	go func() {
+		for decoder := json.NewDecoder(out); ; {
+			var r report
+			if decoder.Decode(&r) != nil {
+				return
+			}
+			if r.Ask {
+				s.asked <- time.Now()
+			}
+			if r.End != nil {
+				s.final <- *r.End
+			}
+		}
+	}()
+	go func() {
+		defer in.Close()
+		if err := g.run(s.orders); err != nil {
+			t.Errorf("the guard: %v", err)
+		}
+	}()
+	return s
+}
+
+// answer answers the guard's questions so as tenure does, until so long after the
+// begin.
+func (s *scene) answer(until, hard, soft time.Duration) {
+	for time.Since(s.began) < until {
+		select {
+		case <-s.asked:
+			now := time.Since(s.began)
+			s.orders <- order{Trust: &trust{Hard: hard - now, Soft: soft - now}}
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// over lets the time pass until all that can happen has, and ends the charge.
+func (s *scene) over(t *testing.T, told bool, want ...string) {
+	t.Helper()
+	time.Sleep(time.Minute)
+	s.left <- ending{Text: "over"}
+	if end := <-s.final; end.Told != told {
+		t.Errorf("that it was told to end is %v", end.Told)
+	}
+	if !slices.Equal(s.notes, want) {
+		t.Errorf("the charge was told %q, want %q", s.notes, want)
+	}
+}
+
+func TestAGuardEndsTheProgramByItself(t *testing.T) {
+	const hard, soft = 10 * time.Second, 9500 * time.Millisecond
+	bubble := func(name string, test func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+	}
+	bubble("where tenure hangs it is told to end, and killed before the trust ends", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(3*time.Second, hard, soft)
+		s.over(t, true, "begin 0s", "stop 9.5s", "kill 10s")
+	})
+	bubble("where tenure hangs and the program is to be killed", func(t *testing.T) {
+		s := newScene(t, onLossKill)
+		s.answer(3*time.Second, hard, soft)
+		s.over(t, true, "begin 0s", "stop 9.5s", "kill 9.5s")
+	})
+	bubble("where tenure is gone it has the stop timeout", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(3*time.Second, hard, soft)
+		close(s.orders)
+		s.over(t, true, "begin 0s", "stop 3s", "kill 4s")
+	})
+	bubble("where tenure is gone and less trust is left than that", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(9400*time.Millisecond, hard, soft)
+		close(s.orders)
+		s.over(t, true, "begin 0s", "stop 9.4s", "kill 10s")
+	})
+	bubble("an answer counts from the question", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		<-s.asked
+		time.Sleep(4 * time.Second)
+		s.orders <- order{Trust: &trust{Hard: 5 * time.Second, Soft: 4500 * time.Millisecond}}
+		s.over(t, true, "begin 4s", "stop 4.5s", "kill 5s")
+	})
+	bubble("the trust is renewed while it ends, and it has the stop timeout", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(3*time.Second, hard, soft)
+		s.orders <- order{Stop: syscall.SIGINT}
+		s.orders <- order{Signal: syscall.SIGINT}
+		s.answer(8*time.Second, 20*time.Second, 19*time.Second)
+		s.over(t, true, "begin 0s", "stop 3s", "interrupt 3s", "kill 4s")
+	})
+	bubble("a lease that is lost is no time to wait", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(3*time.Second, hard, soft)
+		s.orders <- order{Stop: syscall.SIGTERM}
+		s.orders <- order{Kill: true}
+		s.over(t, true, "begin 0s", "stop 3s", "kill 3s")
+	})
+	bubble("what a program leaves behind is ended", func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		s.answer(3*time.Second, hard, soft)
+		close(s.exit)
+		s.over(t, false, "begin 0s", "stop 3s", "others 3s", "kill 4s")
+	})
+}
+
+func TestAProgramBeginsOnlyWhileThereIsTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		<-s.asked
+		time.Sleep(4 * time.Second)
+		s.orders <- order{Trust: &trust{Hard: 4 * time.Second, Soft: 3 * time.Second}}
+		if end := <-s.final; end.Status == 0 || !end.Told || len(s.notes) != 0 {
+			t.Errorf("it began: %+v, %q", end, s.notes)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, onLossStop)
+		<-s.asked
+		s.orders <- order{Stop: syscall.SIGTERM}
+		if end := <-s.final; end.Status == 0 || !end.Told || len(s.notes) != 0 {
+			t.Errorf("it began: %+v, %q", end, s.notes)
+		}
+	})
+}

@@ -1,0 +1,57 @@
+//go:build unix
+
+package main
+
+import (
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+)
+
+func newLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
+
+// lateWriter writes in a goroutine of its own, and drops what it cannot write in
+// time: that nobody reads a log must not hold up renewals, nor keep a program
+// alive.
+type lateWriter struct {
+	lines chan []byte
+	last  chan struct{} // closed: what is in lines now is all
+	done  chan struct{}
+}
+
+func newLateWriter(w io.Writer) *lateWriter {
+	l := &lateWriter{lines: make(chan []byte, 256), last: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(l.done)
+		for {
+			select {
+			case line := <-l.lines:
+				w.Write(line)
+			case <-l.last:
+				for range len(l.lines) {
+					w.Write(<-l.lines)
+				}
+				return
+			}
+		}
+	}()
+	return l
+}
+
+func (l *lateWriter) Write(line []byte) (int, error) {
+	select {
+	case l.lines <- slices.Clone(line):
+	default:
+	}
+	return len(line), nil
+}
+
+// close waits for the last lines, for a second at most.
+func (l *lateWriter) close() {
+	close(l.last)
+	select {
+	case <-l.done:
+	case <-time.After(time.Second):
+	}
+}

@@ -1,0 +1,188 @@
+//go:build unix
+
+// Tenure runs a program in one place at a time, by a lease in a Postgres or SQLite
+// database, and shows and moves such leases. README.md tells what holds on which
+// system.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"text/tabwriter"
+)
+
+const overview = `Tenure runs a program in one place at a time, by a lease in a Postgres or SQLite database.
+
+Usage:
+
+  tenure COMMAND [flags]
+
+Commands:
+
+%s
+Try it, in two terminals, and press Ctrl-C in the one where the program runs:
+
+  tenure run -store /tmp/try.db -key web -replica a -- sh -c 'echo I run; exec sleep 1000'
+  tenure run -store /tmp/try.db -key web -replica b -- sh -c 'echo I run; exec sleep 1000'
+
+Environment:
+
+  TENURE_STORE       the store, where -store is not given
+  TENURE_REPLICA_ID  the name of this replica, where -replica is not given
+
+Exit status: 0, 1 for what failed, 2 for a command line that cannot be right; that of
+the program under "tenure run -once".
+
+"tenure COMMAND -h" tells more about a command.
+`
+
+// command is what stands behind the first argument.
+type command struct {
+	name     string
+	synopsis string // what follows the name
+	summary  string // its line in the overview; empty: not for people
+	about    string // at the head of its help
+	define   func(flags *flag.FlagSet) action
+}
+
+// action is a command whose flags have been parsed.
+type action func(ctx context.Context, out *output, args []string) error
+
+// output is where a command writes to.
+type output struct {
+	stdout, stderr io.Writer
+}
+
+var commands []command
+
+// An assignment in place of the declaration, which would refer to itself.
+func init() {
+	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, guardCommand}
+}
+
+func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is the program, and returns its exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	out := &output{stdout: stdout, stderr: concealer{stderr}}
+	if len(args) == 0 {
+		printOverview(stderr)
+		return 2
+	}
+	name, args := args[0], args[1:]
+	switch name {
+	case "-h", "-help", "--help":
+		printOverview(stdout)
+		return 0
+	case "help":
+		if len(args) == 0 {
+			printOverview(stdout)
+			return 0
+		}
+		name, args = args[0], []string{"-h"}
+	}
+	for _, c := range commands {
+		if c.name == name {
+			return out.exit(c.name, c.run(ctx, out, args))
+		}
+	}
+	return out.exit("", usageError(`there is no command %q; "tenure -h" lists them`, name))
+}
+
+// run parses the flags and runs the command.
+func (c command) run(ctx context.Context, out *output, args []string) error {
+	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	act := c.define(flags)
+	err := flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		c.printHelp(out.stdout, flags)
+		return nil
+	}
+	if err != nil {
+		return usageError(`%v; "tenure %s -h" lists the flags`, err, c.name)
+	}
+	return act(ctx, out, flags.Args())
+}
+
+func printOverview(w io.Writer) {
+	var list strings.Builder
+	table := tabwriter.NewWriter(&list, 0, 0, 2, ' ', 0)
+	for _, c := range commands {
+		if c.summary != "" {
+			fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
+		}
+	}
+	table.Flush()
+	fmt.Fprintf(w, overview, list.String())
+}
+
+func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
+	fmt.Fprintf(w, "Usage: tenure %s %s\n\n%s\n\nFlags:\n\n", c.name, c.synopsis, strings.TrimSpace(c.about))
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	flags.VisitAll(func(f *flag.Flag) {
+		value, usage := flag.UnquoteUsage(f)
+		if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "false" {
+			usage += fmt.Sprintf(" (default %s)", f.DefValue)
+		}
+		for i, line := range strings.Split(usage, "\n") {
+			if i == 0 {
+				fmt.Fprintf(table, "  -%s %s\t%s\n", f.Name, value, line)
+			} else {
+				fmt.Fprintf(table, "  \t%s\n", line)
+			}
+		}
+	})
+	table.Flush()
+}
+
+// usageError says that the command line cannot be right.
+func usageError(format string, args ...any) error {
+	return errUsage{fmt.Errorf(format, args...)}
+}
+
+type errUsage struct{ error }
+
+func (e errUsage) Unwrap() error { return e.error }
+
+// exitStatus is the error of a command that ends with another's status, and says
+// nothing.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// exit reports an error, and returns the exit status that it means.
+func (o *output) exit(name string, err error) int {
+	if err == nil {
+		return 0
+	}
+	if status := exitStatus(0); errors.As(err, &status) {
+		return int(status)
+	}
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
+	if usage := (errUsage{}); errors.As(err, &usage) {
+		return 2
+	}
+	return 1
+}
+
+// concealer keeps URLs out of what is written for people, for a password may
+// stand anywhere in one that was mistyped. It is the last resort: nothing that
+// tenure says of itself holds a URL.
+type concealer struct{ w io.Writer }
+
+var urls = regexp.MustCompile(`(postgres(?:ql)?)://[^\s"'` + "`" + `]*`)
+
+func (c concealer) Write(b []byte) (int, error) {
+	if _, err := c.w.Write(urls.ReplaceAll(b, []byte("$1://(not shown)"))); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}

@@ -1,0 +1,168 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// Run with this in its environment, the test binary is tenure, its guard, or the
+// service that it runs: so it needs no building, and has the race detector where
+// the tests have it.
+const asTenure = "TENURE_TEST_AS_TENURE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asTenure) != "" {
+		if len(os.Args) > 1 && os.Args[1] == "service" {
+			serve(os.Args[2:])
+		}
+		main()
+	}
+	pgtest.Main(m)
+}
+
+// tenure runs a command in this process, and returns its exit status and output.
+func tenureCommand(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	status = run(ctx, args, &out, &errOut)
+	return status, out.String(), errOut.String()
+}
+
+func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
+	t.Setenv(storeEnv, "")
+	db := filepath.Join(t.TempDir(), "t.db")
+	runOn := func(args ...string) []string { return append([]string{"run", "-store", db, "-key", "k"}, args...) }
+	for _, args := range [][]string{
+		{"no-such-command"},
+		{"run", "-no-such-flag"},
+		{"run", "-key", "k", "--", "true"},
+		{"run", "-store", db, "--", "true"},
+		{"run", "-store", db, "-key", "/", "--", "true"},
+		{"run", "-store", ":memory:", "-key", "k", "--", "true"},
+		{"run", "-store", "mysql://localhost/db", "-key", "k", "--", "true"},
+		runOn(),
+		runOn("--", "no-such-program"),
+		runOn("-ttl", "soon", "--", "true"),
+		runOn("-ttl", "10ms", "--", "true"),
+		runOn("-renew", "-1s", "--", "true"),
+		runOn("-renew", "25s", "--", "true"),
+		runOn("-acquire", "-1s", "--", "true"),
+		runOn("-stop-timeout", "25s", "--", "true"),
+		runOn("-check-timeout", "1s", "--", "true"),
+		runOn("-check", "true", "-check-timeout", "10s", "--", "true"),
+		runOn("-confirm", "-1", "--", "true"),
+		runOn("-on-loss", "restart", "--", "true"),
+		runOn("-replica", "", "--", "true"),
+		runOn("-start", "true"),
+		runOn("-stop", "true"),
+		runOn("-start", "true", "-stop", "true", "--", "true"),
+		runOn("-start", "true", "-stop", "true", "-once"),
+		runOn("-start", "true", "-stop", "true", "-on-loss", "kill"),
+		{"status", "-store", db},
+		{"status", "-store", db, "-key", "k", "more"},
+		{"watch", "-store", db},
+		{"list", "-store", db, "more"},
+		{"list", "-store", db, "-type", ""},
+		{"resign", "-store", db},
+		{"resign", "-store", db, "-key", "k", "more"},
+		{"handover", "-store", db, "-key", "k"},
+		{"handover", "-key", "k", "-to", "b"},
+		{"migrate"},
+		{"migrate", "-store", db, "more"},
+	} {
+		status, stdout, stderr := tenureCommand(t, args...)
+		if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "tenure") {
+			t.Errorf("%q: exit status %d, %q and %q; want 2 and one line", args, status, stdout, stderr)
+		}
+	}
+	if _, err := os.Stat(db); err == nil {
+		t.Error("a bad command line has made the store")
+	}
+}
+
+func TestEachCommandExplainsItself(t *testing.T) {
+	_, overview, _ := tenureCommand(t, "-h")
+	for _, c := range commands {
+		if c.summary == "" {
+			continue
+		}
+		if !strings.Contains(overview, "\n  "+c.name+" ") {
+			t.Errorf("the overview does not tell of %s", c.name)
+		}
+		for _, args := range [][]string{{c.name, "-h"}, {"help", c.name}} {
+			status, stdout, stderr := tenureCommand(t, args...)
+			if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "Usage: tenure "+c.name+" ") || !strings.Contains(stdout, "-store PATH") {
+				t.Errorf("%q: exit status %d, %q and %q", args, status, stdout, stderr)
+			}
+			for _, line := range strings.Split(stdout, "\n") {
+				if len(line) > 120 {
+					t.Errorf("%q: %q is too long", args, line)
+				}
+			}
+		}
+	}
+	if status, _, stderr := tenureCommand(t); status != 2 || stderr != overview {
+		t.Errorf("without a command: exit status %d and %q", status, stderr)
+	}
+}
+
+func TestAStopTimeoutComesAtTheExpenseOfTheRenewDeadline(t *testing.T) {
+	t.Parallel()
+	const ttl, renew = 30 * time.Second, 10 * time.Second
+	for _, test := range []struct{ flag, stop, renewDeadline time.Duration }{
+		{0, 8 * time.Second, 20 * time.Second},
+		{time.Second, time.Second, 20 * time.Second},
+		{12 * time.Second, 12 * time.Second, 16 * time.Second},
+		{15 * time.Second, 15 * time.Second, 13 * time.Second},
+	} {
+		got, err := newTiming(ttl, renew, test.flag)
+		if err != nil || got.stop != test.stop || got.renewDeadline != test.renewDeadline {
+			t.Errorf("-stop-timeout %v: %+v, %v", test.flag, got, err)
+		}
+		if sum := got.renewDeadline + got.stop + got.slack + margin(ttl); sum > ttl {
+			t.Errorf("-stop-timeout %v: all together are %v, more than the TTL", test.flag, sum)
+		}
+	}
+	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
+		t.Errorf("one that does not fit: %v", err)
+	}
+}
+
+func TestHowAProgramEndsDependsOnWhy(t *testing.T) {
+	t.Parallel()
+	term, interrupt, kill := order{Stop: syscall.SIGTERM}, order{Stop: syscall.SIGINT}, order{Kill: true}
+	for _, test := range []struct {
+		cause          error
+		stop, withKill order // by -on-loss
+	}{
+		{tenure.ErrLost, kill, kill},
+		{tenure.ErrDeadline, term, kill},
+		{fmt.Errorf("%w: no disk", tenure.ErrUnhealthy), term, kill},
+		{tenure.ErrResigned, term, term},
+		{tenure.ErrShutdown, interrupt, interrupt},
+	} {
+		for onLoss, want := range map[string]order{onLossStop: test.stop, onLossKill: test.withKill} {
+			r := &runner{opts: &runOptions{onLoss: onLoss}}
+			if test.cause == tenure.ErrShutdown {
+				r.signal.Store(int32(syscall.SIGINT))
+			}
+			if got := r.howToEnd(test.cause); got != want {
+				t.Errorf("-on-loss %s, %v: %+v, want %+v", onLoss, test.cause, got, want)
+			}
+		}
+	}
+}

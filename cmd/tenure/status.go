@@ -1,0 +1,251 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+var statusCommand = command{
+	name:     "status",
+	synopsis: "-store STORE -key NAME [-json]",
+	summary:  "show who holds a lease",
+	about: `
+Status shows what the store knows of a lease: who holds it, since when, and when it was
+last renewed. A lease that is not renewed expires, and any replica may take it then.`,
+	define: func(flags *flag.FlagSet) action {
+		var l lookup
+		l.define(flags)
+		return func(ctx context.Context, out *output, args []string) error {
+			return l.on(ctx, args, func(ctx context.Context, store database) error {
+				view, err := readLease(ctx, store, l.key.key())
+				if err != nil {
+					return err
+				}
+				if l.json {
+					return writeJSON(out.stdout, view)
+				}
+				view.print(out.stdout)
+				return nil
+			})
+		}
+	},
+}
+
+var listCommand = command{
+	name:     "list",
+	synopsis: "-store STORE [-type TYPE] [-json]",
+	summary:  "show all leases of a store",
+	about: `
+List shows the leases of one type that somebody holds, or held and has not released, by
+name.`,
+	define: func(flags *flag.FlagSet) action {
+		var store storeFlag
+		store.define(flags)
+		kind := flags.String("type", defaultType, "`TYPE` of the leases' keys")
+		asJSON := flags.Bool("json", false, "print a JSON array")
+		return func(ctx context.Context, out *output, args []string) error {
+			if len(args) > 0 {
+				return usageError("unexpected argument %q", args[0])
+			}
+			if *kind == "" {
+				return usageError("-type is empty")
+			}
+			return withStore(ctx, &store, func(ctx context.Context, store database) error {
+				views, err := listLeases(ctx, store, *kind)
+				if err != nil {
+					return err
+				}
+				if *asJSON {
+					return writeJSON(out.stdout, views)
+				}
+				return printList(out.stdout, views)
+			})
+		}
+	},
+}
+
+// lookup is what the commands on one lease have in common.
+type lookup struct {
+	store storeFlag
+	key   keyFlag
+	json  bool
+}
+
+func (l *lookup) define(flags *flag.FlagSet) {
+	l.store.define(flags)
+	l.key.define(flags)
+	flags.BoolVar(&l.json, "json", false, "print JSON")
+}
+
+// on calls fn with the store, which is opened for it.
+func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context, database) error) error {
+	if len(args) > 0 {
+		return usageError("unexpected argument %q", args[0])
+	}
+	if err := l.key.validate(); err != nil {
+		return err
+	}
+	return withStore(ctx, &l.store, fn)
+}
+
+// withStore calls fn with a store that is there already, and answers in time.
+func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, database) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	store, err := flag.openExisting(ctx)
+	if err == nil {
+		defer store.Close()
+		err = fn(ctx, store)
+	}
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("the store does not answer: %w", err)
+	}
+	return err
+}
+
+// The states of a lease, as the store sees it.
+const (
+	stateHeld    = "held"
+	stateExpired = "expired" // any replica may take it
+	stateOffered = "offered" // the last holder has left it to this one, which has not begun
+	stateFree    = "free"
+)
+
+// leaseView is what people and programs are shown of a lease.
+type leaseView struct {
+	Key        string            `json:"key"`
+	State      string            `json:"state"`
+	Holder     string            `json:"holder,omitempty"`
+	Term       string            `json:"term,omitempty"`
+	AcquiredAt *time.Time        `json:"acquired_at,omitempty"` // by the holder's clock
+	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's
+	AgeMS      int64             `json:"age_ms"`                // since the last renewal
+	TTLMS      int64             `json:"ttl_ms"`
+	Labels     map[string]string `json:"labels,omitempty"`
+}
+
+// readLease asks the store for a lease. That nobody holds it is no error.
+func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseView, error) {
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key})
+	if err != nil {
+		return leaseView{}, asUsage(err)
+	}
+	holding, err := lease.Read(ctx)
+	if errors.Is(err, tenure.ErrNotFound) {
+		return leaseView{Key: key.String(), State: stateFree}, nil
+	}
+	if err != nil {
+		return leaseView{}, err
+	}
+	return newLeaseView(holding), nil
+}
+
+func newLeaseView(h tenure.Holding) leaseView {
+	view := leaseView{
+		Key:       h.Key.String(),
+		State:     stateHeld,
+		Holder:    h.Holder,
+		Term:      h.Term,
+		RenewedAt: &h.RenewedAt,
+		AgeMS:     h.Age.Milliseconds(),
+		TTLMS:     h.TTL.Milliseconds(),
+		Labels:    h.Labels,
+	}
+	switch {
+	case h.Age >= h.TTL:
+		view.State = stateExpired
+	case h.Offered:
+		view.State = stateOffered
+	}
+	if !h.AcquiredAt.IsZero() {
+		view.AcquiredAt = &h.AcquiredAt
+	}
+	return view
+}
+
+func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseView, error) {
+	views := []leaseView{} // in JSON an array, also where it is empty
+	for obj, err := range tenure.List(ctx, store, kind) {
+		if err != nil {
+			return nil, err
+		}
+		view, err := readLease(ctx, store, obj.Key)
+		if err != nil {
+			return nil, err
+		}
+		if view.State != stateFree { // released meanwhile
+			views = append(views, view)
+		}
+	}
+	return views, nil
+}
+
+func (v leaseView) print(w io.Writer) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	defer table.Flush()
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("lease", "%s", v.Key)
+	if v.State == stateFree {
+		line("state", "free: nobody holds it")
+		return
+	}
+	line("state", "%s", v.expiry())
+	line("holder", "%s", v.Holder)
+	if v.AcquiredAt != nil {
+		line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
+	}
+	line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
+	if v.Term != "" {
+		line("term", "%s", v.Term)
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
+		line("label", "%s=%s", name, v.Labels[name])
+	}
+}
+
+// expiry tells the state, and until when it lasts.
+func (v leaseView) expiry() string {
+	left := (ms(v.TTLMS) - ms(v.AgeMS)).Round(100 * time.Millisecond)
+	switch v.State {
+	case stateExpired:
+		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
+	case stateOffered:
+		return fmt.Sprintf("offered, any replica may take it in %v", left)
+	}
+	return fmt.Sprintf("held, expires in %v unless renewed", left)
+}
+
+func (v leaseView) heldFor() time.Duration {
+	if v.AcquiredAt == nil {
+		return 0
+	}
+	return max(0, time.Since(*v.AcquiredAt)).Round(time.Second)
+}
+
+func printList(w io.Writer, views []leaseView) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "LEASE\tHOLDER\tFOR\tSTATE")
+	for _, v := range views {
+		fmt.Fprintln(table, strings.Join([]string{v.Key, v.Holder, v.heldFor().String(), v.expiry()}, "\t"))
+	}
+	return table.Flush()
+}
+
+func writeJSON(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
+
+func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

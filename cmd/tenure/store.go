@@ -1,0 +1,150 @@
+//go:build unix
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/tenurelib/tenure"
+	_ "modernc.org/sqlite"
+)
+
+const (
+	storeEnv = "TENURE_STORE"
+
+	// storeTimeout bounds each command but run and watch.
+	storeTimeout = 5 * time.Second
+)
+
+// database is a store that this program has opened.
+type database interface {
+	tenure.Store
+	tenure.Watcher
+	Migrate(ctx context.Context) error
+	Close() error
+}
+
+// storeFlag is -store.
+type storeFlag struct{ flag string }
+
+func (s *storeFlag) define(flags *flag.FlagSet) {
+	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres:// URL; one with\na password is better put into $"+storeEnv)
+}
+
+// name returns which store is meant.
+func (s *storeFlag) name() (string, error) {
+	name := cmp.Or(s.flag, os.Getenv(storeEnv))
+	switch {
+	case name == "":
+		return "", usageError("no store: give -store, or set %s", storeEnv)
+	case isPostgres(name):
+		return name, checkURL(name)
+	case name == ":memory:":
+		return "", usageError("the store is to be shared, and :memory: is each process's own")
+	case strings.Contains(name, "://"):
+		return "", usageError("the store is neither a SQLite path nor a postgres:// URL")
+	}
+	return name, nil
+}
+
+// open opens a store that is there. It may be closed twice.
+func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {
+	name, err := s.name()
+	if err != nil {
+		return nil, err
+	}
+	if isPostgres(name) {
+		return tenure.OpenPostgres(ctx, name, tenure.PostgresConfig{Logger: log})
+	}
+	return tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Shared: true, Logger: log})
+}
+
+// openExisting is open for commands that only look: they make no file.
+func (s *storeFlag) openExisting(ctx context.Context) (database, error) {
+	name, err := s.name()
+	if err != nil {
+		return nil, err
+	}
+	if !isPostgres(name) {
+		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("there is no store %s", name)
+		}
+	}
+	return s.open(ctx, slog.New(slog.NewTextHandler(io.Discard, nil)))
+}
+
+func isPostgres(name string) bool {
+	return strings.HasPrefix(name, "postgres://") || strings.HasPrefix(name, "postgresql://")
+}
+
+// checkURL refuses a URL that cannot be parsed, or where a part of the password
+// seems to have become something else. It does not say what is wrong in which
+// part, for that part may be the password.
+func checkURL(url string) error {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return usageError("the store's URL cannot be parsed: in user and password write special characters as %%XX")
+	}
+	parts := []string{cfg.ConnConfig.Host, cfg.ConnConfig.Database}
+	for name := range cfg.ConnConfig.RuntimeParams {
+		parts = append(parts, name)
+	}
+	if slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(part, "@") }) {
+		return usageError("the store's URL has an @ behind the host: in user and password write special characters as %%XX")
+	}
+	return nil
+}
+
+// describeStore names a store without what must not be shown.
+func describeStore(name string) string {
+	if !isPostgres(name) {
+		return name
+	}
+	cfg, err := pgxpool.ParseConfig(name)
+	if err != nil {
+		return "postgres"
+	}
+	return fmt.Sprintf("database %s on %s:%d", cfg.ConnConfig.Database, cfg.ConnConfig.Host, cfg.ConnConfig.Port)
+}
+
+// hideURL starts this program anew, in the same process, with a URL that stood
+// among its arguments moved to the environment: everybody on the host may read
+// the arguments. The last ones, so many, are the program's. It returns where that
+// is not needed, or fails.
+func (s *storeFlag) hideURL(program int) {
+	if !isPostgres(s.flag) {
+		return
+	}
+	args := slices.Clone(os.Args)
+	for i, arg := range args[:max(0, len(args)-program)] {
+		for _, dash := range []string{"-", "--"} {
+			switch {
+			case arg == dash+"store" && i+1 < len(args) && isPostgres(args[i+1]):
+				args[i+1] = ""
+			case strings.HasPrefix(arg, dash+"store=postgres"):
+				args[i] = dash + "store="
+			}
+		}
+	}
+	if !slices.Equal(args, os.Args) {
+		syscall.Exec(self(), args, append(environ(), storeEnv+"="+s.flag))
+	}
+}
+
+// environ is the environment for other programs: not with the store's password.
+func environ() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, storeEnv+"=") })
+}

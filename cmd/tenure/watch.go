@@ -1,0 +1,107 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// watchInterval is how often watch looks where nothing wakes it.
+const watchInterval = 500 * time.Millisecond
+
+var watchCommand = command{
+	name:     "watch",
+	synopsis: "-store STORE -key NAME [-json]",
+	summary:  "print a line whenever a lease changes hands",
+	about: `
+Watch prints who holds the lease, and then a line for each change, until it is
+interrupted. What lasts for less than half a second may be missed. While the store does
+not answer, it says so once and tries again.`,
+	define: func(flags *flag.FlagSet) action {
+		var l lookup
+		l.define(flags)
+		return func(ctx context.Context, out *output, args []string) error {
+			ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			// The store outlives the time that on allows for its opening.
+			return l.on(ctx, args, func(_ context.Context, store database) error {
+				return watch(ctx, store, &l, out)
+			})
+		}
+	},
+}
+
+// change is a line of watch.
+type change struct {
+	At time.Time `json:"at"`
+	leaseView
+}
+
+// watch prints changes until ctx is done. Only an error of the first look ends it.
+func watch(ctx context.Context, store database, l *lookup, out *output) error {
+	hints := store.Watch(l.key.key())
+	defer hints.Stop()
+	var last *leaseView
+	for failing := false; ; {
+		view, err := look(ctx, store, l)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && last == nil:
+			return err
+		case err != nil:
+			if !failing {
+				fmt.Fprintf(out.stderr, "tenure watch: %v; trying again\n", err)
+			}
+			failing = true
+		default:
+			failing = false
+			if last == nil || last.State != view.State || last.Term != view.Term || last.Holder != view.Holder {
+				if err := printChange(out.stdout, change{time.Now(), view}, l.json); err != nil {
+					return err
+				}
+			}
+			last = &view
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hints.C():
+		case <-time.After(watchInterval):
+		}
+	}
+}
+
+func look(ctx context.Context, store database, l *lookup) (leaseView, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	view, err := readLease(ctx, store, l.key.key())
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("the store does not answer: %w", err)
+	}
+	return view, err
+}
+
+func printChange(w io.Writer, c change, asJSON bool) error {
+	if asJSON {
+		return writeJSON(w, c)
+	}
+	what := c.State
+	switch c.State {
+	case stateHeld:
+		what += " by " + c.Holder
+	case stateOffered:
+		what += " to " + c.Holder
+	case stateExpired:
+		what += ", was held by " + c.Holder
+	}
+	_, err := fmt.Fprintf(w, "%s  %s  %s\n", c.At.Format("2006-01-02T15:04:05.000Z07:00"), c.Key, what)
+	return err
+}

@@ -1,0 +1,58 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
+	check := command(`test "$ROLE" = standby`).check()
+	if err := check(t.Context(), tenure.Standby); err != nil {
+		t.Errorf("as a standby: %v", err)
+	}
+	for _, role := range []tenure.Role{tenure.Confirming, tenure.Holder} {
+		if err := check(t.Context(), role); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+			t.Errorf("as %v: got %v, want its exit status", role, err)
+		}
+	}
+	if command("").check() != nil || command("").fence(quiet) != nil {
+		t.Error("no command is a check, or a fence")
+	}
+}
+
+func TestACommandEndsWithItsContextAndTakesItsChildrenAlong(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pid")
+	t.Setenv("FILE", file)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	returned := make(chan error, 1)
+	go func() {
+		returned <- command(`sleep 1000 & echo $! >"$FILE.new"; mv "$FILE.new" "$FILE"; wait`).run(ctx, "ROLE", "standby")
+	}()
+	var child int
+	eventually(t, 5*time.Second, "the command has a child", func() bool {
+		pid, err := os.ReadFile(file)
+		if err != nil {
+			return false
+		}
+		child, err = strconv.Atoi(strings.TrimSpace(string(pid)))
+		return err == nil
+	})
+	cancel()
+	if err := <-returned; err == nil {
+		t.Error("the command that was killed returned nil")
+	}
+	eventually(t, 5*time.Second, "the child is gone", func() bool {
+		_, alive, err := inspectProcess(child)
+		return err == nil && !alive
+	})
+}

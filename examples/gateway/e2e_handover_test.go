@@ -1,0 +1,58 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// Each gateway in turn hands over to the next and is replaced by a new process, as
+// in the README. The next is asked for through the third.
+func TestARollingRestartByRequestCostsLessThan100msPerStepAndEndsOnTheReplicaNamed(t *testing.T) {
+	t.Parallel()
+	f := startFleet(t, newBackend(t, "-store", pgtest.URL(t)))
+	all := slices.Clone(f.gateways) // also those that have ended
+	first := slices.Index(f.gateways, f.holder(t, 5*time.Second))
+	at := func(i int) *gateway { return f.gateways[(first+i)%len(f.gateways)] }
+	want := []string{at(0).name}
+	for i := range f.gateways {
+		for _, g := range f.gateways {
+			eventually(t, 5*time.Second, g.name+" knows the holder", func() bool { return g.health(t).Holder == at(i).name })
+		}
+		old, next, third := at(i), at(i+1), at(i+2)
+		if got := third.do("POST", "/handover", fmt.Sprintf(`{"to":%q}`, next.name), nil); got != http.StatusAccepted {
+			t.Fatalf("%s: POST /handover answered %d, want %d", third.name, got, http.StatusAccepted)
+		}
+		eventually(t, 5*time.Second, next.name+" works", func() bool { return next.health(t).IsHolder })
+		old.signal(t, syscall.SIGTERM)
+		old.awaitEnd(t)
+		f.restart(t, old)
+		all = append(all, at(i))
+		want = append(want, next.name)
+	}
+	// A line of the log comes to us a moment later than what it tells.
+	eventually(t, time.Second, "the ledger is complete", func() bool { return len(ledger(t, all...)) >= len(want) })
+	held := ledger(t, all...)
+	var got []string
+	for _, h := range held {
+		got = append(got, h.replica)
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("the lease was held by %v, want %v", got, want)
+	}
+	if last := at(0).health(t); !last.IsHolder || !held[len(held)-1].stopped.IsZero() {
+		t.Errorf("in the end %s answers %+v", at(0).name, last)
+	}
+	steps := gaps(t, held)
+	t.Logf("without a holder: %v", steps)
+	if slices.Max(steps) >= 100*time.Millisecond {
+		t.Errorf("nobody held the lease for %v, want less than 100ms per step", steps)
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurelib/tenure"
+)
+
+// backend is a replica's way to its database: the store, and the ledger beside
+// it, a table in which each write notes for which term it is.
+type backend interface {
+	store() tenure.Store
+
+	// fenced writes to the ledger in a fenced transaction, in which it dawdles.
+	fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error
+
+	// unfenced writes to the ledger in the ordinary way.
+	unfenced(ctx context.Context, term *tenure.Term, note string) error
+
+	close() error
+}
+
+func openBackend(ctx context.Context, cfg replicaConfig) (backend, error) {
+	if cfg.File != "" {
+		return openSQLite(ctx, cfg)
+	}
+	return openPostgres(ctx, cfg)
+}
+
+type postgresBackend struct {
+	*tenure.PostgresStore
+	pool *pgxpool.Pool
+}
+
+// openPostgres gives the store a pool of its own, or that of the ledger: both are
+// ways to use it.
+func openPostgres(ctx context.Context, cfg replicaConfig) (backend, error) {
+	pool, err := pgxpool.New(ctx, cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.SharePool {
+		return &postgresBackend{tenure.NewPostgresStore(pool, tenure.PostgresConfig{}), pool}, nil
+	}
+	store, err := tenure.OpenPostgres(ctx, cfg.URL, tenure.PostgresConfig{})
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return &postgresBackend{store, pool}, nil
+}
+
+const ledgerInsert = `INSERT INTO ledger (kind, term, token, note) VALUES ($1, $2, $3, $4)`
+
+func (b *postgresBackend) store() tenure.Store { return b.PostgresStore }
+
+func (b *postgresBackend) fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error {
+	return b.Fenced(ctx, term, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note); err != nil {
+			return err
+		}
+		time.Sleep(dawdle)
+		return nil
+	})
+}
+
+func (b *postgresBackend) unfenced(ctx context.Context, term *tenure.Term, note string) error {
+	_, err := b.pool.Exec(ctx, ledgerInsert, ledgerUnfenced, term.ID(), term.Token(), note)
+	return err
+}
+
+func (b *postgresBackend) close() error {
+	err := b.PostgresStore.Close()
+	b.pool.Close()
+	return err
+}
+
+type sqliteBackend struct {
+	*tenure.SQLiteStore
+	db *sql.DB
+}
+
+func openSQLite(ctx context.Context, cfg replicaConfig) (backend, error) {
+	store, err := tenure.OpenSQLite(ctx, cfg.File, tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Migrate(ctx); err != nil {
+		store.Close()
+		return nil, err
+	}
+	db, err := sql.Open("sqlite", sqliteDSN(cfg.File, 20*time.Millisecond))
+	if err != nil {
+		store.Close()
+		return nil, err
+	}
+	return &sqliteBackend{store, db}, nil
+}
+
+// sqliteDSN opens a file as the library does. A wait for a lock does not end with
+// its context.
+func sqliteDSN(file string, wait time.Duration) string {
+	return fmt.Sprintf("file:%s?_txlock=immediate&_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)",
+		file, wait.Milliseconds())
+}
+
+func (b *sqliteBackend) store() tenure.Store { return b.SQLiteStore }
+
+// fenced does not dawdle for long: the transaction has the file's one write lock.
+func (b *sqliteBackend) fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error {
+	return b.Fenced(ctx, term, func(tx *sql.Tx) error {
+		time.Sleep(dawdle / 20)
+		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note)
+		return err
+	})
+}
+
+func (b *sqliteBackend) unfenced(ctx context.Context, term *tenure.Term, note string) error {
+	_, err := b.db.ExecContext(ctx, ledgerInsert, ledgerUnfenced, term.ID(), term.Token(), note)
+	return err
+}
+
+func (b *sqliteBackend) close() error {
+	err := b.SQLiteStore.Close()
+	return errors.Join(err, b.db.Close())
+}

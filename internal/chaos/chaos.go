@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const ttl = 1500 * time.Millisecond
+
+// run does all phases, one after the other, and reports. Its error says that a
+// promise was broken, or that the run failed.
+func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64) (err error) {
+	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", seed, duration, ttl)
+	dir, err := os.MkdirTemp("", "tenure-chaos-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			err = os.RemoveAll(dir)
+			return
+		}
+		err = fmt.Errorf("%w\nseed %d; the histories and logs are in %s", err, seed, dir)
+	}()
+	phases := []struct {
+		name   string
+		expiry tenure.ExpiryPolicy
+		share  int // of a hundred
+		open   func(context.Context) (database, error)
+	}{
+		{"postgres", tenure.StoreClock, 45, func(ctx context.Context) (database, error) { return newPostgres(ctx) }},
+		{"postgres, observed", tenure.Observed, 25, func(ctx context.Context) (database, error) { return newPostgres(ctx) }},
+		{"sqlite", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+	}
+	var results []*result
+	for i, kind := range phases {
+		p := &phase{
+			name:   kind.name,
+			dir:    filepath.Join(dir, fmt.Sprint(i)),
+			ttl:    ttl,
+			expiry: kind.expiry,
+			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
+			log:    func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
+		}
+		r, err := runPhase(ctx, p, kind.open, duration*time.Duration(kind.share)/100)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
+	fmt.Fprintln(out)
+	if err := writeReport(out, results); err != nil {
+		return err
+	}
+	var broken []error
+	for _, r := range results {
+		for _, v := range r.violations {
+			broken = append(broken, errors.New(v))
+		}
+	}
+	return errors.Join(broken...)
+}
+
+func runPhase(ctx context.Context, p *phase, open func(context.Context) (database, error), duration time.Duration) (r *result, err error) {
+	db, err := open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, db.close()) }()
+	if err := p.run(ctx, db, duration); err != nil {
+		return nil, err
+	}
+	a, err := db.audit(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s: audit: %w", p.name, err)
+	}
+	return check(p, a), nil
+}

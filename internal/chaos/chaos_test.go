@@ -1,0 +1,24 @@
+package main
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// The replicas of a test are this very program.
+func TestMain(m *testing.M) {
+	if replica := os.Getenv(replicaEnv); replica != "" {
+		beReplica(replica)
+	}
+	os.Exit(m.Run())
+}
+
+func TestNoPromiseIsBrokenInAMinuteOfFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute")
+	}
+	if err := run(t.Context(), t.Output(), time.Minute, uint64(time.Now().UnixNano())); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,372 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/tenurelib/tenure"
+)
+
+// result is what was found in one phase.
+type result struct {
+	phase      string
+	faults     map[string]int
+	terms      int
+	writes     int // fenced, that were committed
+	late       int // unfenced, that were committed when the term was over
+	operations int
+	doubtful   int // operations of unknown outcome
+	registers  int // whose history was judged
+	undecided  int // that took too long to judge
+	overlaps   map[string]int
+	longest    map[string]time.Duration // overlap
+	handovers  []time.Duration          // from the end of a job to the begin of the next, by a release
+	failovers  []time.Duration          // from the kill of the holder to the begin of the next job
+	recoveries []time.Duration          // from the end of a fault until a job runs
+	violations []string
+}
+
+func (r *result) violate(format string, args ...any) {
+	r.violations = append(r.violations, r.phase+": "+fmt.Sprintf(format, args...))
+}
+
+// check judges a phase by what it has left.
+func check(p *phase, a *audit) *result {
+	r := &result{phase: p.name, faults: map[string]int{}, overlaps: map[string]int{}, longest: map[string]time.Duration{}}
+	for _, f := range p.record.faults {
+		r.faults[f.kind]++
+	}
+	r.checkLedger(a.ledger)
+	r.checkLedger(a.anew)
+	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
+		r.violate("the file was removed, and all were started anew; the last token is %d, after %d", after, before)
+	}
+	r.checkAcknowledged(p, a)
+	r.checkRegisters(p, a)
+	jobs := p.record.jobs()
+	r.terms = len(jobs)
+	r.checkOverlaps(p, jobs)
+	r.checkRecoveries(p, jobs)
+	r.checkEnds(p, a)
+	r.measure(p, jobs, a)
+	return r
+}
+
+// checkLedger goes through all that was committed, in its order: tokens rise from
+// term to term, and nothing fenced is committed but in its own term.
+func (r *result) checkLedger(ledger []entry) {
+	var current entry
+	var greatest int64
+	for i, e := range ledger {
+		wrong := ""
+		switch e.kind {
+		case ledgerBegin:
+			if e.token <= greatest {
+				wrong = fmt.Sprintf("a term begins with token %d after one with %d", e.token, greatest)
+			}
+			greatest, current = max(greatest, e.token), e
+		case ledgerEnd:
+			if e.term != current.term {
+				wrong = "a record is deleted that does not stand"
+			}
+			current = entry{}
+		case ledgerFenced:
+			r.writes++
+			if e.term != current.term || e.token != current.token {
+				wrong = "a fenced write is committed outside its term"
+			}
+		case ledgerUnfenced:
+			if e.term != current.term {
+				r.late++
+			}
+		}
+		if wrong != "" {
+			r.violate("%s:\n%s", wrong, lines(ledger[max(0, i-5):min(i+2, len(ledger))]))
+		}
+	}
+}
+
+func greatestToken(ledger []entry) (greatest int64) {
+	for _, e := range ledger {
+		greatest = max(greatest, e.token)
+	}
+	return greatest
+}
+
+func lines(entries []entry) string {
+	var b strings.Builder
+	for _, e := range entries {
+		fmt.Fprintf(&b, "\t%s %-8s term=%s token=%d %s\n", e.at, e.kind, e.term, e.token, e.note)
+	}
+	return b.String()
+}
+
+// checkAcknowledged finds what a replica was told is written and is not there.
+func (r *result) checkAcknowledged(p *phase, a *audit) {
+	written := map[string]int{}
+	for _, e := range a.ledger {
+		written[e.kind+" "+e.note]++
+	}
+	for id, payload := range a.once {
+		written[onceType+" "+id]++
+		if id != payload {
+			r.violate("object %s has the payload %q", id, payload)
+		}
+	}
+	for _, e := range p.record.sorted() {
+		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) {
+			r.violate("%s was told at %v that %q is written; it is there %d times", e.Replica, e.At, e.Note, written[e.Note])
+		}
+	}
+}
+
+func (a *audit) promised(at time.Duration) bool { return a.until == 0 || int64(at) < a.until }
+
+// checkRegisters judges whether what each replica saw of a register can have
+// happened in some order.
+func (r *result) checkRegisters(p *phase, a *audit) {
+	histories := map[string][]porcupine.Operation{}
+	begun := map[string]event{}
+	last := time.Duration(0)
+	name := func(e event) string { return fmt.Sprintf("%s.%d", e.Note, e.Op.ID) }
+	add := func(call, back time.Duration, o op) {
+		if o.Do == get && (o.Outcome == unknown || o.Outcome == refused) {
+			return
+		}
+		if o.Outcome == unknown {
+			r.doubtful++
+			back = forever
+		}
+		histories[o.Key] = append(histories[o.Key], porcupine.Operation{Call: int64(call), Output: o, Return: int64(back)})
+	}
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case operation:
+			begun[name(e)] = e
+		case answer:
+			begin, o := begun[name(e)], *e.Op
+			if !a.promised(e.At) { // nobody knows of which file the answer tells
+				o.Outcome = unknown
+			}
+			add(begin.At, e.At, o)
+			delete(begun, name(e))
+			r.operations++
+		}
+		last = max(last, e.At)
+	}
+	for _, e := range begun { // never answered: the process was killed
+		o := *e.Op
+		o.Outcome = unknown
+		add(e.At, forever, o)
+	}
+	for key := range histories {
+		final, ok := a.registers[key]
+		if !ok {
+			final = op{Do: get, Key: key, Outcome: notFound}
+		}
+		add(last+1, last+2, final)
+	}
+	for key, history := range histories {
+		r.registers++
+		switch judge(history) {
+		case porcupine.Illegal:
+			r.violate("register %s is not linearizable:\n%s", key, told(history))
+		case porcupine.Unknown:
+			r.undecided++
+		}
+	}
+}
+
+func told(history []porcupine.Operation) string {
+	slices.SortFunc(history, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	var b strings.Builder
+	for _, o := range history {
+		back := "never"
+		if o.Return != int64(forever) {
+			back = time.Duration(o.Return).String()
+		}
+		fmt.Fprintf(&b, "\t%v to %s: %v\n", time.Duration(o.Call), back, o.Output.(op))
+	}
+	return b.String()
+}
+
+// For what an overlap of two jobs is excused by the README.
+const (
+	excusePause   = "a process was paused"
+	excuseStall   = "this machine stalled a process"
+	excuseClock   = "the database's clock was moved"
+	excuseRemoved = "the file was removed"
+)
+
+// checkOverlaps looks for moments at which two jobs run.
+func (r *result) checkOverlaps(p *phase, jobs []job) {
+	for i, a := range jobs {
+		for _, b := range jobs[i+1:] {
+			if b.from >= a.to {
+				break
+			}
+			to := min(a.to, b.to)
+			if a.replica == b.replica {
+				r.violate("%s runs two jobs at once, from %v to %v: tokens %d and %d", a.replica, b.from, to, a.token, b.token)
+				continue
+			}
+			why := p.excuse(span{a.replica, b.from, to}, span{b.replica, b.from, to})
+			if why == "" {
+				r.violate("jobs overlap for %v from %v: of %s, token %d from %v to %v, and of %s, token %d from %v to %v\n%s",
+					to-b.from, b.from, a.replica, a.token, a.from, a.to, b.replica, b.token, b.from, b.to, p.around(b.from, to))
+				continue
+			}
+			r.overlaps[why]++
+			r.longest[why] = max(r.longest[why], to-b.from)
+		}
+	}
+}
+
+// excuse returns what the overlap of two jobs is excused by; nothing where it is
+// not.
+func (p *phase) excuse(overlaps ...span) string {
+	// A job that was paused is told when it goes on, and may take its time.
+	reaction := p.ttl - p.ttl/30 - p.ttl*2/3
+	for _, f := range p.record.faults {
+		switch {
+		case f.kind == fileRemoved:
+			if (span{from: f.from, to: f.to + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
+				return excuseRemoved
+			}
+		case f.kind == clockMoved && p.expiry == tenure.StoreClock:
+			// A clock that jumps ahead makes the record expire: when it is set, or
+			// set right again. The holder finds out when it next renews.
+			for _, at := range []time.Duration{f.from, f.to} {
+				if (span{from: at - clockSlack, to: at + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
+					return excuseClock
+				}
+			}
+		}
+	}
+	for _, o := range overlaps {
+		for _, pause := range p.record.pauses {
+			if pause.replica == o.replica && pause.from <= o.from && o.to <= pause.to+reaction {
+				if p.stopped(pause) {
+					return excusePause
+				}
+				return excuseStall
+			}
+		}
+	}
+	return ""
+}
+
+// clockSlack is how long before its end was noted the clock may have been set.
+const clockSlack = 500 * time.Millisecond
+
+// stopped reports whether a pause was one of the faults.
+func (p *phase) stopped(pause span) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return strings.HasPrefix(f.kind, "pause") && strings.Contains(f.target, pause.replica) &&
+			pause.from <= f.to && f.from <= pause.to
+	})
+}
+
+// around tells what happened at about a time.
+func (p *phase) around(from, to time.Duration) string {
+	from, to = from-p.ttl, to+p.ttl
+	var b strings.Builder
+	for _, f := range p.record.faults {
+		if f.from <= to && from <= f.to {
+			fmt.Fprintf(&b, "\t%v to %v: %s of %s\n", f.from, f.to, f.kind, f.target)
+		}
+	}
+	for _, pause := range p.record.pauses {
+		if pause.from <= to && from <= pause.to {
+			fmt.Fprintf(&b, "\t%v to %v: %s did not run\n", pause.from, pause.to, pause.replica)
+		}
+	}
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case jobStarted, jobStopped, jobStuck, killed, ended:
+			if from <= e.At && e.At <= to {
+				fmt.Fprintf(&b, "\t%v: %s: %s, token %d\n", e.At, e.Replica, e.Kind, e.Token)
+			}
+		}
+	}
+	return b.String()
+}
+
+// checkRecoveries looks whether somebody held the lease in time after each fault,
+// or after the last of those that were done at the same time.
+func (r *result) checkRecoveries(p *phase, jobs []job) {
+	for _, f := range p.record.faults {
+		if slices.ContainsFunc(p.record.faults, func(g *fault) bool {
+			return g.episode == f.episode && f.to < g.to
+		}) {
+			continue // another one goes on
+		}
+		allowed := p.ttl + time.Second
+		if f.kind == clockMoved {
+			allowed += p.ttl // as promised where the clock is set back
+		}
+		took := forever
+		for _, j := range jobs {
+			if j.to > f.to {
+				took = max(0, j.from-f.to)
+				break
+			}
+		}
+		for _, pause := range p.record.pauses { // what was this machine's doing
+			if f.to < pause.from && pause.from < f.to+allowed && !p.stopped(pause) {
+				allowed += pause.to - pause.from
+			}
+		}
+		if took > allowed {
+			r.violate("after %s of %s nobody held the lease for %v, more than %v\n%s", f.kind, f.target, took, allowed,
+				p.around(f.from, f.to+allowed))
+		}
+		if took != forever {
+			r.recoveries = append(r.recoveries, took)
+		}
+	}
+}
+
+// checkEnds looks for what replicas left behind that ended in order.
+func (r *result) checkEnds(p *phase, a *audit) {
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case leaked:
+			r.violate("%s left behind: %s", e.Replica, e.Note)
+		case jobStuck:
+			r.violate("%s: the job with token %d did not return in %s\n%s", e.Replica, e.Token, e.Note, p.around(e.At, e.At))
+		}
+	}
+	for _, c := range a.connections {
+		r.violate("a connection was left behind: %s", c)
+	}
+}
+
+// measure takes the times of handovers and failovers. Those during which there was
+// another fault tell of that one, and are left out.
+func (r *result) measure(p *phase, jobs []job, a *audit) {
+	released := map[string]bool{}
+	for _, e := range a.ledger {
+		if e.kind == ledgerEnd {
+			released[e.term] = true
+		}
+	}
+	for i, j := range jobs[:max(0, len(jobs)-1)] {
+		next := jobs[i+1]
+		if next.from < j.to || slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+			return !f.passes && f.from < next.from && j.to < f.to
+		}) {
+			continue
+		}
+		switch {
+		case j.death:
+			r.failovers = append(r.failovers, next.from-j.to)
+		case released[j.term]:
+			r.handovers = append(r.handovers, next.from-j.to)
+		}
+	}
+}

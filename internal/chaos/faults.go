@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"time"
+)
+
+type ending = func() (time.Duration, error)
+
+// processFaults are those that need no more than processes. The last two are
+// none, but hand the lease over.
+var processFaults = []faultKind{
+	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
+	{name: "pause (SIGSTOP)", group: "process", weight: 5, longer: 2, begin: stop},
+	{name: "shutdown (SIGTERM)", group: "process", weight: 4, passes: true, begin: shutdown},
+	{name: "resign", group: "process", weight: 6, passes: true, begin: resign},
+}
+
+// kill kills one replica or more. The fault ends at once: somebody else can take
+// over. At its end they are started anew.
+func kill(_ context.Context, p *phase) (string, ending, error) {
+	victims := p.victims(1 + p.rand.IntN(2))
+	var last time.Duration
+	for _, v := range victims {
+		at, err := v.kill()
+		if err != nil {
+			return "", nil, err
+		}
+		last = at
+	}
+	return names(victims), func() (time.Duration, error) { return last, startAll(victims) }, nil
+}
+
+func shutdown(_ context.Context, p *phase) (string, ending, error) {
+	victims := p.victims(1)
+	for _, v := range victims {
+		if err := v.terminate(); err != nil {
+			return "", nil, err
+		}
+	}
+	at := monotonic()
+	return names(victims), func() (time.Duration, error) { return at, startAll(victims) }, nil
+}
+
+func startAll(processes []*process) error {
+	var errs []error
+	for _, v := range processes {
+		errs = append(errs, v.start())
+	}
+	return errors.Join(errs...)
+}
+
+func stop(_ context.Context, p *phase) (string, ending, error) {
+	victims := p.victims(1 + p.rand.IntN(3))
+	from := monotonic()
+	signal := func(s syscall.Signal) (err error) {
+		for _, v := range victims {
+			err = errors.Join(err, v.cmd.Process.Signal(s))
+		}
+		return err
+	}
+	if err := signal(syscall.SIGSTOP); err != nil {
+		return "", nil, err
+	}
+	return names(victims), func() (time.Duration, error) {
+		err := signal(syscall.SIGCONT)
+		to := monotonic()
+		for _, v := range victims {
+			p.record.paused(v.name(), from, to)
+		}
+		return to, err
+	}, nil
+}
+
+func resign(_ context.Context, p *phase) (string, ending, error) {
+	victims := p.victims(1)
+	for _, v := range victims {
+		if err := v.resign(); err != nil {
+			return "", nil, err
+		}
+	}
+	at := monotonic()
+	return names(victims), func() (time.Duration, error) { return at, nil }, nil
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const clockMoved = "clock moved"
+
+func (db *postgres) kinds() []faultKind {
+	return []faultKind{
+		{name: "network cut", group: "network", weight: 4, begin: network(func(p *phase, w *weather) { w.refuse = true })},
+		{name: "network slow", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
+			w.delayRequests, w.delayAnswer = p.upTo(p.ttl), p.upTo(p.ttl)
+			switch p.rand.IntN(3) {
+			case 0:
+				w.delayRequests = 0
+			case 1:
+				w.delayAnswer = 0
+			}
+		})},
+		{name: "network hangs", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
+			n := p.rand.IntN(3)
+			w.hangRequests, w.hangAnswers = n != 0, n != 1
+		})},
+		{name: "answers lost after commit", group: "network", weight: 5, begin: network(func(p *phase, w *weather) {
+			w.loseAnswers = 0.3 + 0.7*p.rand.Float64()
+		})},
+		{name: "server stopped (immediate)", group: "server", weight: 2, begin: db.stop("immediate")},
+		{name: "server stopped (fast)", group: "server", weight: 2, begin: db.stop("fast")},
+		{name: clockMoved, group: "server", weight: 4, begin: db.moveClock},
+		{name: "lease locked by somebody", group: "server", weight: 4, begin: db.lock},
+		{name: "server full", group: "server", weight: 3, begin: db.fill},
+	}
+}
+
+func (p *phase) upTo(d time.Duration) time.Duration { return time.Duration(p.rand.Int64N(int64(d))) }
+
+// network does something to the connections of one replica, some, or all.
+func network(change func(p *phase, w *weather)) func(context.Context, *phase) (string, ending, error) {
+	return func(_ context.Context, p *phase) (string, ending, error) {
+		victims := p.victims(1 + p.rand.IntN(replicas))
+		var w weather
+		change(p, &w)
+		for _, v := range victims {
+			v.proxy.set(w)
+		}
+		alsoCut := p.rand.IntN(2) == 0
+		return names(victims), func() (time.Duration, error) {
+			for _, v := range victims {
+				v.proxy.set(weather{})
+				if alsoCut {
+					v.proxy.cut()
+				}
+			}
+			return 0, nil
+		}, nil
+	}
+}
+
+func (db *postgres) stop(mode string) func(context.Context, *phase) (string, ending, error) {
+	return func(context.Context, *phase) (string, ending, error) {
+		if err := db.server.Stop(mode); err != nil {
+			return "", nil, err
+		}
+		return "all", func() (time.Duration, error) { return 0, db.server.Start() }, nil
+	}
+}
+
+// moveClock sets the clock forward or back, and at the end right again.
+func (db *postgres) moveClock(ctx context.Context, p *phase) (string, ending, error) {
+	ahead := time.Second + p.upTo(12*time.Hour)
+	if p.rand.IntN(2) == 0 {
+		ahead = -ahead
+	}
+	err := db.setClock(ctx, ahead)
+	return fmt.Sprintf("all, by %v", ahead.Round(time.Minute)), func() (time.Duration, error) {
+		return 0, db.setClock(ctx, 0)
+	}, err
+}
+
+// lock locks the lease's row, or the table.
+func (db *postgres) lock(ctx context.Context, p *phase) (string, ending, error) {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return "", nil, errors.Join(err, conn.Close(ctx))
+	}
+	what, sql := "its row", `SELECT FROM objects WHERE object_type = 'reconciler_lease' FOR UPDATE`
+	if p.rand.IntN(3) == 0 {
+		what, sql = "the table", `LOCK TABLE objects`
+	}
+	_, err = tx.Exec(ctx, sql)
+	return what, func() (time.Duration, error) {
+		return 0, errors.Join(tx.Rollback(ctx), conn.Close(ctx))
+	}, err
+}
+
+// fill takes all connections that the server has for the replicas, for as long as
+// it lasts, and breaks some of those that the replicas have.
+func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) {
+	filling, stop := context.WithCancel(ctx)
+	filled := make(chan error, 1)
+	go func() {
+		var conns []*pgx.Conn
+		for filling.Err() == nil {
+			conn, err := pgx.Connect(filling, db.app.String())
+			if err == nil {
+				conns = append(conns, conn)
+				continue
+			}
+			pause(filling, 10*time.Millisecond)
+		}
+		var err error
+		for _, conn := range conns {
+			err = errors.Join(err, conn.Close(ctx))
+		}
+		filled <- err
+	}()
+	pause(ctx, 300*time.Millisecond)
+	victims := p.victims(1 + p.rand.IntN(replicas))
+	for _, v := range victims {
+		v.proxy.cut()
+	}
+	return names(victims), func() (time.Duration, error) {
+		stop()
+		return 0, <-filled
+	}, nil
+}

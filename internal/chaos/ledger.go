@@ -1,0 +1,29 @@
+package main
+
+// Kinds of rows in the ledger. Triggers on the lease's object write when a term
+// begins and when its record is deleted, each in the transaction that does it.
+const (
+	ledgerBegin    = "begin"
+	ledgerEnd      = "end"
+	ledgerFenced   = "fenced"
+	ledgerUnfenced = "unfenced"
+)
+
+// entry is one row of the ledger.
+type entry struct {
+	kind  string
+	term  string
+	token int64
+	note  string
+	at    string // when it was committed, for people
+}
+
+// audit is what a database has at the end of a phase: all that was committed.
+type audit struct {
+	ledger      []entry           // in the order of the commits
+	anew        []entry           // of the file that came after one that was removed
+	once        map[string]string // the objects that are created once
+	registers   map[string]op     // a last get of each
+	connections []string          // that outlast all replicas
+	until       int64             // from then on nothing is promised, for the file was replaced; 0: never
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const (
+	registerType = "register"
+	onceType     = "once"   // objects that are created once and never touched again
+	fencedType   = "fenced" // objects that are written through a fence
+)
+
+// Operations on a register, and how they ended.
+const (
+	get     = "get"
+	create  = "create"
+	replace = "replace"
+	put     = "put"
+	remove  = "remove"
+
+	done     = "done"
+	exists   = "exists"
+	notFound = "not found"
+	conflict = "conflict"
+	refused  = "refused" // the store says that it has not written
+	unknown  = "unknown" // it may have happened, or happen later
+)
+
+// op is one operation on a register: an object that all replicas write.
+type op struct {
+	ID      int64  `json:"id"`
+	Do      string `json:"do,omitempty"`
+	Key     string `json:"key,omitempty"`
+	Version int64  `json:"version,omitempty"` // that it is conditional on
+	Value   string `json:"value,omitempty"`   // that it writes; no two write the same
+
+	Outcome string `json:"outcome,omitempty"`
+	Now     int64  `json:"now,omitempty"`  // the version after it; of a conflict: that was found instead
+	Read    string `json:"read,omitempty"` // the value
+	Error   string `json:"error,omitempty"`
+}
+
+func (o op) String() string {
+	return fmt.Sprintf("%s %s version=%d value=%s -> %s now=%d read=%s %s", o.Do, o.Key, o.Version, o.Value, o.Outcome, o.Now, o.Read, o.Error)
+}
+
+// run does the operation, and notes how it ended.
+func (o *op) run(store tenure.Store, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	obj := tenure.Object{Key: tenure.Key{Type: registerType, ID: o.Key}, Payload: []byte(o.Value)}
+	var err error
+	switch o.Do {
+	case get:
+		obj, err = store.Get(ctx, obj.Key)
+		o.Read = string(obj.Payload)
+	case create:
+		obj, err = store.PutIf(ctx, obj, tenure.MustCreate())
+	case replace:
+		obj, err = store.PutIf(ctx, obj, tenure.MatchVersion(o.Version))
+	case put:
+		obj, err = store.PutIf(ctx, obj, tenure.Unconditional())
+	case remove:
+		err = store.DeleteIf(ctx, obj.Key, o.Version)
+	}
+	var mismatch *tenure.ConflictError
+	switch {
+	case err == nil:
+		o.Outcome, o.Now = done, obj.Version
+		return
+	case errors.As(err, &mismatch):
+		o.Outcome, o.Now = conflict, mismatch.Current
+	case errors.Is(err, tenure.ErrExists):
+		o.Outcome = exists
+	case errors.Is(err, tenure.ErrNotFound):
+		o.Outcome = notFound
+	case errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrTaken):
+		o.Outcome = refused
+	default:
+		o.Outcome = unknown
+	}
+	o.Error = err.Error()
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const replicas = 5
+
+// phase is a time with one database and five replicas, to which faults are done,
+// one or two at a time. After each, somebody must hold the lease before the next
+// begins.
+type phase struct {
+	name   string
+	dir    string
+	ttl    time.Duration
+	expiry tenure.ExpiryPolicy
+	rand   *rand.Rand
+	log    func(format string, args ...any)
+
+	processes []*process
+	episodes  int
+	record    *record
+	kinds     []faultKind
+}
+
+// database is what a phase is about.
+type database interface {
+	// replica returns how a replica gets there.
+	replica(i int, cfg replicaConfig) (replicaConfig, *proxy, error)
+	kinds() []faultKind
+
+	// final runs the fault after which nothing is as before, if there is one.
+	final(ctx context.Context, p *phase) error
+
+	// audit returns what the database has, once all replicas have ended.
+	audit(ctx context.Context) (*audit, error)
+	close() error
+}
+
+// fault is one that was done.
+type fault struct {
+	kind     string
+	target   string
+	from, to time.Duration // to: from when on somebody must be able to take over
+	episode  int           // those of one are done at the same time
+	passes   bool          // it hands the lease over or makes it expire, and no more
+}
+
+// faultKind is one that can be done.
+type faultKind struct {
+	name   string
+	group  string // of two faults at a time, none is of the other's group
+	weight int
+	longer int  // how many times as long as others it lasts; 0 is 1
+	passes bool // see [fault]
+
+	// begin does it, and returns whom it hit and how it is ended; the time is
+	// that of the end, where that is not when end returns.
+	begin func(ctx context.Context, p *phase) (target string, end func() (time.Duration, error), err error)
+}
+
+func (p *phase) run(ctx context.Context, db database, duration time.Duration) (err error) {
+	p.record = newRecord()
+	p.kinds = slices.Concat(processFaults, db.kinds())
+	if err := os.MkdirAll(p.dir, 0o755); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.end()) }()
+	for i := range replicas {
+		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry}
+		cfg, proxy, err := db.replica(i, cfg)
+		if err != nil {
+			return err
+		}
+		process := &process{cfg: cfg, proxy: proxy, record: p.record, dir: p.dir}
+		p.processes = append(p.processes, process)
+		if err := process.start(); err != nil {
+			return err
+		}
+	}
+	if !p.awaitHolder(ctx, 20*time.Second) {
+		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
+	}
+	for until := time.Now().Add(duration); time.Now().Before(until) && ctx.Err() == nil; {
+		if err := p.episode(ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	if ctx.Err() == nil {
+		err = db.final(ctx, p)
+	}
+	return errors.Join(err, ctx.Err())
+}
+
+// end ends all replicas that run, in order, all at once.
+func (p *phase) end() error {
+	errs := make(chan error)
+	for _, process := range p.processes {
+		go func() {
+			if process.runs() {
+				errs <- process.terminate()
+			} else {
+				errs <- nil
+			}
+		}()
+	}
+	var err error
+	for range p.processes {
+		err = errors.Join(err, <-errs)
+	}
+	for _, process := range p.processes {
+		if process.proxy != nil {
+			process.proxy.close()
+		}
+	}
+	return err
+}
+
+// episode does one fault, or two at a time, ends them, and waits until somebody
+// holds the lease.
+func (p *phase) episode(ctx context.Context) error {
+	p.episodes++
+	kinds := []faultKind{p.pick("")}
+	if p.rand.IntN(4) == 0 {
+		kinds = append(kinds, p.pick(kinds[0].group))
+	}
+	var faults []*fault
+	var ends []func() (time.Duration, error)
+	length := p.ttl/10 + time.Duration(p.rand.Int64N(int64(2*p.ttl)))
+	for _, kind := range kinds {
+		length *= time.Duration(max(1, kind.longer))
+		if kind.passes {
+			length /= 3
+		}
+		f := &fault{kind: kind.name, from: monotonic(), episode: p.episodes, passes: kind.passes}
+		target, end, err := kind.begin(ctx, p)
+		if err != nil {
+			return fmt.Errorf("%s: %w", kind.name, err)
+		}
+		f.target = target
+		faults, ends = append(faults, f), append(ends, end)
+	}
+	p.note(faults)
+	pause(ctx, length)
+	var errs []error
+	for i, end := range ends {
+		to, err := end()
+		if to == 0 {
+			to = monotonic()
+		}
+		faults[i].to = to
+		errs = append(errs, err)
+	}
+	for _, f := range faults {
+		p.log("%s: %s of %s for %v", p.name, f.kind, f.target, (f.to - f.from).Round(time.Millisecond))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%s: %w", faults[0].kind, err)
+	}
+	p.awaitHolder(ctx, 6*p.ttl) // whether it came in time is judged later
+	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))
+	return nil
+}
+
+func (p *phase) note(faults []*fault) {
+	p.record.mu.Lock()
+	defer p.record.mu.Unlock()
+	p.record.faults = append(p.record.faults, faults...)
+}
+
+// pick draws a kind of fault that is not of a group.
+func (p *phase) pick(not string) faultKind {
+	total := 0
+	for _, k := range p.kinds {
+		if k.group != not {
+			total += k.weight
+		}
+	}
+	n := p.rand.IntN(total)
+	for _, k := range p.kinds {
+		if k.group == not {
+			continue
+		}
+		if n -= k.weight; n < 0 {
+			return k
+		}
+	}
+	panic("bug: weights")
+}
+
+// awaitHolder returns false where no job runs for so long.
+func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	for {
+		names, changed := p.record.holders()
+		if len(names) > 0 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// victims draws n replicas; the holder is the first of them, as a rule.
+func (p *phase) victims(n int) []*process {
+	all := slices.Clone(p.processes)
+	p.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	holders, _ := p.record.holders()
+	if p.rand.IntN(4) > 0 {
+		slices.SortStableFunc(all, func(a, b *process) int {
+			return holds(holders, b) - holds(holders, a)
+		})
+	}
+	all = slices.DeleteFunc(all, func(q *process) bool { return !q.runs() })
+	return all[:min(n, len(all))]
+}
+
+func holds(holders []string, p *process) int {
+	if slices.Contains(holders, p.name()) {
+		return 1
+	}
+	return 0
+}
+
+func names(processes []*process) string {
+	var all []string
+	for _, p := range processes {
+		all = append(all, p.name())
+	}
+	return strings.Join(all, " ")
+}

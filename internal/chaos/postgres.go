@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// postgres is a server of its own. Replicas are the role app, which finds, before
+// the server's own, a clock that can be set.
+type postgres struct {
+	server *pgtest.Server
+	admin  *url.URL
+	app    *url.URL
+}
+
+// The ledger's order is that of the commits: their timestamps are taken while
+// the locks are still held, and by the host's clock.
+const postgresSchema = `
+CREATE TABLE ledger (kind text, term text, token bigint, note text);
+
+CREATE FUNCTION note_term() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF TG_OP = 'DELETE' THEN
+		INSERT INTO public.ledger VALUES ('end', convert_from(OLD.payload, 'UTF8')::json->>'term', OLD.resource_version, '');
+	ELSIF TG_OP = 'INSERT' OR NEW.payload <> OLD.payload THEN
+		INSERT INTO public.ledger VALUES ('begin', convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version, '');
+	ELSIF OLD.created_at_ms = 0 THEN -- inserted by the same transaction, and numbered now
+		UPDATE public.ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = convert_from(NEW.payload, 'UTF8')::json->>'term';
+	END IF;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER term AFTER INSERT OR UPDATE ON objects FOR EACH ROW
+	WHEN (NEW.object_type = 'reconciler_lease') EXECUTE FUNCTION note_term();
+CREATE TRIGGER term_end AFTER DELETE ON objects FOR EACH ROW
+	WHEN (OLD.object_type = 'reconciler_lease') EXECUTE FUNCTION note_term();
+
+CREATE FUNCTION note_fenced() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE said json := convert_from(NEW.payload, 'UTF8')::json;
+BEGIN
+	IF TG_OP = 'INSERT' OR NEW.payload <> OLD.payload THEN
+		INSERT INTO public.ledger VALUES ('fenced', said->>'term', (said->>'token')::bigint, said->>'note');
+	END IF;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER fenced AFTER INSERT OR UPDATE ON objects FOR EACH ROW
+	WHEN (NEW.object_type = 'fenced') EXECUTE FUNCTION note_fenced();
+
+-- Between the check of a fence and its commit there is hardly any time, and it is
+-- then that a takeover must wait.
+CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(random() * 0.1); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+	WHEN (NEW.kind = 'fenced' AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
+
+CREATE SCHEMA chaos;
+CREATE TABLE chaos.clock (ahead interval);
+INSERT INTO chaos.clock VALUES ('0');
+CREATE FUNCTION chaos.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+	'SELECT pg_catalog.clock_timestamp() + (SELECT ahead FROM chaos.clock)';
+
+CREATE ROLE app LOGIN;
+ALTER ROLE app SET search_path = chaos, pg_catalog, public;
+GRANT USAGE ON SCHEMA chaos TO app;
+GRANT SELECT ON chaos.clock TO app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, ledger TO app;
+`
+
+func newPostgres(ctx context.Context) (*postgres, error) {
+	// A crash of the server loses nothing that the system has been given, so it
+	// need not write to the disk; but commits are in order, and what is not yet
+	// given is lost.
+	server, err := pgtest.New("track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off")
+	if err != nil {
+		return nil, err
+	}
+	db := &postgres{server: server}
+	if err := db.prepare(ctx); err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	return db, nil
+}
+
+func (db *postgres) prepare(ctx context.Context) (err error) {
+	if db.admin, err = url.Parse(db.server.URL()); err != nil {
+		return err
+	}
+	store, err := db.open(ctx, db.admin)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	if err := db.exec(ctx, postgresSchema); err != nil {
+		return err
+	}
+	app := *db.admin
+	app.User = url.User("app")
+	db.app = &app
+	return db.tryClock(ctx)
+}
+
+func (db *postgres) open(ctx context.Context, u *url.URL) (*tenure.PostgresStore, error) {
+	return tenure.OpenPostgres(ctx, u.String(), tenure.PostgresConfig{})
+}
+
+func (db *postgres) connect(ctx context.Context) (*pgx.Conn, error) {
+	return pgx.Connect(ctx, db.admin.String())
+}
+
+// exec runs statements as the superuser.
+func (db *postgres) exec(ctx context.Context, sql string) error {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, sql)
+	return err
+}
+
+func (db *postgres) setClock(ctx context.Context, ahead time.Duration) error {
+	return db.exec(ctx, fmt.Sprintf("UPDATE chaos.clock SET ahead = '%d ms'", ahead.Milliseconds()))
+}
+
+// tryClock makes sure that the library's statements ask the clock that can be
+// set, those too that were prepared before it was.
+func (db *postgres) tryClock(ctx context.Context) error {
+	store, err := db.open(ctx, db.app)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	obj := tenure.Object{Key: tenure.Key{Type: "clock", ID: "1"}}
+	var times []time.Time
+	for _, ahead := range []time.Duration{0, 5 * time.Hour, -5 * time.Hour, 0} {
+		if err := db.setClock(ctx, ahead); err != nil {
+			return err
+		}
+		obj, err = store.PutIf(ctx, obj, tenure.Unconditional())
+		if err != nil {
+			return err
+		}
+		times = append(times, obj.UpdatedAt.Add(-ahead))
+		if read, err := store.Get(ctx, obj.Key); err != nil || read.Age > time.Minute || read.Age < 0 {
+			return fmt.Errorf("the clock that can be set: age %v, error %w", read.Age, err)
+		}
+	}
+	for _, t := range times {
+		if off := t.Sub(times[0]); off < 0 || off > time.Minute {
+			return fmt.Errorf("the library does not see that the clock is set: %v", times)
+		}
+	}
+	return store.DeleteIf(ctx, obj.Key, obj.Version)
+}
+
+func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, error) {
+	proxy, err := newProxy(db.admin.Host)
+	if err != nil {
+		return cfg, nil, err
+	}
+	u := proxy.url(db.app)
+	q := u.Query()
+	q.Set("application_name", cfg.Name)
+	q.Set("connect_timeout", "2")
+	u.RawQuery = q.Encode()
+	cfg.URL, cfg.SharePool, cfg.Pace = u.String(), i%2 == 0, 60*time.Millisecond
+	return cfg, proxy, nil
+}
+
+func (db *postgres) final(context.Context, *phase) error { return nil }
+
+func (db *postgres) close() error { return db.server.Close() }
+
+func (db *postgres) audit(ctx context.Context) (*audit, error) {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
+	a := &audit{}
+	rows, err := conn.Query(ctx, `SELECT kind, term, token, note, pg_xact_commit_timestamp(xmin)::text FROM ledger
+		ORDER BY pg_xact_commit_timestamp(xmin), ctid`)
+	if err != nil {
+		return nil, err
+	}
+	a.ledger, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
+		err = row.Scan(&e.kind, &e.term, &e.token, &e.note, &e.at)
+		return e, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	store, err := db.open(ctx, db.admin)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(a.readObjects(ctx, store), store.Close())
+	if err != nil {
+		return nil, err
+	}
+	// A backend is gone a moment after its client.
+	for range 50 {
+		rows, err = conn.Query(ctx, `SELECT application_name || ': ' || state || ' ' || query FROM pg_stat_activity WHERE usename = 'app'`)
+		if err != nil {
+			return nil, err
+		}
+		if a.connections, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || len(a.connections) == 0 {
+			break
+		}
+		pause(ctx, 100*time.Millisecond)
+	}
+	return a, err
+}
+
+// readObjects reads what objects there are.
+func (a *audit) readObjects(ctx context.Context, store tenure.Store) error {
+	a.once, a.registers = map[string]string{}, map[string]op{}
+	for obj, err := range tenure.List(ctx, store, onceType) {
+		if err != nil {
+			return err
+		}
+		a.once[obj.Key.ID] = string(obj.Payload)
+	}
+	for obj, err := range tenure.List(ctx, store, registerType) {
+		if err != nil {
+			return err
+		}
+		a.registers[obj.Key.ID] = op{Do: get, Key: obj.Key.ID, Outcome: done, Now: obj.Version, Read: string(obj.Payload)}
+	}
+	return nil
+}

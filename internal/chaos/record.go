@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+)
+
+// record is all that is known of one phase: what the replicas told, and what was
+// done to them.
+type record struct {
+	mu      sync.Mutex // guards the fields below
+	events  []event
+	running map[string]string // replica to the term of its job
+	faults  []*fault
+	pauses  []span
+	wake    chan struct{} // closed at the next event
+}
+
+func newRecord() *record {
+	return &record{running: map[string]string{}, wake: make(chan struct{})}
+}
+
+// span is a stretch of time of one replica; where it has none, of all.
+type span struct {
+	replica  string
+	from, to time.Duration
+}
+
+func (s span) covers(from, to time.Duration) bool { return s.from <= from && to <= s.to }
+
+// read takes a replica's events until its end, and writes them to its history.
+func (r *record) read(from io.Reader, history io.Writer) error {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("%w: %s", err, lines.Bytes())
+		}
+		if _, err := fmt.Fprintf(history, "%s\n", lines.Bytes()); err != nil {
+			return err
+		}
+		r.add(e)
+	}
+	return lines.Err()
+}
+
+func (r *record) add(e event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+	switch e.Kind {
+	case jobStarted:
+		r.running[e.Replica] = e.Term
+	case jobStopped, killed:
+		delete(r.running, e.Replica)
+	case stalled:
+		r.pauses = append(r.pauses, span{e.Replica, e.From, e.At})
+	}
+	close(r.wake)
+	r.wake = make(chan struct{})
+}
+
+func (r *record) paused(replica string, from, to time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pauses = append(r.pauses, span{replica, from, to})
+}
+
+// holders returns the replicas whose job runs, and a channel that is closed when
+// that may have changed.
+func (r *record) holders() ([]string, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var names []string
+	for name := range r.running {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names, r.wake
+}
+
+// job is one run of a replica's job.
+type job struct {
+	span
+	term  string
+	token int64
+	death bool // it ended with its process
+}
+
+// jobs returns all jobs, in the order of their begins.
+func (r *record) jobs() []job {
+	var jobs []job
+	open := map[string]int{}
+	for _, e := range r.sorted() {
+		switch e.Kind {
+		case jobStarted:
+			open[e.Replica] = len(jobs)
+			jobs = append(jobs, job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token})
+		case jobStopped, killed:
+			if i, ok := open[e.Replica]; ok {
+				jobs[i].to, jobs[i].death = e.At, e.Kind == killed
+				delete(open, e.Replica)
+			}
+		}
+	}
+	return jobs
+}
+
+func (r *record) sorted() []event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	events := slices.Clone(r.events)
+	slices.SortStableFunc(events, func(a, b event) int { return int(a.At - b.At) })
+	return events
+}

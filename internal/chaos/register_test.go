@@ -1,0 +1,61 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/anishathalye/porcupine"
+)
+
+func TestHistoriesOfARegisterAreJudged(t *testing.T) {
+	created := op{Do: create, Value: "a", Outcome: done, Now: 5}
+	for name, test := range map[string]struct {
+		history []op // one after the other; those of unknown outcome may happen at any time later
+		want    porcupine.CheckResult
+	}{
+		"a write is read":                {[]op{created, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Ok},
+		"a write is lost":                {[]op{created, {Do: get, Outcome: notFound}}, porcupine.Illegal},
+		"an old value is read":           {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: done, Now: 6}, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Illegal},
+		"two replace one version":        {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: done, Now: 6}, {Do: replace, Version: 5, Value: "c", Outcome: done, Now: 7}}, porcupine.Illegal},
+		"two create":                     {[]op{created, {Do: create, Value: "b", Outcome: done, Now: 6}}, porcupine.Illegal},
+		"a version goes back":            {[]op{created, {Do: remove, Version: 5, Outcome: done}, {Do: create, Value: "b", Outcome: done, Now: 5}}, porcupine.Illegal},
+		"a conflict with itself":         {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: conflict, Now: 5}}, porcupine.Illegal},
+		"a lost answer, it happened":     {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Ok},
+		"a lost answer, it did not":      {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Ok},
+		"a lost answer, then a conflict": {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: remove, Version: 5, Outcome: conflict, Now: 7}}, porcupine.Ok},
+		"a conflict that nobody caused":  {[]op{created, {Do: remove, Version: 5, Outcome: conflict, Now: 7}}, porcupine.Illegal},
+		"what was refused is there":      {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: refused}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Illegal},
+		"a late effect after a delete":   {[]op{created, {Do: create, Value: "b", Outcome: unknown}, {Do: remove, Version: 5, Outcome: done}, {Do: get, Outcome: done, Now: 9, Read: "b"}}, porcupine.Ok},
+	} {
+		var history []porcupine.Operation
+		for i, o := range test.history {
+			back := int64(10*i + 5)
+			if o.Outcome == unknown {
+				back = int64(forever)
+			}
+			history = append(history, porcupine.Operation{Call: int64(10 * i), Output: o, Return: back})
+		}
+		if got := judge(history); got != test.want {
+			t.Errorf("%s: got %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
+	term := func(kind, term string, token int64) entry { return entry{kind: kind, term: term, token: token} }
+	for name, test := range map[string]struct {
+		ledger []entry
+		want   int
+	}{
+		"in its term":        {[]entry{term(ledgerBegin, "a", 1), term(ledgerFenced, "a", 1), term(ledgerEnd, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "b", 2)}, 0},
+		"after the next":     {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "a", 1)}, 1},
+		"after its end":      {[]entry{term(ledgerBegin, "a", 1), term(ledgerEnd, "a", 1), term(ledgerFenced, "a", 1)}, 1},
+		"a token that falls": {[]entry{term(ledgerBegin, "a", 2), term(ledgerEnd, "a", 2), term(ledgerBegin, "b", 2)}, 1},
+		"unfenced":           {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerUnfenced, "a", 1)}, 0},
+	} {
+		r := &result{}
+		r.checkLedger(test.ledger)
+		if len(r.violations) != test.want {
+			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}

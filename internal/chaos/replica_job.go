@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// job is the work that only one replica does at a time. It writes to the ledger
+// until it is told to return, and then takes a moment.
+func (r *replica) job(ctx context.Context) error {
+	term := tenure.TermFromContext(ctx)
+	tell := func(kind string) { r.events.write(event{Kind: kind, Term: term.ID(), Token: term.Token()}) }
+	tell(jobStarted)
+	defer tell(jobStopped)
+	r.late.Go(func() { r.straggle(term) })
+	for n := 0; pause(ctx, about(r.Pace)); n++ {
+		note := fmt.Sprintf("%s.%d.%d", r.birth, term.Token(), n)
+		limited, cancel := context.WithTimeout(ctx, r.TTL)
+		var err error
+		kind := ledgerFenced
+		switch n % 3 {
+		case 0:
+			kind = ledgerUnfenced
+			err = r.backend.unfenced(limited, term, note)
+		case 1:
+			err = r.backend.fenced(limited, term, note, 0)
+		case 2:
+			err = r.putFenced(limited, term, note)
+		}
+		cancel()
+		if err == nil {
+			r.events.write(event{Kind: acknowledge, Note: kind + " " + note})
+		}
+		if rand.IntN(2000) == 0 {
+			return errors.New("the job has had enough")
+		}
+	}
+	time.Sleep(rand.N(r.TTL / 20))
+	return nil
+}
+
+// straggle writes for a term through the fence, with no regard to the job's
+// context, until it is told that the term is over. What a holder of the past
+// must not do is what it does.
+func (r *replica) straggle(term *tenure.Term) {
+	for n := 0; n < 1000 && r.ending.Err() == nil; n++ {
+		note := fmt.Sprintf("%s.%d.late.%d", r.birth, term.Token(), n)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
+		err := r.backend.fenced(ctx, term, note, rand.N(200*time.Millisecond))
+		cancel()
+		if errors.Is(err, tenure.ErrLost) {
+			return
+		}
+		if err == nil {
+			r.events.write(event{Kind: acknowledge, Note: ledgerFenced + " " + note})
+		}
+		time.Sleep(rand.N(r.Pace))
+	}
+}
+
+// fencedNote is what an object that is written through a fence tells the ledger.
+type fencedNote struct {
+	Term  string `json:"term"`
+	Token int64  `json:"token"`
+	Note  string `json:"note"`
+}
+
+func (r *replica) putFenced(ctx context.Context, term *tenure.Term, note string) error {
+	store, err := tenure.Fence(r.backend.store(), term)
+	if err != nil {
+		return err
+	}
+	payload, err := json.Marshal(fencedNote{Term: term.ID(), Token: term.Token(), Note: note})
+	if err != nil {
+		return err
+	}
+	obj := tenure.Object{Key: tenure.Key{Type: fencedType, ID: r.Name}, Payload: payload}
+	_, err = store.PutIf(ctx, obj, tenure.Unconditional())
+	return err
+}

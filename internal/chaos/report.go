@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// writeReport writes what was done and what was found, a column per phase.
+func writeReport(w io.Writer, results []*result) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name string, cell func(*result) any) {
+		cells := []string{name}
+		for _, r := range results {
+			cells = append(cells, fmt.Sprint(cell(r)))
+		}
+		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	}
+	row("", func(r *result) any { return r.phase })
+	kinds := map[string]bool{}
+	for _, r := range results {
+		for kind := range r.faults {
+			kinds[kind] = true
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		row("fault: "+kind, func(r *result) any { return r.faults[kind] })
+	}
+	row("terms", func(r *result) any { return r.terms })
+	row("handover, ms", func(r *result) any { return spread(r.handovers) })
+	row("failover after kill -9, ms", func(r *result) any { return spread(r.failovers) })
+	row("no holder after a fault's end, ms", func(r *result) any { return spread(r.recoveries) })
+	row("fenced writes", func(r *result) any { return r.writes })
+	row("unfenced writes that came late", func(r *result) any { return r.late })
+	row("operations on registers", func(r *result) any { return r.operations })
+	row("of unknown outcome", func(r *result) any { return r.doubtful })
+	row("register histories judged", func(r *result) any { return r.registers })
+	row("not decided in time", func(r *result) any { return r.undecided })
+	for _, why := range []string{excusePause, excuseClock, excuseRemoved, excuseStall} {
+		row("overlaps: "+why, func(r *result) any {
+			if r.overlaps[why] == 0 {
+				return 0
+			}
+			return fmt.Sprintf("%d, to %v", r.overlaps[why], r.longest[why].Round(time.Millisecond))
+		})
+	}
+	row("violations", func(r *result) any { return len(r.violations) })
+	return table.Flush()
+}
+
+// spread returns the 50th, 90th and 99th percentile, the greatest, and of how
+// many.
+func spread(times []time.Duration) string {
+	if len(times) == 0 {
+		return "-"
+	}
+	slices.Sort(times)
+	at := func(percent int) int64 { return times[(len(times)*percent+99)/100-1].Milliseconds() }
+	return fmt.Sprintf("p50 %d p90 %d p99 %d max %d (%d)", at(50), at(90), at(99), at(100), len(times))
+}

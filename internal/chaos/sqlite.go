@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tenurelib/tenure"
+)
+
+// sqlite is a file that all replicas share: on a small file system of its own
+// where that may be mounted, else in an ordinary directory.
+type sqlite struct {
+	dir     string
+	mounted bool
+	file    string
+	books   *sql.DB // one connection, open all the time: it sees a file that was removed, too
+	audited *audit  // before the file was removed
+}
+
+// The ledger's order is that of its row IDs: there is one writer at a time.
+const sqliteSchema = `
+CREATE TABLE ledger (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, term TEXT, token INTEGER, note TEXT);
+CREATE TRIGGER term AFTER INSERT ON objects WHEN NEW.object_type = 'reconciler_lease' BEGIN
+	INSERT INTO ledger (kind, term, token, note) VALUES ('begin', json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
+END;
+CREATE TRIGGER next_term AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.payload <> OLD.payload BEGIN
+	INSERT INTO ledger (kind, term, token, note) VALUES ('begin', json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
+END;
+CREATE TRIGGER term_numbered AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND OLD.created_at_ms = 0 BEGIN
+	UPDATE ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = json_extract(CAST(NEW.payload AS TEXT), '$.term');
+END;
+CREATE TRIGGER term_end AFTER DELETE ON objects WHEN OLD.object_type = 'reconciler_lease' BEGIN
+	INSERT INTO ledger (kind, term, token, note) VALUES ('end', json_extract(CAST(OLD.payload AS TEXT), '$.term'), OLD.resource_version, '');
+END;
+CREATE TRIGGER fenced AFTER INSERT ON objects WHEN NEW.object_type = 'fenced' BEGIN
+	INSERT INTO ledger (kind, term, token, note) SELECT 'fenced', p->>'term', p->>'token', p->>'note' FROM (SELECT CAST(NEW.payload AS TEXT) p);
+END;
+CREATE TRIGGER fenced_again AFTER UPDATE ON objects WHEN NEW.object_type = 'fenced' AND NEW.payload <> OLD.payload BEGIN
+	INSERT INTO ledger (kind, term, token, note) SELECT 'fenced', p->>'term', p->>'token', p->>'note' FROM (SELECT CAST(NEW.payload AS TEXT) p);
+END;
+`
+
+func newSQLite(ctx context.Context) (db *sqlite, err error) {
+	db = &sqlite{}
+	defer func() {
+		if err != nil {
+			db.close()
+		}
+	}()
+	if db.dir, err = os.MkdirTemp("", "tenure-chaos-sqlite-"); err != nil {
+		return db, err
+	}
+	db.mounted = unix.Mount("tenure-chaos", db.dir, "tmpfs", 0, "size=32m") == nil
+	db.file = filepath.Join(db.dir, "tenure.db")
+	db.books, err = db.create(ctx)
+	return db, err
+}
+
+// create makes the file and what is in it, and returns a connection to it.
+func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
+	store, err := tenure.OpenSQLite(ctx, db.file, tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(store.Migrate(ctx), store.Close()); err != nil {
+		return nil, err
+	}
+	books, err := sql.Open("sqlite", sqliteDSN(db.file, 5*time.Second))
+	if err != nil {
+		return nil, err
+	}
+	books.SetMaxOpenConns(1)
+	books.SetConnMaxLifetime(0)
+	if _, err := books.ExecContext(ctx, sqliteSchema); err != nil {
+		return nil, errors.Join(err, books.Close())
+	}
+	return books, nil
+}
+
+func (db *sqlite) replica(_ int, cfg replicaConfig) (replicaConfig, *proxy, error) {
+	cfg.File, cfg.Pace = db.file, 150*time.Millisecond
+	return cfg, nil, nil
+}
+
+func (db *sqlite) close() error {
+	var err error
+	if db.books != nil {
+		err = db.books.Close()
+	}
+	if db.mounted {
+		err = errors.Join(err, unix.Unmount(db.dir, 0))
+	}
+	return errors.Join(err, os.RemoveAll(db.dir))
+}
+
+func (db *sqlite) audit(ctx context.Context) (*audit, error) {
+	now, err := db.read(ctx)
+	if err != nil || db.audited == nil {
+		return now, err
+	}
+	db.audited.anew = now.ledger
+	return db.audited, nil
+}
+
+func (db *sqlite) read(ctx context.Context) (*audit, error) {
+	a := &audit{}
+	rows, err := db.books.QueryContext(ctx, `SELECT kind, term, token, note, seq FROM ledger ORDER BY seq`)
+	if err != nil {
+		return nil, err
+	}
+	for rows.Next() {
+		var e entry
+		if err := rows.Scan(&e.kind, &e.term, &e.token, &e.note, &e.at); err != nil {
+			return nil, errors.Join(err, rows.Close())
+		}
+		a.ledger = append(a.ledger, e)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, err
+	}
+	return a, a.readObjects(ctx, tenure.NewSQLiteStore(db.books, tenure.SQLiteConfig{Shared: true}))
+}
+
+const fileRemoved = "file removed"
+
+func (db *sqlite) kinds() []faultKind {
+	kinds := []faultKind{
+		{name: "file locked by somebody", group: "file", weight: 4, begin: db.lock},
+		{name: "files may not grow (RLIMIT_FSIZE)", group: "file", weight: 4, begin: limit},
+	}
+	if db.mounted {
+		kinds = append(kinds, faultKind{name: "disk full (tmpfs)", group: "file", weight: 4, begin: db.fill})
+	}
+	return kinds
+}
+
+// lock takes the file's one write lock.
+func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
+	tx, err := db.books.BeginTx(ctx, nil)
+	if err != nil {
+		return "", nil, err
+	}
+	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, nil
+}
+
+// fill leaves no byte free on the disk.
+func (db *sqlite) fill(context.Context, *phase) (string, ending, error) {
+	ballast, err := os.Create(filepath.Join(db.dir, "ballast"))
+	if err != nil {
+		return "", nil, err
+	}
+	defer ballast.Close()
+	for size := 1 << 20; size > 0; {
+		if _, err := ballast.Write(make([]byte, size)); err != nil {
+			size /= 2
+		}
+	}
+	return "all", func() (time.Duration, error) { return 0, os.Remove(ballast.Name()) }, nil
+}
+
+// limit forbids replicas to write beyond the first bytes of a file.
+func limit(_ context.Context, p *phase) (string, ending, error) {
+	victims := p.victims(1 + p.rand.IntN(replicas))
+	limit := func(size uint64) error {
+		for _, v := range victims {
+			if !v.runs() {
+				continue
+			}
+			if err := unix.Prlimit(v.pid(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: size, Max: unix.RLIM_INFINITY}, nil); err != nil {
+				return fmt.Errorf("limit %s: %w", v.name(), err)
+			}
+		}
+		return nil
+	}
+	err := limit(4096)
+	return names(victims), func() (time.Duration, error) { return 0, limit(unix.RLIM_INFINITY) }, err
+}
+
+// final removes the file while all use it. A replica that is started then makes a
+// new one, and the others have the old one still: there are two leases, until
+// all are started anew.
+func (db *sqlite) final(ctx context.Context, p *phase) (err error) {
+	f := &fault{kind: fileRemoved, target: "all", from: monotonic(), episode: -1}
+	p.note([]*fault{f})
+	old := db.books
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(db.file + suffix); err != nil {
+			return err
+		}
+	}
+	if db.books, err = db.create(ctx); err != nil {
+		return err
+	}
+	victims := p.victims(2)
+	standby := victims[len(victims)-1]
+	if _, err := standby.kill(); err != nil {
+		return err
+	}
+	if err := standby.start(); err != nil {
+		return err
+	}
+	pause(ctx, 2*p.ttl)
+	for _, process := range p.processes {
+		if _, err := process.kill(); err != nil {
+			return err
+		}
+	}
+	db.audited, err = (&sqlite{books: old}).read(ctx)
+	if err = errors.Join(err, old.Close()); err != nil {
+		return err
+	}
+	db.audited.until = int64(f.from)
+	if err := startAll(p.processes); err != nil {
+		return err
+	}
+	f.to = monotonic()
+	p.log("%s: %s of %s for %v", p.name, f.kind, f.target, (f.to - f.from).Round(time.Millisecond))
+	p.awaitHolder(ctx, 6*p.ttl)
+	return nil
+}

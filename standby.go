@@ -1,0 +1,131 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// standby competes for the lease, at first after a pause. It returns nil once
+// ctx is done.
+func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
+	if !c.rest(ctx, pause, hints) {
+		return nil
+	}
+	var vain vainHints
+	var seen string // the term that stood last
+	for woken := false; ; {
+		var term *Term
+		err := c.check(ctx, Standby)
+		if err == nil {
+			term, err = c.acquire(ctx, woken)
+		}
+		if err == nil && ctx.Err() != nil {
+			c.giveBack(term, ErrShutdown)
+			return nil
+		}
+		if err == nil && c.untilDeadline(term) <= 0 {
+			// A job would be told to return as it begins, with too little trust left
+			// for the time that it may take.
+			c.giveBack(term, ErrDeadline)
+			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
+		}
+		if err == nil {
+			return term
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		pause, deaf := c.notAcquired(err, hints.Live()), time.Duration(0)
+		if held := (*HeldError)(nil); errors.As(err, &held) {
+			deaf = vain.after(woken && held.Holding.Term == seen, c.cfg.AcquireInterval)
+			seen = held.Holding.Term
+		} else {
+			deaf = pause // whoever cannot acquire now need not hear when to
+		}
+		var ok bool
+		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {
+			return nil
+		}
+	}
+}
+
+// rest waits for so long before this replica competes again, or until the lease is
+// offered to it. It returns false once ctx is done.
+func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
+	end := time.Now().Add(pause)
+	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
+		return false
+	}
+	select {
+	case <-hints.C(): // of our own release, most likely
+	default:
+	}
+	var vain vainHints
+	for woken := false; ; {
+		var ok bool
+		woken, ok = awaitHint(ctx, hints, vain.after(woken, c.cfg.AcquireInterval), time.Until(end))
+		if !ok || !woken || c.isOffered(ctx) {
+			return ok
+		}
+	}
+}
+
+func (c *Coordinator) isOffered(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
+	defer cancel()
+	holding, err := c.lease.Read(ctx)
+	return err == nil && c.lease.offered(holding)
+}
+
+func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
+	if c.single {
+		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
+	}
+	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
+	// record of a term that nobody holds, and all would have to wait for its TTL.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
+	defer cancel()
+	began := time.Now()
+	term, err := c.lease.acquireOrSteal(ctx, woken || c.lease.lastSeen() == nil)
+	if err == nil {
+		term.unconfirmed.Store(c.mustConfirm(term))
+	}
+	c.attempted(began, err)
+	return term, err
+}
+
+// notAcquired returns how long to wait after a failed attempt, unless woken.
+func (c *Coordinator) notAcquired(err error, wakes bool) time.Duration {
+	pause := jitter(c.cfg.AcquireInterval)
+	var held *HeldError
+	if errors.As(err, &held) {
+		c.sawHolder(held.Holding)
+		if held.canExpireIn <= 0 {
+			return pause
+		}
+		if !held.byAge { // each standby has watched it since a moment of its own
+			return min(pause, held.canExpireIn)
+		}
+		// A few ms apart, lest all standbys write at once; and a few ms late, lest
+		// they come just before a renewal that is on its way.
+		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
+		if wakes {
+			// A release would wake us, and nothing else matters before; but what
+			// deletes the record without a word, where its TTL is another's.
+			return min(expiry, c.lease.cfg.TTL)
+		}
+		return min(pause, expiry)
+	}
+	if errors.Is(err, ErrUnhealthy) {
+		c.report("replica is not fit to compete", err)
+		return pause
+	}
+	c.report("lease cannot be acquired", err)
+	if errors.Is(err, ErrSetup) { // needs a person, or a password that is rotated
+		pause = max(pause, jitter(min(c.lease.cfg.TTL, time.Minute)))
+	}
+	return pause
+}

@@ -1,0 +1,154 @@
+package tenure
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"mime"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// StatusHandler serves the statuses of coordinators: a page for a browser, which
+// loads itself anew every five seconds and needs no script, and a JSON array of
+// [Status] for all else, or with "?format=json". It answers GET and HEAD, and
+// asks no store.
+//
+// It has no access control of its own, and shows errors of the store and the labels of
+// holders: put it where only operators come.
+func StatusHandler(coordinators ...*Coordinator) http.Handler {
+	coordinators = slices.Clone(coordinators)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		statuses := make([]Status, len(coordinators))
+		for i, c := range coordinators {
+			statuses[i] = c.Status()
+		}
+		var body bytes.Buffer
+		var err error
+		header := w.Header()
+		if r.URL.Query().Get("format") != "json" && wantsPage(r.Header.Values("Accept")) {
+			header.Set("Content-Type", "text/html; charset=utf-8")
+			header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+			err = writePage(&body, coordinators, statuses)
+		} else {
+			header.Set("Content-Type", "application/json")
+			err = json.NewEncoder(&body).Encode(statuses)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		header.Set("Vary", "Accept")
+		header.Set("Cache-Control", "no-store")
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("Content-Length", strconv.Itoa(body.Len()))
+		w.Write(body.Bytes())
+	})
+}
+
+// wantsPage reports whether a client asks for HTML by name, and not for JSON
+// rather.
+func wantsPage(accept []string) bool {
+	page, data := 0.0, 0.0
+	for _, item := range strings.Split(strings.Join(accept, ","), ",") {
+		kind, params, err := mime.ParseMediaType(item)
+		if err != nil {
+			continue
+		}
+		q := 1.0
+		if given, err := strconv.ParseFloat(params["q"], 64); err == nil {
+			q = given
+		}
+		switch kind {
+		case "text/html":
+			page = q
+		case "application/json":
+			data = q
+		}
+	}
+	return page > data
+}
+
+//go:embed status_page.html
+var statusPage string
+
+var pageTemplate = template.Must(template.New("status").Parse(statusPage))
+
+// leaseView is a [Status] as the page shows it.
+type leaseView struct {
+	Status
+	Role, RoleFor, Held, Renewed string // the last three: for how long, or how long ago
+
+	Trust, Latency      string  // empty: there is none to show
+	TrustPart, StopPart float64 // of the trust after a renewal: what is left; what is left when the job is told to return
+	Past                []pastView
+}
+
+type pastView struct {
+	PastTerm
+	When, Lasted string
+}
+
+func writePage(w *bytes.Buffer, coordinators []*Coordinator, statuses []Status) error {
+	now := time.Now()
+	views := make([]leaseView, len(statuses))
+	for i, s := range statuses {
+		lease := coordinators[i].lease.cfg
+		v := leaseView{
+			Status: s, Role: s.Role.String(), RoleFor: span(now.Sub(s.Since)),
+			Held: spanSince(now, s.HeldSince), Renewed: spanSince(now, s.RenewedAt),
+		}
+		if s.Token != 0 && !coordinators[i].single {
+			trusted := float64(lease.TTL - lease.Margin)
+			v.Trust, v.Latency = span(s.TrustLeft), s.RenewalLatency.Round(10*time.Microsecond).String()
+			v.TrustPart = float64(s.TrustLeft) / trusted
+			v.StopPart = 1 - float64(coordinators[i].cfg.RenewDeadline)/trusted
+		}
+		for _, past := range s.Recent {
+			p := pastView{PastTerm: past, When: past.Ended.UTC().Format("Jan 2 15:04:05")}
+			if !past.Began.IsZero() {
+				p.Lasted = span(past.Ended.Sub(past.Began))
+			}
+			v.Past = append(v.Past, p)
+		}
+		views[i] = v
+	}
+	return pageTemplate.Execute(w, struct {
+		Leases []leaseView
+		Now    string
+	}{views, now.UTC().Format("2006-01-02 15:04:05 UTC")})
+}
+
+// spanSince returns how long ago it was; empty: it is not known when.
+func spanSince(now, t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return span(now.Sub(t))
+}
+
+// span writes a duration as people read it: 4.2 s, 3 min 12 s, 5 h 3 min, 12 d 4 h.
+func span(d time.Duration) string {
+	const day = 24 * time.Hour
+	d = max(d, 0) // a clock of another replica may be ahead
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%.1f s", d.Truncate(time.Second/10).Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
+	case d < day:
+		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+	default:
+		return fmt.Sprintf("%d d %d h", d/day, d%day/time.Hour)
+	}
+}

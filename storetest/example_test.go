@@ -1,0 +1,33 @@
+package storetest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// An answer is lost: the write has happened, and its caller was told that it failed.
+// Whoever tries again must find out.
+func ExampleFaulty() {
+	ctx := context.Background()
+	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		err := do(ctx)
+		if call.Op == "put" {
+			return errors.New("connection reset")
+		}
+		return err
+	})
+	obj := tenure.Object{Key: tenure.Key{Type: "sandbox", ID: "one"}, Payload: []byte("ready")}
+	_, err := store.PutIf(ctx, obj, tenure.MustCreate())
+	fmt.Println("create:", err)
+
+	store.SetHook(nil)
+	_, err = store.PutIf(ctx, obj, tenure.MustCreate())
+	fmt.Println("create again:", err)
+	// Output:
+	// create: connection reset
+	// create again: storetest: put sandbox/one: object exists already
+}
