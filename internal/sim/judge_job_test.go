@@ -36,14 +36,27 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 // confirmed judges whether a job may begin after a takeover. Where a replica takes
 // up its own record, it need not be one.
 func (j *judge) confirmed(t *term) {
-	if t.before == nil || t.before.who == t.who {
+	if !t.mustBeConfirmed() {
 		return
 	}
 	if t.renewals < j.w.confirmations {
 		j.violated("confirmations", "%s's job begins after %d renewals, not %d", t.who, t.renewals, j.w.confirmations)
 	}
 	if j.w.fences && !t.cutOff {
-		j.violated("fence predecessor", "%s's job begins before %s was cut off", t.who, t.before.who)
+		j.violated("fence predecessor", "%s's job begins before the holder before it was cut off", t.who)
+	}
+}
+
+// mustBeConfirmed reports whether a term's predecessor may be at work. Where a
+// replica takes up its own record, it is not.
+func (t *term) mustBeConfirmed() bool {
+	switch b := t.before; {
+	case b == nil:
+		return false
+	case b.offer: // by one who was not sure of its own predecessor, or to one replica
+		return b.before.valid == nil && b.before.who != t.who && b.before.mustBeConfirmed()
+	default:
+		return b.who != t.who
 	}
 }
 
@@ -116,7 +129,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		count(&j.tally.ends, "job ended")
 	case errors.Is(cause, tenure.ErrResigned):
 		count(&j.tally.ends, "resigned")
-		if l.r.resignedFor == 0 {
+		if l.r.resignedFor == 0 && !t.asked {
 			j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):

@@ -57,7 +57,11 @@ type term struct {
 	life   *life // nil: another program's
 	rules  bool  // whether who wrote it keeps to the rules of the lease
 	token  int64
-	before *term // whose record it took over; nil: there was none
+	offer  bool          // not a term: its holder has given up the one before, and leaves the lease to a replica
+	to     string        // an offer's
+	lasts  time.Duration // an offer
+	asked  bool          // to release, through the store
+	before *term         // whose record it took over; nil: there was none
 
 	valid    func() bool // in the eyes of its holder; nil: it has not heard of it
 	late     bool        // landed when its holder had given up
@@ -87,30 +91,45 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	j.newest, j.version = obj.Version, obj.Version
 	old := j.standing
 	if old != nil && bytes.Equal(obj.Payload, j.payload) {
+		if isRequest(obj) {
+			old.asked = true
+			j.w.line.say(h.who, "asks %s to release %d", old.who, old.token)
+			return
+		}
 		old.renewals++
 		j.renewed++
 		j.w.line.say(old.who, "renewal of %d lands", old.token)
 		j.writtenAt, j.shift = now, shift
 		return
 	}
-	var record struct{ Term string }
+	var record struct {
+		Term    string
+		Offered bool
+		Holder  string
+		TTLMS   float64 `json:"ttl_ms"`
+	}
 	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
-	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, rules: h.rules, before: old, late: late}
+	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, rules: h.rules, offer: record.Offered, before: old, late: late}
+	if begun.offer {
+		begun.to, begun.lasts = record.Holder, time.Duration(record.TTLMS)*time.Millisecond
+	}
 	if h.life == nil {
 		begun.id = foreignID(h.who, obj.Version)
 	}
-	j.w.line.say(h.who, "term %d lands", begun.token)
+	j.w.line.say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	if j.terms[begun.id] != nil {
 		j.violated("I3", "%s's term %d stands again", h.who, j.terms[begun.id].token)
 	}
 	switch {
 	case old == nil:
+	case begun.offer:
+		j.givenUp(old)
 	case h.rules:
 		j.takenOver(old, begun, shift > j.shift)
 	default:
 		old.excuse = "by hand"
 	}
-	if h.life != nil {
+	if h.life != nil && !begun.offer {
 		j.tally.terms++
 		h.life.newest = begun
 		h.life.r.resignedFor = 0
@@ -124,11 +143,20 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 // foreignID stands for the ID that a term has whose record does not tell.
 func foreignID(who string, version int64) string { return fmt.Sprint(who, "@", version) }
 
+// isRequest reports whether the record asks its holder to release.
+func isRequest(obj tenure.Object) bool {
+	_, asked := obj.Labels["tenure.release"]
+	return asked
+}
+
 func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
 	count(&j.judged, "takeovers")
+	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet {
+		j.violated("handover", "%s takes what is left to %s for %v more", begun.who, old.to, early)
+	}
 	if old.alive() && old.valid != nil && old.valid() {
 		if old.excuse == "" {
 			j.violated("I1", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
@@ -148,14 +176,21 @@ func (j *judge) deleted(h *handle, wakes bool) {
 	switch {
 	case !h.rules:
 		old.excuse = "by hand"
-	case old.running > 0 && old.alive():
-		j.violated("I4", "%s's term %d is released while its job runs", old.who, old.token)
+	default:
+		j.givenUp(old)
 	}
 	j.standing, j.payload = nil, nil
 	j.writtenAt = time.Now()
 	j.released = nil
 	if wakes && h.rules {
 		j.released = j.expectWake(h)
+	}
+}
+
+// givenUp is told that a term's record was deleted, or an offer put in its place.
+func (j *judge) givenUp(t *term) {
+	if t.running > 0 && t.alive() {
+		j.violated("I4", "%s's term %d is released while its job runs", t.who, t.token)
 	}
 }
 

@@ -33,7 +33,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	}
 	since := l.goodSince()
 	if status.Terms > 0 {
-		away := l.ttl() / 3
+		away := l.ttl() / 3 // also where it was asked through the store
 		if errors.Is(l.r.lastCause, tenure.ErrUnhealthy) {
 			away = 4 * l.ttl()
 		}
@@ -81,7 +81,7 @@ func (j *judge) somebodyHolds() {
 		}
 		// Its own record, of which it does not know that it landed, or that it could
 		// not delete. For a TTL it knows it for its own.
-		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late {
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer {
 			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))

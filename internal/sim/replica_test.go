@@ -184,6 +184,25 @@ func (r *replica) resign(away time.Duration) {
 	})
 }
 
+// ask asks the holder, through the store, to hand over to a replica, or to any.
+func (r *replica) ask(to string) {
+	r.w.mu.Lock()
+	l := r.life
+	if r.paused != nil {
+		l = nil
+	}
+	r.w.mu.Unlock()
+	if l == nil {
+		return
+	}
+	r.w.line.say(r.name, "asks for a handover to %q", to)
+	r.w.running.Go(func() {
+		ctx, cancel := timed(r.w.ttl / 6)
+		defer cancel()
+		_ = l.lease.RequestHandover(ctx, to)
+	})
+}
+
 // change changes what a replica suffers.
 func (r *replica) change(do func()) {
 	r.w.mu.Lock()

@@ -39,6 +39,18 @@ func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 	return obj, err
 }
 
+// PutIf writes a record that was read, with a request in its labels, as it was.
+func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if obj.Key == leaseKey {
+		s.mu.Lock()
+		if s.from != nil && bytes.Equal(obj.Payload, s.to) {
+			obj.Payload = bytes.Clone(s.from)
+		}
+		s.mu.Unlock()
+	}
+	return s.Store.PutIf(ctx, obj, cond)
+}
+
 // translated returns a record as this replica reads it; the last is kept, for most
 // reads find it again.
 func (s skewed) translated(payload []byte) []byte {
