@@ -17,6 +17,10 @@ import (
 // reads, which this does. What it writes into its record is what it was configured
 // with, on its own clock; the reader makes that true again by the writer's rate.
 //
+// The age of a record that carries a request is the one exception: what the reader
+// adds to it is the store's time, so it is off by up to 1 % of what went by between
+// the last renewal and the request. Margin has room for that.
+//
 // The writer's wall clock is days off, which shows in acquired_at_ms.
 type skewed struct {
 	tenure.Store
