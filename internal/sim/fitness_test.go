@@ -42,7 +42,7 @@ func (j *judge) sent(l *life, call storetest.Call) {
 	}
 	// A renewal by which a lease is kept until the job has returned is sent at the
 	// instant at which the job is told.
-	if t := l.newest; t.valid != nil && t.told.IsZero() {
+	if t := l.newest; t != nil && t.valid != nil && t.told.IsZero() {
 		j.w.later(time.Millisecond, func() {
 			j.w.locked(func() {
 				if t.told.IsZero() && t.running > 0 && !l.dead() {

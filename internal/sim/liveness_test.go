@@ -132,5 +132,5 @@ func (j *judge) wokeInTime(begun *term) {
 	if time.Since(r.life.goodSince()) < took || !j.vainUntil.Before(r.at) || r.life.stopping {
 		return
 	}
-	j.violated("I6", "%s was not woken: %v after a release %v", r.life.r.name, took, begun)
+	j.violated("I6", "%s was not woken: %v after a release nobody had begun a term", r.life.r.name, took)
 }
