@@ -41,7 +41,7 @@ chaos: ## faults done to real processes and servers, for DURATION, and what beca
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes
-	go test ./internal/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+	GOGC=400 go test ./internal/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour

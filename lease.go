@@ -166,8 +166,9 @@ type Lease struct {
 	mu       sync.Mutex // guards the fields below; never held across I/O
 	seen     *sighting
 	leftover []leftover
-	newest   int64  // the greatest version that any term's record was seen to have
-	begun    string // the last term that this lease began
+	newest   int64               // the greatest version that any term's record was seen to have
+	begun    string              // the last term that this lease began
+	sent     map[string]struct{} // terms whose first write is under way
 }
 
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names
@@ -405,6 +406,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []H
 		}.encode(),
 	}
 	term.unconfirmed.Store(len(predecessors) > 0)
+	defer l.sends(id)()
 	obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), cond)
 	if err != nil {
 		if !answered(err) {

@@ -401,6 +401,27 @@ func TestOfTwoRenewalsAtOnceTheLaterCounts(t *testing.T) {
 	})
 }
 
+func TestAReadDuringAnAcquireDoesNotSpoilIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "put" {
+				time.Sleep(time.Second)
+			}
+			return err
+		})
+		lease := newLease(t, store, tenure.LeaseConfig{})
+		go func() {
+			time.Sleep(time.Millisecond)
+			if _, err := lease.Read(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}()
+		_, err := lease.TryAcquire(t.Context())
+		wantErr(t, err, nil)
+	})
+}
+
 func TestAnAcquireWhoseAnswerWasLostCostsNoWait(t *testing.T) {
 	for _, try := range []struct {
 		name string

@@ -101,10 +101,30 @@ func (l *Lease) heldByUnknown() *HeldError {
 
 func (l *Lease) decode(obj Object) Holding {
 	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
-	if holding.Term != "" {                     // another program's versions say nothing of ours
+	l.mu.Lock()
+	_, own := l.sent[holding.Term]
+	l.mu.Unlock()
+	// Another program's versions say nothing of ours; and a term that we are about to
+	// begin, whose answer is under way while somebody reads, does not follow itself.
+	if holding.Term != "" && !own {
 		l.sawVersion(obj.Version)
 	}
 	return holding
+}
+
+// sends notes that the first write of a term is under way, until done is called.
+func (l *Lease) sends(term string) (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sent == nil {
+		l.sent = make(map[string]struct{})
+	}
+	l.sent[term] = struct{}{}
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.sent, term)
+	}
 }
 
 // sawVersion notes a version that a term's record has, and returns the greatest

@@ -5,7 +5,7 @@
 // Lease and Coordinator over storetest.Mem and storetest.Faulty, a schedule that
 // does things to them, and a judge who sees each write at the instant at which it
 // lands. What the judge holds everybody to, and when he excuses an overlap, stands
-// in judge_test.go and liveness_test.go.
+// in judge_test.go, judge_job_test.go and liveness_test.go.
 //
 // What it cannot show, because a bubble has one clock and no way to stop a
 // goroutine:

@@ -34,7 +34,7 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 
 // sent is told of each call before it is sent.
 func (j *judge) sent(l *life, call storetest.Call) {
-	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" {
+	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) {
 		return
 	}
 	if l.coordinator.Status().Role == tenure.Standby {
@@ -42,7 +42,7 @@ func (j *judge) sent(l *life, call storetest.Call) {
 	}
 	// A renewal by which a lease is kept until the job has returned is sent at the
 	// instant at which the job is told.
-	if t := l.newest; t.valid != nil && t.told.IsZero() {
+	if t := l.newest; t != nil && t.valid != nil && t.told.IsZero() {
 		j.w.later(time.Millisecond, func() {
 			j.w.locked(func() {
 				if t.told.IsZero() && t.running > 0 && !l.dead() {

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,8 +55,13 @@ type term struct {
 	id     string
 	who    string
 	life   *life // nil: another program's
+	rules  bool  // whether who wrote it keeps to the rules of the lease
 	token  int64
-	before *term // whose record it took over; nil: there was none
+	offer  bool          // not a term: its holder has given up the one before, and leaves the lease to a replica
+	to     string        // an offer's
+	lasts  time.Duration // an offer
+	asked  bool          // to release, through the store
+	before *term         // whose record it took over; nil: there was none
 
 	valid    func() bool // in the eyes of its holder; nil: it has not heard of it
 	late     bool        // landed when its holder had given up
@@ -87,30 +91,45 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	j.newest, j.version = obj.Version, obj.Version
 	old := j.standing
 	if old != nil && bytes.Equal(obj.Payload, j.payload) {
+		if isRequest(obj) {
+			old.asked = true
+			j.w.line.say(h.who, "asks %s to release %d", old.who, old.token)
+			return
+		}
 		old.renewals++
 		j.renewed++
 		j.w.line.say(old.who, "renewal of %d lands", old.token)
 		j.writtenAt, j.shift = now, shift
 		return
 	}
-	var record struct{ Term string }
+	var record struct {
+		Term    string
+		Offered bool
+		Holder  string
+		TTLMS   float64 `json:"ttl_ms"`
+	}
 	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
-	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, before: old, late: late}
+	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, rules: h.rules, offer: record.Offered, before: old, late: late}
+	if begun.offer {
+		begun.to, begun.lasts = record.Holder, time.Duration(record.TTLMS)*time.Millisecond
+	}
 	if h.life == nil {
 		begun.id = foreignID(h.who, obj.Version)
 	}
-	j.w.line.say(h.who, "term %d lands", begun.token)
+	j.w.line.say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	if j.terms[begun.id] != nil {
 		j.violated("I3", "%s's term %d stands again", h.who, j.terms[begun.id].token)
 	}
 	switch {
 	case old == nil:
+	case begun.offer:
+		j.givenUp(old)
 	case h.rules:
 		j.takenOver(old, begun, shift > j.shift)
 	default:
 		old.excuse = "by hand"
 	}
-	if h.life != nil {
+	if h.life != nil && !begun.offer {
 		j.tally.terms++
 		h.life.newest = begun
 		h.life.r.resignedFor = 0
@@ -124,11 +143,20 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 // foreignID stands for the ID that a term has whose record does not tell.
 func foreignID(who string, version int64) string { return fmt.Sprint(who, "@", version) }
 
+// isRequest reports whether the record asks its holder to release.
+func isRequest(obj tenure.Object) bool {
+	_, asked := obj.Labels["tenure.release"]
+	return asked
+}
+
 func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
 	count(&j.judged, "takeovers")
+	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet {
+		j.violated("handover", "%s takes what is left to %s for %v more", begun.who, old.to, early)
+	}
 	if old.alive() && old.valid != nil && old.valid() {
 		if old.excuse == "" {
 			j.violated("I1", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
@@ -148,14 +176,21 @@ func (j *judge) deleted(h *handle, wakes bool) {
 	switch {
 	case !h.rules:
 		old.excuse = "by hand"
-	case old.running > 0 && old.alive():
-		j.violated("I4", "%s's term %d is released while its job runs", old.who, old.token)
+	default:
+		j.givenUp(old)
 	}
 	j.standing, j.payload = nil, nil
 	j.writtenAt = time.Now()
 	j.released = nil
 	if wakes && h.rules {
 		j.released = j.expectWake(h)
+	}
+}
+
+// givenUp is told that a term's record was deleted, or an offer put in its place.
+func (j *judge) givenUp(t *term) {
+	if t.running > 0 && t.alive() {
+		j.violated("I4", "%s's term %d is released while its job runs", t.who, t.token)
 	}
 }
 
@@ -168,149 +203,5 @@ func (j *judge) fencedWrite(t *tenure.Term, err error) {
 		count(&j.fenced, "landed")
 	case errors.Is(err, tenure.ErrLost):
 		count(&j.fenced, "refused")
-	}
-}
-
-// jobBegins is told that a func of a job begins.
-func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
-	t := j.terms[tm.ID()]
-	if t == nil {
-		j.violated("I3", "%s works for term %d, which nobody has written", l.r.name, tm.Token())
-		return
-	}
-	t.running++
-	if t.running > 1 || l.dead() {
-		return
-	}
-	j.begins(t, tm.Valid)
-	if tm.Token() != t.token {
-		j.violated("I3", "%s's term has token %d, and its record began at %d", t.who, tm.Token(), t.token)
-	}
-	if !tm.Valid() {
-		j.violated("I1", "%s's job begins after its term's trust has ended", t.who)
-	}
-	j.confirmed(t)
-	context.AfterFunc(ctx, func() { j.w.locked(func() { j.jobTold(t, tm, context.Cause(ctx)) }) })
-}
-
-// confirmed judges whether a job may begin after a takeover. Where a replica takes
-// up its own record, it need not be one.
-func (j *judge) confirmed(t *term) {
-	if t.before == nil || t.before.who == t.who {
-		return
-	}
-	if t.renewals < j.w.confirmations {
-		j.violated("confirmations", "%s's job begins after %d renewals, not %d", t.who, t.renewals, j.w.confirmations)
-	}
-	if j.w.fences && !t.cutOff {
-		j.violated("fence predecessor", "%s's job begins before %s was cut off", t.who, t.before.who)
-	}
-}
-
-// begins notes that somebody works for a term.
-func (j *judge) begins(t *term, valid func() bool) {
-	t.valid = valid
-	j.w.line.say(t.who, "JOB of %d begins", t.token)
-	for _, other := range j.running {
-		switch {
-		case other.life != nil && other.life == t.life:
-			j.violated("I5", "%s's jobs of terms %d and %d run at once", t.who, other.token, t.token)
-		case other.token < t.token:
-			j.overlap(other, t)
-		default:
-			j.overlap(t, other)
-		}
-	}
-	j.running = append(j.running, t)
-}
-
-func (j *judge) overlap(older, newer *term) {
-	why := older.excuse
-	if why == "" && older.life != nil && !older.told.IsZero() && time.Since(older.told) >= older.life.allowed() {
-		why = "late job"
-	}
-	if why == "" {
-		j.violated("I1", "%s's job of term %d overlaps with %s's of %d", older.who, older.token, newer.who, newer.token)
-		return
-	}
-	count(&j.excused, why)
-	j.w.line.say("judge", "%s's job of %d overlaps with %s's of %d, excused: %s", older.who, older.token, newer.who, newer.token, why)
-}
-
-// jobReturns is told that a func of a job returns.
-func (j *judge) jobReturns(l *life, tm *tenure.Term) {
-	if t := j.terms[tm.ID()]; t != nil && !l.dead() {
-		if t.running--; t.running == 0 {
-			j.ends(t)
-		}
-	}
-}
-
-func (j *judge) ends(t *term) {
-	j.w.line.say(t.who, "JOB of %d has returned", t.token)
-	for i, other := range j.running {
-		if other == t {
-			j.running = append(j.running[:i], j.running[i+1:]...)
-			return
-		}
-	}
-}
-
-// jobTold is told that a job's context has ended, and judges whether that was in
-// time and whether its cause is the truth.
-func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
-	l := t.life
-	if l.dead() {
-		return
-	}
-	t.told = time.Now()
-	j.w.line.say(t.who, "job of %d is told to return: %v", t.token, cause)
-	if left := time.Until(tm.Deadline()); left < l.allowed()-time.Millisecond {
-		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
-	}
-	count(&j.judged, "jobs told to return")
-	l.r.lastCause = cause
-	good := time.Since(l.goodSince())
-	switch {
-	case errors.Is(cause, tenure.ErrJobEnded):
-		count(&j.tally.ends, "job ended")
-	case errors.Is(cause, tenure.ErrResigned):
-		count(&j.tally.ends, "resigned")
-		if l.r.resignedFor == 0 {
-			j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
-		}
-	case errors.Is(cause, tenure.ErrShutdown):
-		count(&j.tally.ends, "shutdown")
-		if !l.stopping {
-			j.violated("cause", "%s's term ended by a shutdown that nobody asked for", t.who)
-		}
-	case errors.Is(cause, tenure.ErrUnhealthy):
-		count(&j.tally.ends, "unhealthy")
-		if good > l.ttl()/3 {
-			j.violated("cause", "%s's term ended as unhealthy, and it was fit for %v", t.who, good)
-		}
-	case errors.Is(cause, tenure.ErrLost):
-		count(&j.tally.ends, "lost")
-		if j.standing == t {
-			j.violated("I7", "%s's term %d counts as lost while its record stands", t.who, t.token)
-		}
-	case errors.Is(cause, tenure.ErrDeadline):
-		count(&j.tally.ends, "deadline")
-		// A call that hung when all was well again ends within TTL/6, and the next
-		// follows within as long.
-		if good > l.ttl()*2/5 {
-			j.violated("I7", "%s's term %d was not renewed, though all had been well for %v", t.who, t.token, good)
-		}
-	default:
-		j.violated("cause", "%s's term ended by %v", t.who, cause)
-	}
-}
-
-// crashed is told that a life ended, and with it its jobs.
-func (j *judge) crashed(l *life) {
-	for i := len(j.running) - 1; i >= 0; i-- {
-		if t := j.running[i]; t.life == l {
-			j.running = append(j.running[:i], j.running[i+1:]...)
-		}
 	}
 }

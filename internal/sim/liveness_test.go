@@ -12,8 +12,9 @@ import (
 // A candidate is a process that nothing is wrong with: it is not paused, its link
 // is clear, it is fit, it is a standby and need not stay away. The bounds count
 // from the last write of the record or from when the candidate became one,
-// whichever is later. Slack is what a call and a check that began in bad weather
-// may take until they end (TTL/6 each), and one pause after each (TTL/6).
+// whichever is later. Slack is for one that has only just become one: what a call
+// and a check that began in bad weather may take until they end (TTL/6 each), and
+// one pause after each (TTL/6).
 
 // release is one that wakes, and a candidate who waits for it.
 type release struct {
@@ -32,7 +33,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	}
 	since := l.goodSince()
 	if status.Terms > 0 {
-		away := l.ttl() / 3
+		away := l.ttl() / 3 // also where it was asked through the store
 		if errors.Is(l.r.lastCause, tenure.ErrUnhealthy) {
 			away = 4 * l.ttl()
 		}
@@ -64,7 +65,13 @@ func (j *judge) somebodyHolds() {
 		if j.writtenAt.After(from) {
 			from = j.writtenAt
 		}
-		bound := j.recordTTL(l)*103/100 + l.ttl()/6 + l.slack()
+		bound := j.recordTTL(l)*103/100 + l.ttl()/6 + l.ttl()/50
+		if j.writtenAt.Sub(since) < l.slack() {
+			bound += l.slack()
+		}
+		if j.standing != nil && !j.standing.rules {
+			bound += l.ttl() // until it looks, for it expects no such record, and it must watch it from then on
+		}
 		if j.w.clockJumps { // only what a standby has watched counts, from its next look on
 			bound += 2 * l.ttl()
 		}
@@ -74,7 +81,7 @@ func (j *judge) somebodyHolds() {
 		}
 		// Its own record, of which it does not know that it landed, or that it could
 		// not delete. For a TTL it knows it for its own.
-		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late {
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer {
 			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))
@@ -87,11 +94,8 @@ func (j *judge) somebodyHolds() {
 
 // recordTTL returns for how long the record that stands counts.
 func (j *judge) recordTTL(l *life) time.Duration {
-	if j.standing == nil {
-		return 0
-	}
-	if j.standing.life == nil {
-		return l.ttl()
+	if j.standing == nil || j.standing.life == nil {
+		return l.ttl() // of one that was deleted without a hint, and of another program's
 	}
 	return j.standing.life.ttl()
 }
@@ -128,5 +132,5 @@ func (j *judge) wokeInTime(begun *term) {
 	if time.Since(r.life.goodSince()) < took || !j.vainUntil.Before(r.at) || r.life.stopping {
 		return
 	}
-	j.violated("I6", "%s was not woken: %v after a release %v", r.life.r.name, took, begun)
+	j.violated("I6", "%s was not woken: %v after a release nobody had begun a term", r.life.r.name, took)
 }

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -51,23 +50,6 @@ func (d *dice) n(n int) int {
 // upTo returns a duration, the short ones no less likely than the long.
 func (d *dice) upTo(most time.Duration) time.Duration {
 	return scale(most, float64(1+d.n(1000))/1000/float64(int(1)<<d.n(6)))
-}
-
-// life is one process on a replica.
-type life struct {
-	r           *replica
-	coordinator *tenure.Coordinator
-	lease       *tenure.Lease
-	store       tenure.Store
-	shutdown    context.CancelFunc
-	gone        chan struct{} // closed at its crash
-	ended       chan struct{} // closed when Run has returned
-	started     time.Time
-
-	// Guarded by the world's lock.
-	stopping  bool  // a shutdown was asked for
-	newest    *term // the last whose record it wrote
-	unchecked bool  // its last check failed, or it never made one
 }
 
 func newReplica(w *world, i int) *replica {
@@ -131,28 +113,6 @@ func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
 	default:
 		return skewedPoller{s, store}
 	}
-}
-
-// run runs the coordinator. A panic of the job ends the process, as it would.
-func (l *life) run(ctx context.Context) {
-	defer func() {
-		defer close(l.ended)
-		var panicked *tenure.JobPanic
-		switch v := recover().(type) {
-		case nil:
-			return
-		case *tenure.JobPanic:
-			panicked = v
-		default:
-			panic(v)
-		}
-		if !errors.Is(panicked, errPanic) {
-			panic(panicked)
-		}
-		l.r.w.line.say(l.r.name, "process ends: its job panicked")
-		l.r.ended(l, l.r.dice.upTo(l.r.w.ttl))
-	}()
-	_ = l.coordinator.Run(ctx)
 }
 
 // ended is called when a process is gone.
@@ -224,6 +184,25 @@ func (r *replica) resign(away time.Duration) {
 	})
 }
 
+// ask asks the holder, through the store, to hand over to a replica, or to any.
+func (r *replica) ask(to string) {
+	r.w.mu.Lock()
+	l := r.life
+	if r.paused != nil {
+		l = nil
+	}
+	r.w.mu.Unlock()
+	if l == nil {
+		return
+	}
+	r.w.line.say(r.name, "asks for a handover to %q", to)
+	r.w.running.Go(func() {
+		ctx, cancel := timed(r.w.ttl / 6)
+		defer cancel()
+		_ = l.lease.RequestHandover(ctx, to)
+	})
+}
+
 // change changes what a replica suffers.
 func (r *replica) change(do func()) {
 	r.w.mu.Lock()
@@ -255,49 +234,4 @@ func (r *replica) pause(d time.Duration) {
 		r.w.line.say(r.name, "is resumed")
 		close(resumed)
 	})
-}
-
-// halt returns once the process runs, or false where it is gone.
-func (l *life) halt() bool {
-	for {
-		l.r.w.mu.Lock()
-		paused := l.r.paused
-		l.r.w.mu.Unlock()
-		if paused == nil {
-			return !l.dead()
-		}
-		select {
-		case <-paused:
-		case <-l.gone:
-			return false
-		}
-	}
-}
-
-func (l *life) dead() bool {
-	select {
-	case <-l.gone:
-		return true
-	default:
-		return false
-	}
-}
-
-func (l *life) ttl() time.Duration { return l.r.ttl }
-
-// allowed is the time that a job has to return, by the defaults of the library.
-func (l *life) allowed() time.Duration {
-	return l.r.ttl - l.r.ttl/30 - l.r.ttl*2/3
-}
-
-// goodSince returns since when nothing is wrong with the process. It must be
-// called under the world's lock.
-func (l *life) goodSince() time.Time {
-	switch {
-	case !l.r.good || l.dead():
-		return time.Now()
-	case l.started.After(l.r.goodSince):
-		return l.started
-	}
-	return l.r.goodSince
 }

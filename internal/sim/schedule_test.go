@@ -59,6 +59,14 @@ var events = []event{
 		r.resign(time.Duration(w.rng.IntN(2)) * w.upTo(2*w.ttl))
 		return "resignation"
 	}},
+	{6, func(w *world, _ *replica) string {
+		to := ""
+		if w.rng.IntN(2) == 0 {
+			to = w.replicas[w.rng.IntN(len(w.replicas))].name
+		}
+		w.replicas[w.rng.IntN(len(w.replicas))].ask(to)
+		return "request to release"
+	}},
 }
 
 var (

@@ -17,6 +17,10 @@ import (
 // reads, which this does. What it writes into its record is what it was configured
 // with, on its own clock; the reader makes that true again by the writer's rate.
 //
+// The age of a record that carries a request is the one exception: what the reader
+// adds to it is the store's time, so it is off by up to 1 % of what went by between
+// the last renewal and the request. Margin has room for that.
+//
 // The writer's wall clock is days off, which shows in acquired_at_ms.
 type skewed struct {
 	tenure.Store
@@ -37,6 +41,18 @@ func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 		obj.Payload = s.translated(obj.Payload)
 	}
 	return obj, err
+}
+
+// PutIf writes a record that was read, with a request in its labels, as it was.
+func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if obj.Key == leaseKey {
+		s.mu.Lock()
+		if s.from != nil && bytes.Equal(obj.Payload, s.to) {
+			obj.Payload = bytes.Clone(s.from)
+		}
+		s.mu.Unlock()
+	}
+	return s.Store.PutIf(ctx, obj, cond)
 }
 
 // translated returns a record as this replica reads it; the last is kept, for most

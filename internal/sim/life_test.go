@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// life is one process on a replica.
+type life struct {
+	r           *replica
+	coordinator *tenure.Coordinator
+	lease       *tenure.Lease
+	store       tenure.Store
+	shutdown    context.CancelFunc
+	gone        chan struct{} // closed at its crash
+	ended       chan struct{} // closed when Run has returned
+	started     time.Time
+
+	// Guarded by the world's lock.
+	stopping  bool  // a shutdown was asked for
+	newest    *term // the last whose record it wrote
+	unchecked bool  // its last check failed, or it never made one
+}
+
+// run runs the coordinator. A panic of the job ends the process, as it would.
+func (l *life) run(ctx context.Context) {
+	defer func() {
+		defer close(l.ended)
+		var panicked *tenure.JobPanic
+		switch v := recover().(type) {
+		case nil:
+			return
+		case *tenure.JobPanic:
+			panicked = v
+		default:
+			panic(v)
+		}
+		if !errors.Is(panicked, errPanic) {
+			panic(panicked)
+		}
+		l.r.w.line.say(l.r.name, "process ends: its job panicked")
+		l.r.ended(l, l.r.dice.upTo(l.r.w.ttl))
+	}()
+	_ = l.coordinator.Run(ctx)
+}
+
+// halt returns once the process runs, or false where it is gone.
+func (l *life) halt() bool {
+	for {
+		l.r.w.mu.Lock()
+		paused := l.r.paused
+		l.r.w.mu.Unlock()
+		if paused == nil {
+			return !l.dead()
+		}
+		select {
+		case <-paused:
+		case <-l.gone:
+			return false
+		}
+	}
+}
+
+func (l *life) dead() bool {
+	select {
+	case <-l.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *life) ttl() time.Duration { return l.r.ttl }
+
+// allowed is the time that a job has to return, by the defaults of the library.
+func (l *life) allowed() time.Duration {
+	return l.r.ttl - l.r.ttl/30 - l.r.ttl*2/3
+}
+
+// goodSince returns since when nothing is wrong with the process. It must be
+// called under the world's lock.
+func (l *life) goodSince() time.Time {
+	switch {
+	case !l.r.good || l.dead():
+		return time.Now()
+	case l.started.After(l.r.goodSince):
+		return l.started
+	}
+	return l.r.goodSince
+}
