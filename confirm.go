@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"maps"
 	"time"
 )
 
@@ -31,13 +32,21 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 			}
 		}
 	}
-	c.log().Info("takeover confirmed", "predecessor", term.predecessor().Holder, "token", term.Token(), "took", time.Since(began))
+	last := term.predecessors[len(term.predecessors)-1]
+	c.log().Info("takeover confirmed", "predecessor", last.Holder, "token", term.Token(), "took", time.Since(began))
+	// Renewed at once, for the record still says that it is not: where this replica
+	// crashes, nobody shall be fenced again who is well by then.
+	term.unconfirmed.Store(false)
+	if err := c.renew(ctx, term); err != nil {
+		c.renewalFailed(term, err)
+	}
 	return nil
 }
 
 // fence calls FencePredecessor until it succeeds, or ctx is done.
 func (c *Coordinator) fence(ctx context.Context, prev Holding) error {
 	for failures := 0; ; failures++ {
+		prev.Labels = maps.Clone(prev.Labels) // the record's, and the caller may do as he likes
 		err := c.cfg.FencePredecessor(ctx, prev)
 		if err == nil {
 			return nil

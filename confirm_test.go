@@ -81,7 +81,7 @@ func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *t
 		if got := b.Status(); got.Role != tenure.Holder || !b.IsHolder() {
 			t.Errorf("after it has confirmed: %+v", got)
 		}
-		s.want(t, "put", "put", "fenced a", "job")
+		s.want(t, "put", "put", "fenced a", "put", "job") // the third says that all is well now
 	})
 }
 

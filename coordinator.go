@@ -70,7 +70,8 @@ type CoordinatorConfig struct {
 	// Confirmations is how many renewals must succeed after a takeover before the
 	// job begins. Default 0. A takeover is a steal from a holder that has not
 	// released the lease; there is nothing to confirm after a release, nor where
-	// nobody held it.
+	// nobody held it. Where a replica gives the lease back before it has confirmed, the
+	// next one confirms.
 	Confirmations int
 
 	// FencePredecessor, where set, is called after a takeover and its
@@ -78,8 +79,9 @@ type CoordinatorConfig struct {
 	// address of a holder that vanished. It is called again until it returns nil,
 	// or the term is over. Where a replica that had taken the lease over did not get
 	// that far, it is called for those whom that one was to fence, too, so it must bear
-	// to be called for a holder that is cut off already. It must return when its
-	// context ends, as a job must.
+	// to be called for a holder that is cut off already; and for one of its own name,
+	// where a replica crashed and was started anew, unless Reclaim is set. It must
+	// return when its context ends, as a job must.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Logger gets one line per acquire, loss and release, and what goes wrong.
@@ -266,7 +268,6 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 }
 
 func (c *Coordinator) startJob(term *Term, job *job) {
-	term.unconfirmed.Store(false)
 	c.becomeHolder(term)
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)

@@ -41,6 +41,18 @@ type record struct {
 	Offered      bool   `json:"offered,omitempty"`
 }
 
+// how says in whose hands the lease is.
+func (h *Holding) how() string {
+	switch {
+	case !h.Offered:
+		return "held by " + h.Holder
+	case h.Holder == "":
+		return "left to anybody"
+	default:
+		return "left to " + h.Holder
+	}
+}
+
 // isTermOf reports whether an object is the record of a term.
 func isTermOf(term string, obj Object) bool {
 	var r record
@@ -69,14 +81,14 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		Holder:    unknownHolder,
 		Version:   obj.Version,
 		TTL:       ownTTL,
-		RenewedAt: obj.UpdatedAt,
+		RenewedAt: plausible(obj.UpdatedAt),
 		Age:       obj.Age,
 		Labels:    obj.Labels,
 	}
 	if hasReserved(obj) {
 		h.unconfirmed = unconfirmedIn(obj)
 		renewed := asRenewed(obj)
-		h.RenewedAt, h.Age = renewed.UpdatedAt, renewed.Age
+		h.RenewedAt, h.Age = plausible(renewed.UpdatedAt), renewed.Age
 		h.Labels = maps.Clone(obj.Labels)
 		maps.DeleteFunc(h.Labels, func(name, _ string) bool { return strings.HasPrefix(name, reservedLabels) })
 	}
@@ -89,10 +101,19 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		h.Holder = r.Holder
 	}
 	if r.AcquiredAtMS != 0 {
-		h.AcquiredAt = time.UnixMilli(r.AcquiredAtMS)
+		h.AcquiredAt = plausible(time.UnixMilli(r.AcquiredAtMS))
 	}
 	if r.TTLMS > 0 && r.TTLMS <= maximumTTL.Milliseconds() {
 		h.TTL = time.Duration(r.TTLMS) * time.Millisecond
 	}
 	return h, nil
+}
+
+// plausible returns a time that is fit for JSON, which has no years above 9999: the
+// zero time for one that somebody has written in another unit.
+func plausible(t time.Time) time.Time {
+	if year := t.UTC().Year(); year < 1 || year > 9998 {
+		return time.Time{}
+	}
+	return t
 }

@@ -48,7 +48,7 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	if e.Holding.Offered {
-		return fmt.Sprintf("%v: %s was left to %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+		return fmt.Sprintf("%v: %s is %s", ErrHeld, e.Holding.Key, e.Holding.how())
 	}
 	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
 }
@@ -60,14 +60,14 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // over. It is [ErrLost].
 type LostError struct {
 	Key Key
-	To  *Holding // who holds the lease now; nil: nobody, it is gone
+	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
 }
 
 func (e *LostError) Error() string {
 	if e.To == nil {
 		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
 	}
-	return fmt.Sprintf("%v: %s is held by %s", ErrLost, e.Key, e.To.Holder)
+	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
 }
 
 // Is makes the error match [ErrLost].
@@ -129,6 +129,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
 		validText("holder", cfg.Holder),
+		validHolder(cfg.Holder),
 	}
 	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
 		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
@@ -140,10 +141,6 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
 		}
 	}
-	// Escaped in JSON it may become six times as long.
-	if longest := MaxPayload / 8; len(cfg.Holder) > longest {
-		errs = append(errs, fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(cfg.Holder), longest))
-	}
 	if cfg.Reclaim && unnamed {
 		errs = append(errs, fmt.Errorf("%w: Reclaim is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
 	}
@@ -151,6 +148,15 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
 	}
 	return cfg, errors.Join(errs...)
+}
+
+// validHolder refuses a name that a record has no room for: escaped in JSON it may
+// become six times as long.
+func validHolder(name string) error {
+	if longest := MaxPayload / 8; len(name) > longest {
+		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), longest)
+	}
+	return nil
 }
 
 // Lease is the right to do one job, as seen by one replica: it acquires,
@@ -356,7 +362,7 @@ func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) err
 func (l *Lease) released(ctx context.Context, term *Term, err error) error {
 	var lost *LostError
 	switch {
-	case errors.As(err, &lost) && term.left != nil && term.left.is(lost.To): // the answer of a try before was lost
+	case errors.As(err, &lost) && term.hasLeft(lost.To): // the answer of a try before was lost
 		wakeAll(ctx, l.store, l.cfg.Key)
 		return nil
 	case err == nil || errors.Is(err, ErrLost):
@@ -384,7 +390,12 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 
 // takeOver begins a term in the place of another's record.
 func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
-	return l.begin(ctx, MatchVersion(from.Version), l.predecessors(from))
+	mayTake := l.mayTake(from)
+	term, err := l.begin(ctx, MatchVersion(from.Version), l.predecessors(from))
+	if err == nil && !mayTake && !from.Offered {
+		term.stolenFrom = &from
+	}
+	return term, err
 }
 
 // begin writes the record of a new term.

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -50,7 +51,7 @@ func unconfirmedIn(obj Object) []Holding {
 	return holdings
 }
 
-// unconfirmedBy makes the label's value for a term's record.
+// unconfirmedBy makes the label's value for a record.
 func unconfirmedBy(term string, before []Holding) unconfirmed {
 	u := unconfirmed{Term: term}
 	for _, h := range before {
@@ -68,23 +69,23 @@ func unconfirmedBy(term string, before []Holding) unconfirmed {
 }
 
 // predecessors returns who may still be at work when this lease takes over a
-// record: its holder, unless that gave it up or is this replica, and those of whom
-// that holder was not sure.
+// record: its holder, unless that gave it up, and those of whom that holder was not
+// sure; but not this replica itself. Of one holder the last term counts.
 func (l *Lease) predecessors(h Holding) []Holding {
-	if h.Offered || l.left(h) || l.reclaims(h) {
-		return h.unconfirmed
+	others := slices.Clone(h.unconfirmed)
+	if !h.Offered {
+		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
+		others = append(others, h)
 	}
-	others := slices.DeleteFunc(slices.Clone(h.unconfirmed), func(p Holding) bool { return p.Holder == h.Holder })
-	return append(others, h)
+	return slices.DeleteFunc(others, l.own)
 }
 
-// predecessor returns from whom the term was taken over; nil: it was nobody's, or
-// was given back.
-func (t *Term) predecessor() *Holding {
-	if len(t.predecessors) == 0 {
-		return nil
-	}
-	return &t.predecessors[len(t.predecessors)-1]
+// own reports whether a record is of a term of this replica, whose job has returned.
+func (l *Lease) own(h Holding) bool {
+	l.mu.Lock()
+	begun := h.Term != "" && h.Term == l.begun
+	l.mu.Unlock()
+	return begun || l.left(h) || l.cfg.Reclaim && h.Holder == l.cfg.Holder
 }
 
 // fromMilli and toMilli keep the zero time zero.

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,7 +77,7 @@ func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHand
 // where that replica holds the lease already. A later request replaces an earlier
 // one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
-	if err := validText("replica", to); err != nil {
+	if err := cmp.Or(validText("replica", to), validHolder(to)); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
 	var err error
@@ -99,10 +100,10 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	holding, stands := l.decode(obj), requestIn(obj)
 	switch {
+	case holding.Offered:
+		return fmt.Errorf("%s is %s: %w", l.cfg.Key, holding.how(), ErrNotFound)
 	case to != "" && holding.Holder == to && stands == nil:
 		return nil
-	case holding.Offered:
-		return fmt.Errorf("%s is left to %q: %w", l.cfg.Key, holding.Holder, ErrNotFound)
 	case holding.Term == "":
 		return fmt.Errorf("%s is held by a program that cannot be asked: %w", l.cfg.Key, errors.ErrUnsupported)
 	}

@@ -150,6 +150,7 @@ func TestARequestThatCannotBeMetSaysWhy(t *testing.T) {
 	lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
 	wantErr(t, lease.RequestRelease(t.Context()), tenure.ErrNotFound)
 	wantErr(t, lease.RequestHandover(t.Context(), "b\x00"), tenure.ErrInvalid)
+	wantErr(t, lease.RequestHandover(t.Context(), strings.Repeat("b", tenure.MaxPayload)), tenure.ErrInvalid)
 	obj := put(t, store, tenure.Object{Key: mustAcquire(t, lease).Key(), Payload: []byte(`{"holder":"another program"}`)})
 	wantErr(t, lease.RequestRelease(t.Context()), errors.ErrUnsupported)
 	if now, err := store.Get(t.Context(), obj.Key); err != nil || now.Version != obj.Version {
@@ -347,7 +348,7 @@ func TestWhatIsAskedAlreadyOrIsSoIsNotWrittenAgain(t *testing.T) {
 		}
 		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), nil)
 		time.Sleep(time.Second)
-		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), nil)
+		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), tenure.ErrNotFound)
 		wantErr(t, c.lease.RequestHandover(t.Context(), "c"), tenure.ErrNotFound)
 	})
 }

@@ -16,7 +16,8 @@ import (
 func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
 
 // ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back. Where several resign from
+// at least, counted from when the lease was given back; a handover to it by name,
+// see [Lease.RequestHandover], brings it back before. Where several resign from
 // one term, the first one's time counts.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {

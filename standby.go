@@ -55,7 +55,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 }
 
 // rest waits for so long before this replica competes again, or until the lease is
-// offered to it. It returns false once ctx is done.
+// left to it by name. It returns false once ctx is done.
 func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
 	end := time.Now().Add(pause)
 	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
@@ -79,7 +79,7 @@ func (c *Coordinator) isOffered(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
 	defer cancel()
 	holding, err := c.lease.Read(ctx)
-	return err == nil && c.lease.offered(holding)
+	return err == nil && holding.Offered && holding.Holder == c.lease.cfg.Holder // by name: to any is no reason to come back
 }
 
 func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {

@@ -36,7 +36,7 @@ func (s *state) become(role Role, reason string) {
 func (s *state) saw(h *Holding) {
 	if h.Offered {
 		if s.seen != nil {
-			s.over(s.seen.past("left to " + h.Holder))
+			s.over(s.seen.past(h.how()))
 		}
 		s.seen, s.holder = nil, ""
 		return
@@ -114,15 +114,15 @@ func (c *Coordinator) sawHolder(h Holding) {
 // enterTerm is told that a term has begun. Its job has not.
 func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
 	reason, ended := "acquired", "released"
-	predecessor := term.predecessor()
-	if predecessor != nil {
-		reason, ended = "stolen from "+predecessor.Holder, "expired"
+	from := term.stolenFrom
+	if from != nil {
+		reason, ended = "stolen from "+from.Holder, "expired"
 	}
 	c.mu.Lock()
 	s := &c.state
 	before := s.holder
-	if predecessor != nil {
-		s.saw(predecessor)
+	if from != nil {
+		s.saw(from)
 	}
 	if s.seen != nil {
 		s.over(s.seen.past(ended))
@@ -139,7 +139,7 @@ func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
 
 	c.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
 	if acquired := c.cfg.Trace.Acquired; acquired != nil {
-		acquired(term, predecessor)
+		acquired(term, from)
 	}
 	if before != term.Holder() {
 		c.holderChanged(term.Holder())
@@ -187,9 +187,9 @@ func (c *Coordinator) stopping(term *Term, cause error) {
 	s := &c.state
 	var lost *LostError
 	if errors.As(cause, &lost) {
-		s.holder, s.seen = "", lost.To
-		if lost.To != nil {
-			s.holder = lost.To.Holder
+		s.holder, s.seen = "", nil
+		if lost.To != nil && !lost.To.Offered {
+			s.holder, s.seen = lost.To.Holder, lost.To
 		}
 	}
 	holder := s.holder

@@ -23,9 +23,9 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 
+	stolenFrom   *Holding    // nil: nobody held the lease
 	predecessors []Holding   // who may still be at work, the last of them last
 	unconfirmed  atomic.Bool // and it is to be made sure that they are not
-	left         *record     // what the release puts in the place of the term's; nil: nothing
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
 	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
@@ -34,6 +34,7 @@ type Term struct {
 
 	mu       sync.Mutex    // guards the fields below; never held across I/O
 	version  int64         // of the object, as far as we know
+	left     *record       // what the release puts in the place of the term's record; nil: nothing
 	renewing chan struct{} // while a renewal is under way; closed at its end
 }
 
@@ -210,6 +211,8 @@ func (t *Term) local() bool { return t.trust.Load() == nil }
 // there is to be none. It is the same one each time, so that it is known again where
 // the answer was lost.
 func (t *Term) successor(leave time.Duration) *record {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	var to string
 	if request := t.asked.Load(); request != nil && request.To != t.holder && leave > 0 {
 		to = request.To
@@ -221,4 +224,11 @@ func (t *Term) successor(leave time.Duration) *record {
 		t.left = leftTo(to, leave)
 	}
 	return t.left
+}
+
+// hasLeft reports whether a holding is what the term's release has put in its place.
+func (t *Term) hasLeft(h *Holding) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.left != nil && t.left.is(h)
 }
