@@ -3,9 +3,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -309,6 +311,27 @@ func TestAPasswordIsShownNowhere(t *testing.T) {
 	s.awaitStart(t, 0)
 	inEnvironment := s.startWith(t, "b", []string{storeEnv + "=" + s.store}, s.service(t)...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(inEnvironment.log(), "msg=competing") })
+	watching := exec.Command(testBinary(t), "watch", "-key", "svc", "-store", s.store, "-json")
+	watching.Env = append(environ(), asTenure+"=1")
+	lines, err := watching.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := watching.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		watching.Process.Signal(syscall.SIGTERM)
+		if err := watching.Wait(); err != nil {
+			t.Errorf("watch: %v", err)
+		}
+	}()
+	if line, err := bufio.NewReader(lines).ReadString('\n'); err != nil || !strings.Contains(line, `"held"`) {
+		t.Errorf("watch: %q, %v", line, err)
+	}
+	if out, err := exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(watching.Process.Pid)).Output(); err != nil || strings.Contains(string(out), password) {
+		t.Errorf("ps shows %q, %v", out, err)
+	}
 	for _, pid := range []int{inArguments.cmd.Process.Pid, inEnvironment.cmd.Process.Pid, inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
 		out, err := exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(pid)).Output()
 		if err != nil || strings.Contains(string(out), password) || !strings.Contains(string(out), s.dir) {
@@ -328,6 +351,9 @@ func TestAPasswordIsShownNowhere(t *testing.T) {
 		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, password+"%", 1)},
 		{"status", "-key", "svc", "-store", "postgres://u:" + password + "@127.0.0.1:port/db"},
 		{"status", "-ttl=" + s.store},
+		{"status", "host=h password=" + password},
+		{"status", "-key", "svc", "-store", "host=h password=" + password},
+		{"status", strings.Replace(s.store, password, `a" `+password, 1)},
 		{"run", "-ttl", s.store},
 		{s.store},
 	} {
@@ -361,4 +387,25 @@ func TestRunWaitsForAStoreThatIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.awaitStart(t, 0)
+}
+
+func TestWhatOthersHaveWrittenDoesNothingToATerminal(t *testing.T) {
+	t.Parallel()
+	const bad = "b\nstate  free\x1b[2J"
+	v := leaseView{Key: "t/" + bad, State: stateHeld, Holder: bad, Term: bad, Labels: map[string]string{bad: bad}}
+	var out bytes.Buffer
+	if err := errors.Join(
+		v.print(&out),
+		printList(&out, []leaseView{v}),
+		printChange(&out, change{time.Now(), v}, false),
+		requested{Key: v.Key, Holder: bad, To: "c" + bad}.print(&out),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Contains(got, "\x1b") || strings.Contains(got, "\nstate  free") || strings.Count(got, `"b\nstate  free\x1b[2J"`) < 6 {
+		t.Errorf("they print %q", got)
+	}
+	if got := printable("Zoë's host-1"); got != "Zoë's host-1" {
+		t.Errorf("it is quoted: %q", got)
+	}
 }

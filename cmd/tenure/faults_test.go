@@ -3,7 +3,9 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,16 +84,79 @@ func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
 
 func TestAGuardThatIsStoppedDoesNotKeepAProgramAlive(t *testing.T) {
 	t.Parallel()
-	s := sqliteSite(t)
-	r := s.start(t, "a", s.service(t)...)
-	s.awaitStart(t, 0)
-	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGSTOP); err != nil {
+	how := map[string][]string{"alone": nil, "with a child in its group": {"member"}}
+	if runtime.GOOS == "linux" {
+		how["with a child that has left its group"] = []string{"child"}
+	}
+	for name, how := range how {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			r := s.start(t, "a", s.service(t, how...)...)
+			s.awaitStart(t, 0)
+			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			r.signal(t, syscall.SIGTERM)
+			r.awaitExit(t)
+			if !s.idle() {
+				t.Error("something of the program runs on")
+			}
+		})
+	}
+}
+
+func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
+	t.Parallel()
+	unread, orders, err := os.Pipe()
+	if err != nil {
 		t.Fatal(err)
 	}
-	r.signal(t, syscall.SIGTERM)
-	r.awaitExit(t)
-	if !s.idle() {
-		t.Error("the program runs on")
+	defer unread.Close()
+	g := &guarded{orders: json.NewEncoder(orders), pipe: orders}
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		size := 0
+		for size < 66<<10 { // more than a pipe holds
+			g.send(order{Signal: syscall.SIGWINCH})
+			size += len(`{"Signal":28}`) + 1
+		}
+	}()
+	select {
+	case <-sent:
+	case <-time.After(2 * soon):
+		t.Error("it waits for the guard")
+	}
+	orders.Close()
+	rest, err := io.ReadAll(unread)
+	if lines := strings.Count(string(rest), `{"Signal":28}`+"\n"); err != nil || len(rest) != lines*14 {
+		t.Errorf("an order was cut off: %d lines in %d bytes, %v", lines, len(rest), err)
+	}
+}
+
+func TestAGroupOfZombiesIsGone(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("here it cannot be told")
+	}
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	group := cmd.Process.Pid
+	if onlyZombies(group) {
+		t.Error("it lives")
+	}
+	cmd.Process.Kill()
+	eventually(t, soon, "it is a zombie", func() bool { return onlyZombies(group) })
+	if err := syscall.Kill(-group, 0); err != nil {
+		t.Errorf("the kernel knows it no longer: %v; the test tests nothing", err)
+	}
+	cmd.Wait()
+	if onlyZombies(group) {
+		t.Error("it is nobody any more")
 	}
 }
 

@@ -85,7 +85,7 @@ func (p *program) stop(sig syscall.Signal) {
 }
 
 func (p *program) stopOthers() {
-	for _, d := range descendants() {
+	for _, d := range descendants(os.Getpid()) {
 		if d.group != p.pid { // or it was told with its group
 			syscall.Kill(d.pid, syscall.SIGTERM)
 		}
@@ -94,7 +94,7 @@ func (p *program) stopOthers() {
 
 func (p *program) kill() {
 	signalGroup(p.pid, syscall.SIGKILL)
-	for _, d := range descendants() {
+	for _, d := range descendants(os.Getpid()) {
 		syscall.Kill(d.pid, syscall.SIGKILL)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -28,7 +27,7 @@ type guarded struct {
 
 	mu     sync.Mutex // guards orders: signals are passed from another goroutine
 	orders *json.Encoder
-	pipe   io.Closer
+	pipe   *os.File
 
 	group int // the program's; 0: it has not been started
 }
@@ -86,9 +85,12 @@ func termEnv(term *tenure.Term) []string {
 	}
 }
 
+// send returns soon, also where the guard is stopped and its pipe is full: then the
+// order is dropped, whole, and the guard is killed when the program is to end.
 func (g *guarded) send(o order) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.pipe.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
 	g.orders.Encode(o) // if the guard is gone, its reports end
 }
 
@@ -141,11 +143,18 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 	return *final, nil
 }
 
-// kill ends the guard and the program.
+// kill ends the guard, and first the program with all that it has started: it
+// could not be found any more where its guard is gone.
 func (g *guarded) kill() {
 	g.log.Warn("guard does not answer, killed")
 	if g.group != 0 {
 		signalGroup(g.group, syscall.SIGKILL)
+	}
+	for found := descendants(g.cmd.Process.Pid); len(found) > 0; found = descendants(g.cmd.Process.Pid) {
+		for _, d := range found {
+			syscall.Kill(d.pid, syscall.SIGKILL)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	g.cmd.Process.Kill()
 }
@@ -153,7 +162,7 @@ func (g *guarded) kill() {
 // reap makes sure that nothing is left of the process group of a program whose
 // guard is gone.
 func (g *guarded) reap() {
-	for g.group != 0 && !errors.Is(syscall.Kill(-g.group, syscall.SIGKILL), syscall.ESRCH) {
+	for g.group != 0 && !errors.Is(syscall.Kill(-g.group, syscall.SIGKILL), syscall.ESRCH) && !onlyZombies(g.group) {
 		syscall.Wait4(-g.group, nil, syscall.WNOHANG, nil) // they are this process's own where it is the init
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -173,15 +173,16 @@ func (o *output) exit(name string, err error) int {
 	return 1
 }
 
-// concealer keeps URLs out of what is written for people, for a password may
-// stand anywhere in one that was mistyped. It is the last resort: nothing that
-// tenure says of itself holds a URL.
+// concealer keeps URLs and passwords out of what is written for people, for a
+// password may stand anywhere in a URL that was mistyped. It is the last resort: nothing that
+// tenure says of itself holds either.
 type concealer struct{ w io.Writer }
 
-var urls = regexp.MustCompile(`(postgres(?:ql)?)://[^\s"'` + "`" + `]*`)
+// What follows a URL, or a password, is not told from it: all up to the next quote goes.
+var secrets = regexp.MustCompile(`(?i)(postgres(?:ql)?://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
 func (c concealer) Write(b []byte) (int, error) {
-	if _, err := c.w.Write(urls.ReplaceAll(b, []byte("$1://(not shown)"))); err != nil {
+	if _, err := c.w.Write(secrets.ReplaceAll(b, []byte("$1(not shown)"))); err != nil {
 		return 0, err
 	}
 	return len(b), nil

@@ -56,10 +56,13 @@ func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
 		{"run", "-store", db, "-key", "/", "--", "true"},
 		{"run", "-store", ":memory:", "-key", "k", "--", "true"},
 		{"run", "-store", "mysql://localhost/db", "-key", "k", "--", "true"},
+		{"run", "-store", "host=localhost dbname=db", "-key", "k", "--", "true"},
+		{"run", "-store", "postgres:/localhost/db", "-key", "k", "--", "true"},
 		runOn(),
 		runOn("--", "no-such-program"),
 		runOn("-ttl", "soon", "--", "true"),
 		runOn("-ttl", "10ms", "--", "true"),
+		runOn("-ttl", "2000000h", "--", "true"),
 		runOn("-renew", "-1s", "--", "true"),
 		runOn("-renew", "25s", "--", "true"),
 		runOn("-acquire", "-1s", "--", "true"),
@@ -89,6 +92,9 @@ func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
 		status, stdout, stderr := tenureCommand(t, args...)
 		if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "tenure") {
 			t.Errorf("%q: exit status %d, %q and %q; want 2 and one line", args, status, stdout, stderr)
+		}
+		if strings.Contains(stderr, "(not shown)") {
+			t.Errorf("%q: %q; there was nothing to hide", args, stderr)
 		}
 	}
 	if _, err := os.Stat(db); err == nil {

@@ -28,17 +28,18 @@ func becomeSubreaper() error {
 }
 
 // process is one that /proc shows.
-type process struct{ pid, group int }
+type process struct {
+	pid, parent, group int
+	zombie             bool // has ended, and its parent has not asked how
+}
 
-// descendants returns all that this process has started, and what those have.
-func descendants() []process {
+func processes() (all []process) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
 	}
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
-	children := make(map[int][]process) // by parent
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -51,15 +52,26 @@ func descendants() []process {
 		// The second field is the program's name in parentheses, which may hold
 		// anything. After it come the state, the parent and the group.
 		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) < 3 || fields[0][0] == 'Z' {
+		if len(fields) < 3 {
 			continue
 		}
 		parent, _ := strconv.Atoi(string(fields[1]))
 		group, _ := strconv.Atoi(string(fields[2]))
-		children[parent] = append(children[parent], process{pid, group})
+		all = append(all, process{pid, parent, group, fields[0][0] == 'Z'})
 	}
-	var found []process
-	for next := children[os.Getpid()]; len(next) > 0; {
+	return all
+}
+
+// descendants returns all that a process has started, and what those have, as far
+// as it has not ended.
+func descendants(of int) (found []process) {
+	children := make(map[int][]process) // by parent
+	for _, p := range processes() {
+		if !p.zombie {
+			children[p.parent] = append(children[p.parent], p)
+		}
+	}
+	for next := children[of]; len(next) > 0; {
 		found = append(found, next...)
 		var below []process
 		for _, p := range next {
@@ -68,4 +80,19 @@ func descendants() []process {
 		next = below
 	}
 	return found
+}
+
+// onlyZombies reports whether all of a process group have ended, and stay for a
+// parent that does not ask how: the first process of some containers never does.
+func onlyZombies(group int) bool {
+	some := false
+	for _, p := range processes() {
+		if p.group == group {
+			if !p.zombie {
+				return false
+			}
+			some = true
+		}
+	}
+	return some
 }

@@ -25,4 +25,7 @@ func becomeSubreaper() error { return nil }
 type process struct{ pid, group int }
 
 // descendants returns none: only the process group is known here.
-func descendants() []process { return nil }
+func descendants(int) []process { return nil }
+
+// onlyZombies cannot tell here.
+func onlyZombies(int) bool { return false }

@@ -87,11 +87,11 @@ func (r requested) print(w io.Writer) error {
 	var err error
 	switch r.To {
 	case "":
-		_, err = fmt.Fprintf(w, "asked %s to release %s\n", r.Holder, r.Key)
+		_, err = fmt.Fprintf(w, "asked %s to release %s\n", printable(r.Holder), printable(r.Key))
 	case r.Holder:
-		_, err = fmt.Fprintf(w, "%s holds %s already\n", r.Holder, r.Key)
+		_, err = fmt.Fprintf(w, "%s holds %s already\n", printable(r.Holder), printable(r.Key))
 	default:
-		_, err = fmt.Fprintf(w, "asked %s to leave %s to %s\n", r.Holder, r.Key, r.To)
+		_, err = fmt.Fprintf(w, "asked %s to leave %s to %s\n", printable(r.Holder), printable(r.Key), printable(r.To))
 	}
 	return err
 }

@@ -42,7 +42,7 @@ A service that something else supervises is run by two commands in place of a pr
   tenure run -store STORE -key web -start 'systemctl start web' -stop 'systemctl stop web'
 
 -stop is run once before the first term too, for what may be left of an earlier run, and
-is tried again until it succeeds.
+is tried again until it succeeds. So only one tenure of a host may run one service.
 
 Commands are lines for /bin/sh. Where the store is down, run tries again.`,
 	define: func(flags *flag.FlagSet) action {
@@ -63,6 +63,9 @@ const (
 // defaultType is the type of a key that is given as a name alone, as of the
 // library's own default key.
 const defaultType = "reconciler_lease"
+
+// longestTTL is far above what is of use, and far below what overflows.
+const longestTTL = 10000 * time.Hour
 
 type runOptions struct {
 	store        storeFlag
@@ -125,6 +128,8 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-replica is empty")
 	case o.ttl < time.Second:
 		return timing{}, usageError("-ttl %v is below 1s", o.ttl)
+	case o.ttl > longestTTL:
+		return timing{}, usageError("-ttl %v is above %v", o.ttl, longestTTL)
 	case o.confirm < 0:
 		return timing{}, usageError("-confirm %d is negative", o.confirm)
 	case o.check == "" && o.checkTimeout != 0:

@@ -11,9 +11,11 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/tenurelib/tenure"
 )
@@ -37,8 +39,7 @@ last renewed. A lease that is not renewed expires, and any replica may take it t
 				if l.json {
 					return writeJSON(out.stdout, view)
 				}
-				view.print(out.stdout)
-				return nil
+				return view.print(out.stdout)
 			})
 		}
 	},
@@ -193,29 +194,38 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 	return views, nil
 }
 
-func (v leaseView) print(w io.Writer) {
+func (v leaseView) print(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	defer table.Flush()
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
-	line("lease", "%s", v.Key)
+	line("lease", "%s", printable(v.Key))
 	if v.State == stateFree {
 		line("state", "free: nobody holds it")
-		return
+		return table.Flush()
 	}
 	line("state", "%s", v.expiry())
-	line("holder", "%s", v.Holder)
+	line("holder", "%s", printable(v.Holder))
 	if v.AcquiredAt != nil {
 		line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
 	}
 	line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
 	if v.Term != "" {
-		line("term", "%s", v.Term)
+		line("term", "%s", printable(v.Term))
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
-		line("label", "%s=%s", name, v.Labels[name])
+		line("label", "%s=%s", printable(name), printable(v.Labels[name]))
 	}
+	return table.Flush()
+}
+
+// printable quotes what would do something to a terminal, or end a line: others
+// have written it to the store.
+func printable(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
 }
 
 // expiry tells the state, and until when it lasts.
@@ -241,7 +251,7 @@ func printList(w io.Writer, views []leaseView) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "LEASE\tHOLDER\tFOR\tSTATE")
 	for _, v := range views {
-		fmt.Fprintln(table, strings.Join([]string{v.Key, v.Holder, v.heldFor().String(), v.expiry()}, "\t"))
+		fmt.Fprintln(table, strings.Join([]string{printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry()}, "\t"))
 	}
 	return table.Flush()
 }

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -54,11 +55,16 @@ func (s *storeFlag) name() (string, error) {
 		return name, checkURL(name)
 	case name == ":memory:":
 		return "", usageError("the store is to be shared, and :memory: is each process's own")
-	case strings.Contains(name, "://"):
+	case strings.Contains(name, "://"), notPath.MatchString(name):
+		// Not as a path: each host would have a file of its own, and run the program.
 		return "", usageError("the store is neither a SQLite path nor a postgres:// URL")
 	}
 	return name, nil
 }
+
+// notPath finds the settings that libpq takes in place of a URL, "host=db password=…",
+// and a URL that lacks a slash.
+var notPath = regexp.MustCompile(`(?i)^postgres(ql)?:|(^|\s)(host|hostaddr|port|user|password|dbname|service|sslmode|passfile)\s*=`)
 
 // open opens a store that is there. It may be closed twice.
 func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {

@@ -28,12 +28,19 @@ not answer, it says so once and tries again.`,
 		var l lookup
 		l.define(flags)
 		return func(ctx context.Context, out *output, args []string) error {
+			l.store.hideURL(len(args))
 			ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			// The store outlives the time that on allows for its opening.
-			return l.on(ctx, args, func(_ context.Context, store database) error {
-				return watch(ctx, store, &l, out)
+			var watched error
+			err := l.on(ctx, args, func(_ context.Context, store database) error {
+				watched = watch(ctx, store, &l, out)
+				return nil
 			})
+			if ctx.Err() != nil {
+				return nil // interrupted as it opened the store
+			}
+			return errors.Join(err, watched)
 		}
 	},
 }
@@ -96,12 +103,12 @@ func printChange(w io.Writer, c change, asJSON bool) error {
 	what := c.State
 	switch c.State {
 	case stateHeld:
-		what += " by " + c.Holder
+		what += " by " + printable(c.Holder)
 	case stateOffered:
-		what += " to " + c.Holder
+		what += " to " + printable(c.Holder)
 	case stateExpired:
-		what += ", was held by " + c.Holder
+		what += ", was held by " + printable(c.Holder)
 	}
-	_, err := fmt.Fprintf(w, "%s  %s  %s\n", c.At.Format("2006-01-02T15:04:05.000Z07:00"), c.Key, what)
+	_, err := fmt.Fprintf(w, "%s  %s  %s\n", c.At.Format("2006-01-02T15:04:05.000Z07:00"), printable(c.Key), what)
 	return err
 }
