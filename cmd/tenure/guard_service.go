@@ -55,7 +55,7 @@ func stopService(ctx context.Context, line string, env []string, log *slog.Logge
 		if err == nil {
 			return nil
 		}
-		if err.Error() != said {
+		if err.Error() != said && ctx.Err() == nil {
 			said = err.Error()
 			log.Error("-stop command failed, trying again", "error", err)
 		}

@@ -246,6 +246,7 @@ func (r *runner) compete(ctx context.Context, store tenure.Store) error {
 		return asUsage(err)
 	}
 	if r.opts.stop != "" {
+		r.log.Info("stopping what may be left of an earlier run")
 		if err := stopService(ctx, r.opts.stop, environ(), r.log); err != nil {
 			return err
 		}
