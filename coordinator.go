@@ -183,7 +183,8 @@ type Coordinator struct {
 	mu     sync.Mutex // guards the fields below
 	state  state
 	held   *Term        // until it was given back; nil for a standby
-	resign *resignation // of that term
+	lost   chan<- error // of its keeper
+	resign *resignation // of that term; nil: nobody has asked
 	token  int64        // of the last term
 }
 
@@ -274,10 +275,13 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 }
 
 // stayAway returns how long this replica does not compete after a term.
-func (c *Coordinator) stayAway(term *Term, cause error, resign resignation) time.Duration {
+func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
 	every, least := c.cfg.AcquireInterval, time.Duration(0)
-	if resign.asked || errors.Is(cause, ErrResigned) {
-		least = max(2*jitter(every), resign.away)
+	if resign != nil || errors.Is(cause, ErrResigned) {
+		least = 2 * jitter(every)
+	}
+	if resign != nil {
+		least = max(least, resign.away)
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):

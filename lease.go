@@ -172,9 +172,9 @@ type Lease struct {
 	mu       sync.Mutex // guards the fields below; never held across I/O
 	seen     *sighting
 	leftover []leftover
-	newest   int64               // the greatest version that any term's record was seen to have
-	begun    string              // the last term that this lease began
-	sent     map[string]struct{} // terms whose first write is under way
+	newest   int64    // the greatest version that any term's record was seen to have
+	begun    string   // the last term that this lease began
+	sent     []string // terms whose first write is under way; nil: none
 }
 
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names

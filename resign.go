@@ -39,18 +39,16 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 func (c *Coordinator) askToResign(away time.Duration) *resignation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.resign != nil && !c.resign.asked {
-		c.resign.asked, c.resign.away, c.resign.over = true, away, make(chan struct{})
-		c.resign.lost <- ErrResigned
+	if c.held != nil && c.resign == nil {
+		c.resign = &resignation{away: away, over: make(chan struct{})}
+		c.lost <- ErrResigned
 	}
 	return c.resign
 }
 
 // resignation is how Resign reaches the goroutine that owns the term.
 type resignation struct {
-	lost  chan<- error  // the keeper's
-	asked bool          // has somebody?
-	away  time.Duration // how long to stay away at least
-	over  chan struct{} // closed when the lease has been given back; made by the first to ask
-	err   error         // of that; set before over is closed
+	away time.Duration // how long to stay away at least
+	over chan struct{} // closed when the lease has been given back
+	err  error         // of that; set before over is closed
 }

@@ -102,7 +102,7 @@ func (l *Lease) heldByUnknown() *HeldError {
 func (l *Lease) decode(obj Object) Holding {
 	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
 	l.mu.Lock()
-	_, own := l.sent[holding.Term]
+	own := slices.Contains(l.sent, holding.Term)
 	l.mu.Unlock()
 	// Another program's versions say nothing of ours; and a term that we are about to
 	// begin, whose answer is under way while somebody reads, does not follow itself.
@@ -116,14 +116,13 @@ func (l *Lease) decode(obj Object) Holding {
 func (l *Lease) sends(term string) (done func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sent == nil {
-		l.sent = make(map[string]struct{})
-	}
-	l.sent[term] = struct{}{}
+	l.sent = append(l.sent, term)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.sent, term)
+		if l.sent = slices.DeleteFunc(l.sent, func(id string) bool { return id == term }); len(l.sent) == 0 {
+			l.sent = nil // a lease that is held has no use for it
+		}
 	}
 }
 

@@ -127,7 +127,7 @@ func (c *Coordinator) enterTerm(term *Term, keeper *keeper) {
 	if s.seen != nil {
 		s.over(s.seen.past(ended))
 	}
-	c.held, c.resign, c.token = term, &resignation{lost: keeper.lost}, term.Token()
+	c.held, c.lost, c.token = term, keeper.lost, term.Token()
 	s.holder, s.seen = term.Holder(), nil
 	s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
 	s.terms++
@@ -290,8 +290,8 @@ func (c *Coordinator) holds(term *Term) bool {
 }
 
 // leaveTerm is told that nothing is left to do for the term held: the lease was given
-// back, or err says why not. It returns who has asked for that.
-func (c *Coordinator) leaveTerm(err error) resignation {
+// back, or err says why not. It returns whose resignation that was, nil where it was none.
+func (c *Coordinator) leaveTerm(err error) *resignation {
 	c.mu.Lock()
 	s := &c.state
 	s.over(PastTerm{
@@ -299,8 +299,7 @@ func (c *Coordinator) leaveTerm(err error) resignation {
 		Began: c.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
 	})
 	resign := c.resign
-	resign.err = err
-	c.held, c.resign = nil, nil
+	c.held, c.lost, c.resign = nil, nil, nil
 	standing := s.seen == nil && s.holder != "" // the record that could not be released
 	if standing {
 		s.holder = ""
@@ -311,10 +310,11 @@ func (c *Coordinator) leaveTerm(err error) resignation {
 	if standing {
 		c.holderChanged("")
 	}
-	if resign.asked {
+	if resign != nil {
+		resign.err = err
 		close(resign.over)
 	}
-	return *resign
+	return resign
 }
 
 // log returns the logger, with what all lines of this coordinator say. To keep it

@@ -40,14 +40,13 @@ type Term struct {
 
 // trust is the time for which a holder may believe in its term.
 type trust struct {
-	attempt  time.Time // before the acquire or renewal was sent
 	deadline time.Time // attempt + TTL − Margin, on the monotonic clock
 	wall     time.Time // the same on the wall clock
 }
 
 func newTrust(attempt time.Time, d time.Duration) *trust {
 	deadline := attempt.Add(d)
-	return &trust{attempt: attempt, deadline: deadline, wall: deadline.Round(0)}
+	return &trust{deadline: deadline, wall: deadline.Round(0)}
 }
 
 // covers reports whether now lies within the trust. The wall clock is asked too:
@@ -155,7 +154,7 @@ func (t *Term) extend(version int64, attempt time.Time) bool {
 	if !t.Valid() {
 		return false
 	}
-	if attempt.After(t.trust.Load().attempt) {
+	if attempt.After(t.lastAttempt()) {
 		t.trust.Store(newTrust(attempt, t.trusted))
 	}
 	return true
@@ -163,7 +162,7 @@ func (t *Term) extend(version int64, attempt time.Time) bool {
 
 // lastAttempt returns the instant before the last acquire or renewal that
 // succeeded was sent.
-func (t *Term) lastAttempt() time.Time { return t.trust.Load().attempt }
+func (t *Term) lastAttempt() time.Time { return t.trust.Load().deadline.Add(-t.trusted) }
 
 // renewal notes that a renewal is under way, until done is called.
 func (t *Term) renewal() (done func()) {

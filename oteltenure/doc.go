@@ -12,6 +12,7 @@
 //	tenure.is_holder           gauge      {holder}                   1 while this replica's job runs and its trust lasts, else 0
 //	tenure.token               gauge      {token}                    fencing token of this replica's last term; from its first term on
 //	tenure.trust.margin        gauge      s                          least trust that was left since the last collection; while it holds
+//	tenure.trust.duration      gauge      s                          trust that a renewal gives: the TTL less the Margin; while it holds
 //	tenure.renewal.duration    histogram  s                          of renewals that succeeded
 //	tenure.renewal.errors      counter    {error}   error.type       renewals that failed, and were tried again
 //	tenure.takeover.gap        histogram  s                          from the last renewal of a holder that vanished until the job began here

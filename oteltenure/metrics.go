@@ -30,6 +30,7 @@ type Metrics struct {
 	predecessor *tenure.Holding // from whom it was stolen
 	working     bool            // its job runs
 	ended       bool            // it was counted
+	trust       time.Duration   // that its acquire gave
 	margin      *time.Duration  // the least trust left since the last collection; nil: no word of it
 }
 
@@ -39,15 +40,17 @@ type Metrics struct {
 func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*Metrics, error) {
 	set := attribute.NewSet(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...)
 	m := &Metrics{lease: metric.WithAttributeSet(set)}
-	var errs [8]error
+	var errs [9]error
 	var isHolder, token metric.Int64ObservableGauge
-	var margin metric.Float64ObservableGauge
+	var margin, duration metric.Float64ObservableGauge
 	isHolder, errs[0] = meter.Int64ObservableGauge("tenure.is_holder", metric.WithUnit("{holder}"),
 		metric.WithDescription("1 while this replica's job runs and its trust lasts, else 0."))
 	token, errs[1] = meter.Int64ObservableGauge("tenure.token", metric.WithUnit("{token}"),
 		metric.WithDescription("Fencing token of this replica's last term."))
 	margin, errs[2] = meter.Float64ObservableGauge("tenure.trust.margin", metric.WithUnit("s"),
 		metric.WithDescription("Least trust that was left since the last collection."))
+	duration, errs[8] = meter.Float64ObservableGauge("tenure.trust.duration", metric.WithUnit("s"),
+		metric.WithDescription("Trust that a renewal gives: the TTL less the Margin."))
 	m.renewalDuration, errs[3] = meter.Float64Histogram("tenure.renewal.duration", metric.WithUnit("s"),
 		metric.WithDescription("Duration of renewals that succeeded."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10))
@@ -82,10 +85,11 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 		m.noteMargin(m.term.Remaining())
 		if m.margin != nil {
 			o.ObserveFloat64(margin, m.margin.Seconds(), m.lease)
+			o.ObserveFloat64(duration, m.trust.Seconds(), m.lease)
 			m.margin = nil
 		}
 		return nil
-	}, isHolder, token, margin)
+	}, isHolder, token, margin, duration)
 	if err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
@@ -105,6 +109,7 @@ func (m *Metrics) Trace() *tenure.Trace {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.term, m.predecessor, m.ended = term, predecessor, false
+			m.trust = term.Deadline().Sub(term.AcquiredAt())
 		},
 		JobStarted: func(term *tenure.Term) {
 			m.mu.Lock()

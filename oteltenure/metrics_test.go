@@ -191,6 +191,7 @@ func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
 		ofA.want(t, "a holds", scrape{
 			"tenure_is_holder":                              1,
 			"tenure_token":                                  float64(a.Status().Token),
+			"tenure_trust_duration_seconds":                 29,
 			"tenure_trust_margin_seconds":                   18.96, // 29 s, when the answer to a renewal came after 10.04 s
 			"tenure_renewal_duration_seconds_count":         3,
 			"tenure_renewal_duration_seconds_sum":           0.12,

@@ -295,6 +295,21 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 	})
 }
 
+func TestAReplicaThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	fenced := filepath.Join(s.dir, "fenced")
+	args := append([]string{"-fence", "touch " + fenced}, s.service(t)...)
+	first := s.start(t, "a", args...)
+	s.awaitStart(t, 0)
+	first.signal(t, syscall.SIGKILL)
+	s.start(t, "a", args...)
+	s.awaitStart(t, 1)
+	if _, err := os.Stat(fenced); err == nil {
+		t.Error("it was fenced")
+	}
+}
+
 func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

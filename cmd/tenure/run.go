@@ -300,6 +300,10 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 }
 
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
+	if prev.Holder == r.opts.replica { // a host that was started anew must not cut its own power
+		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
+		return nil
+	}
 	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
 	env = append(env, "TENURE_PREDECESSOR="+prev.Holder, "TENURE_PREDECESSOR_TERM="+prev.Term)
 	r.log.Info("fencing", "predecessor", prev.Holder)
