@@ -44,7 +44,7 @@ func TermFromContext(ctx context.Context) *Term {
 type job struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	results  chan jobResult // buffered: no func waits to be heard
+	results  chan *jobResult // buffered: no func waits to be heard
 	running  int
 	panicked *JobPanic
 }
@@ -62,7 +62,7 @@ var errGoexit = errors.New("runtime.Goexit was called")
 func newJob(ctx context.Context, scope jobScope) *job {
 	ctx = context.WithValue(context.WithoutCancel(ctx), jobScopeKey{}, scope)
 	ctx, cancel := context.WithCancelCause(ctx)
-	return &job{ctx: ctx, cancel: cancel, results: make(chan jobResult, 2)}
+	return &job{ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts one of the funcs, unless it is nil.
@@ -72,7 +72,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 	}
 	j.running++
 	go func() {
-		result := jobResult{name: name, err: errGoexit}
+		result := &jobResult{name: name, err: errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
@@ -84,7 +84,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 }
 
 // took counts a func that has returned.
-func (j *job) took(r jobResult) {
+func (j *job) took(r *jobResult) {
 	j.running--
 	if j.panicked == nil {
 		j.panicked = r.panicked
@@ -92,12 +92,12 @@ func (j *job) took(r jobResult) {
 }
 
 // confirmed reports whether this is the word that the job may begin.
-func (r jobResult) confirmed() bool {
+func (r *jobResult) confirmed() bool {
 	return r.name == confirmName && r.err == nil && r.panicked == nil
 }
 
 // cause says what a func's return before its time does to the term.
-func (r jobResult) cause() error {
+func (r *jobResult) cause() error {
 	switch {
 	case r.panicked != nil:
 		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, r.name, r.panicked.Value)
