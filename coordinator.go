@@ -309,18 +309,31 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			if !r.confirmed() {
 				return r.cause()
 			}
+			if _, err := c.left(term, keeper); err != nil {
+				return err // both came at once
+			}
 			c.startJob(term, job)
 		case <-deadline.C:
-			if err := term.over(); err != nil {
+			left, err := c.left(term, keeper)
+			if err != nil {
 				return err
-			}
-			left := c.untilDeadline(term)
-			if left <= 0 {
-				return keeper.late()
 			}
 			deadline.Reset(left)
 		}
 	}
+}
+
+// left returns how long untilOver may sleep before it looks again, or why the term
+// is over.
+func (c *Coordinator) left(term *Term, keeper *keeper) (time.Duration, error) {
+	if err := term.over(); err != nil {
+		return 0, err
+	}
+	left := c.untilDeadline(term)
+	if left <= 0 {
+		return 0, keeper.late()
+	}
+	return left, nil
 }
 
 // untilDeadline returns how long untilOver may sleep before it looks again; 0 or

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -36,7 +37,7 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 // confirmed judges whether a job may begin after a takeover. Where a replica takes
 // up its own record, it need not be one.
 func (j *judge) confirmed(t *term) {
-	if !t.mustBeConfirmed() {
+	if len(j.predecessors(t)) == 0 {
 		return
 	}
 	if t.renewals < j.w.confirmations {
@@ -47,17 +48,29 @@ func (j *judge) confirmed(t *term) {
 	}
 }
 
-// mustBeConfirmed reports whether a term's predecessor may be at work. Where a
-// replica takes up its own record, it is not.
-func (t *term) mustBeConfirmed() bool {
-	switch b := t.before; {
-	case b == nil:
-		return false
-	case b.offer: // by one who was not sure of its own predecessor, or to one replica
-		return b.before.valid == nil && b.before.who != t.who && b.before.mustBeConfirmed()
-	default:
-		return b.who != t.who
+// predecessors names who may be at work when a term begins: whose record it took
+// over, and of whom that one was not sure; but never the replica that takes it over.
+func (j *judge) predecessors(t *term) (names []string) {
+	b := t.before
+	if b == nil {
+		return nil
 	}
+	released := b.offer
+	if released {
+		b = b.before
+	}
+	if b.valid == nil && !j.sure(b) { // its job has not begun
+		names = j.predecessors(b)
+	}
+	if !released {
+		names = append(names, b.who)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return name == t.who })
+}
+
+// sure reports whether a term's takeover is confirmed.
+func (j *judge) sure(t *term) bool {
+	return t.renewals >= j.w.confirmations && (t.cutOff || !j.w.fences)
 }
 
 // begins notes that somebody works for a term.
