@@ -172,7 +172,7 @@ var mutants = []mutant{
 	{"Postgres: a version is the time alone", "store_postgres_sql.go",
 		"resource_version = greatest(resource_version + 1, {now_us})", "resource_version = {now_us}",
 		"as above"},
-	{"SQLite: versions begin at 1 in each life of an object", "store_sqlite.go",
+	{"SQLite: versions begin at 1 in each life of an object", "store_sqlite_sql.go",
 		"resource_version = max(?4, coalesce(\n\t\t\t\t(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = ?1 AND id = ?2), 1))", "resource_version = 1 + 0 * ?4",
 		"tokens repeat, and a stale write finds its version"},
 	{"Mem: versions begin at 1 in each life of an object", "storetest/mem.go",

@@ -1,0 +1,69 @@
+package tenure
+
+import (
+	"strings"
+
+	"github.com/tenurelib/tenure/internal/schema"
+)
+
+// sqliteStatements are the statements of one table.
+type sqliteStatements struct {
+	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence string
+}
+
+// The statements name every column, and no conflict target but in our own
+// tombstones: the table may be another program's, with more columns and other
+// keys.
+func newSQLiteStatements(table string) sqliteStatements {
+	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+	names := strings.NewReplacer(
+		"{objects}", quote(table),
+		"{tombstones}", quote(table+tombstonesSuffix),
+		"{tombstones_by_age}", quote(table+tombstonesSuffix+"_by_age"),
+	)
+	return sqliteStatements{
+		migrate: names.Replace(schema.SQLite),
+		probe: names.Replace(`
+			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} LIMIT 0`),
+		get: names.Replace(`
+			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		list: names.Replace(`
+			SELECT id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			FROM {objects} WHERE object_type = ?1 AND id > ?2 ORDER BY id LIMIT ?3`),
+		version: names.Replace(`
+			SELECT resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		says: names.Replace(`
+			SELECT coalesce(labels, '') || CAST(payload AS TEXT) FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+		insert: names.Replace(`
+			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
+			VALUES (?1, ?2, ?3, ?4, ?5, 1, 0, 0) ON CONFLICT DO NOTHING`),
+		number: names.Replace(`
+			UPDATE {objects} SET created_at_ms = ?3, updated_at_ms = ?3, resource_version = max(?4, coalesce(
+				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = ?1 AND id = ?2), 1))
+			WHERE object_type = ?1 AND id = ?2
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
+		// A version of 0 is no condition.
+		replace: names.Replace(`
+			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6,
+				resource_version = max(resource_version + 1, ?7)
+			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
+		taken: names.Replace(`
+			SELECT object_type, id FROM {objects} WHERE object_type = ?1 AND name = ?3 OR object_type <> ?1 AND id = ?2
+			ORDER BY object_type <> ?1 LIMIT 1`),
+		remove: names.Replace(`
+			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?3`),
+		bury: names.Replace(`
+			INSERT INTO {tombstones} (object_type, id, resource_version) VALUES (?1, ?2, ?3)
+			ON CONFLICT (object_type, id) DO UPDATE SET resource_version = max(resource_version, excluded.resource_version)`),
+		lock: names.Replace(`
+			DELETE FROM {tombstones} WHERE false`),
+		fence: names.Replace(`
+			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
+		prune: names.Replace(`
+			DELETE FROM {tombstones} WHERE rowid IN
+				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),
+	}
+}
