@@ -7,7 +7,7 @@ help: ## list the targets
 
 .PHONY: test
 test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
-	go test -race -timeout 10m ./...
+	go test -race -p 1 -timeout 10m ./... # one package at a time: many start servers and processes, and some judge by time
 	cd oteltenure && go test -race ./...
 
 .PHONY: lint

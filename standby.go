@@ -44,8 +44,8 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 			seen = held.Holding.Term
 		}
 		deaf := vain.after(woken && !news, c.cfg.AcquireInterval)
-		if errors.Is(err, ErrSetup) || errors.Is(err, ErrUnhealthy) {
-			deaf = pause // whoever may not acquire need not hear when to
+		if errors.Is(err, ErrSetup) || errors.Is(err, ErrUnhealthy) || errors.Is(err, ErrDeadline) {
+			deaf = pause // who may not acquire, or is too slow to, need not hear when to
 		}
 		var ok bool
 		if woken, ok = awaitHint(ctx, hints, deaf, pause); !ok {

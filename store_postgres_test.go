@@ -478,7 +478,7 @@ func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
 	if _, err := lease.Read(t.Context()); err != nil {
 		t.Errorf("read: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the server ends the wait 50 ms before
 	defer cancel()
 	tx, err = pool.Begin(t.Context())
 	wantErr(t, err, nil)
