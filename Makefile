@@ -6,8 +6,9 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .PHONY: test
+# One package at a time: many start servers and processes, and some judge by time.
 test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
-	go test -race -p 1 -timeout 10m ./... # one package at a time: many start servers and processes, and some judge by time
+	go test -race -p 1 -timeout 10m ./...
 	cd oteltenure && go test -race ./...
 
 .PHONY: lint

@@ -179,15 +179,20 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 
 // whenUp calls fn, again and again while the database cannot be reached.
 func (s *PostgresStore) whenUp(ctx context.Context, fn func() error) error {
-	for pause, waiting := 100*time.Millisecond, false; ; pause = min(2*pause, 5*time.Second) {
+	var last error // of a try that ctx did not cut off: it tells what is wrong
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := s.explain(fn())
-		if err == nil || !isDown(err) {
+		switch {
+		case err == nil:
+			return nil
+		case last != nil && ctx.Err() != nil:
+			return fmt.Errorf("%w: %w", context.Cause(ctx), last)
+		case !isDown(err):
 			return err
-		}
-		if !waiting {
+		case last == nil:
 			s.cfg.Logger.Warn("waiting for the database", "error", err)
-			waiting = true
 		}
+		last = err
 		if !sleep(ctx, jitter(pause)) {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}

@@ -388,7 +388,7 @@ func TestOpeningWaitsForADatabaseThatIsDown(t *testing.T) {
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := tenure.OpenPostgres(ctx, server.URL(), tenure.PostgresConfig{Logger: logger})
 	wantErr(t, err, context.DeadlineExceeded)
