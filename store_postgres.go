@@ -495,6 +495,6 @@ func lockTimeout(ctx context.Context) sql.NullString {
 		return sql.NullString{}
 	}
 	left := time.Until(deadline)
-	left -= min(left/10, 50*time.Millisecond)
+	left -= min(left/10, 200*time.Millisecond)
 	return sql.NullString{String: strconv.FormatInt(min(max(1, left.Milliseconds()), math.MaxInt32), 10), Valid: true}
 }

@@ -165,7 +165,7 @@ func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
 		},
 		"delete": func(ctx context.Context) error { return store.DeleteIf(ctx, key, obj.Version) },
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // the server ends the wait a tenth before
 		began := time.Now()
 		err := write(ctx)
 		cancel()
@@ -478,7 +478,7 @@ func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
 	if _, err := lease.Read(t.Context()); err != nil {
 		t.Errorf("read: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the server ends the wait 50 ms before
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the server ends the wait a tenth before
 	defer cancel()
 	tx, err = pool.Begin(t.Context())
 	wantErr(t, err, nil)
