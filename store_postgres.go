@@ -10,6 +10,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -169,11 +170,13 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 // under way, and some seconds for a server that does not answer. Coordinators
 // should have ended before.
 func (s *PostgresStore) Close() error {
-	s.watches.close()
+	var watches sync.WaitGroup
+	watches.Go(s.watches.close) // beside the others: a server that does not answer takes its time of each
 	s.leases.close()
 	if s.owned {
 		s.pool.Close()
 	}
+	watches.Wait()
 	return nil
 }
 

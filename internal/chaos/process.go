@@ -102,7 +102,7 @@ func (p *process) terminate() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	late := time.AfterFunc(20*time.Second, func() { p.cmd.Process.Signal(syscall.SIGQUIT) }) // its goroutines go to its log
+	late := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Signal(syscall.SIGQUIT) }) // its goroutines go to its log
 	defer late.Stop()
 	if err := p.wait(); err != nil {
 		return fmt.Errorf("%s did not end in order: %w\n%s", p.name(), err, p.logTail())

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -43,10 +44,14 @@ type Listener struct {
 
 	// Notify notifies the channel, through another connection.
 	Notify func(ctx context.Context, payload string) error
+
+	closing sync.WaitGroup // for connections that pgx has yet to close
 }
 
-// Run listens until ctx is done.
+// Run listens until ctx is done. Then it closes its connections, and waits some
+// seconds for a server that does not answer. It may be called once.
 func (l *Listener) Run(ctx context.Context) {
+	defer l.closing.Wait()
 	rest, deaf, said := leastRest, deafRest, ""
 	for {
 		heardFor, err := l.listen(ctx, said != "")
@@ -165,6 +170,9 @@ func (l *Listener) close(conn *pgx.Conn) {
 		_, _ = conn.Exec(ctx, "UNLISTEN *")
 	}
 	_ = conn.Close(ctx)
+	// After a call that broke off, pgx closes it in the background and gives itself
+	// seconds for that, for which the next connection need not wait.
+	l.closing.Go(func() { <-conn.PgConn().CleanupDone() })
 }
 
 // wait returns the next notification, or an error that is a [pgconn.Timeout]

@@ -366,7 +366,9 @@ func TestRunReturnsPromptlyWhateverItWaitsFor(t *testing.T) {
 				t.Error("live, though nobody listens any more")
 			}
 			r.await("no connection is left", func() bool { return query(t, url, connections) == 0 })
-			r.await("no goroutine is left", func() bool { return goroutines() <= before })
+			if n := goroutines(); n > before {
+				t.Errorf("%d goroutines are left of a listener that has ended", n-before)
+			}
 		})
 	}
 }
@@ -569,6 +571,21 @@ func TestAConnectionThatIsSilentIsAskedWhetherItLives(t *testing.T) {
 			t.Error("it does not come back")
 		}
 		r.stop()
+	})
+}
+
+func TestRunClosesItsConnectionsEvenToAServerThatNoLongerAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &fakeServer{}
+		before := goroutines()
+		r := run(t, "", func(l *listen.Listener) { l.Connect, l.Notify = server.connect, server.notify })
+		<-r.watch("a").C()
+		server.mute.Store(true)
+		r.stop()
+		if n := goroutines(); n > before {
+			t.Errorf("%d goroutines are left of a listener that has ended", n-before)
+		}
+		time.Sleep(time.Minute) // they would end in the end, and the test with them
 	})
 }
 
