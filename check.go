@@ -83,8 +83,9 @@ func (c *Coordinator) checkHolder(ctx context.Context, k *keeper) error {
 // longestCooldown is the most TTLs for which an unhealthy replica stays away.
 const longestCooldown = 4
 
-// cooldown is how long a replica stays away whose check has failed: at first as
-// after a resignation, then twice as long each time.
+// cooldown is how long a replica stays away whose check has failed: at first for
+// longer than one that has resigned, lest it win again where a healthy one was asked
+// to hand over, then twice as long each time.
 type cooldown struct {
 	next time.Duration
 }

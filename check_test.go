@@ -183,7 +183,8 @@ func TestAReplicaWhoseCheckFlapsStaysAwayForLongerEachTime(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		a.stop()
 		const term = 10 * time.Second // each, until its first renewal
-		for i, least := range []time.Duration{7500 * time.Millisecond, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second} {
+		// The first is longer than any who has resigned stays away, 10 s.
+		for i, least := range []time.Duration{11 * time.Second, 22 * time.Second, 45 * time.Second, 90 * time.Second, 90 * time.Second} {
 			if away := began[i+1].Sub(began[i]) - term; away < least || away > 120*time.Second {
 				t.Errorf("away for %v after term %d, want at least %v and at most 4 TTLs", away, i+1, least)
 			}
@@ -202,7 +203,7 @@ func TestAReplicaThatHasBeenFitForLongStaysAwayForAsShortAsAtFirst(t *testing.T)
 				time.Sleep(time.Second)
 			}
 			fit.holder.Store(false)
-			time.Sleep(11 * time.Second) // 2 AcquireIntervals, and a second
+			time.Sleep(16 * time.Second) // 3 AcquireIntervals, and a second
 			if !a.IsHolder() {
 				t.Error("still away")
 			}

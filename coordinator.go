@@ -285,7 +285,7 @@ func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) tim
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		return max(least, jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 2*every, longestCooldown*c.lease.cfg.TTL)))
+		return max(least, jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 3*every, longestCooldown*c.lease.cfg.TTL)))
 	case errors.Is(cause, ErrJobEnded):
 		return max(least, 2*jitter(every)) // every standby tries before
 	default:

@@ -90,14 +90,14 @@ func TestAFlappingReplicaDoesNotWinAgainAtOnce(t *testing.T) {
 	held := ledger(t, alone)
 	aways := gaps(t, held)
 	t.Logf("alone it had %d terms in 60s, and stayed away for %v", len(held), aways)
-	// It stays away for 2/3, 4/3, 8/3, 16/3 and from then on 8 s, less up to a quarter.
+	// It stays away for 1, 2, 4, and from then on 8 s, less up to a quarter.
 	// A term takes 2/3 s: that makes 9 to 12 terms, and if it stayed away no longer
 	// than at first, more than 40.
 	if len(held) < 5 || len(held) > 12 {
 		t.Errorf("alone it had %d terms, want some, and at most 12", len(held))
 	}
 	for i, away := range aways {
-		if least := min(ttl/3<<min(i, 4), most) * 3 / 4; away < least {
+		if least := min(ttl/2<<min(i, 3), most) * 3 / 4; away < least {
 			t.Errorf("alone it stayed away for %v after %d terms, want at least %v", away, i+1, least)
 		}
 	}
