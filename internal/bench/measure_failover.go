@@ -53,6 +53,9 @@ func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)
 	// Shuffled, so that the moods of the machine meet all peers.
 	rand.Shuffle(len(trials), func(i, j int) { trials[i], trials[j] = trials[j], trials[i] })
 	var wg sync.WaitGroup
+	if measure == "failover" {
+		wg.Go(func() { b.failoverFloor(ctx, s.postgres) })
+	}
 	for _, l := range trials {
 		select {
 		case b.trials <- struct{}{}:
@@ -82,14 +85,28 @@ type losses struct {
 	overshoot []time.Duration // from the last renewal to the next job, less the TTL
 	overlaps  []time.Duration // of those jobs that had not ended when the next began
 	untold    int             // of these, those that had not ended 3 s later
+	repeated  int
 	failed    int
 	err       error // the last
 }
 
+// errMidCall says that the holder was cut off while a call of its was under way.
+// Where that was a renewal which landed, the last renewal is one that no peer's
+// holder, nor a proxy, can tell of.
+var errMidCall = errors.New("cut off in the middle of a call, again and again")
+
 func (l *losses) try(ctx context.Context, name string) {
-	loss, err := l.trial(ctx, name)
+	var loss loss
+	var err error
+	repeated := 0
+	for ; repeated < 4; repeated++ {
+		if loss, err = l.trial(ctx, fmt.Sprintf("%s-%d", name, repeated)); !errors.Is(err, errMidCall) {
+			break
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.repeated += repeated
 	if err != nil {
 		l.failed++
 		l.err = err
@@ -133,6 +150,9 @@ func (l *losses) trial(ctx context.Context, name string) (found loss, err error)
 		return found, err
 	}
 	l.cut(proxy)
+	if proxy.calls.unanswered() {
+		return found, errMidCall
+	}
 	next, err := e.next(20 * time.Second)
 	if err != nil {
 		return found, err
@@ -173,6 +193,9 @@ func (l *losses) report(b *bench, measure string) {
 	}
 	if n == 0 {
 		return
+	}
+	if l.repeated > 0 {
+		b.report.note(measure, name, fmt.Sprintf("%d trials were repeated: the holder was cut off in the middle of a call", l.repeated))
 	}
 	b.report.add(measure, name, "trials", float64(n), "", n)
 	b.report.addQuantiles(measure, name, "beyond the TTL", l.overshoot)

@@ -120,6 +120,11 @@ func (c *floorContender) insert(ctx context.Context, db interface {
 	return err
 }
 
+func (c *floorContender) read(ctx context.Context) error {
+	var version int64
+	return c.pool.QueryRow(ctx, `SELECT resource_version FROM floor WHERE object_type = 'bench' AND id = $1`, c.name).Scan(&version)
+}
+
 func (c *floorContender) renew(ctx context.Context) error {
 	var version int64
 	return c.pool.QueryRow(ctx, `

@@ -174,6 +174,14 @@ func (c *calls) answered() {
 	c.success = c.began
 }
 
+// unanswered reports whether the last call has had no answer. Whether the server
+// did what it asked for, nobody can tell from here.
+func (c *calls) unanswered() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.began.Equal(c.success)
+}
+
 func (c *calls) lastSuccess() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -97,8 +97,18 @@ func TestACallBeginsAfterSilenceAndCountsOnceAnswered(t *testing.T) {
 	if !c.lastSuccess().IsZero() {
 		t.Error("a call that nobody answered counts")
 	}
+	if !c.unanswered() {
+		t.Error("it passes for answered before it is")
+	}
 	c.sent(began.Add(quiet / 2)) // of the same call
 	c.answered()
+	if c.unanswered() {
+		t.Error("it passes for unanswered after it was answered")
+	}
+	c.sent(time.Now()) // an acknowledgement, that belongs to it
+	if c.unanswered() {
+		t.Error("what follows an answer passes for another call")
+	}
 	if got := c.lastSuccess(); !got.Equal(began) {
 		t.Errorf("got %v after it, want its begin", got.Sub(began))
 	}
