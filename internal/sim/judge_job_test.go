@@ -135,7 +135,6 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
 	count(&j.judged, "jobs told to return")
-	l.r.lastCause = cause
 	good := time.Since(l.goodSince())
 	switch {
 	case errors.Is(cause, tenure.ErrJobEnded):

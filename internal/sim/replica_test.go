@@ -29,7 +29,7 @@ type replica struct {
 	ailments    int
 	good        bool
 	goodSince   time.Time
-	lastCause   error         // of the last term's end
+	lastCause   error         // of the end of its last term
 	resignedFor time.Duration // for how long it was asked to stay away in this term, and a bit; 0: it was not
 }
 
@@ -81,7 +81,12 @@ func (r *replica) start() {
 	if err != nil {
 		panic(err)
 	}
-	cfg := tenure.CoordinatorConfig{Reconcile: l.reconcile, Confirmations: r.w.confirmations}
+	termOver := func(_ *tenure.Term, cause error) { r.w.locked(func() { r.lastCause = cause }) }
+	cfg := tenure.CoordinatorConfig{
+		Reconcile:     l.reconcile,
+		Confirmations: r.w.confirmations,
+		Trace:         &tenure.Trace{Released: termOver, Lost: termOver},
+	}
 	if r.w.twoFuncs {
 		cfg.Watch = l.watch
 	}
