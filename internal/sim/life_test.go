@@ -23,6 +23,7 @@ type life struct {
 	stopping  bool  // a shutdown was asked for
 	newest    *term // the last whose record it wrote
 	unchecked bool  // its last check failed, or it never made one
+	lastCause error // of the end of its last term
 }
 
 // run runs the coordinator. A panic of the job ends the process, as it would.

@@ -34,7 +34,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	since := l.goodSince()
 	if status.Terms > 0 {
 		away := l.ttl() / 3 // also where it was asked through the store
-		if errors.Is(l.r.lastCause, tenure.ErrUnhealthy) {
+		if errors.Is(l.lastCause, tenure.ErrUnhealthy) {
 			away = 4 * l.ttl()
 		}
 		if back := status.Since.Add(max(away, l.r.resignedFor)); back.After(since) {
@@ -102,13 +102,17 @@ func (j *judge) recordTTL(l *life) time.Duration {
 
 // expectWake returns who must begin a term, now that the lease was released.
 func (j *judge) expectWake(by *handle) *release {
+	if !j.w.wakes {
+		return nil
+	}
 	now := time.Now()
-	if j.w.wakes && now.Sub(j.vainUntil) > j.w.ttl {
-		for _, r := range j.w.replicas {
-			since, ok := j.candidateSince(r.life)
-			if ok && r.life != by.life && now.Sub(since) > r.life.slack() {
-				return &release{now, r.life}
-			}
+	for _, r := range j.w.replicas {
+		since, ok := j.candidateSince(r.life)
+		if !ok || r.life == by.life || now.Sub(since) <= r.life.slack() {
+			continue
+		}
+		if now.Sub(j.vainUntil) > 2*r.life.ttl() { // it may be deaf for one, and requests that come meanwhile add to it
+			return &release{now, r.life}
 		}
 	}
 	return nil

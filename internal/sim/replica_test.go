@@ -29,7 +29,6 @@ type replica struct {
 	ailments    int
 	good        bool
 	goodSince   time.Time
-	lastCause   error         // of the end of its last term
 	resignedFor time.Duration // for how long it was asked to stay away in this term, and a bit; 0: it was not
 }
 
@@ -81,7 +80,7 @@ func (r *replica) start() {
 	if err != nil {
 		panic(err)
 	}
-	termOver := func(_ *tenure.Term, cause error) { r.w.locked(func() { r.lastCause = cause }) }
+	termOver := func(_ *tenure.Term, cause error) { r.w.locked(func() { l.lastCause = cause }) }
 	cfg := tenure.CoordinatorConfig{
 		Reconcile:     l.reconcile,
 		Confirmations: r.w.confirmations,

@@ -58,7 +58,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		seed: seed,
 		// What happens in a world is counted in TTLs, and costs the same whatever
 		// they are: those of a long TTL make the hours.
-		ttl:          []time.Duration{30 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour}[rng.IntN(5)],
+		ttl:          []time.Duration{30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour, time.Hour}[rng.IntN(5)],
 		replicaCount: 2 + rng.IntN(4),
 		wakes:        !one(3),
 		checks:       one(3),
