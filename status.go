@@ -80,7 +80,7 @@ type PastTerm struct {
 	Holder string    `json:"holder"`
 	Token  int64     `json:"token"`          // 0: not known; only of its own terms does a replica know it
 	Began  time.Time `json:"began,omitzero"` // by the holder's clock; zero: not known
-	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was over, or was seen to be
+	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was given back, or was seen to be over
 	Reason string    `json:"reason"`
 }
 

@@ -117,7 +117,8 @@ func (m *Metrics) Trace() *tenure.Trace {
 			predecessor := m.predecessor
 			m.mu.Unlock()
 			if predecessor != nil {
-				m.takeoverGap.Record(ctx, (predecessor.Age + time.Since(term.AcquiredAt())).Seconds(), m.lease)
+				age := max(0, predecessor.Age) // less than 0 where the store's clock was set back
+				m.takeoverGap.Record(ctx, (age + time.Since(term.AcquiredAt())).Seconds(), m.lease)
 			}
 		},
 		Renewed: func(_ *tenure.Term, took, trustLeft time.Duration) {
