@@ -43,12 +43,16 @@ func (c command) check() func(context.Context, tenure.Role) error {
 }
 
 // fence returns a [tenure.CoordinatorConfig.FencePredecessor], or nil where there
-// is no command.
-func (c command) fence(log *slog.Logger) func(context.Context, tenure.Holding) error {
+// is no command. It fences no earlier run of this replica, which has crashed and was
+// started anew: what cuts off that one would cut off this one too.
+func (c command) fence(replica string, log *slog.Logger) func(context.Context, tenure.Holding) error {
 	if c == "" {
 		return nil
 	}
 	return func(ctx context.Context, prev tenure.Holding) error {
+		if prev.Holder == replica {
+			return nil
+		}
 		log.Info("fencing the predecessor", "predecessor", prev.Holder, "token", tenure.TermFromContext(ctx).Token())
 		return c.run(ctx, "PREDECESSOR", prev.Holder)
 	}

@@ -24,8 +24,15 @@ func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
 			t.Errorf("as %v: got %v, want its exit status", role, err)
 		}
 	}
-	if command("").check() != nil || command("").fence(quiet) != nil {
+	if command("").check() != nil || command("").fence("a", quiet) != nil {
 		t.Error("no command is a check, or a fence")
+	}
+}
+
+func TestAGatewayThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
+	fence := command("exit 1").fence("a", quiet)
+	if err := fence(t.Context(), tenure.Holding{Holder: "a"}); err != nil {
+		t.Errorf("an earlier run of a is cut off: %v", err)
 	}
 }
 

@@ -170,7 +170,7 @@ func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
 		grace:   opts.grace,
 		check:   opts.check.check(),
 		confirm: opts.confirm,
-		fence:   opts.fence.fence(log),
+		fence:   opts.fence.fence(opts.replica, log),
 		log:     log,
 	})
 	if err != nil {
