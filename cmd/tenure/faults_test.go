@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -113,7 +112,7 @@ func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unread.Close()
-	g := &guarded{orders: json.NewEncoder(orders), pipe: orders}
+	g := &guarded{orders: orders}
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
@@ -128,9 +127,18 @@ func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
 	case <-time.After(2 * soon):
 		t.Error("it waits for the guard")
 	}
+	some := make([]byte, 14*1000) // it reads again
+	if _, err := io.ReadFull(unread, some); err != nil {
+		t.Fatal(err)
+	}
+	g.send(order{Kill: true})
 	orders.Close()
-	rest, err := io.ReadAll(unread)
-	if lines := strings.Count(string(rest), `{"Signal":28}`+"\n"); err != nil || len(rest) != lines*14 {
+	all, err := io.ReadAll(unread)
+	rest, heard := strings.CutSuffix(string(all), `{"Kill":true}`+"\n")
+	if !heard {
+		t.Error("an order that there is room for again has not come")
+	}
+	if lines := strings.Count(rest, `{"Signal":28}`+"\n"); err != nil || len(rest) != lines*14 {
 		t.Errorf("an order was cut off: %d lines in %d bytes, %v", lines, len(rest), err)
 	}
 }

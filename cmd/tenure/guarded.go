@@ -26,8 +26,7 @@ type guarded struct {
 	log     *slog.Logger
 
 	mu     sync.Mutex // guards orders: signals are passed from another goroutine
-	orders *json.Encoder
-	pipe   *os.File
+	orders *os.File
 
 	group int // the program's; 0: it has not been started
 }
@@ -59,7 +58,7 @@ func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) 
 	}
 	g := &guarded{
 		cmd: cmd, term: term, timing: t, log: log, reports: make(chan report),
-		orders: json.NewEncoder(ordersIn), pipe: ordersIn,
+		orders: ordersIn,
 	}
 	log.Info("guard started", "pid", cmd.Process.Pid)
 	go func() {
@@ -88,10 +87,21 @@ func termEnv(term *tenure.Term) []string {
 // send returns soon, also where the guard is stopped and its pipe is full: then the
 // order is dropped, whole, and the guard is killed when the program is to end.
 func (g *guarded) send(o order) {
+	line, err := json.Marshal(o) // shorter than what a pipe takes as a whole
+	if err != nil {
+		panic(err)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.pipe.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-	g.orders.Encode(o) // if the guard is gone, its reports end
+	// More than once: where this process was stopped in between, the time is over
+	// before anything was tried, and the guard asks only once.
+	for range 3 {
+		g.orders.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		_, err := g.orders.Write(append(line, '\n'))
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return // if the guard is gone, its reports end
+		}
+	}
 }
 
 // run returns when nothing of the program is left. At the end of ctx it ends the
@@ -133,7 +143,7 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 		}
 	}
 	g.mu.Lock()
-	g.pipe.Close()
+	g.orders.Close()
 	g.mu.Unlock()
 	err := g.cmd.Wait()
 	if final == nil {

@@ -35,7 +35,8 @@ TENURE_HOLDER name the term and the replica. It must stay in the foreground: wha
 leaves behind when it ends is ended too.
 
 SIGTERM, SIGINT and SIGQUIT end the program by the same signal, release the lease, and
-end tenure. SIGHUP, SIGUSR1, SIGUSR2 and SIGWINCH are passed to the program.
+end tenure; so does a terminal that is closed. SIGHUP, SIGUSR1, SIGUSR2 and SIGWINCH are
+passed to the program.
 
 A service that something else supervises is run by two commands in place of a program:
 
@@ -91,10 +92,10 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.DurationVar(&o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal: how long\nnobody runs the program after a host vanished")
 	flags.DurationVar(&o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
 	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` from one attempt to acquire to the next, where nothing would tell of a\nrelease; after the program has ended by itself, twice that passes\n(default a sixth of the TTL)")
-	flags.StringVar(&o.check, "check", "", "`COMMAND` that tells whether this host is fit, by its exit status: asked with the\nargument standby before it competes, active before each renewal; a holder that\nfails is replaced")
-	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must answer (default a sixth of the TTL)")
+	flags.StringVar(&o.check, "check", "", "`COMMAND` that tells whether this host is fit, by its exit status: asked with the\nargument standby before it competes, active before each renewal; a holder that\nfails is replaced. The argument is appended to the line: one that wants none ends\nin \"&& :\", as in 'test -e /etc/fit && :'")
+	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must answer (default a sixth of the TTL, or less where a\nlong -stop-timeout leaves less time between renewals)")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals before the program starts, after a host has vanished")
-	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here;\n$TENURE_PREDECESSOR names it; tried again until it succeeds")
+	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here;\n$TENURE_PREDECESSOR names it; tried again until it succeeds. Not for\nan earlier run of this -replica, so each must have a name of its own")
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a good quarter of the TTL)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program ends where the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
 	flags.BoolVar(&o.once, "once", false, "end when the program has ended by itself, with its exit status")
@@ -104,7 +105,8 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 
 // validate completes the options, or says what is wrong with them.
 func (o *runOptions) validate(args []string) (timing, error) {
-	if _, err := o.store.name(); err != nil {
+	store, err := o.store.name()
+	if err != nil {
 		return timing{}, err
 	}
 	if err := o.key.validate(); err != nil {
@@ -132,6 +134,9 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-ttl %v is above %v", o.ttl, longestTTL)
 	case o.confirm < 0:
 		return timing{}, usageError("-confirm %d is negative", o.confirm)
+	case o.fence != "" && !isPostgres(store) && o.replica == tenure.ReplicaID() && os.Getenv("TENURE_REPLICA_ID") == "":
+		// Each would take the others for earlier runs of itself, and fence nobody.
+		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host, whose name is their default")
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("-check-timeout needs -check")
 	}
@@ -323,10 +328,14 @@ func (r *runner) handleSignals() (stop func()) {
 			signal.Notify(signals, sig)
 		}
 	}
+	terminal := hasTerminal()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for sig := range signals {
+			if sig == syscall.SIGHUP && terminal && !hasTerminal() {
+				sig = syscall.SIGTERM // it was closed, and nobody would know that this competes on
+			}
 			r.handle(sig.(syscall.Signal))
 		}
 	}()
@@ -335,6 +344,16 @@ func (r *runner) handleSignals() (stop func()) {
 		close(signals)
 		<-done
 	}
+}
+
+// hasTerminal reports whether this process is one of a terminal's.
+func hasTerminal() bool {
+	tty, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	tty.Close()
+	return true
 }
 
 func (r *runner) handle(sig syscall.Signal) {

@@ -63,8 +63,9 @@ func (s *storeFlag) name() (string, error) {
 }
 
 // notPath finds the settings that libpq takes in place of a URL, "host=db password=…",
-// and a URL that lacks a slash.
-var notPath = regexp.MustCompile(`(?i)^postgres(ql)?:|(^|\s)(host|hostaddr|port|user|password|dbname|service|sslmode|passfile)\s*=`)
+// a URL that lacks a slash, and an address without its scheme: "user:password@db/app",
+// "localhost:5432".
+var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|password|dbname|service|sslmode|passfile)\s*=`)
 
 // open opens a store that is there. It may be closed twice.
 func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {
