@@ -180,6 +180,8 @@ type Coordinator struct {
 
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
+	renewing sync.Mutex // held while a term is renewed, and while the trace is told how that went
+
 	mu     sync.Mutex // guards the fields below
 	state  state
 	held   *Term        // until it was given back; nil for a standby

@@ -171,9 +171,10 @@ func (l *Lease) left(holding Holding) bool {
 
 // reclaims reports whether the record is one that an earlier life of this replica
 // has left. That it names the same holder does not tell: it may be the term that
-// this very lease has begun.
+// this very lease has begun, or begins in another goroutine.
 func (l *Lease) reclaims(holding Holding) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.cfg.Reclaim && holding.Term != "" && holding.Term != l.begun && holding.Holder == l.cfg.Holder
+	return l.cfg.Reclaim && holding.Term != "" && holding.Term != l.begun && !slices.Contains(l.sent, holding.Term) &&
+		holding.Holder == l.cfg.Holder
 }

@@ -16,11 +16,18 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 	}
 	var vain vainHints
 	var seen string // the term that stood last
+	looked := time.Now()
 	for woken := false; ; {
 		var term *Term
 		err := c.check(ctx, Standby)
 		if err == nil {
 			term, err = c.acquire(ctx, woken)
+		}
+		if err == nil || !errors.Is(err, ErrUnhealthy) {
+			looked = time.Now()
+		} else if time.Since(looked) > c.lease.cfg.TTL && !c.single { // its status shall not tell of who is long gone
+			looked = time.Now()
+			_, _ = c.look(ctx)
 		}
 		if err == nil && ctx.Err() != nil {
 			c.giveBack(term, ErrShutdown)
@@ -57,29 +64,54 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 // rest waits for so long before this replica competes again, or until the lease is
 // left to it by name. It returns false once ctx is done.
 func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch) bool {
+	if c.single {
+		return sleep(ctx, pause)
+	}
 	end := time.Now().Add(pause)
-	if !sleep(ctx, min(pause, 5*time.Millisecond)) {
-		return false
-	}
-	select {
-	case <-hints.C(): // of our own release, most likely
-	default:
-	}
+	deaf := 5 * time.Millisecond // one look for our own release, most likely, and what others make of it
+	look := c.restingLook(hints, nil)
 	var vain vainHints
-	for woken := false; ; {
-		var ok bool
-		woken, ok = awaitHint(ctx, hints, vain.after(woken, c.cfg.AcquireInterval), time.Until(end))
-		if !ok || !woken || c.isOffered(ctx) {
+	for {
+		woken, ok := awaitHint(ctx, hints, deaf, min(look, time.Until(end)))
+		if !ok || time.Until(end) <= 0 {
 			return ok
 		}
+		mine, err := c.look(ctx)
+		if mine {
+			return true
+		}
+		deaf, look = vain.after(woken, c.cfg.AcquireInterval), c.restingLook(hints, err)
 	}
 }
 
-func (c *Coordinator) isOffered(ctx context.Context) bool {
+// restingLook returns how long a replica that does not compete waits until it looks,
+// unless woken, after a look that went so.
+func (c *Coordinator) restingLook(hints Watch, err error) time.Duration {
+	switch {
+	case err != nil: // it may have been woken for what it has not seen
+		return jitter(c.cfg.AcquireInterval / 4)
+	case !hints.Live():
+		return jitter(c.cfg.AcquireInterval)
+	default:
+		return c.lease.cfg.TTL
+	}
+}
+
+// look reads who holds the lease, without competing for it, and reports whether it
+// is left to this replica by name: that it is left to any is no reason to come back.
+func (c *Coordinator) look(ctx context.Context) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
 	defer cancel()
 	holding, err := c.lease.Read(ctx)
-	return err == nil && holding.Offered && holding.Holder == c.lease.cfg.Holder // by name: to any is no reason to come back
+	switch {
+	case errors.Is(err, ErrNotFound):
+		c.noteHolder(nil)
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	c.noteHolder(&holding)
+	return holding.Offered && holding.Holder == c.lease.cfg.Holder, nil
 }
 
 func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {

@@ -32,11 +32,15 @@ func (s *state) become(role Role, reason string) {
 	s.role, s.since, s.reason = role, time.Now(), reason
 }
 
-// saw notes a record that another holder wrote.
+// saw notes a record that another holder wrote; nil: there is none.
 func (s *state) saw(h *Holding) {
-	if h.Offered {
+	if h == nil || h.Offered {
 		if s.seen != nil {
-			s.over(s.seen.past(h.how()))
+			how := "released"
+			if h != nil {
+				how = h.how()
+			}
+			s.over(s.seen.past(how))
 		}
 		s.seen, s.holder = nil, ""
 		return
@@ -90,15 +94,22 @@ func (c *Coordinator) attempted(began time.Time, err error) {
 	}
 }
 
-// sawHolder is told of the record that a standby has read.
+// sawHolder is told of the record that was in the way of an attempt.
 func (c *Coordinator) sawHolder(h Holding) {
 	c.log().Debug("lease is held", "holder", h.Holder)
 	c.mu.Lock()
 	c.state.called(nil)
-	before := c.state.holder
+	c.mu.Unlock()
 	if h.Version != 0 { // else it was gone before it was read
-		c.state.saw(&h)
+		c.noteHolder(&h)
 	}
+}
+
+// noteHolder is told of the record that was read; nil: there is none.
+func (c *Coordinator) noteHolder(h *Holding) {
+	c.mu.Lock()
+	before := c.state.holder
+	c.state.saw(h)
 	holder := c.state.holder
 	if holder != before {
 		c.state.reason = "held by " + cmp.Or(holder, "nobody")
@@ -174,6 +185,8 @@ func (c *Coordinator) renewed(term *Term, began, deadline time.Time) {
 }
 
 func (c *Coordinator) renewalFailed(term *Term, err error) {
+	c.renewing.Lock()
+	defer c.renewing.Unlock()
 	c.report("lease not renewed, trying again", err)
 	if failed := c.cfg.Trace.RenewalFailed; failed != nil {
 		failed(term, err, term.Remaining())

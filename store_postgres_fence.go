@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,9 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 		return fail(err)
 	}
 	fnErr, err := s.fencedTx(ctx, conn, term, setup.fencedIdle(term), fn)
+	if failed := cmp.Or(err, fnErr); sqlState(failed) == readOnlyState {
+		s.heard(s.pool, failed)
+	}
 	switch sqlState(err) {
 	case divisionByZeroState, idleTimeoutState: // at the latter the server had rolled back before it heard of the check
 		err = s.fencedOut(ctx, term, err)

@@ -21,6 +21,7 @@ const (
 	connectTimeout   = 5 * time.Second
 
 	lockTimeoutState = "55P03"
+	readOnlyState    = "25006"
 	protocolState    = "08P01"
 )
 
@@ -192,7 +193,7 @@ func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool
 		case bounded && refusesSetting(err): // a pooler has come in between
 			s.leases.forget()
 		default:
-			s.leases.heard(pool, err)
+			s.heard(pool, err)
 			return err
 		}
 	}
@@ -208,24 +209,32 @@ func (s *PostgresStore) readRow(ctx context.Context, statement string, args []an
 		}
 		err = pool.QueryRow(ctx, statement, args...).Scan(dest...)
 		if !isLeaseCall(ctx) || sqlState(err) != lockTimeoutState || ctx.Err() != nil {
-			s.leases.heard(pool, err)
+			s.heard(pool, err)
 			return err
 		}
 	}
 }
 
 // heard judges how a call ended. After one that the server did not answer, the
-// other connections may be as dead, and each would cost a call to find out.
-func (p *leasePool) heard(pool *pgxpool.Pool, err error) {
-	if err == nil || sqlState(err) != "" || errors.Is(err, pgx.ErrNoRows) {
+// other connections may be as dead, and each would cost a call to find out. After one
+// that it refused because it is read-only, it may be a primary no more: the
+// connections stay good, and only new ones find the server that is.
+func (s *PostgresStore) heard(pool *pgxpool.Pool, err error) {
+	if err == nil || errors.Is(err, pgx.ErrNoRows) {
 		return
 	}
-	p.mu.Lock()
-	ours := pool == p.pool
-	p.mu.Unlock()
-	if ours {
+	if state := sqlState(err); state != "" && state != readOnlyState {
+		return
+	}
+	if s.owned && pool == s.pool || s.leases.is(pool) {
 		pool.Reset()
 	}
+}
+
+func (p *leasePool) is(pool *pgxpool.Pool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return pool == p.pool
 }
 
 // connect opens a connection beside a pool, as the pool would.

@@ -5,10 +5,10 @@ import "time"
 // Trace is a set of funcs that a [Coordinator] calls as things happen, once it has
 // noted them in its status and log. Any may be nil, and costs nothing then.
 //
-// Renewed and RenewalFailed are called by the goroutine that renews, the others by
-// that of [Coordinator.Run]: two may be called at once. They must not panic, and
-// must return quickly: the next renewal waits for the ones, the end of a term for
-// the others. They may call the coordinator's methods, but not wait in Resign.
+// Renewed and RenewalFailed are called by the goroutines that renew, one at a time,
+// the others by that of [Coordinator.Run]: so two may be called at once. They must not
+// panic, and must return quickly: the next renewal waits for the ones, the end of a
+// term for the others. They may call the coordinator's methods, but not wait in Resign.
 //
 // Each term is Acquired once. At its end it is Lost, or Released, or first the one
 // and then the other: where it was not renewed in time and could be released after all.

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	patience  = 5 * time.Second // with what should take milliseconds
-	heartbeat = time.Minute     // a connection that is silent for so long is asked whether it lives
+	patience  = 5 * time.Second  // with what should take milliseconds
+	heartbeat = 30 * time.Second // a silent connection is asked whether it lives, before what forwards it forgets it
 	leastRest = 100 * time.Millisecond
 	mostRest  = 10 * time.Second
 	deafRest  = 10 * time.Second // at first; a pooler stays one, a server that is slow doesn't
