@@ -42,8 +42,8 @@ type CoordinatorConfig struct {
 
 	// AcquireInterval is the longest time from one attempt of a standby to the
 	// next where it cannot expect to be woken by a release: on a store that is no
-	// [Watcher], while its watch is not live, or after an error; after an
-	// [ErrSetup] it is longer. A replica whose term has ended stays away for as
+	// [Watcher], while its watch is not live, after an error, or with
+	// [Observed]; after an [ErrSetup] it is longer. A replica whose term has ended stays away for as
 	// long, and for twice as long if it resigned or its job ended. Default TTL/6.
 	AcquireInterval time.Duration
 

@@ -37,11 +37,17 @@
 // # When a standby looks
 //
 // A standby looks when it is woken, and when the record can expire. A release
-// wakes all standbys, and a request the holder: on Postgres by a notification, which one connection per
-// store listens for; on SQLite through the store, or for another process by a
-// poll of the file. Where no hint can be expected, because the store gives none,
-// the connection is down, or the record is another program's, a standby looks
-// once in an AcquireInterval as well. Hints may be lost: nothing is decided by one.
+// wakes all standbys, and a request the holder: on Postgres by a notification,
+// which one connection per store listens for; on SQLite through the store, or for
+// another process by a poll of the file. Where no hint can be expected, because the
+// store gives none, the connection is down, or the record is another program's, and
+// with [Observed], a standby looks once in an AcquireInterval as well. Hints may be
+// lost: nothing is decided by one. Whoever gets many for nothing is deaf for a while:
+// a flood of them costs no more than polling does.
+//
+// A replica that stays away or is not fit does not compete, but looks once in a TTL,
+// so that its status tells who holds; a lease that is left to it by name brings the
+// former back.
 //
 // # Handover by request
 //
@@ -109,6 +115,6 @@
 //
 // All types are safe for concurrent use. A coordinator uses two goroutines
 // beside the job's: the one that called [Coordinator.Run], which owns the term,
-// and one that renews, so that nothing waits for a renewal that hangs. When Run
-// has returned, none is left.
+// and one that renews, so that nothing waits for a renewal that hangs; and one
+// more while a Check runs. When Run has returned, none is left.
 package tenure

@@ -600,3 +600,26 @@ func put(t testing.TB, store tenure.Store, obj tenure.Object) tenure.Object {
 	}
 	return obj
 }
+
+// The other finds a record of its own replica's, which is none that a crash has left.
+func TestAnAcquireUnderWayIsNotTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "put" && err == nil {
+				time.Sleep(200 * time.Millisecond)
+			}
+			return err
+		})
+		lease := newLease(t, slow, tenure.LeaseConfig{Holder: "a", Reclaim: true})
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := lease.AcquireOrSteal(t.Context())
+			acquired <- err
+		}()
+		time.Sleep(5 * time.Millisecond)
+		_, err := lease.AcquireOrSteal(t.Context())
+		wantErr(t, err, tenure.ErrHeld)
+		wantErr(t, <-acquired, nil)
+	})
+}

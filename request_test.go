@@ -416,3 +416,64 @@ func TestAReplicaWhoseLastTryFailedTakesWhatItIsOffered(t *testing.T) {
 		}
 	})
 }
+
+// One that has just ended a term, one that is not woken, and one whose look fails.
+func TestAReplicaThatStaysAwayIsFoundByItsName(t *testing.T) {
+	t.Run("right after its term", func(t *testing.T) {
+		for _, gap := range []time.Duration{0, time.Millisecond, 4 * time.Millisecond, 6 * time.Millisecond, 20 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				l, store := newLedger(t), storetest.NewMem()
+				a, b, c := three(t, l, store)
+				wantErr(t, c.lease.RequestHandover(t.Context(), "b"), nil)
+				synctest.Wait()
+				time.Sleep(gap)
+				if !b.IsHolder() {
+					t.Fatalf("b does not hold:\n%v", l)
+				}
+				wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil)
+				time.Sleep(20 * time.Millisecond)
+				if !a.IsHolder() {
+					t.Errorf("a does not hold 20 ms after it was asked for, %v after b was:\n%v", gap, l)
+				}
+			})
+		}
+	})
+	t.Run("by polling", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l, store := newLedger(t), storetest.Faulty(storetest.NewMem(), nil)
+			a, _, c := three(t, l, struct{ tenure.Store }{store})
+			wantErr(t, a.ResignFor(t.Context(), time.Hour), nil)
+			time.Sleep(time.Minute)
+			wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil)
+			time.Sleep(10*time.Second + 5*time.Second) // until the holder's next renewal, and a's next look
+			if !a.IsHolder() {
+				t.Errorf("a does not hold:\n%v", l)
+			}
+		})
+	})
+	t.Run("when its look fails", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l, store := newLedger(t), storetest.NewMem()
+			var down atomic.Bool
+			a := start(t, l, storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+				if down.Load() {
+					return errors.New("connection refused")
+				}
+				return do(ctx)
+			}), "a", tenure.CoordinatorConfig{})
+			synctest.Wait()
+			b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+			time.Sleep(time.Second)
+			wantErr(t, a.ResignFor(t.Context(), time.Hour), nil)
+			time.Sleep(time.Minute)
+			down.Store(true)
+			wantErr(t, b.lease.RequestHandover(t.Context(), "a"), nil)
+			time.Sleep(time.Second)
+			down.Store(false)
+			time.Sleep(time.Second)
+			if !a.IsHolder() {
+				t.Errorf("a does not hold:\n%v", l)
+			}
+		})
+	})
+}

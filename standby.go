@@ -16,7 +16,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 	}
 	var vain vainHints
 	var seen string // the term that stood last
-	looked := time.Now()
+	var looked time.Time
 	for woken := false; ; {
 		var term *Term
 		err := c.check(ctx, Standby)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -488,4 +489,65 @@ func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
 	}
 	wantErr(t, tx.Rollback(t.Context()), nil)
 	wantErr(t, lease.Renew(t.Context(), term), nil)
+}
+
+// After a failover what was the primary is a standby, and connections to it stay
+// good: they can be pinned there for an hour.
+func TestAServerThatHasBecomeReadOnlyIsLeft(t *testing.T) {
+	url := pgtest.URL(t)
+	admin, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.Background())
+	var database string
+	if err := admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database); err != nil {
+		t.Fatal(err)
+	}
+	readOnly := func(is bool) { // for connections to come
+		_, err := admin.Exec(t.Context(), fmt.Sprintf("ALTER DATABASE %s SET default_transaction_read_only = %v", pgx.Identifier{database}.Sanitize(), is))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	migrated := openPostgres(t, url, tenure.PostgresConfig{})
+	if err := migrated.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, write := range map[string]func(*tenure.PostgresStore) error{
+		"a lease": func(store *tenure.PostgresStore) error {
+			_, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+			return err
+		},
+		"an object": func(store *tenure.PostgresStore) error {
+			_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "o", ID: "o"}, Name: "o"}, tenure.Unconditional())
+			return err
+		},
+		"a transaction": func(store *tenure.PostgresStore) error {
+			lease := newLease(t, migrated, tenure.LeaseConfig{Key: tenure.Key{Type: "fence", ID: "fence"}})
+			term := mustAcquire(t, lease)
+			defer lease.Release(t.Context(), term)
+			return store.Fenced(t.Context(), term, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "CREATE TABLE written (n int)")
+				return err
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			readOnly(true)
+			store := openPostgres(t, url, tenure.PostgresConfig{})
+			var pgErr *pgconn.PgError
+			err := write(store)
+			if !errors.As(err, &pgErr) || pgErr.Code != "25006" {
+				t.Fatalf("got %v, want that it is read-only", err)
+			}
+			readOnly(false)
+			for range 3 { // one is told by the connection that was there
+				if err = write(store); err == nil {
+					return
+				}
+			}
+			t.Errorf("it still writes to the server that is read-only: %v", err)
+		})
+	}
 }

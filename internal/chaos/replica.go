@@ -62,11 +62,14 @@ func runReplica(encoded string) error {
 	if err := live(ctx, cfg, events, orders); err != nil {
 		return err
 	}
-	if left := connections(cfg); len(left) > 0 {
-		events.write(event{Kind: leaked, Note: fmt.Sprint(left)})
-	}
+	// First the goroutines, for which it waits a little: a pool that closes gives a
+	// server that does not answer as many seconds as the goroutines that close its
+	// connections have, and may be done a moment before them.
 	if err := goleak.Find(before); err != nil {
 		events.write(event{Kind: leaked, Note: err.Error()})
+	}
+	if left := connections(cfg); len(left) > 0 {
+		events.write(event{Kind: leaked, Note: fmt.Sprint(left)})
 	}
 	events.write(event{Kind: ended})
 	return nil
