@@ -434,7 +434,7 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 		statements := s.sql.remove[removeKind{buries: setup.tombstones, wakes: wake}]
 		statement, args := statements.plain, []any{key.Type, key.ID, version}
 		if wake {
-			args = append(args, s.watches.channel, wakeName(key))
+			args = append(args, s.watches.channel, setup.hint(key))
 		}
 		if !bounded {
 			statement, args = statements.inTime, append(args, lockTimeout(ctx))

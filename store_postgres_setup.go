@@ -82,6 +82,7 @@ func (s *PostgresStore) createTable(ctx context.Context, ddl string) error {
 
 // postgresSetup is what was found in the database.
 type postgresSetup struct {
+	schema            string        // of the table, also where search_path has found it
 	tombstones        bool          // the table is there, and this role may write it
 	idAlone           bool          // an ID is unique among all types, not only in its own
 	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0: none
@@ -97,6 +98,8 @@ func (s *PostgresStore) setup(ctx context.Context) (*postgresSetup, error) {
 	if err != nil {
 		return nil, err
 	}
+	prefix := found.hintPrefix()
+	s.watches.prefix.Store(&prefix)
 	if !s.found.CompareAndSwap(nil, found) {
 		return found, nil
 	}
@@ -120,6 +123,7 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 	var columns map[string]string
 	err := s.readRow(ctx, `
 		SELECT to_regclass($1) IS NOT NULL,
+			coalesce((SELECT nspname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE pg_class.oid = to_regclass($1)), ''),
 			coalesce((SELECT bool_and(has_table_privilege(to_regclass($2), p))
 				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false),
 			coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
@@ -135,7 +139,7 @@ func (s *PostgresStore) inspect(ctx context.Context) (*postgresSetup, error) {
 						WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]))
 						IN (ARRAY['id'], ARRAY['id', 'object_type']))`,
 		[]any{s.tables.objects, s.tables.tombstones},
-		&exists, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone, &unique)
+		&exists, &found.schema, &found.tombstones, &columns, &idleMS, &found.synchronousCommit, &isolation, &found.idAlone, &unique)
 	if err != nil {
 		return nil, err
 	}

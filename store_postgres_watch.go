@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,6 +22,7 @@ type postgresWatches struct {
 	hub     *wake.Hub[string]
 	listen  listen.Listener
 	channel string
+	prefix  atomic.Pointer[string] // of this store's hints; nil until the table was found
 
 	mu     sync.Mutex
 	cancel context.CancelFunc // nil before the first watch
@@ -46,6 +48,13 @@ func (w *postgresWatches) init(s *PostgresStore) {
 			return connect(ctx, config)
 		},
 		Notify: s.notify,
+		Key: func(payload string) (string, bool) {
+			prefix := s.watches.prefix.Load()
+			if prefix == nil { // no lease has been looked at yet
+				return "", false
+			}
+			return strings.CutPrefix(payload, *prefix)
+		},
 	}
 }
 
@@ -64,7 +73,11 @@ func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
 	if err := key.Validate(); err != nil {
 		return opError(ctx, "wake", key, err)
 	}
-	if err := s.notify(ctx, wakeName(key)); err != nil {
+	setup, err := s.setup(leaseCall(ctx))
+	if err == nil {
+		err = s.notify(ctx, setup.hint(key))
+	}
+	if err != nil {
 		return opError(ctx, "wake", key, s.explain(err))
 	}
 	return nil
@@ -99,6 +112,12 @@ func (w *postgresWatches) close() {
 	w.mu.Unlock()
 	w.done.Wait()
 }
+
+// hint is what a notification says of a key. The channel is named after the table
+// alone, for a name has little room, and leases of one key may be in many schemas.
+func (setup *postgresSetup) hint(key Key) string { return setup.hintPrefix() + wakeName(key) }
+
+func (setup *postgresSetup) hintPrefix() string { return setup.schema + "." }
 
 // wakeName is how a key is called in a notification. Two keys may be called the
 // same: then one's hints wake the other's watches in vain.

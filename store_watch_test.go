@@ -691,3 +691,32 @@ func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testi
 	wantErr(t, tx.Rollback(ctx), nil)
 	all.Wait()
 }
+
+// Tenants have the same table and the same lease, each in a schema of its own.
+func TestOnPostgresAReleaseWakesNobodyInAnotherSchema(t *testing.T) {
+	url := postgresURL(t)
+	open := func(schema string) *tenure.PostgresStore {
+		store := openPostgres(t, url, tenure.PostgresConfig{Schema: schema, Logger: quiet})
+		migrate(t, store)
+		return store
+	}
+	one, two := open("one"), open("two")
+	found := openPostgres(t, url+"&search_path=one", tenure.PostgresConfig{Logger: quiet}) // the same as one
+	ofOne, ofTwo, ofFound := liveWatch(t, one, watchedKey), liveWatch(t, two, watchedKey), liveWatch(t, found, watchedKey)
+	otherKey := tenure.Key{Type: watchedKey.Type, ID: "another"}
+	other := liveWatch(t, two, otherKey)
+	for range 3 {
+		for _, w := range []tenure.Watch{ofOne, ofTwo, ofFound} {
+			takeHint(w)
+		}
+		deleteAndWake(t, one, put(t, one, tenure.Object{Key: watchedKey}))
+		awaitHint(t, "released in its schema", ofOne)
+		awaitHint(t, "released in its schema, found by search_path", ofFound)
+		takeHint(other)
+		wantErr(t, two.Wake(t.Context(), otherKey), nil)
+		awaitHint(t, "woken", other) // by then it has heard of the release, too
+		if takeHint(ofTwo) {
+			t.Error("woken by a release in another schema")
+		}
+	}
+}

@@ -32,8 +32,7 @@ const (
 // errDeaf says that the connection takes a LISTEN and hears nothing.
 var errDeaf = errors.New("a notification was sent and not heard")
 
-// Listener passes the notifications of one channel on to a hub, whose keys are
-// the payloads.
+// Listener passes the notifications of one channel on to a hub.
 type Listener struct {
 	Channel string
 	Hub     *wake.Hub[string]
@@ -41,6 +40,9 @@ type Listener struct {
 
 	// Connect opens the connection to listen on.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
+
+	// Key returns the hub's key that a payload means; false: it is not for this hub.
+	Key func(payload string) (key string, ours bool)
 
 	// Notify notifies the channel, through another connection.
 	Notify func(ctx context.Context, payload string) error
@@ -103,7 +105,9 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn) error {
 		heard, err := wait(ctx, conn, heartbeat)
 		switch {
 		case err == nil:
-			l.Hub.Wake(heard.Payload)
+			if key, ours := l.Key(heard.Payload); ours {
+				l.Hub.Wake(key)
+			}
 		case ctx.Err() != nil:
 			return err
 		case pgconn.Timeout(err):

@@ -48,6 +48,8 @@ func (w *warnings) all() []string {
 	return append([]string(nil), w.lines...)
 }
 
+const notOurs = "another's"
+
 // running is a listener that runs.
 type running struct {
 	*listen.Listener
@@ -67,6 +69,7 @@ func run(t *testing.T, url string, change func(l *listen.Listener)) *running {
 			return pgx.Connect(ctx, url+"&application_name=listener")
 		},
 	}}
+	r.Key = func(payload string) (string, bool) { return payload, payload != notOurs }
 	r.Logger = slog.New(slog.NewTextHandler(r.log, nil))
 	r.Notify = func(ctx context.Context, payload string) error { return notify(ctx, url, r.Channel, payload) }
 	if change != nil {
@@ -182,6 +185,13 @@ func TestANotificationWakesThoseWhoWatchWhatItNames(t *testing.T) {
 	}
 	if drain(other) {
 		t.Error("another was woken too")
+	}
+	w := r.watch(notOurs)
+	r.notify(url, notOurs)
+	r.notify(url, "another")
+	received(t, "another", other) // by then it has heard the one before
+	if drain(w) {
+		t.Error("woken by what is not for this hub")
 	}
 	if lines := r.log.all(); len(lines) != 0 {
 		t.Errorf("logged, though nothing is amiss: %q", lines)
