@@ -470,7 +470,7 @@ func TestAReplicaThatStaysAwayIsFoundByItsName(t *testing.T) {
 			wantErr(t, b.lease.RequestHandover(t.Context(), "a"), nil)
 			time.Sleep(time.Second)
 			down.Store(false)
-			time.Sleep(time.Second)
+			time.Sleep(2 * time.Second) // it looks again within a quarter of the AcquireInterval
 			if !a.IsHolder() {
 				t.Errorf("a does not hold:\n%v", l)
 			}

@@ -171,7 +171,7 @@ var mutants = []mutant{
 		"case !hints.Live():\n\t\treturn jitter(c.cfg.AcquireInterval)", "case false:\n\t\treturn 0",
 		"an offer to it by name is seen by nobody"},
 	{"a look that failed is one that saw nothing", "standby.go",
-		"deaf, look = vain.after(woken, c.cfg.AcquireInterval), c.restingLook(hints, err)", "deaf, look = vain.after(woken, c.cfg.AcquireInterval), c.restingLook(hints, nil)",
+		"case err != nil: // it may have been woken for what it has not seen", "case false:",
 		"an offer to it by name is seen by nobody"},
 	{"who is not fit does not look", "standby.go",
 		"_, _ = c.look(ctx)", "",
