@@ -180,7 +180,7 @@ type Coordinator struct {
 
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
-	renewing sync.Mutex // held while a term is renewed, and while the trace is told how that went
+	renewals sync.Mutex // held while the trace is told of one
 
 	mu     sync.Mutex // guards the fields below
 	state  state

@@ -114,8 +114,6 @@ func (c *Coordinator) retryPause(failures int) time.Duration {
 }
 
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {
-	c.renewing.Lock()
-	defer c.renewing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, min(c.callTimeout(), term.Remaining()))
 	defer cancel()
 	began, deadline := time.Now(), term.Deadline()

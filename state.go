@@ -179,15 +179,17 @@ func (c *Coordinator) renewed(term *Term, began, deadline time.Time) {
 	c.state.called(nil)
 	c.mu.Unlock()
 	c.log().Debug("lease renewed", "token", term.Token())
+	c.renewals.Lock()
+	defer c.renewals.Unlock()
 	if renewed := c.cfg.Trace.Renewed; renewed != nil {
 		renewed(term, now.Sub(began), deadline.Sub(now))
 	}
 }
 
 func (c *Coordinator) renewalFailed(term *Term, err error) {
-	c.renewing.Lock()
-	defer c.renewing.Unlock()
 	c.report("lease not renewed, trying again", err)
+	c.renewals.Lock()
+	defer c.renewals.Unlock()
 	if failed := c.cfg.Trace.RenewalFailed; failed != nil {
 		failed(term, err, term.Remaining())
 	}
