@@ -42,9 +42,10 @@ type CoordinatorConfig struct {
 
 	// AcquireInterval is the longest time from one attempt of a standby to the
 	// next where it cannot expect to be woken by a release: on a store that is no
-	// [Watcher], while its watch is not live, after an error, or with
-	// [Observed]; after an [ErrSetup] it is longer. A replica whose term has ended stays away for as
-	// long, and for twice as long if it resigned or its job ended. Default TTL/6.
+	// [Watcher], while its watch is not live, after an error, or with [Observed];
+	// after an [ErrSetup] it is longer. A replica whose term has ended stays away
+	// for as long, and for twice as long if it resigned or its job ended. Default
+	// TTL/6.
 	AcquireInterval time.Duration
 
 	// RenewDeadline is how long the job may go on without a renewal. What is

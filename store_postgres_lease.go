@@ -223,10 +223,9 @@ func (s *PostgresStore) heard(pool *pgxpool.Pool, err error) {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) {
 		return
 	}
-	if state := sqlState(err); state != "" && state != readOnlyState {
-		return
-	}
-	if s.owned && pool == s.pool || s.leases.is(pool) {
+	switch readOnly := sqlState(err) == readOnlyState; {
+	case sqlState(err) != "" && !readOnly:
+	case s.leases.is(pool), readOnly && s.owned: // an application's call may end because its context does
 		pool.Reset()
 	}
 }

@@ -180,7 +180,7 @@ var mutants = []mutant{
 		"3*every, longestCooldown", "every, longestCooldown",
 		"it wins again at once"},
 	{"a read-only server is not left", "store_postgres_lease.go",
-		`state != "" && state != readOnlyState`, `state != ""`,
+		`case sqlState(err) != "" && !readOnly:`, `case sqlState(err) != "":`,
 		"after a failover the connections are pinned to what was the primary, and nobody works"},
 	{"hints of another schema are heard", "store_postgres_watch.go",
 		"return strings.CutPrefix(payload, *prefix)", `return payload[strings.Index(payload, ".")+1:], true`,
