@@ -23,9 +23,10 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		if err == nil {
 			term, err = c.acquire(ctx, woken)
 		}
-		if err == nil || !errors.Is(err, ErrUnhealthy) {
+		switch unfit := errors.Is(err, ErrUnhealthy); {
+		case !unfit:
 			looked = time.Now()
-		} else if time.Since(looked) > c.lease.cfg.TTL && !c.single { // its status shall not tell of who is long gone
+		case !c.single && time.Since(looked) > c.lease.cfg.TTL: // lest its status tell of who is long gone
 			looked = time.Now()
 			_, _ = c.look(ctx)
 		}
