@@ -162,7 +162,7 @@ var mutants = []mutant{
 		"return slices.DeleteFunc(others, l.own)", "return others",
 		"one that is well again cuts its own power"},
 	{"what another term was asked counts", "holding.go",
-		"return term != \"\" && json.Unmarshal(obj.Payload, &r) == nil && r.Term == term", "return true",
+		"return term != \"\" && json.Unmarshal(obj.Payload, &r) == nil && r.Term == term", "_ = r\n\treturn true",
 		"another program takes over, leaves our label in its record, and counts as silent"},
 	{"an offer to anybody ends an absence", "standby.go",
 		"return holding.Offered && holding.Holder == c.lease.cfg.Holder, nil", "return holding.Offered, nil",
