@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"context"
 	"database/sql"
 	"time"
 
@@ -15,3 +16,14 @@ func (s *PostgresStore) PrunedAt(at time.Time) { s.pruned.Store(at.Unix()) }
 
 // Pool is the application's.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.pool }
+
+// Grouped makes a call that writes for a lease wait until it goes in a group, as
+// if another were under way.
+func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
+	for _, g := range []*writeGroup{&s.groups.create, &s.groups.replace, &s.groups.remove} {
+		g.mu.Lock()
+		g.busy = true
+		g.mu.Unlock()
+	}
+	return leaseCall(ctx)
+}

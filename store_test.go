@@ -166,10 +166,18 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 			store := openPostgres(t, url, tenure.PostgresConfig{})
 			migrate(t, store)
 			pool := postgresPool(t, url)
-			storetest.Run(t, func(t *testing.T) tenure.Store {
-				execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
-				return store
-			})
+			run := func(store tenure.Store) func(*testing.T) {
+				return func(t *testing.T) {
+					storetest.Run(t, func(t *testing.T) tenure.Store {
+						execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+						return store
+					})
+				}
+			}
+			t.Run("alone", run(store))
+			if mode == "cache_statement" || mode == "simple_protocol" { // the others send as the first does
+				t.Run("in groups", run(groupedStore{store}))
+			}
 		})
 	}
 }

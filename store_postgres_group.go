@@ -1,0 +1,189 @@
+package tenure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+const (
+	// groupPatience is how long a write waits for another's answer, and a group for
+	// a lock, before it goes on without.
+	groupPatience = 10 * time.Millisecond
+
+	groupAtMost = 128 // writes
+)
+
+// errUngrouped says that a group was undone for the sake of one of its writes.
+var errUngrouped = errors.New("to be written alone")
+
+// writeGroups let the leases of a store that are busy at the same moment share round
+// trips and commits. Each kind of write is for itself: one that releases need not be
+// durable, and the others must not become like it.
+type writeGroups struct{ create, replace, remove writeGroup }
+
+// writeGroup sends writes of one kind. One that comes while none is under way goes at
+// once, alone. Those that come meanwhile go as one transaction when that is
+// answered.
+//
+// None has to bear with another: where the server refuses a group, each of it goes
+// alone, as if there were no groups; and where the answer that they wait for does not
+// come, they don't wait for long.
+type writeGroup struct {
+	store *PostgresStore
+
+	mu      sync.Mutex // guards the fields below; never held across I/O
+	busy    bool
+	waiting []*groupedWrite
+	overdue *time.Timer // runs while some wait
+}
+
+// groupedWrite is a write of one object.
+type groupedWrite struct {
+	key   Key
+	queue func(*pgx.Batch) *pgx.QueuedQuery // its statements, of which one answers
+	dest  []any                             // where the answer goes; nobody's before done
+	alone func() error                      // the same, in a transaction of its own
+
+	ctx     context.Context
+	done    chan struct{} // closed when there is an answer
+	err     error
+	noRow   error  // [pgx.ErrNoRows] where the answer has none
+	abandon func() // says that nobody waits for the answer; nil while the write waits itself
+}
+
+// write does a write, alone or in a group. After an error its dest must not be read.
+func (g *writeGroup) write(ctx context.Context, w *groupedWrite) error {
+	g.mu.Lock()
+	if !g.busy {
+		g.busy = true
+		g.mu.Unlock()
+		defer g.next()
+		return w.alone()
+	}
+	w.ctx, w.done = ctx, make(chan struct{})
+	g.waiting = append(g.waiting, w)
+	if len(g.waiting) == 1 {
+		g.overdue = time.AfterFunc(groupPatience, g.next)
+	}
+	g.mu.Unlock()
+
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		if !g.leave(w) {
+			return ctx.Err()
+		}
+	}
+	if errors.Is(w.err, errUngrouped) {
+		return w.alone()
+	}
+	return w.err
+}
+
+// next sends those that wait, if any. It is called when a write or a group has been
+// answered, or is overdue.
+func (g *writeGroup) next() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.waiting) == 0 {
+		g.busy = false
+		return
+	}
+	g.overdue.Stop()
+	n := min(len(g.waiting), groupAtMost)
+	group := slices.Clone(g.waiting[:n])
+	g.waiting = slices.Delete(g.waiting, 0, n)
+	if len(g.waiting) > 0 {
+		g.overdue = time.AfterFunc(groupPatience, g.next)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(group[0].ctx))
+	left := n
+	for _, w := range group {
+		w.abandon = func() {
+			if left--; left == 0 {
+				cancel()
+			}
+		}
+	}
+	// Each of the group waits for this goroutine. Once none does any more ctx ends
+	// it, and closing the store waits for its connection.
+	go func() {
+		defer g.next()
+		defer cancel()
+		g.send(ctx, group)
+	}()
+}
+
+// leave is called when nobody waits for a write any more. It reports whether there is
+// an answer after all.
+func (g *writeGroup) leave(w *groupedWrite) (answered bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-w.done:
+		return true
+	default:
+	}
+	if w.abandon != nil {
+		w.abandon()
+		return false
+	}
+	g.waiting = slices.DeleteFunc(g.waiting, func(o *groupedWrite) bool { return o == w })
+	if len(g.waiting) == 0 {
+		g.overdue.Stop()
+	}
+	return false
+}
+
+func (g *writeGroup) send(ctx context.Context, group []*groupedWrite) {
+	// In the same order by everyone, lest two groups wait for each other.
+	slices.SortStableFunc(group, func(a, b *groupedWrite) int {
+		return cmp.Or(cmp.Compare(a.key.Type, b.key.Type), cmp.Compare(a.key.ID, b.key.ID))
+	})
+	err := g.transact(ctx, group)
+	for _, w := range group {
+		w.err = cmp.Or(err, w.noRow)
+		close(w.done)
+	}
+}
+
+// transact writes a group in one round trip and one transaction.
+func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error {
+	pool, _, err := g.store.conns(ctx)
+	if err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(g.store.sql.setLockTimeout, strconv.FormatInt(groupPatience.Milliseconds(), 10))
+	for _, w := range group {
+		w.queue(batch).QueryRow(func(row pgx.Row) error {
+			err := row.Scan(w.dest...)
+			if errors.Is(err, pgx.ErrNoRows) {
+				w.noRow, err = err, nil // no reason to leave the others unheard
+			}
+			return err
+		})
+	}
+	err = pool.SendBatch(ctx, batch).Close()
+	if undone(err) {
+		return errUngrouped
+	}
+	g.store.heard(pool, err)
+	return err
+}
+
+// undone reports whether the server has refused a transaction, and nothing of it was
+// written. An error that ends the session, as the server's shutdown does, may come
+// behind the commit.
+func undone(err error) bool {
+	refused := (*pgconn.PgError)(nil)
+	return errors.As(err, &refused) && cmp.Or(refused.SeverityUnlocalized, refused.Severity) == "ERROR"
+}

@@ -1,0 +1,238 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+)
+
+// groupedStore writes in groups, though they be of one.
+type groupedStore struct{ *tenure.PostgresStore }
+
+func (s groupedStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return s.PostgresStore.PutIf(s.Grouped(ctx), obj, cond)
+}
+
+func (s groupedStore) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return s.PostgresStore.DeleteAndWake(s.Grouped(ctx), key, version)
+}
+
+func (s groupedStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	return s.DeleteIf(ctx, key, version)
+}
+
+func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
+	ctx, url := t.Context(), postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	key := tenure.Key{Type: "t", ID: "waited-for"}
+	for range 20 { // whether the group waits no longer than it does for locks is luck
+		old := put(t, store, tenure.Object{Key: key})
+		tx, err := pool.Begin(ctx)
+		wantErr(t, err, nil)
+		execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
+		created := make(chan tenure.Object)
+		go func() {
+			obj, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+			if err != nil {
+				t.Error(err)
+			}
+			created <- obj
+		}()
+		awaitLockWait(t, pool)
+		deleted := old.Version + int64(time.Hour/time.Microsecond)
+		execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3) ON CONFLICT (object_type, id) DO UPDATE SET resource_version = $3`,
+			key.Type, key.ID, deleted)
+		wantErr(t, tx.Commit(ctx), nil)
+		obj := <-created
+		if obj.Version <= deleted {
+			t.Fatalf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
+		}
+		wantErr(t, store.DeleteIf(ctx, key, obj.Version), nil)
+	}
+}
+
+func TestLeasesThatAreBusyAtOnceShareTransactions(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	const leases, renewals = 64, 5
+	before := transactions(t, pool)
+	var wg sync.WaitGroup
+	for _, lease := range manyLeases(t, store, leases) {
+		wg.Go(func() {
+			term, err := lease.AcquireOrSteal(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for range renewals {
+				if err := lease.Renew(t.Context(), term); err != nil {
+					t.Error(err)
+				}
+			}
+			if holding, err := lease.Read(t.Context()); err != nil || holding.Term != term.ID() || holding.Version <= term.Token() {
+				t.Errorf("%s: got %+v, %v; want a renewed record of %s", lease.Key(), holding, err, term.ID())
+			}
+			if err := lease.Release(t.Context(), term); err != nil {
+				t.Error(err)
+			}
+			if _, err := lease.Read(t.Context()); !errors.Is(err, tenure.ErrNotFound) {
+				t.Errorf("%s: after the release: %v", lease.Key(), err)
+			}
+		})
+	}
+	wg.Wait()
+	const writes = leases * (1 + renewals + 1)
+	if used := transactions(t, pool) - before; used > writes/3 {
+		t.Errorf("%d writes took %d transactions", writes, used)
+	}
+}
+
+// transactions counts those that have written.
+func transactions(t *testing.T, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	wantErr(t, pool.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&n), nil)
+	return n
+}
+
+func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease) {
+	for i := range n {
+		leases = append(leases, newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
+	}
+	return leases
+}
+
+// Of three leases that are renewed at once the rows of two are locked: one is renewed
+// alone, and keeps the group waiting; the other is in the group.
+func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	leases := manyLeases(t, store, 3)
+	var terms []*tenure.Term
+	for _, lease := range leases {
+		terms = append(terms, mustAcquire(t, lease))
+	}
+	tx, err := pool.Begin(t.Context())
+	wantErr(t, err, nil)
+	defer tx.Rollback(context.Background())
+	execPostgres(t, tx, `SELECT FROM objects WHERE id < '2' FOR UPDATE`)
+	var locked sync.WaitGroup
+	for i := range 2 {
+		locked.Go(func() {
+			if err := leases[i].Renew(t.Context(), terms[i]); err != nil {
+				t.Errorf("%s: %v", leases[i].Key(), err)
+			}
+		})
+	}
+	for range 20 {
+		if err := leases[2].Renew(t.Context(), terms[2]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantErr(t, tx.Commit(t.Context()), nil)
+	locked.Wait()
+}
+
+func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'never'; END$$`)
+	execPostgres(t, pool, `CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON objects FOR EACH ROW WHEN (NEW.id = '3') EXECUTE FUNCTION refuse()`)
+	var wg sync.WaitGroup
+	for _, lease := range manyLeases(t, store, 16) {
+		wg.Go(func() {
+			for range 20 {
+				term, err := lease.AcquireOrSteal(t.Context())
+				if lease.Key().ID == "3" {
+					if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) || refused.Message != "never" {
+						t.Errorf("got %v, want what the trigger says", err)
+					}
+					continue
+				}
+				if err == nil {
+					err = lease.Release(t.Context(), term)
+				}
+				if err != nil {
+					t.Errorf("%s: %v", lease.Key(), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+	wantErr(t, err, context.Canceled)
+	// One more of its group, after which it would be there too.
+	_, err = groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
+	wantErr(t, err, nil)
+	_, err = store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
+	wantErr(t, err, tenure.ErrNotFound)
+}
+
+// Each of a group waits no longer than its own context allows, and the connection
+// ends with the last.
+func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.id = 'hangs') EXECUTE FUNCTION hang()`)
+	short, cancelShort := context.WithCancel(t.Context())
+	defer cancelShort()
+	long, cancelLong := context.WithCancel(t.Context())
+	defer cancelLong()
+	create := func(ctx context.Context, id string) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+			done <- err
+		}()
+		return done
+	}
+	a, b := create(short, "hangs"), create(long, "waits")
+	sleeping := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			var n string
+			wantErr(t, pool.QueryRow(t.Context(), `SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'`).Scan(&n), nil)
+			if n == want {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s connections hang, want %s", n, want)
+			}
+		}
+	}
+	sleeping("1")
+	cancelShort()
+	wantErr(t, <-a, context.Canceled)
+	// The other may have gone before or with it; in its group it waits on.
+	cancelLong()
+	if err := <-b; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	wantErr(t, store.Close(), nil) // waits for the connection of the group
+}
