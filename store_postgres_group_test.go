@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
 )
 
 // groupedStore writes in groups, though they be of one.
@@ -113,11 +114,11 @@ func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease
 	return leases
 }
 
-// Of three leases that are renewed at once the rows of two are locked: one is renewed
-// alone, and keeps the group waiting; the other is in the group.
+// Of three leases the rows of two are locked: one is being renewed alone, and the other
+// is in a group with the third. The session's own limit is no help here.
 func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
+	store := openPostgres(t, url+"&lock_timeout=1h", tenure.PostgresConfig{})
 	migrate(t, store)
 	pool := postgresPool(t, url)
 	leases := manyLeases(t, store, 3)
@@ -129,21 +130,26 @@ func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 	wantErr(t, err, nil)
 	defer tx.Rollback(context.Background())
 	execPostgres(t, tx, `SELECT FROM objects WHERE id < '2' FOR UPDATE`)
-	var locked sync.WaitGroup
-	for i := range 2 {
-		locked.Go(func() {
-			if err := leases[i].Renew(t.Context(), terms[i]); err != nil {
-				t.Errorf("%s: %v", leases[i].Key(), err)
-			}
-		})
-	}
-	for range 20 {
-		if err := leases[2].Renew(t.Context(), terms[2]); err != nil {
-			t.Fatal(err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var alone, grouped sync.WaitGroup
+	alone.Go(func() {
+		if err := leases[0].Renew(ctx, terms[0]); err != nil {
+			t.Error(err)
 		}
+	})
+	awaitLockWait(t, pool)
+	for range 5 { // whether both get into one group is luck
+		other, cancel := context.WithCancel(ctx)
+		grouped.Go(func() { _ = leases[1].Renew(other, terms[1]) })
+		if err := leases[2].Renew(ctx, terms[2]); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		grouped.Wait()
 	}
 	wantErr(t, tx.Commit(t.Context()), nil)
-	locked.Wait()
+	alone.Wait()
 }
 
 func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
@@ -235,4 +241,30 @@ func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 		t.Error(err)
 	}
 	wantErr(t, store.Close(), nil) // waits for the connection of the group
+}
+
+// The server's shutdown, or an administrator, may end a session when its transaction
+// has just been committed: here while it waits for a replica.
+func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
+	url := pgtest.Cluster(t, "synchronous_standby_names=nobody").URL()
+	admin := postgresPool(t, url+"&synchronous_commit=local")
+	local := openPostgres(t, url+"&synchronous_commit=local", tenure.PostgresConfig{})
+	migrate(t, local)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	key := tenure.Key{Type: "t", ID: "1"}
+	done := make(chan error)
+	go func() {
+		_, err := groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+		done <- err
+	}()
+	for ended := false; !ended; time.Sleep(5 * time.Millisecond) {
+		err := admin.QueryRow(t.Context(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`).Scan(&ended)
+		wantErr(t, err, nil)
+	}
+	if err := <-done; err == nil || errors.Is(err, tenure.ErrExists) {
+		t.Errorf("got %v, want what ended the session", err)
+	}
+	if _, err := local.Get(t.Context(), key); err != nil {
+		t.Errorf("it was not committed, so this test tells nothing: %v", err)
+	}
 }
