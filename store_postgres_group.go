@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,11 +15,19 @@ import (
 )
 
 const (
-	// groupPatience is how long a write waits for another's answer, and a group for
-	// a lock, before it goes on without.
+	// groupPatience is how long a write waits for the answer to others before it goes
+	// without.
 	groupPatience = 10 * time.Millisecond
 
-	groupAtMost = 128 // writes
+	// groupStatementTimeout is what each write of a group may take, waits for locks
+	// among it, before the group is undone.
+	groupStatementTimeout = 100 * time.Millisecond
+
+	// A group leaves at once, in one piece. The server begins with what has come, and
+	// if the rest never does, because this host is gone, what has come stays locked,
+	// and nobody can take these leases over.
+	groupAtMost  = 16  // writes
+	groupLargest = 512 // bytes of an object; a larger one goes alone
 )
 
 // errUngrouped says that a group was undone for the sake of one of its writes.
@@ -33,9 +42,9 @@ type writeGroups struct{ create, replace, remove writeGroup }
 // once, alone. Those that come meanwhile go as one transaction when that is
 // answered.
 //
-// None has to bear with another: where the server refuses a group, each of it goes
-// alone, as if there were no groups; and where the answer that they wait for does not
-// come, they don't wait for long.
+// None has to bear with another for long: where the server refuses a group, or is slow
+// with one of it, each goes alone, as if there were no groups; and where the answer
+// that they wait for does not come, they go without.
 type writeGroup struct {
 	store *PostgresStore
 
@@ -48,6 +57,7 @@ type writeGroup struct {
 // groupedWrite is a write of one object.
 type groupedWrite struct {
 	key   Key
+	size  int                               // in bytes, about
 	queue func(*pgx.Batch) *pgx.QueuedQuery // its statements, of which one answers
 	dest  []any                             // where the answer goes; nobody's before done
 	alone func() error                      // the same, in a transaction of its own
@@ -56,7 +66,8 @@ type groupedWrite struct {
 	done    chan struct{} // closed when there is an answer
 	err     error
 	noRow   error  // [pgx.ErrNoRows] where the answer has none
-	abandon func() // says that nobody waits for the answer; nil while the write waits itself
+	left    bool   // nobody waits for the answer any more; guarded by the group's mu
+	abandon func() // called when that comes to be so; nil while the write waits itself
 }
 
 // write does a write, alone or in a group. After an error its dest must not be read.
@@ -108,6 +119,7 @@ func (g *writeGroup) next() {
 	left := n
 	for _, w := range group {
 		w.abandon = func() {
+			g.store.leases.reset() // as after any call of a lease that was not answered
 			if left--; left == 0 {
 				cancel()
 			}
@@ -132,6 +144,7 @@ func (g *writeGroup) leave(w *groupedWrite) (answered bool) {
 		return true
 	default:
 	}
+	w.left = true
 	if w.abandon != nil {
 		w.abandon()
 		return false
@@ -149,6 +162,9 @@ func (g *writeGroup) send(ctx context.Context, group []*groupedWrite) {
 		return cmp.Or(cmp.Compare(a.key.Type, b.key.Type), cmp.Compare(a.key.ID, b.key.ID))
 	})
 	err := g.transact(ctx, group)
+	if undone(err) {
+		err = errUngrouped
+	}
 	for _, w := range group {
 		w.err = cmp.Or(err, w.noRow)
 		close(w.done)
@@ -161,9 +177,15 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	if err != nil {
 		return err
 	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		g.store.heard(pool, err)
+		return err
+	}
+	defer conn.Release()
 	batch := &pgx.Batch{}
-	batch.Queue(g.store.sql.setLockTimeout, strconv.FormatInt(groupPatience.Milliseconds(), 10))
-	for _, w := range group {
+	batch.Queue(g.store.sql.setStatementTimeout, strconv.FormatInt(groupStatementTimeout.Milliseconds(), 10))
+	for _, w := range g.remaining(group) {
 		w.queue(batch).QueryRow(func(row pgx.Row) error {
 			err := row.Scan(w.dest...)
 			if errors.Is(err, pgx.ErrNoRows) {
@@ -172,18 +194,27 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 			return err
 		})
 	}
-	err = pool.SendBatch(ctx, batch).Close()
-	if undone(err) {
-		return errUngrouped
-	}
+	err = conn.SendBatch(ctx, batch).Close()
 	g.store.heard(pool, err)
 	return err
 }
 
-// undone reports whether the server has refused a transaction, and nothing of it was
-// written. An error that ends the session, as the server's shutdown does, may come
-// behind the commit.
+// remaining returns the writes that somebody still waits for: a record that appears
+// after its acquire was given up would stand for nobody.
+func (g *writeGroup) remaining(group []*groupedWrite) []*groupedWrite {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(group), func(w *groupedWrite) bool { return w.left })
+}
+
+// undone reports whether nothing of a group was written: the server has refused it, or
+// a pooler the connection. An error that ends the session may come behind the commit,
+// as the server's shutdown may, and a pooler's word that the server is gone.
 func undone(err error) bool {
 	refused := (*pgconn.PgError)(nil)
-	return errors.As(err, &refused) && cmp.Or(refused.SeverityUnlocalized, refused.Severity) == "ERROR"
+	if !errors.As(err, &refused) {
+		return false
+	}
+	severity := cmp.Or(refused.SeverityUnlocalized, refused.Severity)
+	return severity == "ERROR" && !strings.HasPrefix(refused.Code, "08") || refusesSetting(err)
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -219,20 +221,7 @@ func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 		return done
 	}
 	a, b := create(short, "hangs"), create(long, "waits")
-	sleeping := func(want string) {
-		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			var n string
-			wantErr(t, pool.QueryRow(t.Context(), `SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'`).Scan(&n), nil)
-			if n == want {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s connections hang, want %s", n, want)
-			}
-		}
-	}
-	sleeping("1")
+	awaitHung(t, pool, 1)
 	cancelShort()
 	wantErr(t, <-a, context.Canceled)
 	// The other may have gone before or with it; in its group it waits on.
@@ -266,5 +255,104 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 	}
 	if _, err := local.Get(t.Context(), key); err != nil {
 		t.Errorf("it was not committed, so this test tells nothing: %v", err)
+	}
+}
+
+// While a group waits for a connection one of it gives up: its record must not appear
+// long after, for nobody.
+func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	const conns = 4 // of leases
+	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW EXECUTE FUNCTION hang()`)
+	var hung sync.WaitGroup
+	for i := range conns {
+		large := strings.Repeat("x", 600) // too large for a group
+		lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: large})
+		term := mustAcquire(t, lease)
+		hung.Go(func() { _ = lease.Renew(t.Context(), term) })
+		awaitHung(t, pool, i+1)
+	}
+	create := func(ctx context.Context, id string) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+			done <- err
+		}()
+		return done
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	stays, leaves := create(t.Context(), "stays"), create(ctx, "leaves")
+	wantErr(t, <-leaves, context.DeadlineExceeded)
+	execPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'`)
+	wantErr(t, <-stays, nil)
+	hung.Wait()
+	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "leaves"})
+	wantErr(t, err, tenure.ErrNotFound)
+}
+
+// awaitHung waits until so many connections are in the midst of a trigger that never
+// ends.
+func awaitHung(t *testing.T, pool *pgxpool.Pool, want int) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		var n int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event = 'PgSleep'`).Scan(&n)
+		wantErr(t, err, nil)
+		if n == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d connections hang, want %d", n, want)
+		}
+	}
+}
+
+func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.id = 'a') EXECUTE FUNCTION hang()`)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	hangs, giveUp := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		_, err := groupedStore{store}.PutIf(hangs, tenure.Object{Key: tenure.Key{Type: "t", ID: "a"}}, tenure.MustCreate())
+		done <- err
+	}()
+	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "b"}}, tenure.MustCreate())
+	wantErr(t, err, nil)
+	giveUp()
+	wantErr(t, <-done, context.Canceled)
+}
+
+// A hook may choose or prepare a connection by what its context holds: a tenant, say.
+func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
+	config, err := pgxpool.ParseConfig(postgresURL(t))
+	wantErr(t, err, nil)
+	config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	wantErr(t, err, nil)
+	defer pool.Close()
+	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
+	defer store.Close()
+	migrate(t, store)
+	const leases = 32
+	before := transactions(t, pool)
+	var wg sync.WaitGroup
+	for _, lease := range manyLeases(t, store, leases) {
+		wg.Go(func() { mustAcquire(t, lease) })
+	}
+	wg.Wait()
+	if used := transactions(t, pool) - before; used < leases {
+		t.Errorf("%d writes took %d transactions", leases, used)
 	}
 }

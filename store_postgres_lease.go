@@ -46,6 +46,7 @@ func isLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) !=
 // that, and then each statement does.
 type leasePool struct {
 	config *pgxpool.Config
+	hooked bool // hooks of the caller's decide which connection serves which context
 
 	mu     sync.Mutex
 	pool   *pgxpool.Pool // nil before the first use, and after close
@@ -64,7 +65,7 @@ const (
 // newLeasePool takes the settings of another pool, its hooks among them but
 // ShouldPing.
 func newLeasePool(config *pgxpool.Config) *leasePool {
-	p := &leasePool{config: config}
+	p := &leasePool{config: config, hooked: config.BeforeAcquire != nil || config.PrepareConn != nil}
 	config.MaxConns = max(config.MaxConns, leaseConns)
 	config.MinConns, config.MinIdleConns = 0, 0
 	// Where nothing tells that the connection is dead, no round trip is spent on
@@ -227,6 +228,15 @@ func (s *PostgresStore) heard(pool *pgxpool.Pool, err error) {
 	case sqlState(err) != "" && !readOnly:
 	case s.leases.is(pool), readOnly && s.owned: // an application's call may end because its context does
 		pool.Reset()
+	}
+}
+
+// reset makes sure that no connection is used again that is open now.
+func (p *leasePool) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pool != nil {
+		p.pool.Reset()
 	}
 }
 

@@ -45,7 +45,7 @@ func (t postgresTables) in(sql string) string {
 // postgresStatements are the statements of one table.
 type postgresStatements struct {
 	get, list, version, nameTaken, idTaken string
-	setLockTimeout                         string
+	setLockTimeout, setStatementTimeout    string
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
 	replace, replaceInTime, fence          string
@@ -123,7 +123,8 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		idTaken: tables.in(`
 			SELECT object_type, id FROM {objects} WHERE id = $2 AND object_type <> $1`),
 
-		setLockTimeout: lockTimeout(`SELECT {lock_timeout}`, "$1"),
+		setLockTimeout:      lockTimeout(`SELECT {lock_timeout}`, "$1"),
+		setStatementTimeout: `SELECT set_config('statement_timeout', $1, true)`,
 		// DO NOTHING rather than an error: no aborted transaction, no line in
 		// the server's log.
 		insertNumbered: tables.in(`

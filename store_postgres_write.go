@@ -82,7 +82,7 @@ func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondi
 		})
 	}
 	queue := func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(s.sql.replace, args...) }
-	if err := s.grouped(ctx, &s.groups.replace, fence, &groupedWrite{key: obj.Key, queue: queue, dest: dest, alone: alone}); err != nil {
+	if err := s.grouped(ctx, &s.groups.replace, fence, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone}); err != nil {
 		return row{}, err
 	}
 	return r, nil
@@ -90,10 +90,24 @@ func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondi
 
 // grouped does a write, together with others where it is a lease's.
 func (s *PostgresStore) grouped(ctx context.Context, g *writeGroup, fence *Term, w *groupedWrite) error {
-	if fence != nil || !isLeaseCall(ctx) {
+	if fence != nil || !isLeaseCall(ctx) || w.size > groupLargest || s.leases.hooked {
 		return w.alone()
 	}
 	return g.write(ctx, w)
+}
+
+func sizeOf(args []any) (bytes int) {
+	for _, arg := range args {
+		switch arg := arg.(type) {
+		case string:
+			bytes += len(arg)
+		case sql.NullString:
+			bytes += len(arg.String)
+		case []byte:
+			bytes += len(arg)
+		}
+	}
+	return bytes
 }
 
 // create inserts an object, in one round trip, or returns [pgx.ErrNoRows] where
@@ -118,7 +132,7 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 				return s.sendWrite(ctx, pool, batch, queue(batch), nil, dest...)
 			})
 		}
-		err = s.grouped(ctx, &s.groups.create, nil, &groupedWrite{key: obj.Key, queue: queue, dest: dest, alone: alone})
+		err = s.grouped(ctx, &s.groups.create, nil, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone})
 		if err == nil {
 			return r, nil
 		}
@@ -263,7 +277,7 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 	}
 	if wake { // else it must be durable
 		queue := func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(statements.plain, args...) }
-		err = s.grouped(ctx, &s.groups.remove, fence, &groupedWrite{key: key, queue: queue, dest: []any{&gone, nil, nil}, alone: alone})
+		err = s.grouped(ctx, &s.groups.remove, fence, &groupedWrite{key: key, size: sizeOf(args), queue: queue, dest: []any{&gone, nil, nil}, alone: alone})
 	} else {
 		err = alone()
 	}
