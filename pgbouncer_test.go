@@ -3,6 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -265,6 +266,12 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	lease := newLease(t, store, tenure.LeaseConfig{})
 	var term *tenure.Term
 	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
+	oneTrip("a create in vain", func() error {
+		if _, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
 	oneTrip("renew", func() error { return lease.Renew(ctx, term) })
 	oneTrip("read", func() error { _, err := lease.Read(ctx); return err })
 	fence, err := tenure.Fence(store, term)

@@ -133,13 +133,13 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2)))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
-		// Fails where the object that was just inserted is not above the one that
-		// was deleted while the insert waited.
+		// The version of what stands there now. Fails where that is the object that was
+		// just inserted, and is not above the one that was deleted while the insert
+		// waited.
 		checkNumber: tables.in(`
-			SELECT 1 / (1 - count(*)) FROM {tombstones} t, {objects} o
-			WHERE t.object_type = $1 AND t.id = $2 AND o.object_type = $1 AND o.id = $2
-				AND t.resource_version >= o.resource_version
-				AND o.xmin = pg_current_xact_id_if_assigned()::xid -- else nothing was inserted`),
+			SELECT coalesce(resource_version, 0), 1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
+				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2 AND t.resource_version >= o.resource_version))::int)
+			FROM {objects} o WHERE object_type = $1 AND id = $2`),
 		insert: tables.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES ($1, $2, $3, $4::jsonb, $5, 1, 0, 0) ON CONFLICT DO NOTHING`),

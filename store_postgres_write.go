@@ -54,7 +54,10 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 			}
 		}
 		r, err := s.create(ctx, obj, fence)
-		if !errors.Is(err, pgx.ErrNoRows) {
+		switch {
+		case errors.Is(err, ErrExists) && cond.kind == unconditional:
+			continue
+		case !errors.Is(err, pgx.ErrNoRows):
 			return r, err
 		}
 		if err := s.inTheWay(ctx, obj, cond); err != nil {
@@ -110,8 +113,8 @@ func sizeOf(args []any) (bytes int) {
 	return bytes
 }
 
-// create inserts an object, in one round trip, or returns [pgx.ErrNoRows] where
-// something is in its way.
+// create inserts an object, in one round trip, or returns [ErrExists] where there is
+// one, or [pgx.ErrNoRows] where something is in its way, it does not know what.
 func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (row, error) {
 	setup, err := s.setup(ctx)
 	if err != nil {
@@ -121,9 +124,16 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload)}
 	dest := []any{&r.version, &r.created, &r.updated}
 	if setup.tombstones && fence == nil {
+		var stands int64
 		queue := func(batch *pgx.Batch) *pgx.QueuedQuery {
+			stands = 0
 			answer := batch.Queue(s.sql.insertNumbered, args...)
-			batch.Queue(s.sql.checkNumber, obj.Key.Type, obj.Key.ID)
+			batch.Queue(s.sql.checkNumber, obj.Key.Type, obj.Key.ID).QueryRow(func(row pgx.Row) error {
+				if err := row.Scan(&stands, nil); !errors.Is(err, pgx.ErrNoRows) {
+					return err
+				}
+				return nil
+			})
 			return answer
 		}
 		alone := func() error {
@@ -133,10 +143,12 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 			})
 		}
 		err = s.grouped(ctx, &s.groups.create, nil, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone})
-		if err == nil {
+		switch {
+		case err == nil:
 			return r, nil
-		}
-		if sqlState(err) != divisionByZeroState {
+		case errors.Is(err, pgx.ErrNoRows) && stands > 0:
+			return row{}, ErrExists
+		case sqlState(err) != divisionByZeroState:
 			return row{}, err
 		}
 	}
