@@ -22,7 +22,7 @@ func (s *PostgresStore) Pool() *pgxpool.Pool { return s.pool }
 func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
 	for _, g := range []*writeGroup{&s.groups.create, &s.groups.replace, &s.groups.remove} {
 		g.mu.Lock()
-		g.busy = true
+		g.busy, g.apart = true, time.Time{}
 		g.mu.Unlock()
 	}
 	return leaseCall(ctx)

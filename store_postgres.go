@@ -53,11 +53,12 @@ func (cfg PostgresConfig) validate() error {
 // times are those of the database's clock.
 //
 // Leases have connections of their own, so that renewals never wait behind the
-// application's queries: usually one; three while many are busy at the same moment,
-// as their writes then go in groups, a transaction each; and more, up to the size of
-// the pool but at least four, where some wait for locks. Where standbys watch, one
-// more listens for all of them. A pool with a PrepareConn hook has no groups: the
-// hook may go by the context of a single call.
+// application's queries: usually one, and more, up to the size of the pool but at
+// least four, while many leases are busy at the same moment, or some wait for locks.
+// Those that write at the same moment share transactions, and so need few
+// connections, unless the pool has a PrepareConn hook, which may go by the context
+// of a single call, or the connections prepare no statements, as behind a pooler.
+// Where standbys watch, one more connection listens for all of them.
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {

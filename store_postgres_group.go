@@ -19,9 +19,13 @@ const (
 	// without.
 	groupPatience = 10 * time.Millisecond
 
-	// groupStatementTimeout is what each write of a group may take, waits for locks
-	// among it, before the group is undone.
-	groupStatementTimeout = 100 * time.Millisecond
+	// groupTimeout is what a group may take, waits for locks among it, before it is
+	// undone: a part of it for each statement. A call that has not twice as long goes
+	// alone, as it would have to when a group is undone.
+	groupTimeout = 500 * time.Millisecond
+
+	// groupsApart is for how long after that all go alone.
+	groupsApart = time.Second
 
 	// A group leaves at once, in one piece. The server begins with what has come, and
 	// if the rest never does, because this host is gone, what has come stays locked,
@@ -30,8 +34,8 @@ const (
 	groupLargest = 512 // bytes of an object; a larger one goes alone
 )
 
-// errUngrouped says that a group was undone for the sake of one of its writes.
-var errUngrouped = errors.New("to be written alone")
+// errGoAlone says that nothing of a group was written, for the sake of one of it.
+var errGoAlone = errors.New("to be written alone")
 
 // writeGroups let the leases of a store that are busy at the same moment share round
 // trips and commits. Each kind of write is for itself: one that releases need not be
@@ -44,14 +48,15 @@ type writeGroups struct{ create, replace, remove writeGroup }
 //
 // None has to bear with another for long: where the server refuses a group, or is slow
 // with one of it, each goes alone, as if there were no groups; and where the answer
-// that they wait for does not come, they go without.
+// that they wait for does not come soon, they go without.
 type writeGroup struct {
 	store *PostgresStore
 
 	mu      sync.Mutex // guards the fields below; never held across I/O
-	busy    bool
+	busy    bool       // a write that comes now waits
 	waiting []*groupedWrite
 	overdue *time.Timer // runs while some wait
+	apart   time.Time   // until then each goes alone
 }
 
 // groupedWrite is a write of one object.
@@ -72,7 +77,13 @@ type groupedWrite struct {
 
 // write does a write, alone or in a group. After an error its dest must not be read.
 func (g *writeGroup) write(ctx context.Context, w *groupedWrite) error {
+	deadline, ok := ctx.Deadline()
+	hurried := ok && time.Until(deadline) < 2*groupTimeout
 	g.mu.Lock()
+	if hurried || time.Now().Before(g.apart) || w.size > groupLargest {
+		g.mu.Unlock()
+		return w.alone()
+	}
 	if !g.busy {
 		g.busy = true
 		g.mu.Unlock()
@@ -93,7 +104,7 @@ func (g *writeGroup) write(ctx context.Context, w *groupedWrite) error {
 			return ctx.Err()
 		}
 	}
-	if errors.Is(w.err, errUngrouped) {
+	if errors.Is(w.err, errGoAlone) {
 		return w.alone()
 	}
 	return w.err
@@ -116,11 +127,13 @@ func (g *writeGroup) next() {
 		g.overdue = time.AfterFunc(groupPatience, g.next)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(group[0].ctx))
-	left := n
+	waiters := n
 	for _, w := range group {
 		w.abandon = func() {
-			g.store.leases.reset() // as after any call of a lease that was not answered
-			if left--; left == 0 {
+			if waiters == n {
+				g.store.leases.reset() // as after any call of a lease that was not answered
+			}
+			if waiters--; waiters == 0 {
 				cancel()
 			}
 		}
@@ -163,7 +176,10 @@ func (g *writeGroup) send(ctx context.Context, group []*groupedWrite) {
 	})
 	err := g.transact(ctx, group)
 	if undone(err) {
-		err = errUngrouped
+		err = errGoAlone
+		g.mu.Lock()
+		g.apart = time.Now().Add(groupsApart)
+		g.mu.Unlock()
 	}
 	for _, w := range group {
 		w.err = cmp.Or(err, w.noRow)
@@ -183,9 +199,15 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 		return err
 	}
 	defer conn.Release()
+	group = g.remaining(group)
+	if len(group) == 0 {
+		return ctx.Err()
+	}
+	const most = 2 // statements of a write
+	each := groupTimeout / time.Duration(most*len(group))
 	batch := &pgx.Batch{}
-	batch.Queue(g.store.sql.setStatementTimeout, strconv.FormatInt(groupStatementTimeout.Milliseconds(), 10))
-	for _, w := range g.remaining(group) {
+	batch.Queue(g.store.sql.setStatementTimeout, strconv.FormatInt(each.Milliseconds(), 10))
+	for _, w := range group {
 		w.queue(batch).QueryRow(func(row pgx.Row) error {
 			err := row.Scan(w.dest...)
 			if errors.Is(err, pgx.ErrNoRows) {

@@ -77,7 +77,8 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 			for ctx.Err() == nil {
 				key := key()
 				obj, err := store.Get(t.Context(), key)
-				ctx, cancel := context.WithTimeout(t.Context(), rand.N(400*time.Millisecond))
+				ctx, cancel := context.WithCancel(t.Context()) // with so short a deadline it would go alone
+				ends := time.AfterFunc(rand.N(400*time.Millisecond), cancel)
 				switch {
 				case errors.Is(err, tenure.ErrNotFound):
 					made, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
@@ -88,6 +89,7 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 					made, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
 					judge(key, "replace", obj.Version, made.Version, err)
 				}
+				ends.Stop()
 				cancel()
 			}
 		})

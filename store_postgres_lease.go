@@ -46,7 +46,7 @@ func isLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) !=
 // that, and then each statement does.
 type leasePool struct {
 	config *pgxpool.Config
-	hooked bool // hooks of the caller's decide which connection serves which context
+	groups bool // writes may go in groups
 
 	mu     sync.Mutex
 	pool   *pgxpool.Pool // nil before the first use, and after close
@@ -65,7 +65,11 @@ const (
 // newLeasePool takes the settings of another pool, its hooks among them but
 // ShouldPing.
 func newLeasePool(config *pgxpool.Config) *leasePool {
-	p := &leasePool{config: config, hooked: config.BeforeAcquire != nil || config.PrepareConn != nil}
+	p := &leasePool{config: config}
+	// A hook may prepare a connection for the context of one call. Where statements are
+	// not prepared, a group of their texts is too large.
+	p.groups = config.BeforeAcquire == nil && config.PrepareConn == nil &&
+		config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
 	config.MaxConns = max(config.MaxConns, leaseConns)
 	config.MinConns, config.MinIdleConns = 0, 0
 	// Where nothing tells that the connection is dead, no round trip is spent on

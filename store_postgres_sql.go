@@ -79,7 +79,7 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
 				resource_version = greatest(resource_version + 1, {now_us})
 			{from_wait} WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR resource_version = $6::bigint)
-			RETURNING resource_version, created_at_ms, updated_at_ms`
+			RETURNING resource_version, coalesce(created_at_ms, 0), updated_at_ms`
 	const gone = `
 			WITH {wait_and} gone AS (
 				DELETE FROM {objects} {using_wait} WHERE object_type = $1 AND id = $2 AND resource_version = $3

@@ -93,7 +93,7 @@ func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondi
 
 // grouped does a write, together with others where it is a lease's.
 func (s *PostgresStore) grouped(ctx context.Context, g *writeGroup, fence *Term, w *groupedWrite) error {
-	if fence != nil || !isLeaseCall(ctx) || w.size > groupLargest || s.leases.hooked {
+	if fence != nil || !isLeaseCall(ctx) || !s.leases.groups {
 		return w.alone()
 	}
 	return g.write(ctx, w)
