@@ -42,8 +42,9 @@ func isLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) !=
 // waits behind the application's queries. They are opened as they are needed.
 //
 // Their lock_timeout is set when they connect, which spares each statement from
-// setting it. A pooler, whose sessions are not ours to set anything in, refuses
-// that, and then each statement does.
+// setting it; and so is that they look for rows by the index. A pooler, whose sessions
+// are not ours to set anything in, refuses that, and then each statement sets the
+// first.
 type leasePool struct {
 	config *pgxpool.Config
 	groups bool // writes may go in groups
@@ -90,6 +91,9 @@ func newLeasePool(config *pgxpool.Config) *leasePool {
 	config.BeforeConnect = func(ctx context.Context, conn *pgx.ConnConfig) error {
 		if p.sessions() != sessionPooled {
 			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
+			// A plan that was made while the table had one page reads all of it each
+			// time, and goes on so when rows that died fill it.
+			conn.RuntimeParams["enable_seqscan"] = "off"
 		}
 		if before != nil {
 			return before(ctx, conn)

@@ -551,3 +551,22 @@ func TestAServerThatHasBecomeReadOnlyIsLeft(t *testing.T) {
 		})
 	}
 }
+
+// Else a plan that was made for a small table may read all of a large one.
+func TestLeasesLookForTheirRowsByTheIndexWhateverTheSizeOfTheTable(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `CREATE TABLE settings (seqscan text)`)
+	execPostgres(t, pool, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+		$$BEGIN INSERT INTO settings VALUES (current_setting('enable_seqscan')); RETURN NEW; END$$`)
+	execPostgres(t, pool, `CREATE TRIGGER note BEFORE INSERT ON objects FOR EACH ROW EXECUTE FUNCTION note()`)
+	mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+	put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "the application's own"}})
+	var seen string
+	wantErr(t, pool.QueryRow(t.Context(), `SELECT string_agg(seqscan, ' ') FROM settings`).Scan(&seen), nil)
+	if seen != "off on" {
+		t.Errorf("enable_seqscan is %s, want off for a lease and on for all else", seen)
+	}
+}
