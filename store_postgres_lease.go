@@ -69,6 +69,7 @@ func newLeasePool(config *pgxpool.Config) *leasePool {
 	p := &leasePool{config: config}
 	// A hook may prepare a connection for the context of one call. Where statements are
 	// not prepared, a group of their texts is too large.
+	//lint:ignore SA1019 the caller's may still be this one
 	p.groups = config.BeforeAcquire == nil && config.PrepareConn == nil &&
 		config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
 	config.MaxConns = max(config.MaxConns, leaseConns)
