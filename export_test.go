@@ -20,7 +20,7 @@ func (s *PostgresStore) Pool() *pgxpool.Pool { return s.pool }
 // Grouped makes a call that writes for a lease wait until it goes in a group, as
 // if another were under way.
 func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
-	for _, g := range []*writeGroup{&s.groups.create, &s.groups.replace, &s.groups.remove} {
+	for _, g := range s.groups.all() {
 		g.mu.Lock()
 		g.busy, g.apart = true, time.Time{}
 		g.mu.Unlock()

@@ -111,7 +111,7 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 	s.refused = cfg.validate()
 	s.pruned.Store(time.Now().Unix())
 	s.watches.init(s)
-	for _, g := range []*writeGroup{&s.groups.create, &s.groups.replace, &s.groups.remove} {
+	for _, g := range s.groups.all() {
 		g.store = s
 	}
 	return s

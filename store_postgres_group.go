@@ -42,6 +42,8 @@ var errGoAlone = errors.New("to be written alone")
 // durable, and the others must not become like it.
 type writeGroups struct{ create, replace, remove writeGroup }
 
+func (g *writeGroups) all() []*writeGroup { return []*writeGroup{&g.create, &g.replace, &g.remove} }
+
 // writeGroup sends writes of one kind. One that comes while none is under way goes at
 // once, alone. Those that come meanwhile go as one transaction when that is
 // answered.
@@ -208,13 +210,7 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	batch := &pgx.Batch{}
 	batch.Queue(g.store.sql.setStatementTimeout, strconv.FormatInt(each.Milliseconds(), 10))
 	for _, w := range group {
-		w.queue(batch).QueryRow(func(row pgx.Row) error {
-			err := row.Scan(w.dest...)
-			if errors.Is(err, pgx.ErrNoRows) {
-				w.noRow, err = err, nil // no reason to leave the others unheard
-			}
-			return err
-		})
+		w.queue(batch).QueryRow(scanRow(&w.noRow, w.dest))
 	}
 	err = conn.SendBatch(ctx, batch).Close()
 	g.store.heard(pool, err)

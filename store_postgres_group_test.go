@@ -234,21 +234,12 @@ func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 	store := openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, store)
 	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.id = 'hangs') EXECUTE FUNCTION hang()`)
+	hangWrites(t, pool, `INSERT`, `NEW.id = 'hangs'`)
 	short, cancelShort := context.WithCancel(t.Context())
 	defer cancelShort()
 	long, cancelLong := context.WithCancel(t.Context())
 	defer cancelLong()
-	create := func(ctx context.Context, id string) chan error {
-		done := make(chan error, 1)
-		go func() {
-			_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
-			done <- err
-		}()
-		return done
-	}
-	a, b := create(short, "hangs"), create(long, "waits")
+	a, b := createInGroup(short, store, "hangs"), createInGroup(long, store, "waits")
 	awaitHung(t, pool, 1)
 	cancelShort()
 	wantErr(t, <-a, context.Canceled)
@@ -294,8 +285,7 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	migrate(t, store)
 	pool := postgresPool(t, url)
 	const conns = 4 // of leases
-	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW EXECUTE FUNCTION hang()`)
+	hangWrites(t, pool, `UPDATE`, `true`)
 	var hung sync.WaitGroup
 	for i := range conns {
 		large := strings.Repeat("x", 600) // too large for a group
@@ -304,16 +294,8 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 		hung.Go(func() { _ = lease.Renew(t.Context(), term) })
 		awaitHung(t, pool, i+1)
 	}
-	create := func(ctx context.Context, id string) chan error {
-		done := make(chan error, 1)
-		go func() {
-			_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
-			done <- err
-		}()
-		return done
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	stays, leaves := create(t.Context(), "stays"), create(ctx, "leaves")
+	stays, leaves := createInGroup(t.Context(), store, "stays"), createInGroup(ctx, store, "leaves")
 	time.AfterFunc(300*time.Millisecond, cancel) // both wait for a connection by then
 	wantErr(t, <-leaves, context.Canceled)
 	execPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'`)
@@ -321,6 +303,23 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	hung.Wait()
 	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "leaves"})
 	wantErr(t, err, tenure.ErrNotFound)
+}
+
+// createInGroup begins to create an object, and returns where its error will be.
+func createInGroup(ctx context.Context, store *tenure.PostgresStore, id string) chan error {
+	done := make(chan error, 1)
+	go func() {
+		_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+		done <- err
+	}()
+	return done
+}
+
+// hangWrites makes writes of such rows never end.
+func hangWrites(t *testing.T, pool *pgxpool.Pool, write, when string) {
+	t.Helper()
+	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	execPostgres(t, pool, fmt.Sprintf(`CREATE TRIGGER hang BEFORE %s ON objects FOR EACH ROW WHEN (%s) EXECUTE FUNCTION hang()`, write, when))
 }
 
 // awaitHung waits until so many connections are in the midst of a trigger that never
@@ -346,18 +345,12 @@ func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
 	store := openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, store)
 	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.id = 'a') EXECUTE FUNCTION hang()`)
+	hangWrites(t, pool, `INSERT`, `NEW.id = 'a'`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	hangs, giveUp := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() {
-		_, err := groupedStore{store}.PutIf(hangs, tenure.Object{Key: tenure.Key{Type: "t", ID: "a"}}, tenure.MustCreate())
-		done <- err
-	}()
-	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "b"}}, tenure.MustCreate())
-	wantErr(t, err, nil)
+	done := createInGroup(hangs, store, "a")
+	wantErr(t, <-createInGroup(ctx, store, "b"), nil)
 	giveUp()
 	wantErr(t, <-done, context.Canceled)
 }

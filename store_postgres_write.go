@@ -76,14 +76,7 @@ func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondi
 	var r row
 	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload), cond.version}
 	dest := []any{&r.version, &r.created, &r.updated}
-	alone := func() error {
-		return s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
-			if !bounded {
-				return s.writeOne(ctx, pool, s.sql.replaceInTime, append(args, lockTimeout(ctx)), fence, dest...)
-			}
-			return s.writeOne(ctx, pool, s.sql.replace, args, fence, dest...)
-		})
-	}
+	alone := func() error { return s.writeInTime(ctx, s.sql.replace, s.sql.replaceInTime, args, fence, dest...) }
 	queue := func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(s.sql.replace, args...) }
 	if err := s.grouped(ctx, &s.groups.replace, fence, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone}); err != nil {
 		return row{}, err
@@ -128,12 +121,8 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 		queue := func(batch *pgx.Batch) *pgx.QueuedQuery {
 			stands = 0
 			answer := batch.Queue(s.sql.insertNumbered, args...)
-			batch.Queue(s.sql.checkNumber, obj.Key.Type, obj.Key.ID).QueryRow(func(row pgx.Row) error {
-				if err := row.Scan(&stands, nil); !errors.Is(err, pgx.ErrNoRows) {
-					return err
-				}
-				return nil
-			})
+			var none error
+			batch.Queue(s.sql.checkNumber, obj.Key.Type, obj.Key.ID).QueryRow(scanRow(&none, []any{&stands, nil}))
 			return answer
 		}
 		alone := func() error {
@@ -178,6 +167,17 @@ func (s *PostgresStore) newBatch(ctx context.Context, bounded bool) *pgx.Batch {
 	return batch
 }
 
+// writeInTime does a write of one statement, which has two forms: the second sets a
+// lock_timeout of its own, its last argument.
+func (s *PostgresStore) writeInTime(ctx context.Context, plain, inTime string, args []any, fence *Term, dest ...any) error {
+	return s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+		if bounded {
+			return s.writeOne(ctx, pool, plain, args, fence, dest...)
+		}
+		return s.writeOne(ctx, pool, inTime, append(args, lockTimeout(ctx)), fence, dest...)
+	})
+}
+
 // writeOne is sendWrite for a write of one statement, which by itself needs no
 // pipeline.
 func (s *PostgresStore) writeOne(ctx context.Context, pool *pgxpool.Pool, statement string, args []any, fence *Term, dest ...any) error {
@@ -193,13 +193,7 @@ func (s *PostgresStore) writeOne(ctx context.Context, pool *pgxpool.Pool, statem
 // behind them, before they commit.
 func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch, answer *pgx.QueuedQuery, fence *Term, dest ...any) error {
 	var noRow error
-	answer.QueryRow(func(written pgx.Row) error {
-		err := written.Scan(dest...)
-		if errors.Is(err, pgx.ErrNoRows) {
-			noRow, err = err, nil // let the fence be heard
-		}
-		return err
-	})
+	answer.QueryRow(scanRow(&noRow, dest))
 	if fence != nil {
 		s.queueFence(ctx, batch, fence)
 		fence.giveWay(ctx)
@@ -209,6 +203,18 @@ func (s *PostgresStore) sendWrite(ctx context.Context, pool *pgxpool.Pool, batch
 		return s.fencedOut(ctx, fence, err)
 	}
 	return cmp.Or(err, noRow)
+}
+
+// scanRow returns a func that scans a row, or notes [pgx.ErrNoRows] where there is
+// none: no reason to leave the statements behind it unheard.
+func scanRow(noRow *error, dest []any) func(pgx.Row) error {
+	return func(row pgx.Row) error {
+		err := row.Scan(dest...)
+		if errors.Is(err, pgx.ErrNoRows) {
+			*noRow, err = err, nil
+		}
+		return err
+	}
 }
 
 // inTheWay says why an object could not be created: [ErrExists] or [ErrTaken];
@@ -279,17 +285,11 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 		args = append(args, s.watches.channel, setup.hint(key))
 	}
 	statements := s.sql.remove[removeKind{buries: setup.tombstones, wakes: wake}]
-	alone := func() error {
-		return s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
-			if !bounded {
-				return s.writeOne(ctx, pool, statements.inTime, append(args, lockTimeout(ctx)), fence, &gone, nil, nil)
-			}
-			return s.writeOne(ctx, pool, statements.plain, args, fence, &gone, nil, nil)
-		})
-	}
+	dest := []any{&gone, nil, nil}
+	alone := func() error { return s.writeInTime(ctx, statements.plain, statements.inTime, args, fence, dest...) }
 	if wake { // else it must be durable
 		queue := func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(statements.plain, args...) }
-		err = s.grouped(ctx, &s.groups.remove, fence, &groupedWrite{key: key, size: sizeOf(args), queue: queue, dest: []any{&gone, nil, nil}, alone: alone})
+		err = s.grouped(ctx, &s.groups.remove, fence, &groupedWrite{key: key, size: sizeOf(args), queue: queue, dest: dest, alone: alone})
 	} else {
 		err = alone()
 	}
