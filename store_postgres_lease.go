@@ -93,8 +93,10 @@ func newLeasePool(config *pgxpool.Config) *leasePool {
 		if p.sessions() != sessionPooled {
 			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
 			// A plan that was made while the table had one page reads all of it each
-			// time, and goes on so when rows that died fill it.
-			conn.RuntimeParams["enable_seqscan"] = "off"
+			// time, and goes on so when rows that died fill it. With enable_seqscan=off
+			// a trigger's plan that has to read a whole table would seem so dear that it
+			// is compiled, which takes longer than a lease has.
+			conn.RuntimeParams["random_page_cost"] = "0.1"
 		}
 		if before != nil {
 			return before(ctx, conn)
