@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -248,13 +249,27 @@ func (p *phase) excuse(overlaps ...span) string {
 		}
 	}
 	for _, o := range overlaps {
-		for _, pause := range p.record.pauses {
-			if pause.replica == o.replica && pause.from <= o.from && o.to <= pause.to+reaction {
-				if p.stopped(pause) {
-					return excusePause
-				}
-				return excuseStall
-			}
+		if why := p.excusePauses(o, reaction); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// excusePauses excuses an overlap that ends soon after a pause of a replica in which
+// it began. One that was stopped may be stopped again before it has reacted.
+func (p *phase) excusePauses(o span, reaction time.Duration) string {
+	begin := func(a, b span) int { return cmp.Compare(a.from, b.from) }
+	for _, pause := range slices.SortedFunc(slices.Values(p.record.pauses), begin) {
+		stopped := p.stopped(pause)
+		switch reacted := pause.to + reaction; {
+		case pause.replica != o.replica || o.from < pause.from || reacted < o.from:
+		case reacted >= o.to && stopped:
+			return excusePause
+		case reacted >= o.to:
+			return excuseStall
+		case stopped:
+			o.from = reacted
 		}
 	}
 	return ""

@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 	term := func(kind, term string, token int64) entry { return entry{kind: kind, term: term, token: token} }
@@ -18,6 +21,33 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 		r.checkLedger(test.ledger)
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}
+
+func TestOnlyAPauseExcusesAnOverlapAndForNoLonger(t *testing.T) {
+	const ms = time.Millisecond
+	first, second := span{"a", 1000 * ms, 3000 * ms}, span{"a", 3002 * ms, 8000 * ms}
+	stop := func(s span) *fault { return &fault{kind: "pause", target: s.replica, from: s.from, to: s.to} }
+	for name, test := range map[string]struct {
+		overlap span
+		pauses  []span
+		faults  []*fault
+		want    string
+	}{
+		"no pause":                {span{"a", 2000 * ms, 2500 * ms}, nil, nil, ""},
+		"another's":               {span{"b", 2000 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
+		"stopped":                 {span{"a", 2000 * ms, 3400 * ms}, []span{first}, []*fault{stop(first)}, excusePause},
+		"stalled":                 {span{"a", 2000 * ms, 3400 * ms}, []span{first}, nil, excuseStall},
+		"too long after":          {span{"a", 2000 * ms, 3500 * ms}, []span{first}, []*fault{stop(first)}, ""},
+		"begun before":            {span{"a", 900 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
+		"stopped again":           {span{"a", 2000 * ms, 8400 * ms}, []span{second, first}, []*fault{stop(first), stop(second)}, excusePause},
+		"stopped and stalled":     {span{"a", 2000 * ms, 8400 * ms}, []span{first, second}, []*fault{stop(first)}, excuseStall},
+		"stalled again and again": {span{"a", 2000 * ms, 8400 * ms}, []span{first, second}, nil, ""},
+	} {
+		p := &phase{ttl: 1500 * ms, record: &record{pauses: test.pauses, faults: test.faults}}
+		if got := p.excuse(test.overlap); got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
 }
