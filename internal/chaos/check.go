@@ -23,6 +23,8 @@ type result struct {
 	doubtful   int // operations of unknown outcome
 	registers  int // whose history was judged
 	undecided  int // that took too long to judge
+	crowd      int // terms of other leases
+	together   int // of those, that began in one transaction with others
 	overlaps   map[string]int
 	longest    map[string]time.Duration // overlap
 	handovers  []time.Duration          // from the end of a job to the begin of the next, by a release
@@ -43,6 +45,7 @@ func check(p *phase, a *audit) *result {
 	}
 	r.checkLedger(a.ledger)
 	r.checkLedger(a.anew)
+	r.checkCrowd(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
 		r.violate("the file was removed, and all were started anew; the last token is %d, after %d", after, before)
 	}
@@ -60,6 +63,23 @@ func check(p *phase, a *audit) *result {
 // checkLedger goes through all that was committed, in its order: tokens rise from
 // term to term, and nothing fenced is committed but in its own term.
 func (r *result) checkLedger(ledger []entry) {
+	leases := map[string]string{} // by term
+	for _, e := range ledger {
+		if e.kind == ledgerBegin {
+			leases[e.term] = e.lease
+		}
+	}
+	each := map[string][]entry{}
+	for _, e := range ledger {
+		lease := leases[e.term]
+		each[lease] = append(each[lease], e)
+	}
+	for _, entries := range each {
+		r.checkLease(entries)
+	}
+}
+
+func (r *result) checkLease(ledger []entry) {
 	var current entry
 	var greatest int64
 	for i, e := range ledger {
@@ -238,14 +258,8 @@ func (p *phase) excuse(overlaps ...span) string {
 			if (span{from: f.from, to: f.to + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
 				return excuseRemoved
 			}
-		case f.kind == clockMoved && p.expiry == tenure.StoreClock:
-			// A clock that jumps ahead makes the record expire: when it is set, or
-			// set right again. The holder finds out when it next renews.
-			for _, at := range []time.Duration{f.from, f.to} {
-				if (span{from: at - clockSlack, to: at + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
-					return excuseClock
-				}
-			}
+		case p.clockExcuses(f, overlaps[0], p.ttl):
+			return excuseClock
 		}
 	}
 	for _, o := range overlaps {
@@ -254,6 +268,15 @@ func (p *phase) excuse(overlaps ...span) string {
 		}
 	}
 	return ""
+}
+
+// clockExcuses reports whether a fault moved the clock that an overlap is due to. A clock
+// that jumps ahead makes the record expire: when it is set, or set right again. The
+// holder finds out when it next renews.
+func (p *phase) clockExcuses(f *fault, o span, ttl time.Duration) bool {
+	return f.kind == clockMoved && p.expiry == tenure.StoreClock &&
+		((span{from: f.from - clockSlack, to: f.from + ttl}).covers(o.from, o.to) ||
+			(span{from: f.to - clockSlack, to: f.to + ttl}).covers(o.from, o.to))
 }
 
 // excusePauses excuses an overlap that ends soon after a pause of a replica in which

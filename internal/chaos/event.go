@@ -21,6 +21,7 @@ const (
 	leaked      = "leaked"
 	ended       = "ended" // in order, and nothing was left behind
 	killed      = "killed"
+	held        = "held" // one of the other leases, from From to At
 )
 
 // event is what happened in one replica, a line of its history.

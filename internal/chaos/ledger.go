@@ -12,10 +12,12 @@ const (
 // entry is one row of the ledger.
 type entry struct {
 	kind  string
+	lease string // of a begin and an end
 	term  string
 	token int64
 	note  string
 	at    string // when it was committed, for people
+	tx    string // that wrote it; Postgres only
 }
 
 // audit is what a database has at the end of a phase: all that was committed.

@@ -10,6 +10,7 @@ import (
 )
 
 const (
+	leaseType    = "reconciler_lease"
 	registerType = "register"
 	onceType     = "once"   // objects that are created once and never touched again
 	fencedType   = "fenced" // objects that are written through a fence

@@ -24,14 +24,15 @@ type postgres struct {
 // The ledger's order is that of the commits: their timestamps are taken while
 // the locks are still held, and by the host's clock.
 const postgresSchema = `
-CREATE TABLE ledger (kind text, term text, token bigint, note text);
+CREATE TABLE ledger (kind text, lease text, term text, token bigint, note text);
+CREATE INDEX ON ledger (term);
 
 CREATE FUNCTION note_term() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF TG_OP = 'DELETE' THEN
-		INSERT INTO public.ledger VALUES ('end', convert_from(OLD.payload, 'UTF8')::json->>'term', OLD.resource_version, '');
+		INSERT INTO public.ledger VALUES ('end', OLD.id, convert_from(OLD.payload, 'UTF8')::json->>'term', OLD.resource_version, '');
 	ELSIF TG_OP = 'INSERT' OR NEW.payload <> OLD.payload THEN
-		INSERT INTO public.ledger VALUES ('begin', convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version, '');
+		INSERT INTO public.ledger VALUES ('begin', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version, '');
 	ELSIF OLD.created_at_ms = 0 THEN -- inserted by the same transaction, and numbered now
 		UPDATE public.ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = convert_from(NEW.payload, 'UTF8')::json->>'term';
 	END IF;
@@ -46,7 +47,7 @@ CREATE FUNCTION note_fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE said json := convert_from(NEW.payload, 'UTF8')::json;
 BEGIN
 	IF TG_OP = 'INSERT' OR NEW.payload <> OLD.payload THEN
-		INSERT INTO public.ledger VALUES ('fenced', said->>'term', (said->>'token')::bigint, said->>'note');
+		INSERT INTO public.ledger (kind, term, token, note) VALUES ('fenced', said->>'term', (said->>'token')::bigint, said->>'note');
 	END IF;
 	RETURN NULL;
 END $$;
@@ -172,7 +173,7 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, er
 	q.Set("application_name", cfg.Name)
 	q.Set("connect_timeout", "2")
 	u.RawQuery = q.Encode()
-	cfg.URL, cfg.SharePool, cfg.Pace = u.String(), i%2 == 0, 60*time.Millisecond
+	cfg.URL, cfg.SharePool, cfg.Pace, cfg.Crowd = u.String(), i%2 == 0, 60*time.Millisecond, crowdWorkers
 	return cfg, proxy, nil
 }
 
@@ -187,13 +188,13 @@ func (db *postgres) audit(ctx context.Context) (*audit, error) {
 	}
 	defer conn.Close(ctx)
 	a := &audit{}
-	rows, err := conn.Query(ctx, `SELECT kind, term, token, note, pg_xact_commit_timestamp(xmin)::text FROM ledger
+	rows, err := conn.Query(ctx, `SELECT kind, coalesce(lease, ''), term, token, note, pg_xact_commit_timestamp(xmin)::text, xmin::text FROM ledger
 		ORDER BY pg_xact_commit_timestamp(xmin), ctid`)
 	if err != nil {
 		return nil, err
 	}
 	a.ledger, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
-		err = row.Scan(&e.kind, &e.term, &e.token, &e.note, &e.at)
+		err = row.Scan(&e.kind, &e.lease, &e.term, &e.token, &e.note, &e.at, &e.tx)
 		return e, err
 	})
 	if err != nil {

@@ -32,6 +32,7 @@ type replicaConfig struct {
 	TTL       time.Duration
 	Expiry    tenure.ExpiryPolicy
 	Pace      time.Duration // from one operation to the next, about
+	Crowd     int           // workers on other leases
 }
 
 // replica is the process that faults are done to.
@@ -126,6 +127,9 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
 	wg.Go(func() { r.operate(ctx) })
 	wg.Go(func() { r.createOnce(ctx) })
+	for worker := range cfg.Crowd {
+		wg.Go(func() { r.crowd(ctx, worker) })
+	}
 	err = coordinator.Run(ctx)
 	cancel()
 	wg.Wait()

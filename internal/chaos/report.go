@@ -36,6 +36,8 @@ func writeReport(w io.Writer, results []*result) error {
 	row("no holder after a fault's end, ms", func(r *result) any { return spread(r.recoveries) })
 	row("fenced writes", func(r *result) any { return r.writes })
 	row("unfenced writes that came late", func(r *result) any { return r.late })
+	row("terms of other leases", func(r *result) any { return r.crowd })
+	row("begun together with others", func(r *result) any { return r.together })
 	row("operations on registers", func(r *result) any { return r.operations })
 	row("of unknown outcome", func(r *result) any { return r.doubtful })
 	row("register histories judged", func(r *result) any { return r.registers })

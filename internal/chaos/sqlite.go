@@ -26,18 +26,18 @@ type sqlite struct {
 
 // The ledger's order is that of its row IDs: there is one writer at a time.
 const sqliteSchema = `
-CREATE TABLE ledger (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, term TEXT, token INTEGER, note TEXT);
+CREATE TABLE ledger (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, lease TEXT, term TEXT, token INTEGER, note TEXT);
 CREATE TRIGGER term AFTER INSERT ON objects WHEN NEW.object_type = 'reconciler_lease' BEGIN
-	INSERT INTO ledger (kind, term, token, note) VALUES ('begin', json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('begin', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
 END;
 CREATE TRIGGER next_term AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.payload <> OLD.payload BEGIN
-	INSERT INTO ledger (kind, term, token, note) VALUES ('begin', json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('begin', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, '');
 END;
 CREATE TRIGGER term_numbered AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND OLD.created_at_ms = 0 BEGIN
 	UPDATE ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = json_extract(CAST(NEW.payload AS TEXT), '$.term');
 END;
 CREATE TRIGGER term_end AFTER DELETE ON objects WHEN OLD.object_type = 'reconciler_lease' BEGIN
-	INSERT INTO ledger (kind, term, token, note) VALUES ('end', json_extract(CAST(OLD.payload AS TEXT), '$.term'), OLD.resource_version, '');
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('end', OLD.id, json_extract(CAST(OLD.payload AS TEXT), '$.term'), OLD.resource_version, '');
 END;
 CREATE TRIGGER fenced AFTER INSERT ON objects WHEN NEW.object_type = 'fenced' BEGIN
 	INSERT INTO ledger (kind, term, token, note) SELECT 'fenced', p->>'term', p->>'token', p->>'note' FROM (SELECT CAST(NEW.payload AS TEXT) p);
@@ -111,13 +111,13 @@ func (db *sqlite) audit(ctx context.Context) (*audit, error) {
 
 func (db *sqlite) read(ctx context.Context) (*audit, error) {
 	a := &audit{}
-	rows, err := db.books.QueryContext(ctx, `SELECT kind, term, token, note, seq FROM ledger ORDER BY seq`)
+	rows, err := db.books.QueryContext(ctx, `SELECT kind, coalesce(lease, ''), term, token, note, seq FROM ledger ORDER BY seq`)
 	if err != nil {
 		return nil, err
 	}
 	for rows.Next() {
 		var e entry
-		if err := rows.Scan(&e.kind, &e.term, &e.token, &e.note, &e.at); err != nil {
+		if err := rows.Scan(&e.kind, &e.lease, &e.term, &e.token, &e.note, &e.at); err != nil {
 			return nil, errors.Join(err, rows.Close())
 		}
 		a.ledger = append(a.ledger, e)
