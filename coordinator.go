@@ -178,6 +178,7 @@ type Coordinator struct {
 
 	checks   checks   // of whichever goroutine checks: never two at once
 	cooldown cooldown // of Run's goroutine
+	beaten   bool     // to the lease by another, the last time that a hint came; of Run's goroutine
 
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 

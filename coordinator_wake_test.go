@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -299,6 +300,60 @@ func TestAStandbyThatIsWokenAndFailsTriesAgain(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		if !failed.Load() || !b.IsHolder() {
 			t.Errorf("b does not hold an AcquireInterval after its failure:\n%v", l)
+		}
+	})
+}
+
+// Else each of many standbys writes in vain at every release, while the one that
+// wins waits for the same server.
+func TestWhoWasBeatenTheLastTimeLeavesOthersAHeadStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		var mu sync.Mutex
+		calls := map[string]int{}
+		standBy := func(name string) *replica {
+			r := start(t, l, store, name, tenure.CoordinatorConfig{})
+			time.Sleep(time.Second)
+			r.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				mu.Lock()
+				calls[name+" "+call.Op]++
+				mu.Unlock()
+				return do(ctx)
+			})
+			return r
+		}
+		release := func(r *replica) map[string]int {
+			mu.Lock()
+			clear(calls)
+			mu.Unlock()
+			r.stop()
+			time.Sleep(4 * time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			maps.DeleteFunc(calls, func(call string, _ int) bool { return strings.HasSuffix(call, " delete") })
+			return maps.Clone(calls)
+		}
+		a := standBy("a")
+		b, c, beaten := standBy("b"), standBy("c"), "c"
+		release(a)
+		if c.IsHolder() {
+			b, c, beaten = c, b, "b"
+		}
+		d := standBy("d")
+		got := release(b)
+		if want := map[string]int{"d put": 1, beaten + " get": 1}; !d.IsHolder() || !maps.Equal(got, want) {
+			t.Errorf("d, which was never beaten, holds: %v; calls are %v, want %v", d.IsHolder(), got, want)
+		}
+		got = release(d)
+		if want := map[string]int{beaten + " get": 1, beaten + " put": 1}; !c.IsHolder() || !maps.Equal(got, want) {
+			t.Errorf("%s, the only one, holds: %v; calls are %v, want %v", beaten, c.IsHolder(), got, want)
+		}
+		e := standBy("e")
+		wantErr(t, c.Resign(t.Context()), nil)
+		time.Sleep(time.Minute + time.Second)
+		got = release(e)
+		if want := map[string]int{beaten + " put": 1}; !c.IsHolder() || !maps.Equal(got, want) {
+			t.Errorf("%s, which has won since, holds: %v; calls are %v, want %v", beaten, c.IsHolder(), got, want)
 		}
 	})
 }

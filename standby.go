@@ -8,6 +8,11 @@ import (
 	"time"
 )
 
+// headStart is what a standby at most leaves to the others when the lease may have
+// become free, after another was quicker the last time: as many as there are, few of
+// them go at once, and the rest look when it is over.
+const headStart = 4 * time.Millisecond
+
 // standby competes for the lease, at first after a pause. It returns nil once
 // ctx is done.
 func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Watch) *Term {
@@ -18,10 +23,14 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 	var seen string // the term that stood last
 	var looked time.Time
 	for woken := false; ; {
+		late := woken && c.beaten
+		if late && !sleep(ctx, rand.N(headStart)) {
+			return nil
+		}
 		var term *Term
 		err := c.check(ctx, Standby)
 		if err == nil {
-			term, err = c.acquire(ctx, woken)
+			term, err = c.acquire(ctx, woken && !late)
 		}
 		switch unfit := errors.Is(err, ErrUnhealthy); {
 		case !unfit:
@@ -41,6 +50,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
 		}
 		if err == nil {
+			c.beaten = false
 			return term
 		}
 		if ctx.Err() != nil {
@@ -50,6 +60,7 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		if held := (*HeldError)(nil); errors.As(err, &held) {
 			news = held.Holding.Term != seen
 			seen = held.Holding.Term
+			c.beaten = c.beaten || woken && news
 		}
 		deaf := vain.after(woken && !news, c.cfg.AcquireInterval)
 		if errors.Is(err, ErrSetup) || errors.Is(err, ErrUnhealthy) || errors.Is(err, ErrDeadline) {
@@ -115,7 +126,7 @@ func (c *Coordinator) look(ctx context.Context) (mine bool, err error) {
 	return holding.Offered && holding.Holder == c.lease.cfg.Holder, nil
 }
 
-func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
+func (c *Coordinator) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 	if c.single {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
 	}
@@ -124,7 +135,7 @@ func (c *Coordinator) acquire(ctx context.Context, woken bool) (*Term, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
 	defer cancel()
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, woken || c.lease.lastSeen() == nil)
+	term, err := c.lease.acquireOrSteal(ctx, likelyFree || c.lease.lastSeen() == nil)
 	if err == nil {
 		term.unconfirmed.Store(c.mustConfirm(term))
 	}

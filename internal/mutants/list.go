@@ -144,6 +144,9 @@ var mutants = []mutant{
 	{"hints in vain are all followed", "hints.go",
 		"v.due = v.due.Add(interval)", "",
 		"a flood of hints is a flood of statements"},
+	{"who was beaten is as quick as the others", "standby.go",
+		"late := woken && c.beaten", "late := false",
+		"at each release all standbys write in vain, beside the one that wins"},
 
 	// Requests, offers and takeovers that are not confirmed.
 	{"a request counts as a renewal", "request.go",
