@@ -178,7 +178,11 @@ type Coordinator struct {
 
 	checks   checks   // of whichever goroutine checks: never two at once
 	cooldown cooldown // of Run's goroutine
-	beaten   bool     // to the lease by another, the last time that a hint came; of Run's goroutine
+
+	// Of standbys that are woken, one yields if another was quicker the last time, or if
+	// its own term has ended ill: it leaves the others a head start, and looks before it
+	// writes.
+	yields bool // of Run's goroutine
 
 	term atomic.Pointer[Term] // while its job runs and has not been told to stop
 
@@ -222,6 +226,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 	defer c.checks.wait()
+	c.yields = false
 	var hints Watch = noWatch{}
 	if !c.single {
 		hints = watch(c.lease.store, c.lease.cfg.Key)
@@ -269,6 +274,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause 
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
+	c.yields = !errors.Is(cause, ErrResigned) // or two that are sick may hand the lease to each other for ever
 	return c.stayAway(term, cause, resign)
 }
 

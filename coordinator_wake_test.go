@@ -304,56 +304,112 @@ func TestAStandbyThatIsWokenAndFailsTriesAgain(t *testing.T) {
 	})
 }
 
+// race is some replicas that stand by for one lease, and what they call.
+type race struct {
+	*testing.T
+	away   time.Duration // of the store, there and back
+	store  *storetest.Mem
+	ledger *ledger
+
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+func newRace(t *testing.T, away time.Duration) *race {
+	return &race{T: t, away: away, store: storetest.NewMem(), ledger: newLedger(t), calls: map[string]int{}}
+}
+
+func (r *race) standBy(name string) *replica {
+	replica := start(r.T, r.ledger, r.store, name, tenure.CoordinatorConfig{})
+	replica.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		r.mu.Lock()
+		r.calls[name+" "+call.Op]++
+		r.mu.Unlock()
+		time.Sleep(r.away / 2)
+		defer time.Sleep(r.away / 2)
+		return do(ctx)
+	})
+	time.Sleep(time.Second)
+	return replica
+}
+
+// release stops the holder, and returns what others call in the second after that.
+func (r *race) release(holder *replica) map[string]int {
+	r.mu.Lock()
+	clear(r.calls)
+	r.mu.Unlock()
+	holder.stop()
+	time.Sleep(time.Second)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.calls, func(call string, _ int) bool { return strings.HasSuffix(call, " delete") })
+	return maps.Clone(r.calls)
+}
+
+// beaten lets two replicas race, and returns the one that has won and the other.
+func (r *race) beaten() (won, lost *replica, loser string) {
+	a := r.standBy("a")
+	b, c := r.standBy("b"), r.standBy("c")
+	r.release(a)
+	if b.IsHolder() {
+		return b, c, "c"
+	}
+	return c, b, "b"
+}
+
+func (r *race) wantCalls(what string, holds *replica, got, want map[string]int) {
+	r.Helper()
+	if !holds.IsHolder() || !maps.Equal(got, want) {
+		r.Errorf("%s: holds: %v; calls are %v, want %v", what, holds.IsHolder(), got, want)
+	}
+}
+
 // Else each of many standbys writes in vain at every release, while the one that
 // wins waits for the same server.
-func TestWhoWasBeatenTheLastTimeLeavesOthersAHeadStart(t *testing.T) {
+func TestWhoWasBeatenYieldsUntilItHasWon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		var mu sync.Mutex
-		calls := map[string]int{}
-		standBy := func(name string) *replica {
-			r := start(t, l, store, name, tenure.CoordinatorConfig{})
-			time.Sleep(time.Second)
-			r.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-				mu.Lock()
-				calls[name+" "+call.Op]++
-				mu.Unlock()
-				return do(ctx)
-			})
-			return r
+		r := newRace(t, 300*time.Microsecond)
+		won, lost, loser := r.beaten()
+		d := r.standBy("d")
+		r.wantCalls("d, which was never beaten", d, r.release(won), map[string]int{"d put": 1, loser + " get": 1})
+		r.wantCalls(loser+", the only one", lost, r.release(d), map[string]int{loser + " get": 1, loser + " put": 1})
+		e := r.standBy("e")
+		wantErr(t, lost.Resign(t.Context()), nil)
+		time.Sleep(time.Minute)
+		r.wantCalls(loser+", which has won since", lost, r.release(e), map[string]int{loser + " put": 1})
+	})
+}
+
+func TestWhoIsFarAwayDoesNotYield(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRace(t, 20*time.Millisecond)
+		won, lost, loser := r.beaten()
+		r.wantCalls(loser, lost, r.release(won), map[string]int{loser + " put": 1})
+	})
+}
+
+// They would, if who held last went first each time.
+func TestTwoReplicasWhoseJobsFailDoNotKeepTheLeaseFromAThird(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRace(t, 300*time.Microsecond)
+		fails := tenure.CoordinatorConfig{Logger: quiet, Reconcile: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(20 * time.Second):
+				return errors.New("no disk")
+			}
+		}}
+		start(t, r.ledger, r.store, "a", fails)
+		time.Sleep(time.Second)
+		start(t, r.ledger, r.store, "b", fails)
+		c := r.standBy("c")
+		for range 100 {
+			if c.IsHolder() {
+				return
+			}
+			time.Sleep(20 * time.Second)
 		}
-		release := func(r *replica) map[string]int {
-			mu.Lock()
-			clear(calls)
-			mu.Unlock()
-			r.stop()
-			time.Sleep(4 * time.Millisecond)
-			mu.Lock()
-			defer mu.Unlock()
-			maps.DeleteFunc(calls, func(call string, _ int) bool { return strings.HasSuffix(call, " delete") })
-			return maps.Clone(calls)
-		}
-		a := standBy("a")
-		b, c, beaten := standBy("b"), standBy("c"), "c"
-		release(a)
-		if c.IsHolder() {
-			b, c, beaten = c, b, "b"
-		}
-		d := standBy("d")
-		got := release(b)
-		if want := map[string]int{"d put": 1, beaten + " get": 1}; !d.IsHolder() || !maps.Equal(got, want) {
-			t.Errorf("d, which was never beaten, holds: %v; calls are %v, want %v", d.IsHolder(), got, want)
-		}
-		got = release(d)
-		if want := map[string]int{beaten + " get": 1, beaten + " put": 1}; !c.IsHolder() || !maps.Equal(got, want) {
-			t.Errorf("%s, the only one, holds: %v; calls are %v, want %v", beaten, c.IsHolder(), got, want)
-		}
-		e := standBy("e")
-		wantErr(t, c.Resign(t.Context()), nil)
-		time.Sleep(time.Minute + time.Second)
-		got = release(e)
-		if want := map[string]int{beaten + " put": 1}; !c.IsHolder() || !maps.Equal(got, want) {
-			t.Errorf("%s, which has won since, holds: %v; calls are %v, want %v", beaten, c.IsHolder(), got, want)
-		}
+		t.Error("c does not hold after a hundred terms of others")
 	})
 }

@@ -41,11 +41,12 @@
 // which one connection per store listens for; on SQLite through the store, or for
 // another process by a poll of the file. Where no hint can be expected, because the
 // store gives none, the connection is down, or the record is another program's, and
-// with [Observed], a standby looks once in an AcquireInterval as well. Whoever was
-// beaten to the lease after the last hint leaves others a head start, of 4 ms at most:
-// of many standbys few write at once. Hints may be lost: nothing is decided by one.
-// Whoever gets many for nothing is deaf for a while: a flood of them costs no more than
-// polling does.
+// with [Observed], a standby looks once in an AcquireInterval as well. One that came
+// second at the last release, or whose own last term has failed, leaves others a head
+// start of up to 4 ms, and looks before it writes: of many standbys few write, and it
+// is not always the same that win. Hints may be lost: nothing is decided by one.
+// Whoever gets many for nothing is deaf for a while: a flood of them costs no more
+// than polling does.
 //
 // A replica that stays away or is not fit does not compete, but looks once in a TTL,
 // so that its status tells who holds; a lease that is left to it by name brings the

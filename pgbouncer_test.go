@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgtest"
@@ -371,3 +374,56 @@ func TestBesidePgBouncerAListenURLWakesTheStandby(t *testing.T) {
 		t.Errorf("the handover took %v", took)
 	}
 }
+
+// A standby only reads, and a lease of a short TTL leaves its writes little time.
+func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
+	for name, call := range map[string]func(context.Context, *tenure.Lease, *tenure.Term) error{
+		"by a read": func(ctx context.Context, lease *tenure.Lease, _ *tenure.Term) error {
+			_, err := lease.Read(ctx)
+			return err
+		},
+		"by a write": func(ctx context.Context, lease *tenure.Lease, term *tenure.Term) error {
+			ctx, cancel := context.WithTimeout(ctx, 900*time.Millisecond)
+			defer cancel()
+			return lease.Renew(ctx, term)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			direct := postgresURL(t)
+			config, err := pgxpool.ParseConfig(throughBouncer(t, direct))
+			wantErr(t, err, nil)
+			between := config.ConnConfig.DialFunc
+			var server atomic.Pointer[pgconn.DialFunc]
+			to, err := pgx.ParseConfig(direct)
+			wantErr(t, err, nil)
+			address := net.JoinHostPort(to.Host, fmt.Sprint(to.Port))
+			straight := pgconn.DialFunc(func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return to.DialFunc(ctx, network, address)
+			})
+			server.Store(&straight)
+			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				return (*server.Load())(ctx, network, address)
+			}
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			wantErr(t, err, nil)
+			t.Cleanup(pool.Close)
+			store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true})
+			t.Cleanup(func() { store.Close() })
+			migrate(t, store)
+			lease := newLease(t, store, tenure.LeaseConfig{})
+			term := mustAcquire(t, lease)
+
+			server.Store(&between)
+			execPostgres(t, postgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+			for range leaseConns + 1 { // as many may be told by a connection that was there
+				if err = call(t.Context(), lease, term); err == nil {
+					return
+				}
+			}
+			t.Error(err)
+		})
+	}
+}
+
+const leaseConns = 4 // that a store's leases have at least

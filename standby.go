@@ -8,9 +8,7 @@ import (
 	"time"
 )
 
-// headStart is what a standby at most leaves to the others when the lease may have
-// become free, after another was quicker the last time: as many as there are, few of
-// them go at once, and the rest look when it is over.
+// headStart is the most that a standby that yields to others waits before it looks.
 const headStart = 4 * time.Millisecond
 
 // standby competes for the lease, at first after a pause. It returns nil once
@@ -23,14 +21,16 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 	var seen string // the term that stood last
 	var looked time.Time
 	for woken := false; ; {
-		late := woken && c.beaten
-		if late && !sleep(ctx, rand.N(headStart)) {
+		yields := woken && c.yields
+		if yields && !sleep(ctx, rand.N(headStart)) {
 			return nil
 		}
 		var term *Term
+		var began time.Time
 		err := c.check(ctx, Standby)
 		if err == nil {
-			term, err = c.acquire(ctx, woken && !late)
+			began = time.Now()
+			term, err = c.acquire(ctx, woken && !yields)
 		}
 		switch unfit := errors.Is(err, ErrUnhealthy); {
 		case !unfit:
@@ -50,7 +50,6 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 			err = fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, time.Since(term.AcquiredAt()), ErrDeadline)
 		}
 		if err == nil {
-			c.beaten = false
 			return term
 		}
 		if ctx.Err() != nil {
@@ -59,8 +58,12 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		pause, news := c.notAcquired(err, hints.Live()), false
 		if held := (*HeldError)(nil); errors.As(err, &held) {
 			news = held.Holding.Term != seen
+			if woken && news {
+				// Where a try takes longer than the head start, it would end too early to
+				// save one.
+				c.yields = time.Since(began) <= headStart
+			}
 			seen = held.Holding.Term
-			c.beaten = c.beaten || woken && news
 		}
 		deaf := vain.after(woken && !news, c.cfg.AcquireInterval)
 		if errors.Is(err, ErrSetup) || errors.Is(err, ErrUnhealthy) || errors.Is(err, ErrDeadline) {

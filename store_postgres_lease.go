@@ -23,6 +23,9 @@ const (
 	lockTimeoutState = "55P03"
 	readOnlyState    = "25006"
 	protocolState    = "08P01"
+
+	notSupportedState = "0A000"
+	noSuchObjectState = "42704"
 )
 
 var errStoreClosed = errors.New("the store is closed")
@@ -93,10 +96,10 @@ func newLeasePool(config *pgxpool.Config) *leasePool {
 		if p.sessions() != sessionPooled {
 			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
 			// A plan that was made while the table had one page reads all of it each
-			// time, and goes on so when rows that died fill it. With enable_seqscan=off
+			// time, and goes on so when rows that died fill it. Not enable_seqscan=off:
 			// a trigger's plan that has to read a whole table would seem so dear that it
 			// is compiled, which takes longer than a lease has.
-			conn.RuntimeParams["random_page_cost"] = "0.1"
+			conn.RuntimeParams["random_page_cost"] = cmp.Or(conn.RuntimeParams["random_page_cost"], "0.1")
 		}
 		if before != nil {
 			return before(ctx, conn)
@@ -147,11 +150,14 @@ func (p *leasePool) get(ctx context.Context) (pool *pgxpool.Pool, bounded bool, 
 	return pool, state == sessionOurs, nil
 }
 
-// forget makes the next call find out anew what the sessions are.
+// forget makes the next call find out anew what the sessions are, unless nothing is
+// set in them.
 func (p *leasePool) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.state = sessionUnknown
+	if p.state == sessionOurs {
+		p.state = sessionUnknown
+	}
 }
 
 func (p *leasePool) close() {
@@ -165,9 +171,16 @@ func (p *leasePool) close() {
 }
 
 // refusesSetting reports whether a connection was refused for a setting that it
-// came with, as poolers do.
+// came with, as poolers do, each by an error of its own.
 func refusesSetting(err error) bool {
-	return sqlState(err) == protocolState && strings.Contains(err.Error(), "startup parameter")
+	switch sqlState(err) {
+	case protocolState:
+		return strings.Contains(err.Error(), "startup parameter")
+	case notSupportedState, noSuchObjectState:
+		return errors.As(err, new(*pgconn.ConnectError))
+	default:
+		return false
+	}
 }
 
 // conns returns the connections for a call: those of the leases, or those of the
@@ -191,7 +204,7 @@ func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded 
 // allows. Where the session's own limit has ended the wait before that, it is
 // sent again, with a limit of its own.
 func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
-	for {
+	for again := false; ; again = true {
 		pool, bounded, err := s.conns(ctx)
 		if err != nil {
 			return err
@@ -202,7 +215,7 @@ func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool
 			if _, ok := ctx.Deadline(); ok {
 				return send(pool, false)
 			}
-		case bounded && refusesSetting(err): // a pooler has come in between
+		case isLeaseCall(ctx) && refusesSetting(err) && !again: // a pooler may have come in between
 			s.leases.forget()
 		default:
 			s.heard(pool, err)
@@ -214,13 +227,17 @@ func (s *PostgresStore) inTime(ctx context.Context, send func(pool *pgxpool.Pool
 // readRow reads one row. A wait for a lock that the session's own limit has ended
 // goes on.
 func (s *PostgresStore) readRow(ctx context.Context, statement string, args []any, dest ...any) error {
-	for {
+	for again := false; ; again = true {
 		pool, _, err := s.conns(ctx)
 		if err != nil {
 			return err
 		}
 		err = pool.QueryRow(ctx, statement, args...).Scan(dest...)
-		if !isLeaseCall(ctx) || sqlState(err) != lockTimeoutState || ctx.Err() != nil {
+		switch {
+		case isLeaseCall(ctx) && sqlState(err) == lockTimeoutState && ctx.Err() == nil:
+		case isLeaseCall(ctx) && refusesSetting(err) && !again: // as inTime
+			s.leases.forget()
+		default:
 			s.heard(pool, err)
 			return err
 		}

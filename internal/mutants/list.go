@@ -144,9 +144,15 @@ var mutants = []mutant{
 	{"hints in vain are all followed", "hints.go",
 		"v.due = v.due.Add(interval)", "",
 		"a flood of hints is a flood of statements"},
-	{"who was beaten is as quick as the others", "standby.go",
-		"late := woken && c.beaten", "late := false",
+	{"nobody yields", "standby.go",
+		"yields := woken && c.yields", "yields := false",
 		"at each release all standbys write in vain, beside the one that wins"},
+	{"who is far away yields", "standby.go",
+		"c.yields = time.Since(began) <= headStart", "c.yields = time.Since(began) >= 0",
+		"it looks before others have written, and pays a round trip for nothing"},
+	{"a replica whose job has failed goes first", "coordinator.go",
+		"c.yields = !errors.Is(cause, ErrResigned)", "c.yields = false",
+		"two that are sick hand the lease to each other, and a third never gets it"},
 
 	// Requests, offers and takeovers that are not confirmed.
 	{"a request counts as a renewal", "request.go",
