@@ -24,7 +24,7 @@ type result struct {
 	registers  int // whose history was judged
 	undecided  int // that took too long to judge
 	crowd      int // terms of other leases
-	together   int // of those, that began in one transaction with others
+	together   int // begins and ends of those, that were committed with others
 	overlaps   map[string]int
 	longest    map[string]time.Duration // overlap
 	handovers  []time.Duration          // from the end of a job to the begin of the next, by a release
@@ -235,7 +235,7 @@ func (r *result) checkOverlaps(p *phase, jobs []job) {
 				r.violate("%s runs two jobs at once, from %v to %v: tokens %d and %d", a.replica, b.from, to, a.token, b.token)
 				continue
 			}
-			why := p.excuse(span{a.replica, b.from, to}, span{b.replica, b.from, to})
+			why := p.excuse(a.from, span{a.replica, b.from, to}, span{b.replica, b.from, to})
 			if why == "" {
 				r.violate("jobs overlap for %v from %v: of %s, token %d from %v to %v, and of %s, token %d from %v to %v\n%s",
 					to-b.from, b.from, a.replica, a.token, a.from, a.to, b.replica, b.token, b.from, b.to, p.around(b.from, to))
@@ -249,7 +249,7 @@ func (r *result) checkOverlaps(p *phase, jobs []job) {
 
 // excuse returns what the overlap of two jobs is excused by; nothing where it is
 // not.
-func (p *phase) excuse(overlaps ...span) string {
+func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
 	// A job that was paused is told when it goes on, and may take its time.
 	reaction := p.ttl - p.ttl/30 - p.ttl*2/3
 	for _, f := range p.record.faults {
@@ -258,7 +258,7 @@ func (p *phase) excuse(overlaps ...span) string {
 			if (span{from: f.from, to: f.to + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
 				return excuseRemoved
 			}
-		case p.clockExcuses(f, overlaps[0], p.ttl):
+		case p.clockExcuses(f, earlier, overlaps[0], p.ttl):
 			return excuseClock
 		}
 	}
@@ -272,11 +272,14 @@ func (p *phase) excuse(overlaps ...span) string {
 
 // clockExcuses reports whether a fault moved the clock that an overlap is due to. A clock
 // that jumps ahead makes the record expire: when it is set, or set right again. The
-// holder finds out when it next renews.
-func (p *phase) clockExcuses(f *fault, o span, ttl time.Duration) bool {
-	return f.kind == clockMoved && p.expiry == tenure.StoreClock &&
-		((span{from: f.from - clockSlack, to: f.from + ttl}).covers(o.from, o.to) ||
-			(span{from: f.to - clockSlack, to: f.to + ttl}).covers(o.from, o.to))
+// holder, whose term began earlier, finds out when it next renews.
+func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.Duration) bool {
+	if f.kind != clockMoved || p.expiry != tenure.StoreClock {
+		return false
+	}
+	return slices.ContainsFunc([]time.Duration{f.from, f.to}, func(at time.Duration) bool {
+		return earlier < at+clockSlack && (span{from: at - clockSlack, to: at + ttl + clockSlack}).covers(o.from, o.to)
+	})
 }
 
 // excusePauses excuses an overlap that ends soon after a pause of a replica in which
@@ -305,7 +308,7 @@ func (p *phase) ran(replica string, from, to time.Duration) bool {
 	})
 }
 
-// clockSlack is how long before its end was noted the clock may have been set.
+// clockSlack is how long before or after it was noted the clock may have been set.
 const clockSlack = 500 * time.Millisecond
 
 // stopped reports whether a pause was one of the faults.
@@ -354,26 +357,56 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 		if f.kind == clockMoved {
 			allowed += p.ttl // as promised where the clock is set back
 		}
-		took := forever
-		for _, j := range jobs {
-			if j.to > f.to {
-				took = max(0, j.from-f.to)
-				break
-			}
-		}
-		for _, pause := range p.record.pauses { // what was this machine's doing
-			if f.to < pause.from && pause.from < f.to+allowed && !p.stopped(pause) {
-				allowed += pause.to - pause.from
-			}
-		}
+		free, took := p.recovery(f, jobs, allowed)
+		allowed += p.stalledFor(free, free+allowed)
 		if took > allowed {
 			r.violate("after %s of %s nobody held the lease for %v, more than %v\n%s", f.kind, f.target, took, allowed,
-				p.around(f.from, f.to+allowed))
+				p.around(f.from, free+allowed))
 		}
 		if took != forever {
 			r.recoveries = append(r.recoveries, took)
 		}
 	}
+}
+
+// recovery returns for how long nobody held the lease after a fault, and from when on. A
+// job that runs at its end may be one that is about to end for it: then the time
+// after that counts, unless another fault comes in between.
+func (p *phase) recovery(f *fault, jobs []job, allowed time.Duration) (free, took time.Duration) {
+	free = f.to
+	for _, j := range jobs {
+		switch {
+		case j.to <= free:
+		case j.from > free:
+			if free > f.to && slices.ContainsFunc(p.record.faults, func(g *fault) bool {
+				return g.episode != f.episode && f.to < g.from && g.from < j.from
+			}) {
+				return f.to, 0
+			}
+			return free, j.from - free
+		case j.to >= f.to+allowed:
+			return free, 0
+		default:
+			free = j.to
+		}
+	}
+	if free > f.to { // the end of the phase
+		return f.to, 0
+	}
+	return free, forever
+}
+
+// stalledFor returns for how long this machine did not let some process run.
+func (p *phase) stalledFor(from, to time.Duration) (stalled time.Duration) {
+	begin := func(a, b span) int { return cmp.Compare(a.from, b.from) }
+	until := from
+	for _, pause := range slices.SortedFunc(slices.Values(p.record.pauses), begin) {
+		if from < pause.from && pause.from < to && !p.stopped(pause) {
+			stalled += max(0, pause.to-max(until, pause.from))
+			until = max(until, pause.to)
+		}
+	}
+	return stalled
 }
 
 // checkEnds looks for what replicas left behind that ended in order.

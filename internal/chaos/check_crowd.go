@@ -3,12 +3,20 @@ package main
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
-// checkCrowd looks for moments at which two replicas saw a term of the same lease valid,
-// of those that many workers hold by turns.
+// checkCrowd judges the leases that many workers hold by turns: what they were told is
+// in the ledger, and no two of them saw a term of the same lease valid at one moment.
 func (r *result) checkCrowd(p *phase, a *audit) {
-	r.countTogether(a.ledger)
+	r.checkTold(p, a)
+	r.checkHeld(p)
+	if r.crowd > 100 && r.together == 0 {
+		r.violate("of %d terms none began or ended together with others: no group was tried", r.crowd)
+	}
+}
+
+func (r *result) checkHeld(p *phase) {
 	each := map[string][]event{}
 	for _, e := range p.record.sorted() {
 		if e.Kind == held {
@@ -24,7 +32,7 @@ func (r *result) checkCrowd(p *phase, a *audit) {
 					break
 				}
 				if !slices.ContainsFunc(p.record.faults, func(f *fault) bool {
-					return p.clockExcuses(f, span{from: b.From, to: min(a.At, b.At)}, crowdTTL)
+					return p.clockExcuses(f, a.From, span{from: b.From, to: min(a.At, b.At)}, crowdTTL)
 				}) {
 					r.violate("%s is held by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
 						lease, a.Replica, a.Token, a.From, a.At, b.Replica, b.Token, b.From, b.At, p.around(b.From, b.From))
@@ -34,17 +42,46 @@ func (r *result) checkCrowd(p *phase, a *audit) {
 	}
 }
 
-// countTogether counts the terms of other leases that began in one transaction.
-func (r *result) countTogether(ledger []entry) {
-	begun := map[string]int{}
-	for _, e := range ledger {
-		if e.kind == ledgerBegin && e.tx != "" {
-			begun[e.tx]++
+// checkTold compares what the workers were told with what was committed. A release
+// is not durable when it is answered.
+func (r *result) checkTold(p *phase, a *audit) {
+	begins, ends, writes := map[string][]entry{}, map[string]int{}, map[string]int{}
+	for _, e := range a.ledger {
+		switch e.kind {
+		case ledgerBegin:
+			begins[e.term] = append(begins[e.term], e)
+			writes[e.tx]++
+		case ledgerEnd:
+			ends[e.term]++
+			writes[e.tx]++
 		}
 	}
-	for _, n := range begun {
-		if n > 1 {
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case held:
+			if b := begins[e.Term]; len(b) != 1 || b[0].lease != e.Note || b[0].token != e.Token {
+				r.violate("%s was told that it holds %s, term %s with token %d; there is %v", e.Replica, e.Note, e.Term, e.Token, b)
+			}
+		case released:
+			if ends[e.Term] != 1 && !p.serverStopped(e.At) {
+				r.violate("%s was told at %v that term %s of %s is released; there are %d ends of it", e.Replica, e.At, e.Term, e.Note, ends[e.Term])
+			}
+		case notReleased:
+			if ends[e.Term] != 0 {
+				r.violate("%s was told at %v that term %s of %s is lost, and it was released", e.Replica, e.At, e.Term, e.Note)
+			}
+		}
+	}
+	for tx, n := range writes {
+		if tx != "" && n > 1 {
 			r.together += n
 		}
 	}
+}
+
+// serverStopped reports whether the server lost soon after what it had not written.
+func (p *phase) serverStopped(at time.Duration) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return f.kind == stoppedImmediate && f.from-time.Second < at && at < f.to
+	})
 }

@@ -25,19 +25,40 @@ func TestTwoTermsOfOneLeaseAtATimeAreFound(t *testing.T) {
 		"one within another":  {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
 		"the clock was moved": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
 		"and nobody cares":    {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
+		"moved before both":   {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 1},
 	} {
 		r := &result{}
-		r.checkCrowd(&phase{ttl: ttl, expiry: test.expiry, record: &record{events: test.events, faults: test.faults}}, &audit{})
+		r.checkHeld(&phase{ttl: ttl, expiry: test.expiry, record: &record{events: test.events, faults: test.faults}})
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}
 	}
 }
 
-func TestTermsThatBeganTogetherAreCounted(t *testing.T) {
-	r := &result{}
-	r.countTogether([]entry{{kind: ledgerBegin, tx: "1"}, {kind: ledgerFenced, tx: "1"}, {kind: ledgerBegin, tx: "2"}, {kind: ledgerBegin, tx: "2"}})
-	if r.together != 2 {
-		t.Errorf("got %d, want 2", r.together)
+func TestWhatIsNotAsItWasToldIsFound(t *testing.T) {
+	const s = time.Second
+	ledger := []entry{{kind: ledgerBegin, lease: "x", term: "1", token: 1, tx: "a"}, {kind: ledgerEnd, lease: "x", term: "1", tx: "b"}, {kind: ledgerBegin, lease: "y", term: "2", token: 2, tx: "b"}}
+	stopped := []*fault{{kind: stoppedImmediate, from: 5 * s, to: 6 * s}}
+	for name, test := range map[string]struct {
+		told   event
+		faults []*fault
+		want   int
+	}{
+		"holds":                         {event{Kind: held, Note: "x", Term: "1", Token: 1}, nil, 0},
+		"holds another lease":           {event{Kind: held, Note: "y", Term: "1", Token: 1}, nil, 1},
+		"holds with another token":      {event{Kind: held, Note: "x", Term: "1", Token: 2}, nil, 1},
+		"holds what nobody has written": {event{Kind: held, Note: "x", Term: "3", Token: 3}, nil, 1},
+		"released":                      {event{Kind: released, Note: "x", Term: "1"}, nil, 0},
+		"released what stands":          {event{Kind: released, Note: "y", Term: "2", At: 4 * s}, nil, 1},
+		"and the server was stopped":    {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, stopped, 0},
+		"but later":                     {event{Kind: released, Note: "y", Term: "2", At: 3 * s}, stopped, 1},
+		"lost":                          {event{Kind: notReleased, Note: "y", Term: "2"}, nil, 0},
+		"lost what it has released":     {event{Kind: notReleased, Note: "x", Term: "1"}, nil, 1},
+	} {
+		r := &result{}
+		r.checkTold(&phase{record: &record{events: []event{test.told}, faults: test.faults}}, &audit{ledger: ledger})
+		if len(r.violations) != test.want || r.together != 2 {
+			t.Errorf("%s: got %q, want %d; %d writes together, want 2", name, r.violations, test.want, r.together)
+		}
 	}
 }

@@ -21,7 +21,11 @@ const (
 	leaked      = "leaked"
 	ended       = "ended" // in order, and nothing was left behind
 	killed      = "killed"
-	held        = "held" // one of the other leases, from From to At
+
+	// Of the other leases.
+	held        = "held" // from From to At
+	released    = "released"
+	notReleased = "not released" // for it was lost
 )
 
 // event is what happened in one replica, a line of its history.

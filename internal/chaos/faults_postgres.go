@@ -9,7 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const clockMoved = "clock moved"
+const (
+	clockMoved       = "clock moved"
+	stoppedImmediate = "server stopped (immediate)"
+)
 
 func (db *postgres) kinds() []faultKind {
 	return []faultKind{
@@ -30,7 +33,7 @@ func (db *postgres) kinds() []faultKind {
 		{name: "answers lost after commit", group: "network", weight: 5, begin: network(func(p *phase, w *weather) {
 			w.loseAnswers = 0.3 + 0.7*p.rand.Float64()
 		})},
-		{name: "server stopped (immediate)", group: "server", weight: 2, begin: db.stop("immediate")},
+		{name: stoppedImmediate, group: "server", weight: 2, begin: db.stop("immediate")},
 		{name: "server stopped (fast)", group: "server", weight: 2, begin: db.stop("fast")},
 		{name: clockMoved, group: "server", weight: 4, begin: db.moveClock},
 		{name: "lease locked by somebody", group: "server", weight: 4, begin: db.lock},

@@ -88,19 +88,25 @@ func (p *process) wait() error {
 // kill ends the process as the kernel does when it is out of memory. It returns
 // when that was.
 func (p *process) kill() (time.Duration, error) {
-	if err := p.cmd.Process.Kill(); err != nil {
+	cmd := p.cmd
+	if err := cmd.Process.Kill(); err != nil {
 		return 0, err
 	}
 	at := monotonic()
-	p.wait() // its status is that it was killed
+	err := p.wait()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		return 0, fmt.Errorf("%s had ended before it was killed: %w\n%s", p.name(), err, p.logTail())
+	}
 	p.record.add(event{At: at, Replica: p.name(), Kind: killed})
 	return at, nil
 }
 
 // terminate asks the process to end in order, and waits until it has.
 func (p *process) terminate() error {
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
+	for _, signal := range []os.Signal{syscall.SIGCONT, syscall.SIGTERM} { // it may be stopped, where a fault went wrong
+		if err := p.cmd.Process.Signal(signal); err != nil {
+			return err
+		}
 	}
 	late := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Signal(syscall.SIGQUIT) }) // its goroutines go to its log
 	defer late.Stop()

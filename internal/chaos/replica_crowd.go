@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -12,61 +13,93 @@ import (
 
 const (
 	crowdWorkers = 6 // of a replica
-	crowdLeases  = 8
+	crowdLeases  = 40
 	crowdTTL     = 2 * ttl
-	crowdTimeout = crowdTTL / 2
+	crowdTimeout = crowdTTL / 2 // so long that a call may go in a group
 	crowdPace    = 300 * time.Millisecond
+	crowdTick    = 50 * time.Millisecond
 )
 
-// crowd is one of a replica's workers that hold other leases for a moment, by hand.
-// All of a replica begin at the same time, so that their writes go in groups.
+// crowdWorker holds other leases for a moment, by hand. All of a replica act at the same
+// times, so that their writes go in groups.
+type crowdWorker struct {
+	*replica
+	holder string
+	leases map[string]*tenure.Lease // those that it has called
+}
+
 func (r *replica) crowd(ctx context.Context, worker int) {
-	holder := fmt.Sprintf("%s.%d", r.Name, worker)
-	for pause(ctx, crowdPace-monotonic()%crowdPace) {
-		key := tenure.Key{Type: leaseType, ID: fmt.Sprint("crowd-", rand.N(crowdLeases))}
-		lease, err := tenure.NewLease(r.backend.store(), tenure.LeaseConfig{Key: key, Holder: holder, TTL: crowdTTL, Expiry: r.Expiry})
-		if err == nil {
-			err = r.hold(ctx, lease)
-		}
-		if err != nil {
-			slog.Debug("crowd", "lease", key, "error", err)
+	w := &crowdWorker{r, fmt.Sprintf("%s.%d", r.birth, worker), map[string]*tenure.Lease{}}
+	for until(ctx, crowdPace) {
+		id := fmt.Sprint("crowd-", rand.N(crowdLeases))
+		if err := w.hold(ctx, id); err != nil {
+			slog.Debug("crowd", "lease", id, "error", err)
 		}
 	}
 }
 
-// hold holds a lease for a moment, in which it writes through the fence, and tells from
-// when to when it saw its term valid, whatever has become of the process meanwhile.
-func (r *replica) hold(ctx context.Context, lease *tenure.Lease) error {
-	limited := func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.WithoutCancel(ctx), crowdTimeout)
+// until waits for the next multiple of d, or returns false when ctx is done.
+func until(ctx context.Context, d time.Duration) bool { return pause(ctx, d-monotonic()%d) }
+
+func (w *crowdWorker) lease(id string) (*tenure.Lease, error) {
+	if lease := w.leases[id]; lease != nil {
+		return lease, nil
 	}
-	acquiring, cancel := limited()
-	term, err := lease.AcquireOrSteal(acquiring)
-	cancel()
+	lease, err := tenure.NewLease(w.backend.store(), tenure.LeaseConfig{
+		Key: tenure.Key{Type: leaseType, ID: id}, Holder: w.holder, TTL: crowdTTL, Expiry: w.Expiry,
+	})
+	w.leases[id] = lease
+	return lease, err
+}
+
+// hold holds a lease for a moment, or until nobody renews it any more. It tells from
+// when to when it saw its term valid, whatever has become of the process meanwhile, and
+// how the release was answered.
+func (w *crowdWorker) hold(ctx context.Context, id string) error {
+	lease, err := w.lease(id)
 	if err != nil {
 		return err
 	}
-	held := event{Kind: held, From: monotonic(), Term: term.ID(), Token: term.Token(), Note: lease.Key().ID}
-	for range rand.N(4) {
-		pause(ctx, rand.N(50*time.Millisecond))
-		calling, cancel := limited()
-		if rand.IntN(2) == 0 {
-			err = lease.Renew(calling, term)
-		} else {
-			err = r.backend.fenced(calling, term, "", 0)
-		}
-		cancel()
-		if err != nil {
-			slog.Debug("crowd", "lease", lease.Key(), "error", err)
-		}
-		if now := monotonic(); term.Valid() {
-			held.At = now
-		}
+	var term *tenure.Term
+	err = w.call(ctx, func(ctx context.Context) (err error) {
+		term, err = lease.AcquireOrSteal(ctx)
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	if held.At != 0 {
-		r.events.write(held)
+	tell := event{Kind: held, From: monotonic(), Term: term.ID(), Token: term.Token(), Note: id}
+	calls, toTheEnd := rand.N(4), rand.IntN(8) == 0
+	for until(ctx, crowdTick) && (calls > 0 || toTheEnd) {
+		if calls--; calls >= 0 {
+			_ = w.call(ctx, func(ctx context.Context) error {
+				if rand.IntN(3) == 0 {
+					return w.backend.fenced(ctx, term, "", 0)
+				}
+				return lease.Renew(ctx, term)
+			})
+		}
+		now := monotonic()
+		if !term.Valid() {
+			break
+		}
+		tell.At = now
 	}
-	releasing, cancel := limited()
+	if tell.At != 0 {
+		w.events.write(tell)
+	}
+	err = w.call(ctx, func(ctx context.Context) error { return lease.Release(ctx, term) })
+	switch {
+	case err == nil:
+		w.events.write(event{Kind: released, Term: term.ID(), Note: id})
+	case errors.Is(err, tenure.ErrLost):
+		w.events.write(event{Kind: notReleased, Term: term.ID(), Note: id})
+	}
+	return err
+}
+
+func (w *crowdWorker) call(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), crowdTimeout)
 	defer cancel()
-	return lease.Release(releasing, term)
+	return do(ctx)
 }

@@ -37,7 +37,7 @@ func writeReport(w io.Writer, results []*result) error {
 	row("fenced writes", func(r *result) any { return r.writes })
 	row("unfenced writes that came late", func(r *result) any { return r.late })
 	row("terms of other leases", func(r *result) any { return r.crowd })
-	row("begun together with others", func(r *result) any { return r.together })
+	row("begun or released together", func(r *result) any { return r.together })
 	row("operations on registers", func(r *result) any { return r.operations })
 	row("of unknown outcome", func(r *result) any { return r.doubtful })
 	row("register histories judged", func(r *result) any { return r.registers })
