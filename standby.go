@@ -59,8 +59,8 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		if held := (*HeldError)(nil); errors.As(err, &held) {
 			news = held.Holding.Term != seen
 			if woken && news {
-				// Where a try takes longer than the head start, it would end too early to
-				// save one.
+				// Where a try takes longer than a head start, a look after it comes too early
+				// to spare one.
 				c.yields = time.Since(began) <= headStart
 			}
 			seen = held.Holding.Term

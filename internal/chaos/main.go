@@ -13,6 +13,10 @@
 // database's clock was moved); that no two jobs ran at once; that replicas which
 // ended in order left no goroutine and no connection.
 //
+// On Postgres each replica has workers, too, that hold other leases by hand, all at the
+// same times, so that their writes go in groups: no two may see a term of one lease
+// valid at one moment, and what they were told must be what was committed.
+//
 // Jobs may overlap where the README says so: while a process is paused, until it
 // has gone on and its job has returned; where the database's clock is moved, but
 // not with the expiry policy Observed; and where SQLite's file is removed. These
