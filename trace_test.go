@@ -129,7 +129,8 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		wantTold(t, "a hears of b", &ofA, "attempt: held", `holder: "b"`, "attempt: held")
 
 		wantErr(t, b.Resign(t.Context()), nil)
-		time.Sleep(5 * time.Millisecond) // a, whose term has ended ill, yields
+		time.Sleep(4 * time.Millisecond) // a, whose term has ended ill, yields
+		settle()
 		wantTold(t, "b resigns", &ofB, "renewed in 0s, with 19s left", "job ended after 0s: lease resigned",
 			"released: lease resigned", `holder: ""`)
 		wantTold(t, "a is woken", &ofA, "attempt: got it", "acquired", `holder: "a"`, "job started")
