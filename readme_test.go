@@ -25,8 +25,12 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 			if strings.Contains(found[1], "://") {
 				continue
 			}
+			to := filepath.Join(filepath.Dir(path), found[1])
+			if _, err := os.Stat(filepath.Dir(to)); err != nil {
+				continue // a module of its own, which does not come with this one
+			}
 			links++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), found[1])); err != nil {
+			if _, err := os.Stat(to); err != nil {
 				t.Errorf("%s links to %s: %v", path, found[1], err)
 			}
 		}
