@@ -392,17 +392,15 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 			direct := postgresURL(t)
 			config, err := pgxpool.ParseConfig(throughBouncer(t, direct))
 			wantErr(t, err, nil)
-			between := config.ConnConfig.DialFunc
-			var server atomic.Pointer[pgconn.DialFunc]
-			to, err := pgx.ParseConfig(direct)
+			server, err := pgx.ParseConfig(direct)
 			wantErr(t, err, nil)
-			address := net.JoinHostPort(to.Host, fmt.Sprint(to.Port))
-			straight := pgconn.DialFunc(func(ctx context.Context, network, _ string) (net.Conn, error) {
-				return to.DialFunc(ctx, network, address)
-			})
-			server.Store(&straight)
+			dial := config.ConnConfig.DialFunc
+			var between atomic.Bool
 			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-				return (*server.Load())(ctx, network, address)
+				if !between.Load() {
+					address = net.JoinHostPort(server.Host, fmt.Sprint(server.Port))
+				}
+				return dial(ctx, network, address)
 			}
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
 			wantErr(t, err, nil)
@@ -413,7 +411,7 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 			lease := newLease(t, store, tenure.LeaseConfig{})
 			term := mustAcquire(t, lease)
 
-			server.Store(&between)
+			between.Store(true)
 			execPostgres(t, postgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 			for range leaseConns + 1 { // as many may be told by a connection that was there

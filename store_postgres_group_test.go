@@ -284,10 +284,9 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	store := openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, store)
 	pool := postgresPool(t, url)
-	const conns = 4 // of leases
 	hangWrites(t, pool, `UPDATE`, `true`)
 	var hung sync.WaitGroup
-	for i := range conns {
+	for i := range leaseConns {
 		large := strings.Repeat("x", 600) // too large for a group
 		lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: large})
 		term := mustAcquire(t, lease)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -285,8 +284,7 @@ func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.D
 // excusePauses excuses an overlap that ends soon after a pause of a replica in which
 // it began. One that was stopped may be stopped again before it has reacted.
 func (p *phase) excusePauses(o span, reaction time.Duration) string {
-	begin := func(a, b span) int { return cmp.Compare(a.from, b.from) }
-	for _, pause := range slices.SortedFunc(slices.Values(p.record.pauses), begin) {
+	for _, pause := range p.record.sortedPauses() {
 		stopped := p.stopped(pause)
 		switch reacted := pause.to + reaction; {
 		case pause.replica != o.replica || o.from < pause.from || reacted < o.from:
@@ -398,9 +396,8 @@ func (p *phase) recovery(f *fault, jobs []job, allowed time.Duration) (free, too
 
 // stalledFor returns for how long this machine did not let some process run.
 func (p *phase) stalledFor(from, to time.Duration) (stalled time.Duration) {
-	begin := func(a, b span) int { return cmp.Compare(a.from, b.from) }
 	until := from
-	for _, pause := range slices.SortedFunc(slices.Values(p.record.pauses), begin) {
+	for _, pause := range p.record.sortedPauses() {
 		if from < pause.from && pause.from < to && !p.stopped(pause) {
 			stalled += max(0, pause.to-max(until, pause.from))
 			until = max(until, pause.to)

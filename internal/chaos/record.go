@@ -119,3 +119,12 @@ func (r *record) sorted() []event {
 	slices.SortStableFunc(events, func(a, b event) int { return int(a.At - b.At) })
 	return events
 }
+
+// sortedPauses returns all pauses, in the order of their begins.
+func (r *record) sortedPauses() []span {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pauses := slices.Clone(r.pauses)
+	slices.SortFunc(pauses, func(a, b span) int { return int(a.from - b.from) })
+	return pauses
+}
