@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"time"
 )
@@ -34,8 +35,8 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 	}
 	last := term.predecessors[len(term.predecessors)-1]
 	c.log().Info("takeover confirmed", "predecessor", last.Holder, "token", term.Token(), "took", time.Since(began))
-	// Renewed at once, for the record still says that it is not: where this replica
-	// crashes, nobody shall be fenced again who is well by then.
+	// Renewed at once, for the record still says that it is not: if this replica
+	// crashes, a predecessor that has recovered is not fenced again.
 	term.unconfirmed.Store(false)
 	if err := c.renew(ctx, term); err != nil {
 		c.renewalFailed(term, err)
@@ -43,13 +44,22 @@ func (c *Coordinator) confirm(ctx context.Context, term *Term, k *keeper) error 
 	return nil
 }
 
-// fence calls FencePredecessor until it succeeds, or ctx is done.
+// fence calls FencePredecessor until it succeeds, or ctx is done; or until it has
+// failed for so long that another replica may do better.
 func (c *Coordinator) fence(ctx context.Context, prev Holding) error {
-	for failures := 0; ; failures++ {
-		prev.Labels = maps.Clone(prev.Labels) // the record's, and the caller may do as he likes
-		err := c.cfg.FencePredecessor(ctx, prev)
-		if err == nil {
+	patience := c.lease.cfg.TTL
+	attempts, cancel := context.WithTimeout(ctx, longestFencing*patience)
+	defer cancel()
+	for began, failures := time.Now(), 0; ; failures++ {
+		prev.Labels = maps.Clone(prev.Labels) // the record's, and the caller may change them
+		err := c.cfg.FencePredecessor(attempts, prev)
+		switch {
+		case err == nil:
 			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Since(began) >= patience:
+			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
 		c.report("predecessor not fenced, trying again", err)
 		if !sleep(ctx, c.retryPause(failures)) {
@@ -57,3 +67,6 @@ func (c *Coordinator) fence(ctx context.Context, prev Holding) error {
 		}
 	}
 }
+
+// longestFencing is the most TTLs for which one call of FencePredecessor may last.
+const longestFencing = 10

@@ -229,7 +229,7 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 			go b.Resign(t.Context())
 			time.Sleep(10 * time.Second)
 			b.store.SetHook(nil)
-		}, []string{"b fences a at 10.0.0.1", "b works"}}, // what b itself has left need not expire
+		}, []string{"c fences a at 10.0.0.1", "c works"}}, // b has resigned, and is not back before c
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

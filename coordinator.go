@@ -45,7 +45,7 @@ type CoordinatorConfig struct {
 	// [Watcher], while its watch is not live, after an error, or with [Observed];
 	// after an [ErrSetup] it is longer. A replica whose term has ended stays away
 	// for as long, and for twice as long if it resigned or its job ended. Default
-	// TTL/6.
+	// TTL/6, and 10s at most.
 	AcquireInterval time.Duration
 
 	// RenewDeadline is how long the job may go on without a renewal. What is
@@ -78,27 +78,33 @@ type CoordinatorConfig struct {
 	// FencePredecessor, where set, is called after a takeover and its
 	// confirmations, before the job begins: to cut off the power, the disk or the
 	// address of a holder that vanished. It is called again until it returns nil,
-	// or the term is over. Where a replica that had taken the lease over did not get
+	// or the term is over. Where it has failed for a TTL the lease is given to another
+	// replica, which has to fence the same holders, and this one stays away as one
+	// whose Check has failed. Where a replica that had taken the lease over did not get
 	// that far, it is called for those whom that one was to fence, too, so it must bear
 	// to be called for a holder that is cut off already; and for one of its own name,
 	// where a replica crashed and was started anew, unless Reclaim is set. It must
-	// return when its context ends, as a job must.
+	// return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Logger gets one line per acquire, loss and release, and what goes wrong.
-	// Default slog.Default().
+	// Default the lease's.
 	Logger *slog.Logger
 
 	// Trace, where set, is told what happens.
 	Trace *Trace
 }
 
+// longestAcquireInterval is the default where the TTL is long: an error of the store
+// that passes, or a hint that is lost, should not cost more.
+const longestAcquireInterval = 10 * time.Second
+
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
 	if cfg.RenewInterval == 0 {
 		cfg.RenewInterval = lease.TTL / 3
 	}
 	if cfg.AcquireInterval == 0 {
-		cfg.AcquireInterval = lease.TTL / 6
+		cfg.AcquireInterval = min(lease.TTL/6, longestAcquireInterval)
 	}
 	if cfg.RenewDeadline == 0 {
 		cfg.RenewDeadline = lease.TTL * 2 / 3
@@ -352,9 +358,14 @@ func (c *Coordinator) untilDeadline(term *Term) time.Duration {
 	if term.local() {
 		return time.Hour
 	}
-	// A timer stands still while the machine is suspended, so it sleeps in short
-	// stretches, each of which ends with a look at the wall clock.
-	return min(time.Until(term.lastAttempt().Add(c.cfg.RenewDeadline)), max(c.lease.cfg.Margin, time.Second))
+	return min(c.cfg.RenewDeadline-term.sinceRenewal(), c.longestSleep())
+}
+
+// longestSleep is how long anything may sleep that goes by the trust in a term. A
+// timer stands still while the machine is suspended, so each stretch ends with a look
+// at both clocks, early enough that the Margin covers it.
+func (c *Coordinator) longestSleep() time.Duration {
+	return max(c.lease.cfg.Margin/2, 100*time.Millisecond)
 }
 
 // awaitJob returns when the job has. A job that takes longer than the trust
@@ -401,8 +412,12 @@ func (c *Coordinator) giveBack(term *Term, cause error) error {
 	}
 }
 
+// longestCall is the most that a call to the store may take, however long the TTL is:
+// so long does a shutdown wait for a store that hangs.
+const longestCall = 10 * time.Second
+
 // callTimeout bounds one call to the store, so that between the time for a
 // renewal and the renew deadline two can hang, one after the other.
 func (c *Coordinator) callTimeout() time.Duration {
-	return (c.cfg.RenewDeadline - c.cfg.RenewInterval) / 2
+	return min((c.cfg.RenewDeadline-c.cfg.RenewInterval)/2, longestCall)
 }

@@ -222,8 +222,8 @@ func TestHintsInVainCostNoMoreThanPolling(t *testing.T) {
 	})
 }
 
-// Or it would wake itself, and try again at once, for ever.
-func TestAReplicaThatRefusesATokenWakesNobody(t *testing.T) {
+// It gives the lease up for others, and that must not be a reason to try again at once.
+func TestAReplicaThatRefusesATokenIsNotWokenByItself(t *testing.T) {
 	url := postgresURL(t)
 	store := openPostgres(t, url, tenure.PostgresConfig{})
 	migrate(t, store)

@@ -93,8 +93,8 @@
 // must never be done by a holder of the past is to be fenced.
 //
 // A job that does not return when its context ends may overlap with another
-// replica's: the coordinator reports it, stops to renew, and competes no more
-// until it has returned.
+// replica's: the coordinator reports it, stops renewing the lease, and does not
+// compete again until it has returned.
 //
 // # Fencing
 //

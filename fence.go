@@ -73,8 +73,8 @@ func Fence(store Store, term *Term) (Store, error) {
 // nothing does.
 func (t *Term) fencedOut(now Object) error {
 	if now.Version == 0 {
-		return t.lostTo(nil)
+		return t.lostTo(&LostError{Key: t.key})
 	}
 	holding, _ := decodeHolding(now, 0) // undecodable is held by unknown
-	return t.lostTo(&holding)
+	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }

@@ -16,7 +16,7 @@ type vainHints struct {
 // awaitHint waits for so long, or until a hint comes that it is not deaf to. It
 // returns false for ok once ctx is done.
 func awaitHint(ctx context.Context, hints Watch, deaf, wait time.Duration) (woken, ok bool) {
-	if deaf = min(deaf, wait); !sleep(ctx, deaf) {
+	if deaf = max(0, min(deaf, wait)); !sleep(ctx, deaf) {
 		return false, false
 	}
 	if deaf >= wait {

@@ -92,13 +92,19 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		h.Labels = maps.Clone(obj.Labels)
 		maps.DeleteFunc(h.Labels, func(name, _ string) bool { return strings.HasPrefix(name, reservedLabels) })
 	}
+	if tooLong(h.Labels) {
+		h.Labels = nil
+	}
 	var r record
 	if err := json.Unmarshal(obj.Payload, &r); err != nil {
 		return h, fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
 	}
-	h.Term, h.Offered = r.Term, r.Offered
+	h.Offered = r.Offered
+	if len(r.Term) <= longestHolder {
+		h.Term = r.Term
+	}
 	if r.Holder != "" || r.Offered {
-		h.Holder = r.Holder
+		h.Holder = strings.ToValidUTF8(r.Holder[:min(len(r.Holder), longestHolder)], "")
 	}
 	if r.AcquiredAtMS != 0 {
 		h.AcquiredAt = plausible(time.UnixMilli(r.AcquiredAtMS))
@@ -107,6 +113,16 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 		h.TTL = time.Duration(r.TTLMS) * time.Millisecond
 	}
 	return h, nil
+}
+
+// tooLong reports whether another program has written more into its labels than the
+// record of a term that follows has room for, where they may have to be told.
+func tooLong(labels map[string]string) bool {
+	bytes := 0
+	for name, value := range labels {
+		bytes += len(name) + len(value)
+	}
+	return bytes > longestHolder
 }
 
 // plausible returns a time that is fit for JSON, which has no years above 9999: the

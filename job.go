@@ -101,6 +101,8 @@ func (r *jobResult) cause() error {
 	switch {
 	case r.panicked != nil:
 		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, r.name, r.panicked.Value)
+	case r.name == confirmName:
+		return r.err // the job has not begun, so it has not ended
 	case r.err != nil:
 		return fmt.Errorf("%w: %s: %w", ErrJobEnded, r.name, r.err)
 	default:

@@ -61,7 +61,7 @@ func (k *keeper) late() error {
 // then returns why. Errors of the store are only a reason to try again soon. A hint
 // is one to renew at once: the record may carry a request, or be gone.
 func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Watch) error {
-	next := time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
+	next := c.untilRenewal(term)
 	var vain vainHints
 	woken, ok := false, true
 	for failures, unfit, renewals := 0, 0, 0; ; {
@@ -69,7 +69,7 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 		if failures > 0 || unfit > 0 || k.confirmed != nil && renewals < c.cfg.Confirmations {
 			deaf = next // what counts is the time between renewals
 		}
-		if woken, ok = awaitHint(ctx, hints, deaf, next); !ok {
+		if woken, ok = c.awaitRenewal(ctx, term, hints, deaf, next); !ok {
 			return nil
 		}
 		if err := term.over(); err != nil {
@@ -96,7 +96,7 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 				close(k.confirmed)
 			}
 			failures = 0
-			next = time.Until(term.lastAttempt().Add(c.cfg.RenewInterval))
+			next = c.untilRenewal(term)
 			continue
 		}
 		if ctx.Err() == nil {
@@ -107,10 +107,32 @@ func (c *Coordinator) keep(ctx context.Context, term *Term, k *keeper, hints Wat
 	}
 }
 
+// untilRenewal returns when the next renewal is due.
+func (c *Coordinator) untilRenewal(term *Term) time.Duration {
+	return c.cfg.RenewInterval - term.sinceRenewal()
+}
+
+// awaitRenewal is awaitHint for a keeper. Where the machine was suspended meanwhile, a
+// renewal that is overdue by then is not waited for any longer.
+func (c *Coordinator) awaitRenewal(ctx context.Context, term *Term, hints Watch, deaf, wait time.Duration) (woken, ok bool) {
+	inTime := c.untilRenewal(term) > 0 // otherwise it is tried again, after a pause
+	for {
+		step := min(wait, c.longestSleep())
+		woken, ok := awaitHint(ctx, hints, deaf, step)
+		wait, deaf = wait-step, deaf-step
+		if woken || !ok || wait <= 0 || inTime && c.untilRenewal(term) <= 0 {
+			return woken, ok
+		}
+	}
+}
+
+// longestRetryPause is the most between two tries, however long the TTL is.
+const longestRetryPause = 5 * time.Second
+
 // retryPause returns how long to wait after so many failures in a row before this
 // one: from a sixteenth of the RenewInterval to half of it.
 func (c *Coordinator) retryPause(failures int) time.Duration {
-	return jitter(c.cfg.RenewInterval / 16 << min(failures, 3))
+	return jitter(min(c.cfg.RenewInterval/16<<min(failures, 3), longestRetryPause))
 }
 
 func (c *Coordinator) renew(ctx context.Context, term *Term) error {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/tenurelib/tenure/internal/clock"
 )
 
 // Defaults of [LeaseConfig].
@@ -61,11 +63,16 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 type LostError struct {
 	Key Key
 	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
+
+	toCopy bool // of this very process: To is the term that is lost
 }
 
 func (e *LostError) Error() string {
-	if e.To == nil {
+	switch {
+	case e.To == nil:
 		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
+	case e.toCopy:
+		return fmt.Sprintf("%v: the term of %s is renewed by a copy of this process", ErrLost, e.Key)
 	}
 	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
 }
@@ -153,11 +160,13 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 // validHolder refuses a name that a record has no room for: escaped in JSON it may
 // become six times as long.
 func validHolder(name string) error {
-	if longest := MaxPayload / 8; len(name) > longest {
-		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), longest)
+	if len(name) > longestHolder {
+		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), longestHolder)
 	}
 	return nil
 }
+
+const longestHolder = MaxPayload / 8 // bytes
 
 // Lease is the right to do one job, as seen by one replica: it acquires,
 // steals, renews and releases. Most programs leave that to a [Coordinator].
@@ -196,60 +205,79 @@ func (l *Lease) Key() Key { return l.cfg.Key }
 // TryAcquire begins a term if nobody holds the lease, in one write. It returns
 // [ErrHeld] where a record stands, expired or not.
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
-	term, err := l.begin(ctx, MustCreate(), nil)
-	if !errors.Is(err, ErrExists) {
-		return term, err
-	}
-	obj, err := l.look(ctx)
-	if errors.Is(err, ErrNotFound) { // released since
-		return nil, l.heldByUnknown()
-	}
-	if err != nil {
-		return nil, err
-	}
-	held := l.held(obj)
-	if l.mayTake(held.Holding) {
-		term, err := l.takeOver(ctx, held.Holding)
-		if !errors.Is(err, ErrConflict) {
+	for range 2 {
+		term, err := l.begin(ctx, MustCreate(), nil)
+		if !errors.Is(err, ErrExists) {
 			return term, err
 		}
+		obj, err := l.look(ctx)
+		if errors.Is(err, ErrNotFound) { // released since
+			return nil, l.heldByUnknown()
+		}
+		if err != nil {
+			return nil, err
+		}
+		held := l.held(obj)
+		switch {
+		case l.isLeftover(held.Holding):
+			if err := l.removeLeftover(ctx, held.Holding); err != nil {
+				return nil, err
+			}
+		case l.mayTake(held.Holding):
+			if term, err := l.takeOver(ctx, held.Holding); !errors.Is(err, ErrConflict) {
+				return term, err
+			}
+			return nil, held
+		default:
+			return nil, held
+		}
 	}
-	return nil, held
+	return nil, l.heldByUnknown() // another was quicker
 }
 
 // StealExpired begins a term if the record that stands has expired. Otherwise
 // it returns [ErrHeld]; [ErrNotFound] where there is no record; [ErrConflict]
 // where another replica wrote first.
-func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
+func (l *Lease) StealExpired(ctx context.Context) (*Term, error) { return l.stealExpired(ctx, ctx) }
+
+// stealExpired is StealExpired, with a context for its reads and one for its writes.
+func (l *Lease) stealExpired(ctx, writes context.Context) (*Term, error) {
 	obj, err := l.look(ctx)
 	if err != nil {
 		return nil, err
 	}
 	held := l.held(obj)
+	if l.isLeftover(held.Holding) {
+		if err := l.removeLeftover(writes, held.Holding); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
+	}
 	if held.canExpireIn > 0 && !l.mayTake(held.Holding) {
 		return nil, held
 	}
-	return l.takeOver(ctx, held.Holding)
+	return l.takeOver(writes, held.Holding)
 }
 
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
 // returns [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquireOrSteal(ctx, l.lastSeen() == nil)
+	return l.acquireOrSteal(ctx, ctx, l.lastSeen() == nil)
 }
 
-// acquireOrSteal tries at first what is likely to succeed.
-func (l *Lease) acquireOrSteal(ctx context.Context, likelyFree bool) (*Term, error) {
+// acquireOrSteal tries at first what is likely to succeed. Its reads end with ctx,
+// its writes with the other context.
+func (l *Lease) acquireOrSteal(ctx, writes context.Context, likelyFree bool) (*Term, error) {
 	// A look may be overtaken by another replica's write, and so again the next:
 	// after three times the lease is held by somebody quicker.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, MustCreate(), nil)
+			term, err := l.begin(writes, MustCreate(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
 		}
-		term, err := l.StealExpired(ctx)
+		term, err := l.stealExpired(ctx, writes)
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -276,8 +304,11 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
 		}
-		attempt := time.Now()
-		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), MatchVersion(term.currentVersion()))
+		attempt, version := term.clock(), term.writing()
+		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), MatchVersion(version))
+		if answered(err) {
+			term.refused(version)
+		}
 		switch {
 		case err == nil:
 			l.sawVersion(obj.Version)
@@ -310,7 +341,7 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 // Release ends the term, deletes its record, in one call to the store, and wakes
 // the standbys, so that another replica may begin at once. It returns [ErrLost] where
 // the lease was another's already, or gone. After any other error the record may still
-// stand: Release may be called again, and this lease may take it up again at once.
+// stand: Release may be called again, and the next acquire by this lease removes it first.
 //
 // On Postgres it does not wait for the disk: where the database crashes at that
 // moment the record stands again, and expires.
@@ -335,23 +366,32 @@ func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) er
 				continue // a renewal had landed whose answer was lost, or a request
 			}
 		}
-		return l.released(ctx, term, err)
+		return l.released(ctx, term, leave, err)
 	}
-	l.leave(term.id)
+	l.leave(leftover{term: term, leave: leave, release: true})
 	return fmt.Errorf("tenure: release %s: another write came first, again and again: %w", l.cfg.Key, ErrConflict)
 }
 
 // giveUp deletes a term's record, or puts another in its place.
 func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
-	successor := term.successor(leave)
-	if successor == nil {
-		return deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
-	}
-	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: successor.encode()}
+	var predecessors []Holding
 	if term.unconfirmed.Load() {
-		obj.Labels = withReserved(nil, unconfirmedLabel, unconfirmedBy(successor.Term, term.predecessors))
+		predecessors = term.predecessors
 	}
-	_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(term.currentVersion()))
+	return l.replaceWith(ctx, term.currentVersion(), term.successor(leave), predecessors)
+}
+
+// replaceWith puts an offer in the place of a record of this lease, or nothing where
+// that is nil, and wakes the standbys.
+func (l *Lease) replaceWith(ctx context.Context, version int64, offer *record, predecessors []Holding) error {
+	if offer == nil {
+		return deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, version)
+	}
+	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.encode()}
+	if len(predecessors) > 0 {
+		obj.Labels = withReserved(nil, unconfirmedLabel, unconfirmedBy(offer.Term, predecessors))
+	}
+	_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(version))
 	if err == nil || !answered(err) {
 		wakeAll(ctx, l.store, l.cfg.Key)
 	}
@@ -359,7 +399,7 @@ func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) err
 }
 
 // released judges how a release ended.
-func (l *Lease) released(ctx context.Context, term *Term, err error) error {
+func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, err error) error {
 	var lost *LostError
 	switch {
 	case errors.As(err, &lost) && term.hasLeft(lost.To): // the answer of a try before was lost
@@ -368,7 +408,7 @@ func (l *Lease) released(ctx context.Context, term *Term, err error) error {
 	case err == nil || errors.Is(err, ErrLost):
 		return err
 	case !errors.Is(err, ErrNotFound):
-		l.leave(term.id)
+		l.leave(leftover{term: term, leave: leave, release: true})
 		term.deleteSent.Store(true)
 		return err
 	case term.deleteSent.Load(): // gone by a release whose answer was lost
@@ -400,18 +440,20 @@ func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
 
 // begin writes the record of a new term.
 func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []Holding) (*Term, error) {
-	attempt := time.Now()
+	now := clock.From(ctx)
+	attempt := now()
 	id := uuid.NewString()
 	term := &Term{
 		key:          l.cfg.Key,
 		id:           id,
 		holder:       l.cfg.Holder,
-		acquiredAt:   attempt,
+		acquiredAt:   attempt.Mono,
 		trusted:      l.cfg.TTL - l.cfg.Margin,
+		clock:        now,
 		predecessors: predecessors,
 		payload: record{
 			Holder:       l.cfg.Holder,
-			AcquiredAtMS: attempt.UnixMilli(),
+			AcquiredAtMS: attempt.Wall.UnixMilli(),
 			Term:         id,
 			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
 		}.encode(),
@@ -421,30 +463,37 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []H
 	obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), cond)
 	if err != nil {
 		if !answered(err) {
-			l.leave(id)
+			l.leave(leftover{term: term})
 		}
 		return nil, err
 	}
 	term.token, term.version = obj.Version, obj.Version
-	term.unconfirmed.Store(false) // unless somebody is to confirm it, who says so
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.mu.Lock()
 	l.begun = id
 	l.mu.Unlock()
 	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
-		// Not kept from those who have seen less, and may go on. Nobody is woken:
-		// each would do the same, we again among them.
-		if len(predecessors) > 0 || l.store.DeleteIf(leaseCall(ctx), l.cfg.Key, obj.Version) != nil {
-			l.leave(id)
-		}
+		// It is for a replica that has seen less, and may go on.
+		l.giveUpUnused(ctx, term)
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
 	}
 	if !term.Valid() {
-		l.leave(id)
-		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, time.Since(attempt), ErrDeadline)
+		l.giveUpUnused(ctx, term)
+		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
+	term.unconfirmed.Store(false) // the caller says so if somebody is to confirm it
 	return term, nil
+}
+
+// giveUpUnused gives up a term that has just begun and that nobody can use, at once:
+// its record would keep all others waiting for a TTL, and the next attempt of this
+// replica might make it young again.
+func (l *Lease) giveUpUnused(ctx context.Context, term *Term) {
+	term.end(ErrLost)
+	if l.giveUp(ctx, term, 0) != nil {
+		l.leave(leftover{term: term})
+	}
 }
 
 // object is the record of a term.
@@ -474,18 +523,20 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	obj, err := l.look(ctx)
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
-		return term.lostTo(nil)
+		return term.lostTo(&LostError{Key: l.cfg.Key})
 	case err != nil:
 		return err
 	case !bytes.Equal(obj.Payload, term.payload):
 		holding := l.decode(obj)
-		return term.lostTo(&holding)
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding})
 	}
-	if request := requestIn(obj); request != nil {
+	request := requestIn(obj)
+	if !term.recognise(obj.Version, request) {
+		holding := l.decode(obj)
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding, toCopy: true})
+	}
+	if request != nil {
 		term.asked.Store(request)
 	}
-	term.mu.Lock()
-	defer term.mu.Unlock()
-	term.version = max(term.version, obj.Version)
 	return nil
 }

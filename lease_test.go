@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -460,25 +462,120 @@ func TestAReleaseWhoseAnswerWasLostCanBeRepeated(t *testing.T) {
 	wantErr(t, lease.Release(ctx, term), nil)
 }
 
-func TestATermThatCouldNotBeReleasedIsFollowedAtOnceByTheSameReplicas(t *testing.T) {
-	ctx := t.Context()
-	refuse := false
-	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-		if refuse && call.Op == "delete" {
-			return errLost
-		}
-		return do(ctx)
-	})
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	first := mustAcquire(t, lease)
-	refuse = true
-	wantErr(t, lease.Release(ctx, first), errLost)
-	second := mustAcquire(t, lease)
-	if second.Token() <= first.Token() {
-		t.Errorf("token %d follows %d", second.Token(), first.Token())
+func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
+	for name, try := range map[string]func(*tenure.Lease, context.Context) (*tenure.Term, error){
+		"TryAcquire": (*tenure.Lease).TryAcquire, "AcquireOrSteal": (*tenure.Lease).AcquireOrSteal,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, mem := t.Context(), storetest.NewMem()
+			var refuses atomic.Bool
+			store := storetest.Faulty(mem, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				if refuses.Load() && call.Op == "delete" {
+					return errLost
+				}
+				return do(ctx)
+			})
+			lease := newLease(t, store, tenure.LeaseConfig{})
+			first := mustAcquire(t, lease)
+			refuses.Store(true)
+			wantErr(t, lease.Release(ctx, first), errLost)
+			_, err := try(lease, ctx)
+			wantErr(t, err, errLost)
+			_, err = newLease(t, mem, tenure.LeaseConfig{Holder: "another"}).AcquireOrSteal(ctx)
+			wantErr(t, err, tenure.ErrHeld)
+			refuses.Store(false)
+			second, err := try(lease, ctx)
+			wantErr(t, err, nil)
+			if second.Token() <= first.Token() {
+				t.Errorf("token %d follows %d", second.Token(), first.Token())
+			}
+			wantErr(t, lease.Renew(ctx, first), tenure.ErrLost)
+			wantErr(t, lease.Renew(ctx, second), nil)
+		})
 	}
-	wantErr(t, lease.Renew(ctx, first), tenure.ErrLost)
-	wantErr(t, lease.Renew(ctx, second), nil)
+}
+
+// A machine is restored from a snapshot while the one it was taken of runs on. Each of
+// the two renews the record of the same term, as the other left it.
+func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
+	ctx := t.Context()
+	copyRenews := func(store *storetest.Mem) {
+		obj, err := store.Get(ctx, leaseKey)
+		wantErr(t, err, nil)
+		_, err = store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		wantErr(t, err, nil)
+	}
+	isOver := func(t *testing.T, term *tenure.Term, err error) {
+		t.Helper()
+		var lost *tenure.LostError
+		if !errors.As(err, &lost) || lost.To == nil || lost.To.Term != term.ID() || !strings.Contains(err.Error(), "copy") || term.Valid() {
+			t.Errorf("got %v, valid: %v; want a term that is lost to a copy", err, term.Valid())
+		}
+	}
+	t.Run("at its renewal", func(t *testing.T) {
+		mem := storetest.NewMem()
+		lease := newLease(t, mem, tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		wantErr(t, lease.Renew(ctx, term), nil)
+		copyRenews(mem)
+		isOver(t, term, lease.Renew(ctx, term))
+	})
+	t.Run("at its release", func(t *testing.T) {
+		mem := storetest.NewMem()
+		lease := newLease(t, mem, tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		copyRenews(mem)
+		isOver(t, term, lease.Release(ctx, term))
+		if h, err := lease.Read(ctx); err != nil || h.Term != term.ID() {
+			t.Errorf("the copy's record: %+v, %v", h, err)
+		}
+	})
+	t.Run("asked to release it", func(t *testing.T) {
+		mem := storetest.NewMem()
+		lease := newLease(t, mem, tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		copyRenews(mem)
+		wantErr(t, lease.RequestRelease(ctx), nil)
+		isOver(t, term, lease.Renew(ctx, term))
+	})
+	t.Run("after an answer was lost, at the renewal after the next", func(t *testing.T) {
+		mem := storetest.NewMem()
+		store, lose := losingAnswers(mem, "put")
+		lease := newLease(t, store, tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		*lose = true
+		wantErr(t, lease.Renew(ctx, term), errLost)
+		*lose = false
+		copyRenews(mem)
+		wantErr(t, lease.Renew(ctx, term), nil) // it may have been that renewal
+		copyRenews(mem)
+		isOver(t, term, lease.Renew(ctx, term))
+	})
+	t.Run("a request is no copy", func(t *testing.T) {
+		mem := storetest.NewMem()
+		lease, other := newLease(t, mem, tenure.LeaseConfig{Holder: "a"}), newLease(t, mem, tenure.LeaseConfig{Holder: "b"})
+		term := mustAcquire(t, lease)
+		for _, to := range []string{"", "b", "c"} {
+			wantErr(t, other.RequestHandover(ctx, to), nil)
+			wantErr(t, other.RequestHandover(ctx, to+"'"), nil)
+			wantErr(t, lease.Renew(ctx, term), nil)
+		}
+	})
+	t.Run("nor are two renewals at once", func(t *testing.T) {
+		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		var renewals sync.WaitGroup
+		for range 8 {
+			renewals.Go(func() {
+				for range 100 {
+					if err := lease.Renew(ctx, term); err != nil && !errors.Is(err, tenure.ErrConflict) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		renewals.Wait()
+	})
 }
 
 // Known fault 5: after a delete and re-create a stale renewal succeeds (ABA).

@@ -85,7 +85,7 @@ func (l *Lease) own(h Holding) bool {
 	l.mu.Lock()
 	begun := h.Term != "" && h.Term == l.begun
 	l.mu.Unlock()
-	return begun || l.left(h) || l.reclaims(h)
+	return begun || l.isLeftover(h) || l.reclaims(h)
 }
 
 // fromMilli and toMilli keep the zero time zero.

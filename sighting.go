@@ -41,11 +41,16 @@ func (s *sighting) of(obj Object) bool {
 		bytes.Equal(was.Payload, is.Payload)
 }
 
-// leftover is a term that this lease may have left in the store although nobody
-// relies on it: its acquire or its release failed without a clear answer.
+// leftover is a term whose record this lease may have left in the store although
+// nobody relies on it: its acquire or its release failed without a clear answer. Such
+// a record is never taken up again. It is removed, which wakes the others: one that
+// was taken up again and again would stay young, and keep the lease from a replica
+// that could hold it.
 type leftover struct {
-	term string
-	at   time.Time
+	term    *Term
+	leave   time.Duration // see [Lease.release]
+	release bool          // that failed; otherwise an acquire
+	at      time.Time
 }
 
 // look reads the record and notes since when it has stood as it is.
@@ -59,6 +64,11 @@ func (l *Lease) look(ctx context.Context) (Object, error) {
 		l.seen = nil
 	case err == nil && !before.of(obj):
 		l.seen = &sighting{object: obj, since: answered}
+	}
+	if err == nil || errors.Is(err, ErrNotFound) {
+		// A record that has been released can't come back. One that was acquired without
+		// an answer may still come.
+		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.release && !isTermOf(o.term.id, obj) })
 	}
 	l.mu.Unlock()
 
@@ -137,36 +147,76 @@ func (l *Lease) sawVersion(v int64) (before int64) {
 }
 
 // leave notes a term that may stand in the store although nobody relies on it.
-func (l *Lease) leave(term string) {
+func (l *Lease) leave(left leftover) {
 	const most = 64 // a store that is down makes one at each attempt
+	left.at = time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := time.Now()
 	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool {
-		return o.term == term || now.Sub(o.at) > l.cfg.TTL // expired by now, like any record
+		return o.term.id == left.term.id || l.hasExpired(o)
 	})
 	if len(l.leftover) == most {
 		l.leftover = l.leftover[1:]
 	}
-	l.leftover = append(l.leftover, leftover{term: term, at: now})
+	l.leftover = append(l.leftover, left)
+}
+
+// hasExpired reports whether a leftover's record has expired by now, like any record
+// that nobody renews.
+func (l *Lease) hasExpired(o leftover) bool { return time.Since(o.at) > l.cfg.TTL }
+
+// leftoverIn returns the leftover whose record a holding is.
+func (l *Lease) leftoverIn(holding Holding) (o leftover, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.leftover, func(o leftover) bool { return o.term.id == holding.Term && !l.hasExpired(o) })
+	if i < 0 {
+		return o, false
+	}
+	return l.leftover[i], true
+}
+
+func (l *Lease) isLeftover(holding Holding) bool {
+	_, ok := l.leftoverIn(holding)
+	return ok
+}
+
+// removeLeftover removes the record of a leftover as it was read, or leaves it to the
+// replica to which it was to be handed over. It returns nil also where somebody else
+// came first.
+func (l *Lease) removeLeftover(ctx context.Context, holding Holding) error {
+	o, ok := l.leftoverIn(holding)
+	if !ok {
+		return nil
+	}
+	o.term.atVersion(holding.Version)
+	err := l.giveUp(ctx, o.term, o.leave)
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// owesRelease reports whether a release has failed whose record may still stand.
+func (l *Lease) owesRelease() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.release && !l.hasExpired(o) })
+}
+
+// leftAnything reports whether anything may stand that this lease has left behind.
+func (l *Lease) leftAnything() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return !l.hasExpired(o) })
 }
 
 // mayTake reports whether the record need not expire before this lease takes it
 // over.
-func (l *Lease) mayTake(holding Holding) bool {
-	return l.left(holding) || l.reclaims(holding) || l.offered(holding)
-}
+func (l *Lease) mayTake(holding Holding) bool { return l.reclaims(holding) || l.offered(holding) }
 
 func (l *Lease) offered(holding Holding) bool {
 	return holding.Offered && (holding.Holder == l.cfg.Holder || holding.Holder == "")
-}
-
-// left reports whether the record is one that this lease itself left behind, so
-// that it need not wait until it expires. Whoever writes first gets it.
-func (l *Lease) left(holding Holding) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.term == holding.Term })
 }
 
 // reclaims reports whether the record is one that an earlier life of this replica

@@ -35,7 +35,9 @@ func (c *Coordinator) standby(ctx context.Context, pause time.Duration, hints Wa
 		switch unfit := errors.Is(err, ErrUnhealthy); {
 		case !unfit:
 			looked = time.Now()
-		case !c.single && time.Since(looked) > c.lease.cfg.TTL: // lest its status tell of who is long gone
+		case !c.single && (time.Since(looked) > c.lease.cfg.TTL || c.lease.leftAnything()):
+			// So that its status does not show a holder that is gone, and so that nothing
+			// that it has left behind keeps the others waiting.
 			looked = time.Now()
 			_, _ = c.look(ctx)
 		}
@@ -87,13 +89,24 @@ func (c *Coordinator) rest(ctx context.Context, pause time.Duration, hints Watch
 	look := c.restingLook(hints, nil)
 	var vain vainHints
 	for {
-		woken, ok := awaitHint(ctx, hints, deaf, min(look, time.Until(end)))
-		if !ok || time.Until(end) <= 0 {
+		// A release that has failed is done first, and the others get their time from
+		// then on: this replica must not be back before they have seen it.
+		owed, wait := c.lease.owesRelease(), min(look, time.Until(end))
+		if owed {
+			wait = min(look, jitter(c.cfg.AcquireInterval/4))
+		}
+		woken, ok := awaitHint(ctx, hints, deaf, wait)
+		if !ok || time.Until(end) <= 0 && !owed {
 			return ok
 		}
 		mine, err := c.look(ctx)
 		if mine {
 			return true
+		}
+		if owed && !c.lease.owesRelease() {
+			if back := time.Now().Add(jitter(c.cfg.AcquireInterval)); back.After(end) {
+				end = back
+			}
 		}
 		deaf, look = vain.after(woken, c.cfg.AcquireInterval), c.restingLook(hints, err)
 	}
@@ -112,8 +125,9 @@ func (c *Coordinator) restingLook(hints Watch, err error) time.Duration {
 	}
 }
 
-// look reads who holds the lease, without competing for it, and reports whether it
-// is left to this replica by name: that it is left to any is no reason to come back.
+// look reads who holds the lease, without competing for it, and removes what this
+// replica has left behind. It reports whether the lease is left to this replica by
+// name: that it is left to any is no reason to come back.
 func (c *Coordinator) look(ctx context.Context) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
 	defer cancel()
@@ -125,6 +139,13 @@ func (c *Coordinator) look(ctx context.Context) (mine bool, err error) {
 	case err != nil:
 		return false, err
 	}
+	if c.lease.isLeftover(holding) {
+		if err := c.lease.removeLeftover(ctx, holding); err != nil {
+			return false, err
+		}
+		c.noteHolder(nil)
+		return false, nil
+	}
 	c.noteHolder(&holding)
 	return holding.Offered && holding.Holder == c.lease.cfg.Holder, nil
 }
@@ -133,12 +154,14 @@ func (c *Coordinator) acquire(ctx context.Context, likelyFree bool) (*Term, erro
 	if c.single {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.lastToken()), nil
 	}
-	// Not ended by a shutdown: an acquire that is cut off halfway may leave a
+	// A shutdown does not end a write: an acquire that is cut off halfway may leave a
 	// record of a term that nobody holds, and all would have to wait for its TTL.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
+	writes, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
 	defer cancel()
+	reads, cancelReads := context.WithTimeout(ctx, c.callTimeout())
+	defer cancelReads()
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, likelyFree || c.lease.lastSeen() == nil)
+	term, err := c.lease.acquireOrSteal(reads, writes, likelyFree || c.lease.lastSeen() == nil)
 	if err == nil {
 		term.unconfirmed.Store(c.mustConfirm(term))
 	}

@@ -123,7 +123,7 @@ func (c *Coordinator) currentStatus() Status {
 		status.Labels = maps.Clone(c.lease.cfg.Labels)
 		status.HeldSince = c.held.AcquiredAt()
 		if !c.held.local() {
-			status.RenewedAt = c.held.lastAttempt()
+			status.RenewedAt = c.held.lastAttempt().Wall
 		}
 	}
 	return status
@@ -144,7 +144,7 @@ func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	if held == nil || held.local() {
 		return nil
 	}
-	if past := held.trust.Load().past(time.Now()); past > tolerance {
+	if past := -held.timeLeft(); past > tolerance {
 		return fmt.Errorf("tenure: %s: the trust in the term ended %v ago", c.lease.cfg.Key, past.Round(time.Millisecond))
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/tenurelib/tenure/internal/clock"
 )
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its
@@ -31,34 +33,23 @@ type Term struct {
 	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
 	deleteSent atomic.Bool                    // by a release whose answer we don't know
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
+	clock      clock.Clock                    // nil for a local term
 
 	mu       sync.Mutex    // guards the fields below; never held across I/O
 	version  int64         // of the object, as far as we know
+	unsure   int           // writes that expect this version and were not answered, or not yet
 	left     *record       // what the release puts in the place of the term's record; nil: nothing
 	renewing chan struct{} // while a renewal is under way; closed at its end
 }
 
-// trust is the time for which a holder may believe in its term.
-type trust struct {
-	deadline time.Time // attempt + TTL − Margin, on the monotonic clock
-	wall     time.Time // the same on the wall clock
-}
+// trust is until when a holder may believe in its term: attempt + TTL − Margin on
+// both clocks of the process. The monotonic clock stands still while the machine is
+// suspended, and the TTL does not, so whichever clock says that less time is left is
+// right.
+type trust struct{ deadline clock.Reading }
 
-func newTrust(attempt time.Time, d time.Duration) *trust {
-	deadline := attempt.Add(d)
-	return &trust{deadline: deadline, wall: deadline.Round(0)}
-}
-
-// covers reports whether now lies within the trust. The wall clock is asked too:
-// the monotonic clock stands still while a machine is suspended, and the TTL
-// does not.
-func (t *trust) covers(now time.Time) bool {
-	return t.past(now) < 0
-}
-
-// past returns how long ago the trust ended; less than 0: it has not.
-func (t *trust) past(now time.Time) time.Duration {
-	return max(now.Sub(t.deadline), now.Round(0).Sub(t.wall))
+func newTrust(attempt clock.Reading, d time.Duration) *trust {
+	return &trust{deadline: attempt.Add(d)}
 }
 
 // newLocalTerm makes the term of a coordinator that has no lease to lose.
@@ -90,24 +81,45 @@ func (t *Term) Holder() string { return t.holder }
 // AcquiredAt returns when the term began, by the clock of this process.
 func (t *Term) AcquiredAt() time.Time { return t.acquiredAt }
 
-// Deadline returns when the trust in the term ends unless it is renewed. It is
-// the zero time where there is no lease to lose, see [Store.SingleReplica].
-func (t *Term) Deadline() time.Time {
-	if trust := t.trust.Load(); trust != nil {
-		return trust.deadline
+// timeLeft returns for how long the term may still be trusted, as both clocks see it;
+// 0 or less: no longer. Everything that asks for the trust in a term asks here.
+func (t *Term) timeLeft() time.Duration {
+	trust := t.trust.Load()
+	if trust == nil {
+		return math.MaxInt64
 	}
-	return time.Time{}
+	return trust.deadline.Until(t.clock())
 }
 
-// Remaining returns how much trust is left: 0 once the term is over.
+// sinceRenewal returns how long ago the last acquire or renewal that succeeded was
+// sent, as both clocks see it. It is for terms that are not local.
+func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
+
+// Deadline returns when the trust in the term ends unless it is renewed. It is
+// the zero time where there is no lease to lose, see [Store.SingleReplica].
+//
+// It is as both clocks of the process saw it when it was asked. A machine that is
+// suspended afterwards has less time left than [time.Until] says then, so
+// [Term.Remaining] is the better question.
+func (t *Term) Deadline() time.Time {
+	trust := t.trust.Load()
+	if trust == nil {
+		return time.Time{}
+	}
+	now := t.clock()
+	if left := trust.deadline.Until(now); left < trust.deadline.Mono.Sub(now.Mono) {
+		return now.Mono.Add(left)
+	}
+	return trust.deadline.Mono
+}
+
+// Remaining returns how much trust is left: 0 once the term is over. It goes by the
+// wall clock too, so it is right after the machine was suspended.
 func (t *Term) Remaining() time.Duration {
 	if !t.Valid() {
 		return 0
 	}
-	if trust := t.trust.Load(); trust != nil {
-		return max(0, time.Until(trust.deadline))
-	}
-	return math.MaxInt64
+	return max(0, t.timeLeft())
 }
 
 // Valid reports whether the term may still be relied upon. Once false it stays
@@ -118,8 +130,7 @@ func (t *Term) Valid() bool {
 	if t == nil || t.id == "" || t.ended.Load() != nil {
 		return false
 	}
-	trust := t.trust.Load()
-	if trust == nil || trust.covers(time.Now()) {
+	if t.timeLeft() > 0 {
 		return true
 	}
 	t.end(ErrDeadline) // or a wall clock that is set back would revive it
@@ -129,10 +140,8 @@ func (t *Term) Valid() bool {
 // end makes the term invalid for good. The first cause stays.
 func (t *Term) end(cause error) { t.ended.CompareAndSwap(nil, &cause) }
 
-// lostTo ends the term, and returns to whom it was lost; nil: nobody, the record
-// is gone.
-func (t *Term) lostTo(holding *Holding) error {
-	lost := &LostError{Key: t.key, To: holding}
+// lostTo ends the term, and returns why.
+func (t *Term) lostTo(lost *LostError) error {
 	t.end(lost)
 	return lost
 }
@@ -147,14 +156,14 @@ func (t *Term) over() error {
 
 // extend takes the answer to a renewal that was sent at attempt. It returns
 // false where the term was over before the answer came: a late yes is a no.
-func (t *Term) extend(version int64, attempt time.Time) bool {
+func (t *Term) extend(version int64, attempt clock.Reading) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.version = max(t.version, version)
+	t.movedTo(version)
 	if !t.Valid() {
 		return false
 	}
-	if attempt.After(t.lastAttempt()) {
+	if attempt.Mono.After(t.lastAttempt().Mono) {
 		t.trust.Store(newTrust(attempt, t.trusted))
 	}
 	return true
@@ -162,7 +171,7 @@ func (t *Term) extend(version int64, attempt time.Time) bool {
 
 // lastAttempt returns the instant before the last acquire or renewal that
 // succeeded was sent.
-func (t *Term) lastAttempt() time.Time { return t.trust.Load().deadline.Add(-t.trusted) }
+func (t *Term) lastAttempt() clock.Reading { return t.trust.Load().deadline.Add(-t.trusted) }
 
 // renewal notes that a renewal is under way, until done is called.
 func (t *Term) renewal() (done func()) {
@@ -198,10 +207,58 @@ func (t *Term) giveWay(ctx context.Context) {
 	}
 }
 
+// writing notes that a renewal is sent, and returns the version that it expects. If
+// the store refuses it, refused is called: otherwise it may land, or have landed.
+func (t *Term) writing() (version int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unsure++
+	return t.version
+}
+
+// refused notes that a renewal that expected a version has changed nothing.
+func (t *Term) refused(version int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.version == version {
+		t.unsure--
+	}
+}
+
+// atVersion notes the version at which a record was read that nobody renews.
+func (t *Term) atVersion(version int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.version = version
+}
+
 func (t *Term) currentVersion() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.version
+}
+
+// movedTo notes the version of the record. Writes that expected an earlier one can
+// land no more. It needs the mutex.
+func (t *Term) movedTo(version int64) {
+	if version > t.version {
+		t.version, t.unsure = version, 0
+	}
+}
+
+// recognise reports whether a version of the record, which has the payload of this
+// term, can be of its own making, or of a request to it; then it is the term's
+// version from now on. A version that this term can't have written is by a copy of
+// it: one machine was restored from a snapshot while the other runs on, and each
+// would take the renewals of the other for its own.
+func (t *Term) recognise(version int64, request *releaseRequest) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ours := version <= t.version || t.unsure > 0 || request != nil && request.Version <= t.version
+	if ours {
+		t.movedTo(version)
+	}
+	return ours
 }
 
 func (t *Term) local() bool { return t.trust.Load() == nil }

@@ -5,24 +5,42 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/clock"
 )
 
-func TestTrustEndsByTheWallClockToo(t *testing.T) {
-	now := time.Now()
-	trusted := newTrust(now, time.Hour)
-	if !trusted.covers(now) {
-		t.Fatal("fresh trust does not cover its own instant")
+func TestTimeIsLeftByWhicheverClockSaysThatLessIs(t *testing.T) {
+	attempt := clock.Process()
+	now := attempt
+	term := &Term{id: "a", trusted: time.Hour, clock: func() clock.Reading { return now }}
+	term.trust.Store(newTrust(attempt, term.trusted))
+	for name, c := range map[string]struct {
+		mono, wall, left time.Duration
+	}{
+		"at once":                        {0, 0, time.Hour},
+		"later":                          {time.Minute, time.Minute, 59 * time.Minute},
+		"suspended for half an hour":     {time.Minute, 31 * time.Minute, 29 * time.Minute},
+		"a wall clock that is ahead":     {0, time.Minute, 59 * time.Minute},
+		"a wall clock that was set back": {time.Minute, -time.Hour, 59 * time.Minute},
+	} {
+		now = clock.Reading{Mono: attempt.Mono.Add(c.mono), Wall: attempt.Wall.Add(c.wall)}
+		if got := term.Remaining(); got != c.left {
+			t.Errorf("%s: %v remain, want %v", name, got, c.left)
+		}
+		if got := term.Deadline().Sub(now.Mono); got != c.left {
+			t.Errorf("%s: the deadline is in %v, want %v", name, got, c.left)
+		}
+		if got := term.sinceRenewal(); got != time.Hour-c.left {
+			t.Errorf("%s: renewed %v ago, want %v", name, got, time.Hour-c.left)
+		}
 	}
-	// A machine that was suspended for two hours: the monotonic clock stood
-	// still, the wall clock went on.
-	suspended := &trust{deadline: trusted.deadline, wall: trusted.wall.Add(-2 * time.Hour)}
-	if suspended.covers(now) {
-		t.Error("the trust outlasts a suspended machine")
+	now = clock.Reading{Mono: attempt.Mono, Wall: attempt.Wall.Add(time.Hour)}
+	if term.Valid() || term.Remaining() != 0 {
+		t.Error("the term outlasts a machine that was suspended")
 	}
-	// A wall clock that is set back gives no more trust.
-	setBack := &trust{deadline: now, wall: trusted.wall.Add(2 * time.Hour)}
-	if setBack.covers(now) {
-		t.Error("the trust grows with a wall clock that is set back")
+	now = attempt
+	if term.Valid() {
+		t.Error("a wall clock that is set back revives the term")
 	}
 }
 
