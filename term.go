@@ -163,7 +163,7 @@ func (t *Term) extend(version int64, attempt clock.Reading) bool {
 	if !t.Valid() {
 		return false
 	}
-	if attempt.Mono.After(t.lastAttempt().Mono) {
+	if !attempt.Mono.Before(t.lastAttempt().Mono) {
 		t.trust.Store(newTrust(attempt, t.trusted))
 	}
 	return true

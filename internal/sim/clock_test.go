@@ -3,10 +3,12 @@ package sim
 import (
 	"sync"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/clock"
 )
 
-// clock is the database's: it runs at a rate of its own, and can be set.
-type clock struct {
+// storeClock is the database's: it runs at a rate of its own, and can be set.
+type storeClock struct {
 	began time.Time
 	rate  float64
 
@@ -14,13 +16,13 @@ type clock struct {
 	shift time.Duration
 }
 
-func (c *clock) now() time.Time {
+func (c *storeClock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.began.Add(scale(time.Since(c.began), c.rate) + c.shift)
 }
 
-func (c *clock) jump(d time.Duration) {
+func (c *storeClock) jump(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shift += d
@@ -34,8 +36,40 @@ func scale(d time.Duration, by float64) time.Duration {
 }
 
 // shifted returns how far the clock was set ahead, in sum.
-func (c *clock) shifted() time.Duration {
+func (c *storeClock) shifted() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.shift
+}
+
+// machineClocks are those of one machine. The monotonic one stands still while it is
+// suspended.
+type machineClocks struct {
+	mu     sync.Mutex
+	asleep time.Time     // since when; zero: it is awake
+	slept  time.Duration // before that
+}
+
+func (m *machineClocks) now() clock.Reading {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := clock.Process()
+	now.Mono = now.Mono.Add(-m.slept)
+	if !m.asleep.IsZero() {
+		now.Mono = now.Mono.Add(-time.Since(m.asleep))
+	}
+	return now
+}
+
+func (m *machineClocks) suspend() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asleep = time.Now()
+}
+
+func (m *machineClocks) resume() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.slept += time.Since(m.asleep)
+	m.asleep = time.Time{}
 }

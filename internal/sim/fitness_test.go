@@ -34,7 +34,7 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 
 // sent is told of each call before it is sent.
 func (j *judge) sent(l *life, call storetest.Call) {
-	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) {
+	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) || isOffer(call.Object) {
 		return
 	}
 	if l.coordinator.Status().Role == tenure.Standby {

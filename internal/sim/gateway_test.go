@@ -91,7 +91,7 @@ func (g *gateway) hold(obj tenure.Object) {
 
 // mustGet returns the record that stands; the zero value where there is none.
 func (j *journal) mustGet() tenure.Object {
-	obj, _ := j.mem.Get(j.w.t.Context(), leaseKey)
+	obj, _ := j.mem.Load().Get(j.w.t.Context(), leaseKey)
 	return obj
 }
 

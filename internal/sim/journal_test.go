@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -13,19 +14,21 @@ import (
 // it lands. It wakes by a hub of its own, so that hints may be lost.
 type journal struct {
 	w     *world
-	mem   *storetest.Mem
-	clock *clock
+	mem   atomic.Pointer[storetest.Mem] // replaced where the table is restored
+	clock *storeClock
 	hub   *wake.Hub[tenure.Key]
 
 	hintsLost bool // guarded by the world's lock
 }
 
 func newJournal(w *world) *journal {
-	j := &journal{w: w, mem: storetest.NewMem(), hub: wake.NewHub[tenure.Key](true), clock: &clock{began: w.began, rate: 1}}
+	j := &journal{w: w, hub: wake.NewHub[tenure.Key](true), clock: &storeClock{began: w.began, rate: 1}}
 	if w.rates {
 		j.clock.rate = 0.99 + 0.02*w.rng.Float64()
 	}
-	j.mem.Now = j.clock.now
+	mem := storetest.NewMem()
+	mem.Now = j.clock.now
+	j.mem.Store(mem)
 	return j
 }
 
@@ -36,7 +39,19 @@ type handle struct {
 	life  *life // nil: not a replica's
 	rules bool  // whether the user keeps to the rules of the lease
 	fence *tenure.Term
-	to    tenure.Store // the Mem, or the Mem fenced
+}
+
+// to returns the Mem, or the Mem fenced.
+func (h *handle) to() tenure.Store {
+	mem := h.mem.Load()
+	if h.fence == nil {
+		return mem
+	}
+	fenced, err := mem.Fence(h.fence)
+	if err != nil {
+		panic(err) // Fence has tried it
+	}
+	return fenced
 }
 
 var (
@@ -45,19 +60,19 @@ var (
 )
 
 func (j *journal) handle(who string, l *life, rules bool) *handle {
-	return &handle{journal: j, who: who, life: l, rules: rules, to: j.mem}
+	return &handle{journal: j, who: who, life: l, rules: rules}
 }
 
 func (h *handle) SingleReplica() bool { return false }
 
 func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return h.to.Get(ctx, key)
+	return h.to().Get(ctx, key)
 }
 
 func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
-	stored, err := h.to.PutIf(ctx, obj, cond)
+	stored, err := h.to().PutIf(ctx, obj, cond)
 	if h.fence != nil {
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
@@ -78,7 +93,7 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wake
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	wakes = wakes && !h.hintsLost
-	err := h.to.DeleteIf(ctx, key, version)
+	err := h.to().DeleteIf(ctx, key, version)
 	if err == nil && key == leaseKey {
 		h.w.judge.deleted(h, wakes)
 		if wakes {
@@ -96,11 +111,10 @@ func (h *handle) Wake(_ context.Context, key tenure.Key) error {
 }
 
 func (h *handle) Fence(t *tenure.Term) (tenure.Store, error) {
-	fenced, err := h.mem.Fence(t)
-	if err != nil {
+	if _, err := h.mem.Load().Fence(t); err != nil {
 		return nil, err
 	}
-	return &handle{journal: h.journal, who: h.who, life: h.life, fence: t, to: fenced}, nil
+	return &handle{journal: h.journal, who: h.who, life: h.life, fence: t}, nil
 }
 
 // flood wakes all in vain for a while, as anybody could who may notify.
@@ -110,4 +124,18 @@ func (j *journal) flood(d time.Duration) {
 			j.hub.Wake(leaseKey)
 		}
 	})
+}
+
+// restore replaces the table by what it held when a backup was made: nothing but the
+// lease's record, if there was one. It must be called under the world's lock.
+func (j *journal) restore(backup tenure.Object) {
+	mem := storetest.NewMem()
+	if backup.Version != 0 {
+		mem.Now = func() time.Time { return time.UnixMicro(backup.Version) }
+		if _, err := mem.PutIf(context.Background(), backup, tenure.MustCreate()); err != nil {
+			panic(err)
+		}
+	}
+	mem.Now = j.clock.now
+	j.mem.Store(mem)
 }

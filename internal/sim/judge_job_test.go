@@ -24,6 +24,10 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 		return
 	}
 	j.begins(t, tm.Valid)
+	if tm.Token() <= l.token {
+		j.violated("I3", "%s's term has token %d after one had %d", t.who, tm.Token(), l.token)
+	}
+	l.token = tm.Token()
 	if tm.Token() != t.token {
 		j.violated("I3", "%s's term has token %d, and its record began at %d", t.who, tm.Token(), t.token)
 	}
@@ -92,6 +96,9 @@ func (j *judge) begins(t *term, valid func() bool) {
 
 func (j *judge) overlap(older, newer *term) {
 	why := older.excuse
+	if newer.excuse == "restored" { // it began before, with a token that came back
+		why = newer.excuse
+	}
 	if why == "" && older.life != nil && !older.told.IsZero() && time.Since(older.told) >= older.life.allowed() {
 		why = "late job"
 	}
@@ -131,7 +138,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	}
 	t.told = time.Now()
 	j.w.line.say(t.who, "job of %d is told to return: %v", t.token, cause)
-	if left := time.Until(tm.Deadline()); left < l.allowed()-time.Millisecond {
+	if left := tm.Deadline().Sub(l.r.clocks.now().Mono); left < l.allowed()-time.Millisecond {
 		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
 	count(&j.judged, "jobs told to return")
@@ -156,14 +163,14 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		}
 	case errors.Is(cause, tenure.ErrLost):
 		count(&j.tally.ends, "lost")
-		if j.standing == t {
+		if j.standing == t && !t.copied {
 			j.violated("I7", "%s's term %d counts as lost while its record stands", t.who, t.token)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
 		count(&j.tally.ends, "deadline")
 		// A call that hung when all was well again ends within TTL/6, and the next
 		// follows within as long.
-		if good > l.ttl()*2/5 {
+		if good > l.ttl()*2/5 && t.excuse != "restored" {
 			j.violated("I7", "%s's term %d was not renewed, though all had been well for %v", t.who, t.token, good)
 		}
 	default:

@@ -20,6 +20,7 @@ import (
 //
 //   - somebody wrote over its record, or deleted it, who is bound by no rule
 //     ("by hand");
+//   - the table was restored from a backup after it began ("restored");
 //   - the database's clock was set forward since its last renewal, and the
 //     takeover may have gone by that clock ("clock"): I1 is for clocks whose rates
 //     differ by less than Margin/TTL. It holds all the same where Expiry is
@@ -47,7 +48,11 @@ type judge struct {
 	shift     time.Duration // of the database's clock at that time
 	newest    int64         // the greatest version that a record ever had
 	released  *release      // since the last term; nil: none that wakes
-	vainUntil time.Time     // for as long somebody wakes all in vain
+	workedAt  time.Time     // when somebody last worked, or might have begun to
+
+	restoredAt time.Time // when the table last was
+	witnessed  int64     // the greatest version that a record had before
+	vainUntil  time.Time // for as long somebody wakes all in vain
 }
 
 // term is what the judge knows of one holding.
@@ -70,6 +75,8 @@ type term struct {
 	running  int         // of the job's funcs
 	told     time.Time   // when the job was told to return; zero: it was not
 	excuse   string      // why an overlap with a later term would be no fault
+	copied   bool        // a copy of its process has renewed it
+	copiedAt time.Time   // for the first time since when nothing was wrong with its holder
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
@@ -96,9 +103,13 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 			j.w.line.say(h.who, "asks %s to release %d", old.who, old.token)
 			return
 		}
-		old.renewals++
-		j.renewed++
-		j.w.line.say(old.who, "renewal of %d lands", old.token)
+		if h.who == "copy" {
+			j.copied(old)
+		} else {
+			old.renewals++
+			j.renewed++
+			j.w.line.say(old.who, "renewal of %d lands", old.token)
+		}
 		j.writtenAt, j.shift = now, shift
 		return
 	}
@@ -135,6 +146,9 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		h.life.r.resignedFor = 0
 		j.wokeInTime(begun)
 	}
+	if h.life == nil || h.life.r.good && !j.refuses(h.life) {
+		j.workedAt = now
+	}
 	j.terms[begun.id] = begun
 	j.standing, j.payload, j.released = begun, obj.Payload, nil
 	j.writtenAt, j.shift = now, shift
@@ -147,6 +161,12 @@ func foreignID(who string, version int64) string { return fmt.Sprint(who, "@", v
 func isRequest(obj tenure.Object) bool {
 	_, asked := obj.Labels["tenure.release"]
 	return asked
+}
+
+// isOffer reports whether the record gives the lease up.
+func isOffer(obj tenure.Object) bool {
+	var record struct{ Offered bool }
+	return json.Unmarshal(obj.Payload, &record) == nil && record.Offered
 }
 
 func (j *judge) takenOver(old, begun *term, clockSet bool) {

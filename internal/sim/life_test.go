@@ -22,6 +22,7 @@ type life struct {
 	// Guarded by the world's lock.
 	stopping  bool  // a shutdown was asked for
 	newest    *term // the last whose record it wrote
+	token     int64 // of the last for which its job began
 	unchecked bool  // its last check failed, or it never made one
 	lastCause error // of the end of its last term
 }

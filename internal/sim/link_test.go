@@ -58,11 +58,12 @@ func (l *life) fate(call storetest.Call) fate {
 	if r.w.latency > 0 {
 		f.request, f.answer = r.dice.upTo(r.w.latency), r.dice.upTo(r.w.latency)
 	}
+	f.answer += r.slow
 	switch weather {
 	case slow:
-		f.request, f.answer = r.dice.upTo(r.ttl/3), r.dice.upTo(r.ttl/3)
+		f.request, f.answer = r.dice.upTo(r.lateness()), r.dice.upTo(r.lateness())
 	case late:
-		f.answer = r.dice.upTo(r.ttl / 3)
+		f.answer = r.dice.upTo(r.lateness())
 	case dropping:
 		f.requestLost, f.answerLost, f.hangs = r.dice.one(3), r.dice.one(3), r.dice.one(2)
 	case answers:
@@ -77,6 +78,10 @@ func (l *life) fate(call storetest.Call) fate {
 	}
 	return f
 }
+
+// lateness is the most that a request or an answer is under way in bad weather: longer
+// than a call may take, and often shorter.
+func (r *replica) lateness() time.Duration { return min(r.ttl/3, 20*time.Second) }
 
 // callerKey is under which a request has the context of its caller.
 type callerKey struct{}

@@ -24,7 +24,7 @@ type release struct {
 
 // candidateSince returns since when a process has been one; false where it is none.
 func (j *judge) candidateSince(l *life) (time.Time, bool) {
-	if l == nil || l.dead() || l.stopping || !l.r.good {
+	if l == nil || l.dead() || l.stopping || !l.r.good || j.refuses(l) {
 		return time.Time{}, false
 	}
 	status := l.coordinator.Status()
@@ -55,16 +55,18 @@ func (w *world) watchLiveness() {
 
 func (j *judge) somebodyHolds() {
 	now := time.Now()
+	for _, t := range j.running {
+		if t.alive() && t.valid() {
+			j.workedAt = now
+		}
+	}
 	for _, r := range j.w.replicas {
 		l := r.life
 		since, ok := j.candidateSince(l)
 		if !ok {
 			continue
 		}
-		from := since
-		if j.writtenAt.After(from) {
-			from = j.writtenAt
-		}
+		from := later(since, j.writtenAt)
 		bound := j.recordTTL(l)*103/100 + l.ttl()/6 + l.ttl()/50
 		if j.writtenAt.Sub(since) < l.slack() {
 			bound += l.slack()
@@ -79,9 +81,15 @@ func (j *judge) somebodyHolds() {
 			j.violated("I6", "%s could hold, and nobody has for %v, more than %v", r.name, now.Sub(from), bound)
 			j.writtenAt = now // say it once
 		}
+		// Nor may those that write and can't hold keep the record young: one that is too
+		// slow, or that refuses what it gets.
+		if from := later(since, j.workedAt); now.Sub(from) > bound+4*j.w.longestTTL() {
+			j.violated("I6", "%s could hold, and nobody has worked for %v", r.name, now.Sub(from))
+			j.workedAt = now
+		}
 		// Its own record, of which it does not know that it landed, or that it could
 		// not delete. For a TTL it knows it for its own.
-		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer {
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer && !t.copied && t.excuse != "restored" {
 			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))
@@ -137,4 +145,18 @@ func (j *judge) wokeInTime(begun *term) {
 		return
 	}
 	j.violated("I6", "%s was not woken: %v after a release nobody had begun a term", r.life.r.name, took)
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func (w *world) longestTTL() (longest time.Duration) {
+	for _, r := range w.replicas {
+		longest = max(longest, r.ttl)
+	}
+	return longest
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -18,7 +19,9 @@ type replica struct {
 	ttl        time.Duration // by the bubble's clock; its own clock says something else
 	rate       float64
 	wallOffset time.Duration
+	slow       time.Duration // what each answer takes longer; 0: it is as quick as the others
 	dice       *dice
+	clocks     machineClocks
 
 	// Guarded by the world's lock.
 	life        *life // nil while no process runs
@@ -61,6 +64,11 @@ func newReplica(w *world, i int) *replica {
 		r.rate = 0.99 + 0.02*w.rng.Float64()
 		r.ttl = scale(r.ttl, 1/r.rate).Round(time.Millisecond)
 	}
+	if i == 0 && w.slow {
+		// A look and a steal together take longer than a call may.
+		r.slow = scale(min(r.ttl/6, 10*time.Second), 0.5+0.4*w.rng.Float64())
+		r.good = false
+	}
 	r.wallOffset = time.Duration(w.rng.IntN(21)-10) * 24 * time.Hour
 	return r
 }
@@ -86,6 +94,9 @@ func (r *replica) start() {
 		Confirmations: r.w.confirmations,
 		Trace:         &tenure.Trace{Released: termOver, Lost: termOver},
 	}
+	if !r.w.pollsOften {
+		cfg.AcquireInterval = r.ttl / 6
+	}
 	if r.w.twoFuncs {
 		cfg.Watch = l.watch
 	}
@@ -99,7 +110,7 @@ func (r *replica) start() {
 	if err != nil {
 		panic(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(clock.With(context.Background(), r.clocks.now))
 	l.shutdown = cancel
 	r.life = l
 	r.w.line.say(r.name, "process starts")
@@ -212,15 +223,16 @@ func (r *replica) change(do func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	do()
-	good := r.link == clear && r.paused == nil && r.unfit == ""
+	good := r.link == clear && r.paused == nil && r.unfit == "" && r.slow == 0
 	if good && !r.good {
 		r.goodSince = time.Now()
 	}
 	r.good = good
 }
 
-// pause stops the process as SIGSTOP does, see the package documentation.
-func (r *replica) pause(d time.Duration) {
+// pause stops the process as SIGSTOP does, or suspends its machine; see the package
+// documentation.
+func (r *replica) pause(d time.Duration, suspends bool) {
 	resumed := make(chan struct{})
 	paused := false
 	r.change(func() {
@@ -231,9 +243,17 @@ func (r *replica) pause(d time.Duration) {
 	if !paused {
 		return
 	}
-	r.w.line.say(r.name, "is PAUSED for %v", d)
+	how := "PAUSED"
+	if suspends {
+		how = "SUSPENDED"
+		r.clocks.suspend()
+	}
+	r.w.line.say(r.name, "is %s for %v", how, d)
 	r.w.running.Go(func() {
 		r.w.sleep(d)
+		if suspends {
+			r.clocks.resume()
+		}
 		r.change(func() { r.paused = nil })
 		r.w.line.say(r.name, "is resumed")
 		close(resumed)

@@ -47,7 +47,15 @@ var events = []event{
 		w.handoverInBadWeather(r)
 		return "handover in bad weather, then a partition"
 	}},
-	{12, func(w *world, r *replica) string { r.pause(w.upTo(3 * w.ttl)); return "pause" }},
+	{12, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), false); return "pause" }},
+	{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
+	{6, func(w *world, r *replica) string { // for less than the TTL, and without network afterwards
+		d := w.upTo(w.ttl)
+		r.turn(cut, d+w.upTo(2*w.ttl))
+		r.pause(d, true)
+		return "suspend, then a partition"
+	}},
+	{3, func(w *world, _ *replica) string { w.copies(); return "renewals by a copy" }},
 	{8, func(w *world, r *replica) string {
 		down := w.upTo(2 * w.ttl)
 		r.crash()
@@ -83,8 +91,9 @@ var (
 		w.journal.clock.jump(d)
 		return kind
 	}}
-	handEvent  = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
-	hintsEvent = event{4, func(w *world, _ *replica) string {
+	handEvent    = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
+	restoreEvent = event{4, func(w *world, r *replica) string { return w.restore(r) }}
+	hintsEvent   = event{4, func(w *world, _ *replica) string {
 		d := w.upTo(w.ttl)
 		if w.rng.IntN(2) == 0 {
 			w.locked(func() { w.journal.hintsLost = true })
@@ -103,7 +112,7 @@ func (w *world) events() []event {
 	for _, more := range []struct {
 		on bool
 		event
-	}{{w.checks, unfitEvent}, {w.clockJumps, clockEvent}, {w.operator, handEvent}, {w.wakes, hintsEvent}} {
+	}{{w.checks, unfitEvent}, {w.clockJumps, clockEvent}, {w.operator, handEvent}, {w.wakes, hintsEvent}, {w.restores, restoreEvent}} {
 		if more.on {
 			all = append(all, more.event)
 		}

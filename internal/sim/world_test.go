@@ -26,6 +26,7 @@ type world struct {
 	judge    *judge
 	journal  *journal
 	replicas []*replica
+	backup   backup        // to be restored
 	over     chan struct{} // closed at the end
 	running  sync.WaitGroup
 
@@ -48,6 +49,9 @@ type traits struct {
 	clockJumps    bool // the database's clock does
 	gateway       bool // a replica of another program competes
 	operator      bool // somebody overwrites and deletes the record by hand
+	slow          bool // one replica is too slow to hold
+	pollsOften    bool // the AcquireInterval is the default, which costs much virtual time where the TTL is long
+	restores      bool // the table is restored from a backup, at times with a clock that is behind
 	latency       time.Duration
 	twoFuncs      bool // the job has both Watch and Reconcile
 }
@@ -70,6 +74,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		operator:     one(6),
 		twoFuncs:     one(3),
 	}
+	w.slow, w.restores, w.pollsOften = one(4), one(5), one(8)
 	if one(3) {
 		w.expiry = tenure.Observed
 	}
