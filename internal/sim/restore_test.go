@@ -77,9 +77,10 @@ func (j *judge) restored(to backup) {
 	j.writtenAt, j.workedAt = time.Now(), time.Now()
 }
 
-// refuses reports whether a process may have seen greater tokens than the store gives.
+// refuses reports whether a process may have seen greater tokens than the store gives,
+// or still pauses because it had.
 func (j *judge) refuses(l *life) bool {
-	return l.started.Before(j.restoredAt) && j.w.journal.clock.now().UnixMicro() <= j.witnessed
+	return l.started.Before(j.restoredAt) && j.w.journal.clock.now().Add(-l.ttl()-time.Minute).UnixMicro() <= j.witnessed
 }
 
 // copied is told of a renewal by a copy of a term's process. Its holder finds out at
