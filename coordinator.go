@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // The causes for which a job's context ends, besides [ErrLost] and
@@ -180,26 +182,17 @@ type Coordinator struct {
 	lease   *Lease
 	cfg     CoordinatorConfig
 	single  bool
+	monitor monitor
 	running atomic.Bool
+	term    atomic.Pointer[Term] // while its job runs and has not been told to stop
 
-	checks   checks   // of whichever goroutine checks: never two at once
-	cooldown cooldown // of Run's goroutine
-
-	// Of standbys that are woken, one yields if another was quicker the last time, or if
-	// its own term has ended ill: it leaves the others a head start, and looks before it
-	// writes.
-	yields bool // of Run's goroutine
-
-	term atomic.Pointer[Term] // while its job runs and has not been told to stop
-
-	renewals sync.Mutex // held while the trace is told of one
+	checks    checks
+	headStart pace.HeadStart // of Run's goroutine, as is the next
+	unhealthy pace.Doubling
 
 	mu     sync.Mutex // guards the fields below
-	state  state
-	held   *Term        // until it was given back; nil for a standby
-	lost   chan<- error // of its keeper
-	resign *resignation // of that term; nil: nobody has asked
-	token  int64        // of the last term
+	keeper *keeper    // of the term held; nil for a standby
+	resign *resignation
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
@@ -216,7 +209,11 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		lease:  lease,
 		cfg:    cfg,
 		single: lease.store.SingleReplica(),
-		state:  state{since: time.Now()},
+		checks: checks{check: cfg.Check, timeout: cfg.CheckTimeout},
+		monitor: monitor{
+			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: cfg.Logger, trace: cfg.Trace,
+			state: state{since: time.Now()},
+		},
 	}, nil
 }
 
@@ -232,14 +229,18 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 	defer c.checks.wait()
-	c.yields = false
+	c.headStart.Gives = false
 	var hints Watch = noWatch{}
 	if !c.single {
 		hints = watch(c.lease.store, c.lease.cfg.Key)
 	}
 	defer hints.Stop()
 	for pause := time.Duration(0); ; {
-		term := c.standby(ctx, pause, hints)
+		standby := standby{c: c, hints: hints}
+		if !standby.rest(ctx, pause) {
+			return nil
+		}
+		term := standby.compete(ctx)
 		if term == nil {
 			return nil
 		}
@@ -258,54 +259,91 @@ func (c *Coordinator) IsHolder() bool {
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
-	keeper := c.newKeeper(term)
-	c.enterTerm(term, keeper)
-	c.startKeeper(keeper, term, hints)
+	keeper := newKeeper(c, term, hints)
+	c.enterTerm(keeper)
+	keeper.start()
 	job := newJob(ctx, jobScope{term, c})
 	if c.mustConfirm(term) {
-		job.start(confirmName, func(ctx context.Context) error { return c.confirm(ctx, term, keeper) })
+		job.start(confirmName, keeper.confirm)
 	} else {
 		c.startJob(term, job)
 	}
 
 	cause := c.untilOver(ctx, term, keeper, job)
 	keeper.winding.Store(true)
-	c.stopping(term, cause)
+	c.term.Store(nil)
+	c.monitor.termOver(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
-	c.jobReturned(term, cause)
+	c.monitor.jobReturned(term, cause)
 	keeper.stop()
 	err := c.giveBack(term, cause)
 	resign := c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
-	c.yields = !errors.Is(cause, ErrResigned) // or two that are sick may hand the lease to each other for ever
+	// Or two replicas that are sick may hand the lease to each other for ever.
+	c.headStart.Gives = !errors.Is(cause, ErrResigned)
 	return c.stayAway(term, cause, resign)
 }
 
+// mustConfirm reports whether a term's job may not begin at once: the lease was
+// taken over from a holder that had not released it.
+func (c *Coordinator) mustConfirm(term *Term) bool {
+	return len(term.predecessors) > 0 && (c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil)
+}
+
+func (c *Coordinator) enterTerm(keeper *keeper) {
+	c.mu.Lock()
+	c.keeper = keeper
+	c.mu.Unlock()
+	c.monitor.termBegan(keeper.term, c.mustConfirm(keeper.term))
+}
+
+// leaveTerm is called when nothing is left to do for the term held: the lease was given
+// back, or err says why not. It returns whose resignation that was, nil where it was none.
+func (c *Coordinator) leaveTerm(err error) *resignation {
+	c.mu.Lock()
+	resign := c.resign
+	c.keeper, c.resign = nil, nil
+	c.mu.Unlock()
+	c.monitor.termLeft()
+	if resign != nil {
+		resign.err = err
+		close(resign.over)
+	}
+	return resign
+}
+
 func (c *Coordinator) startJob(term *Term, job *job) {
-	c.becomeHolder(term)
+	c.term.Store(term)
+	c.monitor.jobBegins(term)
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }
+
+// longestStayAway is the most TTLs for which an unhealthy replica stays away.
+const longestStayAway = 4
 
 // stayAway returns how long this replica does not compete after a term.
 func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
 	every, least := c.cfg.AcquireInterval, time.Duration(0)
 	if resign != nil || errors.Is(cause, ErrResigned) {
-		least = 2 * jitter(every)
+		least = 2 * pace.Jitter(every)
 	}
 	if resign != nil {
 		least = max(least, resign.away)
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		return max(least, jitter(c.cooldown.after(time.Since(term.AcquiredAt()), 3*every, longestCooldown*c.lease.cfg.TTL)))
+		// At first for longer than one that has resigned, so that it does not win again
+		// where a healthy one was asked to hand over.
+		away := c.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*c.lease.cfg.TTL)
+		return max(least, pace.Jitter(away))
 	case errors.Is(cause, ErrJobEnded):
-		return max(least, 2*jitter(every)) // every standby tries before
+		return max(least, 2*pace.Jitter(every)) // every standby tries before
 	default:
-		return max(least, jitter(every))
+		return max(least, pace.Jitter(every))
 	}
 }
 
@@ -318,19 +356,19 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
-		case err := <-keeper.lost:
-			return err
+		case <-keeper.over.Done():
+			return context.Cause(keeper.over)
 		case r := <-job.results:
 			job.took(r)
 			if !r.confirmed() {
 				return r.cause()
 			}
-			if _, err := c.left(term, keeper); err != nil {
+			if _, err := c.timeLeft(term, keeper); err != nil {
 				return err // both came at once
 			}
 			c.startJob(term, job)
 		case <-deadline.C:
-			left, err := c.left(term, keeper)
+			left, err := c.timeLeft(term, keeper)
 			if err != nil {
 				return err
 			}
@@ -339,9 +377,9 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 	}
 }
 
-// left returns how long untilOver may sleep before it looks again, or why the term
+// timeLeft returns how long untilOver may sleep before it looks again, or why the term
 // is over.
-func (c *Coordinator) left(term *Term, keeper *keeper) (time.Duration, error) {
+func (c *Coordinator) timeLeft(term *Term, keeper *keeper) (time.Duration, error) {
 	if err := term.over(); err != nil {
 		return 0, err
 	}
@@ -380,8 +418,8 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 		case r := <-job.results:
 			job.took(r)
 		case <-allowed.C:
-			keeper.cancel()
-			c.jobStuck(term, time.Since(told))
+			keeper.stopRenewing()
+			c.monitor.jobStuck(term, time.Since(told))
 		}
 	}
 }
@@ -400,13 +438,13 @@ func (c *Coordinator) giveBack(term *Term, cause error) error {
 		err := c.lease.release(ctx, term, leave)
 		switch {
 		case err == nil:
-			c.released(term, cause)
+			c.monitor.released(term, cause)
 			return nil
 		case errors.Is(err, ErrLost):
-			c.notReleased(term, cause, err)
+			c.monitor.notReleased(term, cause, err)
 			return nil
-		case !sleep(ctx, jitter(c.callTimeout()/10)):
-			c.notReleased(term, cause, err)
+		case !pace.Sleep(ctx, pace.Jitter(c.callTimeout()/10)):
+			c.monitor.notReleased(term, cause, err)
 			return err
 		}
 	}
@@ -420,4 +458,56 @@ const longestCall = 10 * time.Second
 // renewal and the renew deadline two can hang, one after the other.
 func (c *Coordinator) callTimeout() time.Duration {
 	return min((c.cfg.RenewDeadline-c.cfg.RenewInterval)/2, longestCall)
+}
+
+// retryPause returns how long to wait after so many failures in a row before this one.
+func (c *Coordinator) retryPause(failures int) time.Duration {
+	return pace.Retry(c.cfg.RenewInterval, longestRetryPause, failures)
+}
+
+// Resign ends the current term, if there is one, and returns when the job has
+// returned and the lease has been given back; the replica then stays away for
+// long enough that another can win. An error says that the lease could not be
+// released, or that ctx was done before; the resignation stands all the same.
+//
+// A job that resigns must not wait for itself to return: it passes its own
+// context.
+func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
+
+// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
+// at least, counted from when the lease was given back; a handover to it by name,
+// see [Lease.RequestHandover], brings it back before. Where several resign from
+// one term, the first one's time counts.
+func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
+	if away < 0 {
+		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
+	}
+	resign := c.askToResign(away)
+	if resign == nil {
+		return nil
+	}
+	select {
+	case <-resign.over:
+		return resign.err
+	case <-ctx.Done():
+		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
+	}
+}
+
+// askToResign returns the resignation of the current term; nil: there is none.
+func (c *Coordinator) askToResign(away time.Duration) *resignation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.keeper != nil && c.resign == nil {
+		c.resign = &resignation{away: away, over: make(chan struct{})}
+		c.keeper.end(ErrResigned)
+	}
+	return c.resign
+}
+
+// resignation is how Resign reaches the goroutine that owns the term.
+type resignation struct {
+	away time.Duration // how long to stay away at least
+	over chan struct{} // closed when the lease has been given back
+	err  error         // of that; set before over is closed
 }

@@ -1,11 +1,15 @@
 package tenure
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/listen"
 )
 
 // Role is what a replica is with regard to a lease.
@@ -86,17 +90,17 @@ type PastTerm struct {
 
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.currentStatus()
+	c.monitor.mu.Lock()
+	defer c.monitor.mu.Unlock()
+	return c.status()
 }
 
-// currentStatus needs the mutex.
-func (c *Coordinator) currentStatus() Status {
-	s := &c.state
+// status needs the monitor's mutex.
+func (c *Coordinator) status() Status {
+	s := &c.monitor.state
 	status := Status{
-		Lease:     c.lease.cfg.Key,
-		Replica:   c.lease.cfg.Holder,
+		Lease:     c.monitor.lease,
+		Replica:   c.monitor.replica,
 		Role:      s.role,
 		Since:     s.since,
 		Reason:    s.reason,
@@ -109,24 +113,56 @@ func (c *Coordinator) currentStatus() Status {
 	for _, past := range slices.Backward(s.past) {
 		status.Recent = append(status.Recent, past)
 	}
-	if c.held != nil {
-		status.Token, status.RenewalLatency = c.held.Token(), s.latency
-		if !c.held.local() {
-			status.TrustLeft = c.held.Remaining()
+	if s.held != nil {
+		status.Token, status.RenewalLatency = s.held.Token(), s.latency
+		if !s.held.local() {
+			status.TrustLeft = s.held.Remaining()
 		}
 	}
 	switch {
 	case s.seen != nil:
 		status.Labels = maps.Clone(s.seen.Labels)
 		status.HeldSince, status.RenewedAt = s.seen.AcquiredAt, s.seen.RenewedAt
-	case c.held != nil && s.holder != "":
+	case s.held != nil && s.holder != "":
 		status.Labels = maps.Clone(c.lease.cfg.Labels)
-		status.HeldSince = c.held.AcquiredAt()
-		if !c.held.local() {
-			status.RenewedAt = c.held.lastAttempt().Wall
+		status.HeldSince = s.held.AcquiredAt()
+		if !s.held.local() {
+			status.RenewedAt = s.held.lastAttempt().Wall
 		}
 	}
 	return status
+}
+
+// Changes returns the status as it is, and then each time that the role, the
+// holder, the last error or the stuck job has changed, until ctx is done or the
+// loop is left. Renewals are no changes.
+//
+// A reader that is slower than the changes gets the latest and misses those
+// between; the coordinator never waits for one. Any number may read, each gets
+// all. No goroutine is started.
+func (c *Coordinator) Changes(ctx context.Context) iter.Seq[Status] {
+	return func(yield func(Status) bool) {
+		for ctx.Err() == nil {
+			status, changed := c.follow()
+			if !yield(status) {
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// follow returns the status, and a channel that is closed when it has changed.
+func (c *Coordinator) follow() (Status, <-chan struct{}) {
+	c.monitor.mu.Lock()
+	defer c.monitor.mu.Unlock()
+	if c.monitor.state.changed == nil {
+		c.monitor.state.changed = make(chan struct{})
+	}
+	return c.status(), c.monitor.state.changed
 }
 
 // Healthy is for a liveness probe, and does no I/O. It returns an error only where
@@ -135,9 +171,9 @@ func (c *Coordinator) currentStatus() Status {
 // longer than the tolerance ago, and the coordinator has still not dealt with it. To be
 // a standby is healthy, and so is to have a database that does not answer.
 func (c *Coordinator) Healthy(tolerance time.Duration) error {
-	c.mu.Lock()
-	stuck, held := c.state.stuck, c.held
-	c.mu.Unlock()
+	c.monitor.mu.Lock()
+	stuck, held := c.monitor.state.stuck, c.monitor.state.held
+	c.monitor.mu.Unlock()
 	if stuck {
 		return fmt.Errorf("tenure: %s: the job still runs although its term is over", c.lease.cfg.Key)
 	}
@@ -148,4 +184,87 @@ func (c *Coordinator) Healthy(tolerance time.Duration) error {
 		return fmt.Errorf("tenure: %s: the trust in the term ended %v ago", c.lease.cfg.Key, past.Round(time.Millisecond))
 	}
 	return nil
+}
+
+// state is what a coordinator knows. The monitor's mutex guards it.
+type state struct {
+	role      Role
+	since     time.Time
+	reason    string
+	held      *Term    // until it was given back; nil for a standby
+	holder    string   // as it was last seen; empty: nobody, as far as it is known
+	seen      *Holding // the holder's record as it was last read; nil: there is none, or it is this replica's
+	working   bool     // the job's funcs were started, and not all have returned
+	stuck     bool
+	terms     int
+	token     int64 // of the last term
+	latency   time.Duration
+	lastError string
+	past      []PastTerm    // the latest last; nil until a term is over
+	changed   chan struct{} // closed at the next change; nil: nobody waits for it
+}
+
+// become notes a change of role.
+func (s *state) become(role Role, reason string) {
+	s.role, s.since, s.reason = role, time.Now(), reason
+}
+
+// saw notes a record that another holder wrote; nil: there is none.
+func (s *state) saw(h *Holding) {
+	if h == nil || h.Offered {
+		if s.seen != nil {
+			how := "released"
+			if h != nil {
+				how = h.how()
+			}
+			s.endTerm(s.seen.past(how))
+		}
+		s.seen, s.holder = nil, ""
+		return
+	}
+	if s.seen != nil && !s.seen.sameTerm(h) {
+		s.endTerm(s.seen.past("followed by " + h.Holder))
+	}
+	s.seen, s.holder = h, h.Holder
+}
+
+// endTerm notes a term that is over.
+func (s *state) endTerm(term PastTerm) {
+	const most = 10
+	if len(s.past) == most {
+		copy(s.past, s.past[1:])
+		s.past = s.past[:most-1]
+	}
+	s.past = append(s.past, term)
+}
+
+// noteError notes how the last call to the store went. It reports whether that is
+// news, and tells those who follow then.
+func (s *state) noteError(err error) (news bool) {
+	last := s.lastError
+	s.lastError = ""
+	if err != nil {
+		s.lastError = err.Error()
+	}
+	if s.lastError == last || listen.Gist(s.lastError) == listen.Gist(last) {
+		return false
+	}
+	s.publish()
+	return true
+}
+
+// publish wakes all who follow.
+func (s *state) publish() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+func (h *Holding) sameTerm(other *Holding) bool {
+	return h.Term == other.Term && h.Holder == other.Holder
+}
+
+func (h *Holding) past(reason string) PastTerm {
+	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
 }

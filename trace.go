@@ -1,6 +1,13 @@
 package tenure
 
-import "time"
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
 
 // Trace is a set of funcs that a [Coordinator] calls as things happen, once it has
 // noted them in its status and log. Any may be nil, and costs nothing then.
@@ -55,3 +62,313 @@ type Trace struct {
 
 // noTrace is what all coordinators without a trace share.
 var noTrace Trace
+
+// monitor is the one place in which what happens to a coordinator is recorded for
+// [Coordinator.Status], logged, and passed on to the trace.
+type monitor struct {
+	lease   Key
+	replica string
+	logger  *slog.Logger
+	trace   *Trace
+
+	renewals sync.Mutex // held while the trace is told of a renewal: two goroutines renew
+
+	mu    sync.Mutex
+	state state
+}
+
+// event is something that happened. Its parts are done in this order, so that a func
+// of the trace finds the event in the status. Each may be left out.
+type event struct {
+	record func(*state, *event) // under the mutex; it may still change what is logged
+	level  slog.Level
+	msg    string // empty: nothing is logged
+	args   []any
+	trace  func(*Trace)
+}
+
+func (m *monitor) note(e event) {
+	m.mu.Lock()
+	before := m.state.holder
+	if e.record != nil {
+		e.record(&m.state, &e)
+	}
+	holder := m.state.holder
+	m.mu.Unlock()
+	if e.msg != "" {
+		m.log().Log(context.Background(), e.level, e.msg, e.args...)
+	}
+	if e.trace != nil {
+		e.trace(m.trace)
+	}
+	if changed := m.trace.HolderChanged; changed != nil && holder != before {
+		changed(holder)
+	}
+}
+
+// log returns the logger, with what all lines of this coordinator say. To keep it
+// would cost each of many leases more memory than their terms do.
+func (m *monitor) log() *slog.Logger {
+	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
+}
+
+// attempted notes an attempt of a standby to acquire.
+func (m *monitor) attempted(took time.Duration, err error) {
+	m.note(event{trace: func(t *Trace) {
+		if t.Attempt != nil {
+			t.Attempt(took, err)
+		}
+	}})
+}
+
+// sawHolder notes the record that was read; nil: there is none.
+func (m *monitor) sawHolder(h *Holding) {
+	m.note(event{record: func(s *state, e *event) {
+		before := s.holder
+		s.saw(h)
+		if s.holder == before {
+			return
+		}
+		s.reason = "held by " + cmp.Or(s.holder, "nobody")
+		s.publish()
+		e.level, e.msg, e.args = slog.LevelInfo, "lease has another holder", []any{"holder", s.holder}
+	}})
+}
+
+// storeAnswered notes that a call to the store went well.
+func (m *monitor) storeAnswered() {
+	m.note(event{record: func(s *state, _ *event) { s.noteError(nil) }})
+}
+
+// failed logs an error of the store: as a warning when it is a new one, at debug while
+// it stays the same.
+func (m *monitor) failed(msg string, err error) {
+	m.note(event{level: slog.LevelDebug, msg: msg, args: []any{"error", err}, record: func(s *state, e *event) {
+		if s.noteError(err) {
+			e.level = slog.LevelWarn
+		}
+	}})
+}
+
+// termBegan notes that a term has begun. Its job has not; it begins at once unless the
+// takeover must be confirmed.
+func (m *monitor) termBegan(term *Term, mustConfirm bool) {
+	from := term.stolenFrom
+	m.note(event{
+		record: func(s *state, _ *event) {
+			reason, ended := "acquired", "released"
+			if from != nil {
+				reason, ended = "stolen from "+from.Holder, "expired"
+				s.saw(from)
+			}
+			if s.seen != nil {
+				s.endTerm(s.seen.past(ended))
+			}
+			s.held, s.holder, s.seen = term, term.Holder(), nil
+			s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
+			s.token = term.Token()
+			s.terms++
+			s.become(Confirming, reason)
+			if mustConfirm {
+				s.publish()
+			}
+		},
+		level: slog.LevelInfo, msg: "lease acquired", args: []any{"holder", term.Holder(), "token", term.Token()},
+		trace: func(t *Trace) {
+			if t.Acquired != nil {
+				t.Acquired(term, from)
+			}
+		},
+	})
+}
+
+// jobBegins notes that a term's job begins.
+func (m *monitor) jobBegins(term *Term) {
+	m.note(event{
+		record: func(s *state, _ *event) {
+			s.working = true
+			s.become(Holder, s.reason)
+			s.publish()
+		},
+		trace: func(t *Trace) {
+			if t.JobStarted != nil {
+				t.JobStarted(term)
+			}
+		},
+	})
+}
+
+// renewed notes a renewal that was sent at began, when so much trust was left.
+func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
+	took := time.Since(began)
+	m.renewals.Lock()
+	defer m.renewals.Unlock()
+	m.note(event{
+		record: func(s *state, _ *event) {
+			s.latency = took
+			s.noteError(nil)
+		},
+		level: slog.LevelDebug, msg: "lease renewed", args: []any{"token", term.Token()},
+		trace: func(t *Trace) {
+			if t.Renewed != nil {
+				t.Renewed(term, took, trustLeft-took)
+			}
+		},
+	})
+}
+
+// renewalFailed notes a renewal that will be tried again.
+func (m *monitor) renewalFailed(term *Term, err error) {
+	m.failed("lease not renewed, trying again", err)
+	m.renewals.Lock()
+	defer m.renewals.Unlock()
+	m.note(event{trace: func(t *Trace) {
+		if t.RenewalFailed != nil {
+			t.RenewalFailed(term, err, term.Remaining())
+		}
+	}})
+}
+
+// termOver notes that a term is over, before its job is.
+func (m *monitor) termOver(term *Term, cause error) {
+	level, msg := slog.LevelDebug, "job is told to return"
+	switch {
+	case errors.Is(cause, ErrJobEnded):
+		level, msg = slog.LevelWarn, "job ended before its term"
+	case errors.Is(cause, ErrUnhealthy):
+		level, msg = slog.LevelWarn, "replica is not fit to hold the lease"
+	case isLoss(cause):
+		level, msg = slog.LevelInfo, "lease lost"
+	}
+	m.note(event{
+		level: level, msg: msg,
+		record: func(s *state, e *event) {
+			var lost *LostError
+			if errors.As(cause, &lost) {
+				s.holder, s.seen = "", nil
+				if lost.To != nil && !lost.To.Offered {
+					s.holder, s.seen = lost.To.Holder, lost.To
+				}
+			}
+			s.become(Stopping, cause.Error())
+			s.publish()
+			e.args = []any{"holder", s.holder, "token", term.Token(), "cause", cause}
+		},
+		trace: func(t *Trace) {
+			if t.Lost != nil && isLoss(cause) {
+				t.Lost(term, cause)
+			}
+		},
+	})
+}
+
+// isLoss reports whether a term with this cause is over because the lease is, and
+// not by a decision of this replica. A job's or a check's word is not enough.
+func isLoss(cause error) bool {
+	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
+		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
+}
+
+// jobStuck notes that a job did not return in time.
+func (m *monitor) jobStuck(term *Term, since time.Duration) {
+	m.note(event{
+		record: func(s *state, _ *event) {
+			s.stuck = true
+			s.publish()
+		},
+		level: slog.LevelError, msg: "job does not return although its context has ended; its lease is renewed no longer",
+		args: []any{"token", term.Token(), "waited", since},
+		trace: func(t *Trace) {
+			if t.JobStuck != nil {
+				t.JobStuck(term, since)
+			}
+		},
+	})
+}
+
+// jobReturned notes that all of a job has returned.
+func (m *monitor) jobReturned(term *Term, cause error) {
+	var worked bool
+	var took time.Duration
+	m.note(event{
+		level: slog.LevelDebug, msg: "job returned",
+		record: func(s *state, e *event) {
+			worked, took = s.working, time.Since(s.since)
+			s.working = false
+			if s.stuck {
+				s.stuck = false
+				s.publish()
+			}
+			e.args = []any{"token", term.Token(), "took", took}
+		},
+		trace: func(t *Trace) {
+			if t.JobEnded != nil && worked {
+				t.JobEnded(term, cause, took)
+			}
+		},
+	})
+}
+
+// released notes that a lease was given back. A term that came when the coordinator
+// was shutting down has not begun for the status and the trace.
+func (m *monitor) released(term *Term, cause error) {
+	var began bool
+	m.note(event{
+		record: func(s *state, _ *event) {
+			s.noteError(nil)
+			if began = s.held == term; began {
+				s.holder, s.seen = "", nil
+			}
+		},
+		level: slog.LevelInfo, msg: "lease released", args: []any{"holder", term.Holder(), "token", term.Token(), "cause", cause},
+		trace: func(t *Trace) {
+			if t.Released != nil && began {
+				t.Released(term, cause)
+			}
+		},
+	})
+}
+
+// notReleased notes that a lease could not be given back: err is [ErrLost] where
+// it was another's already. Otherwise it will expire.
+func (m *monitor) notReleased(term *Term, cause, err error) {
+	if !errors.Is(err, ErrLost) {
+		m.failed("lease cannot be released; it will expire", err)
+	}
+	var began bool
+	e := event{
+		record: func(s *state, _ *event) { began = s.held == term },
+		trace: func(t *Trace) {
+			if t.Lost != nil && began && !isLoss(cause) { // otherwise it was told already
+				t.Lost(term, errors.Join(cause, err))
+			}
+		},
+	}
+	if errors.Is(err, ErrLost) {
+		e.level, e.msg = slog.LevelInfo, "lease lost before it was released"
+		e.args = []any{"holder", term.Holder(), "token", term.Token(), "error", err}
+	}
+	m.note(e)
+}
+
+// termLeft notes that nothing is left to do for the term held.
+func (m *monitor) termLeft() {
+	m.note(event{record: func(s *state, _ *event) {
+		s.endTerm(PastTerm{
+			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
+			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
+		})
+		s.held = nil
+		if s.seen == nil { // nobody, or the record of this replica that could not be released
+			s.holder = ""
+		}
+		s.become(Standby, s.reason)
+		s.publish()
+	}})
+}
+
+func (m *monitor) lastToken() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.token
+}

@@ -1,0 +1,116 @@
+// Package pace decides how long to wait: pauses that a context or a hint ends,
+// jitter, back-off, and a limit on spurious wake-ups.
+package pace
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// Sleep waits for d, or returns false once ctx is done.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	if d <= 0 {
+		return true // timers of 0 that fire at once in one synctest bubble crash Go's race detector
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// Await waits for at most longest, or until a hint comes. Hints are ignored for a while
+// at first; one that comes meanwhile is heard afterwards. It returns false for ok once
+// ctx is done.
+func Await(ctx context.Context, hints <-chan struct{}, ignoreFor, longest time.Duration) (hinted, ok bool) {
+	ignoreFor = max(0, min(ignoreFor, longest))
+	if !Sleep(ctx, ignoreFor) {
+		return false, false
+	}
+	if ignoreFor >= longest {
+		return false, true
+	}
+	timer := time.NewTimer(longest - ignoreFor)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, false
+	case <-timer.C:
+		return false, true
+	case <-hints:
+		return true, true
+	}
+}
+
+// Jitter returns a random duration of at most d and at least three quarters of it.
+func Jitter(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
+
+// Retry returns the pause before the next try after so many failures in a row before
+// this one: a sixteenth of the interval at first, half of it later, and never more than
+// longest, with jitter.
+func Retry(interval, longest time.Duration, failures int) time.Duration {
+	return Jitter(min(interval/16<<min(failures, 3), longest))
+}
+
+// Limiter limits spurious wake-ups: hints that led to nothing. Anybody who may connect
+// to the database can send hints, and a flood of them must cost no more than polling
+// does. After a few, one in each interval is followed. The zero value is ready; it is
+// not safe for concurrent use.
+type Limiter struct {
+	due time.Time // when all would have been followed, at one in an interval
+}
+
+// IgnoreFor returns for how long to ignore hints after one that was or was not
+// spurious.
+func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration {
+	const few = 5
+	now := time.Now()
+	if l.due.Before(now) {
+		l.due = now
+	}
+	if spurious {
+		l.due = l.due.Add(interval)
+	}
+	return max(0, l.due.Sub(now)-few*interval)
+}
+
+// Doubling is a pause that doubles each time, up to a limit, and begins anew after a
+// time without trouble that was longer than that. The zero value is ready; it is not
+// safe for concurrent use.
+type Doubling struct{ last time.Duration }
+
+// Next returns the next pause, after a time without trouble.
+func (d *Doubling) Next(untroubled, first, most time.Duration) time.Duration {
+	if untroubled > most {
+		d.last = 0
+	}
+	d.last = min(max(first, 2*d.last), most)
+	return d.last
+}
+
+// longestHeadStart is the most that a standby waits before it looks.
+const longestHeadStart = 4 * time.Millisecond
+
+// HeadStart is what a standby gives the others when all are woken at once: of many few
+// write then, and it is not always the same that wins. The zero value gives none; it is
+// not safe for concurrent use.
+type HeadStart struct{ Gives bool }
+
+// Give waits, if a head start is to be given. It returns false for ok once ctx is done.
+func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
+	if !h.Gives {
+		return false, true
+	}
+	return true, Sleep(ctx, rand.N(longestHeadStart))
+}
+
+// CameSecond notes that another was quicker, in a try that took so long. Where a try
+// takes longer than a head start, a look after it comes too early to spare a write.
+func (h *HeadStart) CameSecond(took time.Duration) { h.Gives = took <= longestHeadStart }
