@@ -183,7 +183,7 @@ func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 			}
 			holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(context.Background())
 			wantErr(t, err, nil)
-			if !holding.Offered || holding.Holder != "" {
+			if holding.Holder != "" || holding.OfferedTo != "" {
 				t.Errorf("the lease is not left to anybody: %+v", holding)
 			}
 		}()

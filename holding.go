@@ -1,20 +1,30 @@
 package tenure
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
-	"strings"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/record"
 )
 
-// unknownHolder stands for the holder that a record does not tell.
-const unknownHolder = "unknown"
+var (
+	// ErrHeld says that another term stands. The error is a [*HeldError].
+	ErrHeld = errors.New("lease is held")
+
+	// ErrLost says that a term is over because the lease is another's, or gone.
+	// The error is a [*LostError] where the store was asked.
+	ErrLost = errors.New("lease lost")
+
+	// ErrDeadline says that a term is over because it was not renewed in time,
+	// or never began because the answer to its acquire came too late.
+	ErrDeadline = errors.New("lease not renewed in time")
+)
 
 // Holding is what a lease's record tells: who holds it, and until when at most.
 type Holding struct {
 	Key        Key
-	Holder     string // for people; "unknown" where the record does not tell
+	Holder     string // for people; "unknown" where the record does not tell; empty: nobody holds the lease
 	Term       string // the term's ID; empty in a record of another program
 	Version    int64
 	TTL        time.Duration // the holder's, else the reader's own
@@ -23,113 +33,110 @@ type Holding struct {
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
 
-	// Offered says that nobody holds the lease: its last holder has given it up and
-	// leaves it to this one, for the TTL; to any, where that is empty.
-	Offered bool
+	// OfferedTo is the replica to which the last holder has left the lease, for the
+	// TTL, where Holder is empty. Any replica may take it where this is empty too.
+	OfferedTo string
 
-	unconfirmed []Holding // whom the term was taken over from, until that is confirmed
+	unconfirmed []Holding // from whom the term was taken over, until that is confirmed
 }
 
-// record is the payload of a lease's object. Its bytes stay the same from the
-// acquire to the release of a term: they are the term's identity, and fenced
-// writes compare them.
-type record struct {
-	Holder       string `json:"holder"`
-	AcquiredAtMS int64  `json:"acquired_at_ms"`
-	Term         string `json:"term"`
-	TTLMS        int64  `json:"ttl_ms"`
-	Offered      bool   `json:"offered,omitempty"`
-}
+// isOffer reports whether nobody holds the lease, because its last holder has given it
+// up in favour of a replica, or of any.
+func (h *Holding) isOffer() bool { return h.Holder == "" }
 
 // how says in whose hands the lease is.
 func (h *Holding) how() string {
 	switch {
-	case !h.Offered:
+	case !h.isOffer():
 		return "held by " + h.Holder
-	case h.Holder == "":
+	case h.OfferedTo == "":
 		return "left to anybody"
 	default:
-		return "left to " + h.Holder
+		return "left to " + h.OfferedTo
 	}
 }
 
-// isTermOf reports whether an object is the record of a term.
-func isTermOf(term string, obj Object) bool {
-	var r record
-	return term != "" && json.Unmarshal(obj.Payload, &r) == nil && r.Term == term
+func (h *Holding) sameTerm(other *Holding) bool {
+	return h.Term == other.Term && h.Holder == other.Holder
 }
 
-// is reports whether a holding is what the record tells.
-func (r record) is(h *Holding) bool {
-	return h != nil && h.Term == r.Term && h.Holder == r.Holder && h.Offered == r.Offered
+// stored is a lease's object as [record] takes it.
+func stored(obj Object) record.Object {
+	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
 }
 
-func (r record) encode() []byte {
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(fmt.Sprintf("bug: a record of strings and numbers does not encode: %v", err))
-	}
-	return b
-}
-
-// decodeHolding reads a lease's object. It always returns a Holding that a
-// standby can act upon: one that nobody can decode would be held for ever. The
-// error says what was wrong with it.
+// decodeHolding reads a lease's object. It always returns a Holding that a standby can
+// act upon; the error says what was wrong with the record.
 func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
+	h, err := record.Read(stored(obj), ownTTL)
+	if err != nil {
+		err = fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
+	}
+	return newHolding(obj.Key, h), err
+}
+
+func newHolding(key Key, r record.Holding) Holding {
 	h := Holding{
-		Key:       obj.Key,
-		Holder:    unknownHolder,
-		Version:   obj.Version,
-		TTL:       ownTTL,
-		RenewedAt: plausible(obj.UpdatedAt),
-		Age:       obj.Age,
-		Labels:    obj.Labels,
+		Key: key, Holder: r.Holder, Term: r.Term, Version: r.Version, TTL: r.TTL,
+		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels,
 	}
-	if hasReserved(obj) {
-		h.unconfirmed = unconfirmedIn(obj)
-		renewed := asRenewed(obj)
-		h.RenewedAt, h.Age = plausible(renewed.UpdatedAt), renewed.Age
-		h.Labels = maps.Clone(obj.Labels)
-		maps.DeleteFunc(h.Labels, func(name, _ string) bool { return strings.HasPrefix(name, reservedLabels) })
+	if r.Offered {
+		h.Holder, h.OfferedTo = "", r.Holder
 	}
-	if tooLong(h.Labels) {
-		h.Labels = nil
+	for _, before := range r.Unconfirmed {
+		h.unconfirmed = append(h.unconfirmed, newHolding(key, before))
 	}
-	var r record
-	if err := json.Unmarshal(obj.Payload, &r); err != nil {
-		return h, fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
-	}
-	h.Offered = r.Offered
-	if len(r.Term) <= longestHolder {
-		h.Term = r.Term
-	}
-	if r.Holder != "" || r.Offered {
-		h.Holder = strings.ToValidUTF8(r.Holder[:min(len(r.Holder), longestHolder)], "")
-	}
-	if r.AcquiredAtMS != 0 {
-		h.AcquiredAt = plausible(time.UnixMilli(r.AcquiredAtMS))
-	}
-	if r.TTLMS > 0 && r.TTLMS <= maximumTTL.Milliseconds() {
-		h.TTL = time.Duration(r.TTLMS) * time.Millisecond
-	}
-	return h, nil
+	return h
 }
 
-// tooLong reports whether another program has written more into its labels than the
-// record of a term that follows has room for, where they may have to be told.
-func tooLong(labels map[string]string) bool {
-	bytes := 0
-	for name, value := range labels {
-		bytes += len(name) + len(value)
+// recorded returns holdings as a record tells of them.
+func recorded(holdings []Holding) (rs []record.Holding) {
+	for _, h := range holdings {
+		rs = append(rs, record.Holding{
+			Holder: h.Holder, Term: h.Term, Version: h.Version, TTL: h.TTL,
+			AcquiredAt: h.AcquiredAt, RenewedAt: h.RenewedAt, Labels: h.Labels,
+		})
 	}
-	return bytes > longestHolder
+	return rs
 }
 
-// plausible returns a time that is fit for JSON, which has no years above 9999: the
-// zero time for one that somebody has written in another unit.
-func plausible(t time.Time) time.Time {
-	if year := t.UTC().Year(); year < 1 || year > 9998 {
-		return time.Time{}
-	}
-	return t
+// HeldError is the error of an acquire or steal while another term stands. It
+// is [ErrHeld].
+type HeldError struct {
+	Holding Holding
+
+	canExpireIn time.Duration // how soon a steal may succeed at the earliest
+	byAge       bool          // by the record's age, so that to look before then is of no use
 }
+
+func (e *HeldError) Error() string {
+	if e.Holding.isOffer() {
+		return fmt.Sprintf("%v: %s is %s", ErrHeld, e.Holding.Key, e.Holding.how())
+	}
+	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+}
+
+// Is makes the error match [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// LostError is the error of a renewal, a release or a fenced write whose term is
+// over. It is [ErrLost].
+type LostError struct {
+	Key Key
+	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
+
+	toCopy bool // of this very process: To is the term that is lost
+}
+
+func (e *LostError) Error() string {
+	switch {
+	case e.To == nil:
+		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
+	case e.toCopy:
+		return fmt.Sprintf("%v: the term of %s is renewed by a copy of this process", ErrLost, e.Key)
+	}
+	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
+}
+
+// Is makes the error match [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }

@@ -114,7 +114,7 @@ func (k *keeper) keep(ctx context.Context) error {
 			return over
 		}
 		if request := term.asked.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
-			k.end(request.cause())
+			k.end(requestCause(request))
 		}
 		if err == nil {
 			if renewals++; k.confirmed != nil && renewals == c.cfg.Confirmations && !k.winding.Load() {

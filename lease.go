@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,71 +15,19 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/sighting"
 )
 
 // Defaults of [LeaseConfig].
 const (
 	DefaultTTL  = 30 * time.Second
 	minimumTTL  = 10 * time.Millisecond
-	maximumTTL  = 365 * 24 * time.Hour
+	maximumTTL  = record.LongestTTL
 	defaultName = "reconciler-lease"
 )
 
 var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
-
-var (
-	// ErrHeld says that another term stands. The error is a [*HeldError].
-	ErrHeld = errors.New("lease is held")
-
-	// ErrLost says that a term is over because the lease is another's, or gone.
-	// The error is a [*LostError] where the store was asked.
-	ErrLost = errors.New("lease lost")
-
-	// ErrDeadline says that a term is over because it was not renewed in time,
-	// or never began because the answer to its acquire came too late.
-	ErrDeadline = errors.New("lease not renewed in time")
-)
-
-// HeldError is the error of an acquire or steal while another term stands. It
-// is [ErrHeld].
-type HeldError struct {
-	Holding Holding
-
-	canExpireIn time.Duration // how soon a steal may succeed at the earliest
-	byAge       bool          // by the record's age, so that to look before then is of no use
-}
-
-func (e *HeldError) Error() string {
-	if e.Holding.Offered {
-		return fmt.Sprintf("%v: %s is %s", ErrHeld, e.Holding.Key, e.Holding.how())
-	}
-	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
-}
-
-// Is makes the error match [ErrHeld].
-func (e *HeldError) Is(target error) bool { return target == ErrHeld }
-
-// LostError is the error of a renewal, a release or a fenced write whose term is
-// over. It is [ErrLost].
-type LostError struct {
-	Key Key
-	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
-
-	toCopy bool // of this very process: To is the term that is lost
-}
-
-func (e *LostError) Error() string {
-	switch {
-	case e.To == nil:
-		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
-	case e.toCopy:
-		return fmt.Sprintf("%v: the term of %s is renewed by a copy of this process", ErrLost, e.Key)
-	}
-	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
-}
-
-// Is makes the error match [ErrLost].
-func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // LeaseConfig configures a [Lease]. The zero value serves: one lease per table.
 type LeaseConfig struct {
@@ -144,7 +93,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
 	}
 	for name := range cfg.Labels {
-		if strings.HasPrefix(name, reservedLabels) {
+		if strings.HasPrefix(name, record.Reserved) {
 			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
 		}
 	}
@@ -160,13 +109,25 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 // validHolder refuses a name that a record has no room for: escaped in JSON it may
 // become six times as long.
 func validHolder(name string) error {
-	if len(name) > longestHolder {
-		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), longestHolder)
+	if len(name) > record.LongestHolder {
+		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), record.LongestHolder)
 	}
 	return nil
 }
 
-const longestHolder = MaxPayload / 8 // bytes
+// ExpiryPolicy says by what a standby judges that a holder's TTL has passed.
+type ExpiryPolicy uint8
+
+const (
+	// StoreClock steals when the record's age, by the store's clock, has
+	// reached its TTL, or when [Observed] would.
+	StoreClock ExpiryPolicy = iota
+
+	// Observed steals when this replica has watched the record stand unchanged
+	// for its TTL, on its own monotonic clock. It is for databases whose clock
+	// may jump, and costs a TTL of waiting after each start.
+	Observed
+)
 
 // Lease is the right to do one job, as seen by one replica: it acquires,
 // steals, renews and releases. Most programs leave that to a [Coordinator].
@@ -179,7 +140,7 @@ type Lease struct {
 	cfg   LeaseConfig
 
 	mu       sync.Mutex // guards the fields below; never held across I/O
-	seen     *sighting
+	seen     *sighting.Sighting
 	leftover []leftover
 	newest   int64    // the greatest version that any term's record was seen to have
 	begun    string   // the last term that this lease began
@@ -338,87 +299,7 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 }
 
-// Release ends the term, deletes its record, in one call to the store, and wakes
-// the standbys, so that another replica may begin at once. It returns [ErrLost] where
-// the lease was another's already, or gone. After any other error the record may still
-// stand: Release may be called again, and the next acquire by this lease removes it first.
-//
-// On Postgres it does not wait for the disk: where the database crashes at that
-// moment the record stands again, and expires.
-//
-// Call it only after the job has returned.
-func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
-
-// release is Release, but leaves the lease for so long to the replica that a request
-// has named, if one has: 0 is to nobody.
-func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) error {
-	if err := l.owns("release", term); err != nil {
-		return err
-	}
-	term.end(ErrLost)
-	if term.local() {
-		return nil
-	}
-	for range 3 {
-		err := l.giveUp(ctx, term, leave)
-		if errors.Is(err, ErrConflict) {
-			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal had landed whose answer was lost, or a request
-			}
-		}
-		return l.released(ctx, term, leave, err)
-	}
-	l.leave(leftover{term: term, leave: leave, release: true})
-	return fmt.Errorf("tenure: release %s: another write came first, again and again: %w", l.cfg.Key, ErrConflict)
-}
-
-// giveUp deletes a term's record, or puts another in its place.
-func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
-	var predecessors []Holding
-	if term.unconfirmed.Load() {
-		predecessors = term.predecessors
-	}
-	return l.replaceWith(ctx, term.currentVersion(), term.successor(leave), predecessors)
-}
-
-// replaceWith puts an offer in the place of a record of this lease, or nothing where
-// that is nil, and wakes the standbys.
-func (l *Lease) replaceWith(ctx context.Context, version int64, offer *record, predecessors []Holding) error {
-	if offer == nil {
-		return deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, version)
-	}
-	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.encode()}
-	if len(predecessors) > 0 {
-		obj.Labels = withReserved(nil, unconfirmedLabel, unconfirmedBy(offer.Term, predecessors))
-	}
-	_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(version))
-	if err == nil || !answered(err) {
-		wakeAll(ctx, l.store, l.cfg.Key)
-	}
-	return err
-}
-
-// released judges how a release ended.
-func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, err error) error {
-	var lost *LostError
-	switch {
-	case errors.As(err, &lost) && term.hasLeft(lost.To): // the answer of a try before was lost
-		wakeAll(ctx, l.store, l.cfg.Key)
-		return nil
-	case err == nil || errors.Is(err, ErrLost):
-		return err
-	case !errors.Is(err, ErrNotFound):
-		l.leave(leftover{term: term, leave: leave, release: true})
-		term.deleteSent.Store(true)
-		return err
-	case term.deleteSent.Load(): // gone by a release whose answer was lost
-		return nil
-	default:
-		return &LostError{Key: l.cfg.Key}
-	}
-}
-
-// Read returns who holds the lease, or to whom it was left, see [Holding.Offered]. It
+// Read returns who holds the lease, or to which replica it was left, see [Holding.OfferedTo]. It
 // returns [ErrNotFound] where there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
 	obj, err := l.look(ctx)
@@ -432,7 +313,7 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
 	mayTake := l.mayTake(from)
 	term, err := l.begin(ctx, MatchVersion(from.Version), l.predecessors(from))
-	if err == nil && !mayTake && !from.Offered {
+	if err == nil && !mayTake && !from.isOffer() {
 		term.stolenFrom = &from
 	}
 	return term, err
@@ -451,12 +332,12 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []H
 		trusted:      l.cfg.TTL - l.cfg.Margin,
 		clock:        now,
 		predecessors: predecessors,
-		payload: record{
+		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
 			Term:         id,
 			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
-		}.encode(),
+		}.Encode(),
 	}
 	term.unconfirmed.Store(len(predecessors) > 0)
 	defer l.sends(id)()
@@ -500,7 +381,7 @@ func (l *Lease) giveUpUnused(ctx context.Context, term *Term) {
 func (l *Lease) object(term *Term) Object {
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
 	if term.unconfirmed.Load() {
-		obj.Labels = withReserved(obj.Labels, unconfirmedLabel, unconfirmedBy(term.id, term.predecessors))
+		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(term.predecessors))
 	}
 	return obj
 }
@@ -530,7 +411,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		holding := l.decode(obj)
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding})
 	}
-	request := requestIn(obj)
+	request := stored(obj).Request()
 	if !term.recognise(obj.Version, request) {
 		holding := l.decode(obj)
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding, toCopy: true})
@@ -539,4 +420,88 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		term.asked.Store(request)
 	}
 	return nil
+}
+
+// look reads the record and notes since when it has stood as it is.
+func (l *Lease) look(ctx context.Context) (Object, error) {
+	obj, err := l.store.Get(leaseCall(ctx), l.cfg.Key)
+	answered := time.Now()
+	l.mu.Lock()
+	before := l.seen
+	switch {
+	case errors.Is(err, ErrNotFound):
+		l.seen = nil
+	case err == nil && !before.Of(stored(obj)):
+		l.seen = &sighting.Sighting{Object: stored(obj), Since: answered}
+	}
+	if err == nil || errors.Is(err, ErrNotFound) {
+		// A record that has been released can't come back. One that was acquired without
+		// an answer may still come.
+		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.release && !stored(obj).IsOf(o.term.id) })
+	}
+	l.mu.Unlock()
+
+	if err == nil && (before == nil || !bytes.Equal(before.Object.Payload, obj.Payload)) {
+		if _, err := decodeHolding(obj, l.cfg.TTL); err != nil {
+			l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+				"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
+		}
+	}
+	return obj, err
+}
+
+func (l *Lease) lastSeen() *sighting.Sighting {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seen
+}
+
+// held says who holds the lease, by an object that was just read, and how soon
+// it can expire: at once where it has.
+func (l *Lease) held(obj Object) *HeldError {
+	h, _ := record.Read(stored(obj), l.cfg.TTL) // look has logged the error
+	left, byAge := l.lastSeen().CanExpireIn(stored(obj), h, l.cfg.Expiry == Observed)
+	return &HeldError{Holding: l.decode(obj), canExpireIn: left, byAge: byAge}
+}
+
+// heldByUnknown is for a record that was gone again when it was looked at.
+func (l *Lease) heldByUnknown() *HeldError {
+	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
+}
+
+func (l *Lease) decode(obj Object) Holding {
+	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
+	l.mu.Lock()
+	own := slices.Contains(l.sent, holding.Term)
+	l.mu.Unlock()
+	// Another program's versions say nothing of ours; and a term that we are about to
+	// begin, whose answer is under way while somebody reads, does not follow itself.
+	if holding.Term != "" && !own {
+		l.sawVersion(obj.Version)
+	}
+	return holding
+}
+
+// sends notes that the first write of a term is under way, until done is called.
+func (l *Lease) sends(term string) (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent = append(l.sent, term)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.sent = slices.DeleteFunc(l.sent, func(id string) bool { return id == term }); len(l.sent) == 0 {
+			l.sent = nil // a lease that is held has no use for it
+		}
+	}
+}
+
+// sawVersion notes a version that a term's record has, and returns the greatest
+// seen before.
+func (l *Lease) sawVersion(v int64) (before int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before = l.newest
+	l.newest = max(l.newest, v)
+	return before
 }

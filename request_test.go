@@ -64,7 +64,7 @@ func TestTheReplicaThatIsNamedIsNext(t *testing.T) {
 				t.Fatalf("round %d: %s does not hold: %+v, the token before was %d\n%v", round, got.Replica, got, before, l)
 			}
 			holding, err := other.lease.Read(t.Context())
-			if err != nil || holding.Offered || len(holding.Labels) > 0 {
+			if err != nil || holding.Holder == "" || len(holding.Labels) > 0 {
 				t.Errorf("what is left of the request: %+v, error %v", holding, err)
 			}
 			time.Sleep(time.Minute + time.Second)
@@ -91,7 +91,7 @@ func TestAnOfferThatNobodyTakesGoesToAnyReplica(t *testing.T) {
 		wantErr(t, b.lease.RequestHandover(t.Context(), "nobody"), nil)
 		time.Sleep(6 * time.Second)
 		holding, err := b.lease.Read(t.Context())
-		if a.IsHolder() || b.IsHolder() || err != nil || holding.Holder != "nobody" || !holding.Offered {
+		if a.IsHolder() || b.IsHolder() || err != nil || holding.Holder != "" || holding.OfferedTo != "nobody" {
 			t.Errorf("while the offer stands: a holds %v, b %v, read %+v, error %v", a.IsHolder(), b.IsHolder(), holding, err)
 		}
 		time.Sleep(time.Second)

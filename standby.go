@@ -223,5 +223,5 @@ func (s *standby) look(ctx context.Context) (mine bool, err error) {
 		return false, nil
 	}
 	c.monitor.sawHolder(&holding)
-	return holding.Offered && holding.Holder == c.lease.cfg.Holder, nil
+	return holding.isOffer() && holding.OfferedTo == c.lease.cfg.Holder, nil
 }

@@ -211,7 +211,7 @@ func (s *state) become(role Role, reason string) {
 
 // saw notes a record that another holder wrote; nil: there is none.
 func (s *state) saw(h *Holding) {
-	if h == nil || h.Offered {
+	if h == nil || h.isOffer() {
 		if s.seen != nil {
 			how := "released"
 			if h != nil {
@@ -259,10 +259,6 @@ func (s *state) publish() {
 		close(s.changed)
 		s.changed = nil
 	}
-}
-
-func (h *Holding) sameTerm(other *Holding) bool {
-	return h.Term == other.Term && h.Holder == other.Holder
 }
 
 func (h *Holding) past(reason string) PastTerm {

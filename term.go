@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/record"
 )
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its
@@ -30,16 +32,16 @@ type Term struct {
 	unconfirmed  atomic.Bool // and it is to be made sure that they are not
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
-	asked      atomic.Pointer[releaseRequest] // to give the lease up; the last request seen
+	asked      atomic.Pointer[record.Request] // to give the lease up; the last request seen
 	deleteSent atomic.Bool                    // by a release whose answer we don't know
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 	clock      clock.Clock                    // nil for a local term
 
-	mu       sync.Mutex    // guards the fields below; never held across I/O
-	version  int64         // of the object, as far as we know
-	unsure   int           // writes that expect this version and were not answered, or not yet
-	left     *record       // what the release puts in the place of the term's record; nil: nothing
-	renewing chan struct{} // while a renewal is under way; closed at its end
+	mu       sync.Mutex      // guards the fields below; never held across I/O
+	version  int64           // of the object, as far as we know
+	unsure   int             // writes that expect this version and were not answered, or not yet
+	offered  *record.Payload // what the release puts in the place of the term's record; nil: nothing
+	renewing chan struct{}   // while a renewal is under way; closed at its end
 }
 
 // trust is until when a holder may believe in its term: attempt + TTL − Margin on
@@ -251,7 +253,7 @@ func (t *Term) movedTo(version int64) {
 // version from now on. A version that this term can't have written is by a copy of
 // it: one machine was restored from a snapshot while the other runs on, and each
 // would take the renewals of the other for its own.
-func (t *Term) recognise(version int64, request *releaseRequest) bool {
+func (t *Term) recognise(version int64, request *record.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ours := version <= t.version || t.unsure > 0 || request != nil && request.Version <= t.version
@@ -263,10 +265,9 @@ func (t *Term) recognise(version int64, request *releaseRequest) bool {
 
 func (t *Term) local() bool { return t.trust.Load() == nil }
 
-// successor returns the record that a release puts in the place of the term's; nil:
-// there is to be none. It is the same one each time, so that it is known again where
-// the answer was lost.
-func (t *Term) successor(leave time.Duration) *record {
+// offer returns what a release puts in the place of the term's record; nil: nothing. It
+// is the same one each time, so that it is known again where the answer was lost.
+func (t *Term) offer(leave time.Duration) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var to string
@@ -275,16 +276,47 @@ func (t *Term) successor(leave time.Duration) *record {
 	}
 	switch {
 	case to == "" && !t.unconfirmed.Load():
-		t.left = nil
-	case t.left == nil || t.left.Holder != to:
-		t.left = leftTo(to, leave)
+		t.offered = nil
+	case t.offered == nil || t.offered.Holder != to:
+		t.offered = record.Offer(to, leave)
 	}
-	return t.left
+	return t.offered
 }
 
-// hasLeft reports whether a holding is what the term's release has put in its place.
-func (t *Term) hasLeft(h *Holding) bool {
+// hasOffered reports whether a holding is what the term's release has put in its place.
+func (t *Term) hasOffered(h *Holding) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.left != nil && t.left.is(h)
+	return t.offered != nil && h != nil && h.isOffer() && h.Term == t.offered.Term && h.OfferedTo == t.offered.Holder
+}
+
+// Gate keeps stale holders away from a resource outside the database. The
+// resource asks it, under the same lock or in the same transaction as what it
+// then does: a gate cannot stop a write that passed it and is still under way.
+//
+// A gate is for the tokens of one lease; those of two do not compare. The zero
+// value is ready, and admits every term's token until it has seen one. It
+// forgets what it has seen with its process: a resource that outlives it keeps
+// the token beside its data, as the example shows in SQL. A Gate is safe for
+// concurrent use, and must not be copied after its first use.
+type Gate struct {
+	highest atomic.Int64
+}
+
+// Admit returns nil for a fencing token that is not below the highest seen, and
+// [ErrLost] for one that is: its term is over, for a later one has been here. A
+// token that is not positive is no term's, and [ErrInvalid].
+func (g *Gate) Admit(token int64) error {
+	if token <= 0 {
+		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)
+	}
+	for {
+		highest := g.highest.Load()
+		if token < highest {
+			return fmt.Errorf("tenure: gate: %w: token %d is below %d", ErrLost, token, highest)
+		}
+		if g.highest.CompareAndSwap(highest, token) {
+			return nil
+		}
+	}
 }

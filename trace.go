@@ -246,7 +246,7 @@ func (m *monitor) termOver(term *Term, cause error) {
 			var lost *LostError
 			if errors.As(cause, &lost) {
 				s.holder, s.seen = "", nil
-				if lost.To != nil && !lost.To.Offered {
+				if lost.To != nil && !lost.To.isOffer() {
 					s.holder, s.seen = lost.To.Holder, lost.To
 				}
 			}

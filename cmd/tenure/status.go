@@ -121,7 +121,7 @@ func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, da
 const (
 	stateHeld    = "held"
 	stateExpired = "expired" // any replica may take it
-	stateOffered = "offered" // the last holder has left it to this one, which has not begun
+	stateOffered = "offered" // the last holder has left it to a replica that has not begun
 	stateFree    = "free"
 )
 
@@ -130,6 +130,7 @@ type leaseView struct {
 	Key        string            `json:"key"`
 	State      string            `json:"state"`
 	Holder     string            `json:"holder,omitempty"`
+	OfferedTo  string            `json:"offered_to,omitempty"`
 	Term       string            `json:"term,omitempty"`
 	AcquiredAt *time.Time        `json:"acquired_at,omitempty"` // by the holder's clock
 	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's
@@ -159,6 +160,7 @@ func newLeaseView(h tenure.Holding) leaseView {
 		Key:       h.Key.String(),
 		State:     stateHeld,
 		Holder:    h.Holder,
+		OfferedTo: h.OfferedTo,
 		Term:      h.Term,
 		RenewedAt: &h.RenewedAt,
 		AgeMS:     h.Age.Milliseconds(),
@@ -168,7 +170,7 @@ func newLeaseView(h tenure.Holding) leaseView {
 	switch {
 	case h.Age >= h.TTL:
 		view.State = stateExpired
-	case h.Offered:
+	case h.Holder == "":
 		view.State = stateOffered
 	}
 	if !h.AcquiredAt.IsZero() {
@@ -205,7 +207,9 @@ func (v leaseView) print(w io.Writer) error {
 		return table.Flush()
 	}
 	line("state", "%s", v.expiry())
-	line("holder", "%s", printable(v.Holder))
+	if v.Holder != "" {
+		line("holder", "%s", printable(v.Holder))
+	}
 	if v.AcquiredAt != nil {
 		line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
 	}
@@ -235,7 +239,10 @@ func (v leaseView) expiry() string {
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:
-		return fmt.Sprintf("offered, any replica may take it in %v", left)
+		if v.OfferedTo == "" {
+			return "offered, any replica may take it"
+		}
+		return fmt.Sprintf("offered to %s, any replica may take it in %v", printable(v.OfferedTo), left)
 	}
 	return fmt.Sprintf("held, expires in %v unless renewed", left)
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -105,9 +106,12 @@ func printChange(w io.Writer, c change, asJSON bool) error {
 	case stateHeld:
 		what += " by " + printable(c.Holder)
 	case stateOffered:
-		what += " to " + printable(c.Holder)
+		what += " to " + printable(cmp.Or(c.OfferedTo, "anybody"))
 	case stateExpired:
 		what += ", was held by " + printable(c.Holder)
+		if c.Holder == "" {
+			what = "expired, was offered to " + printable(cmp.Or(c.OfferedTo, "anybody"))
+		}
 	}
 	_, err := fmt.Fprintf(w, "%s  %s  %s\n", c.At.Format("2006-01-02T15:04:05.000Z07:00"), printable(c.Key), what)
 	return err

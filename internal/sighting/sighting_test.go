@@ -1,22 +1,23 @@
-package tenure
+package sighting
 
 import (
 	"bytes"
 	"encoding/json"
-	"log/slog"
 	"maps"
 	"math"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tenurelib/tenure/internal/record"
 )
 
 // Whatever stands in a record: a standby can act upon what is read of it, and
 // the lease is not held for ever.
 func FuzzARecordOfAnyBytesIsReadAsOneThatExpires(f *testing.F) {
-	mine := record{Holder: "replica-1", AcquiredAtMS: 1700000000000, Term: "f47ac10b-58cc-4372-a567-0e02b2c3d479", TTLMS: 30000}
+	mine := record.Payload{Holder: "replica-1", AcquiredAtMS: 1700000000000, Term: "f47ac10b-58cc-4372-a567-0e02b2c3d479", TTLMS: 30000}
 	for _, payload := range []string{
-		string(mine.encode()),
+		string(mine.Encode()),
 		``, `null`, `{}`, `[]`, `"x"`, `7`, "\xff\x00", `{"holder":"a"`, `{"holder":"a"}{"holder":"b"}`, "\xef\xbb\xbf{}",
 		`{"holder":"x","acquired_at_ms":1}`,
 		`{"holder":7}`, `{"holder":null,"term":null,"ttl_ms":null}`, `{"HOLDER":"a","Term":"t"}`, `{"holder":"a","holder":"b"}`,
@@ -26,54 +27,54 @@ func FuzzARecordOfAnyBytesIsReadAsOneThatExpires(f *testing.F) {
 		`{"acquired_at_ms":-9223372036854775808}`, `{"acquired_at_ms":9223372036854775807}`,
 		`{"holder":"a","term":"t","ttl_ms":1500,"offered":true,"shoe_size":{"eu":[44]}}`,
 	} {
-		f.Add([]byte(payload), int64(DefaultTTL), int64(time.Second))
+		f.Add([]byte(payload), int64(30*time.Second), int64(time.Second))
 	}
-	f.Add([]byte(`{"term":"t","ttl_ms":30000}`), int64(minimumTTL), int64(math.MaxInt64))
-	f.Add([]byte(`{"term":"t","ttl_ms":30000}`), int64(minimumTTL), int64(math.MinInt64))
+	f.Add([]byte(`{"term":"t","ttl_ms":30000}`), int64(10*time.Millisecond), int64(math.MaxInt64))
+	f.Add([]byte(`{"term":"t","ttl_ms":30000}`), int64(10*time.Millisecond), int64(math.MinInt64))
 	f.Fuzz(func(t *testing.T, payload []byte, own, age int64) {
-		cfg, err := LeaseConfig{TTL: time.Duration(own), Logger: slog.New(slog.DiscardHandler)}.withDefaults()
-		if err != nil {
-			t.Skip(err)
+		ownTTL := time.Duration(own)
+		if ownTTL < 10*time.Millisecond || ownTTL > record.LongestTTL {
+			t.Skip("no lease has that TTL")
 		}
 		before := bytes.Clone(payload)
-		obj := Object{Key: cfg.Key, Labels: map[string]string{"a": "b"}, Payload: payload, Version: 7,
+		obj := record.Object{Labels: map[string]string{"a": "b"}, Payload: payload, Version: 7,
 			UpdatedAt: time.UnixMilli(5), Age: time.Duration(age)}
-		h, err := decodeHolding(obj, cfg.TTL)
+		h, err := record.Read(obj, ownTTL)
 		if !bytes.Equal(payload, before) {
 			t.Error("the payload was changed")
 		}
-		if h.Key != obj.Key || h.Version != obj.Version || h.Age != obj.Age || !h.RenewedAt.Equal(obj.UpdatedAt) || !maps.Equal(h.Labels, obj.Labels) {
+		if h.Version != obj.Version || h.Age != obj.Age || !h.RenewedAt.Equal(obj.UpdatedAt) || !maps.Equal(h.Labels, obj.Labels) {
 			t.Errorf("got %+v, want what the store says of %+v", h, obj)
 		}
-		if h.Holder == "" || !utf8.ValidString(h.Holder) || !utf8.ValidString(h.Term) {
+		if h.Holder == "" && !h.Offered || !utf8.ValidString(h.Holder) || !utf8.ValidString(h.Term) {
 			t.Errorf("holder %q, term %q: want text", h.Holder, h.Term)
 		}
-		if h.TTL <= 0 || h.TTL > max(cfg.TTL, maximumTTL) {
+		if h.TTL <= 0 || h.TTL > max(ownTTL, record.LongestTTL) {
 			t.Errorf("TTL %v: want one that a holder can have", h.TTL)
 		}
-		if err != nil && (h.Holder != unknownHolder || h.Term != "" || h.TTL != cfg.TTL || !h.AcquiredAt.IsZero()) {
+		if err != nil && (h.Holder != record.Unknown || h.Term != "" || h.TTL != ownTTL || !h.AcquiredAt.IsZero()) {
 			t.Errorf("cannot be decoded (%v), and is read as %+v all the same", err, h)
 		}
 		if err == nil && !json.Valid(payload) {
 			t.Errorf("read as %+v, and is no JSON", h)
 		}
 
-		lease := &Lease{cfg: cfg}
-		held := lease.held(obj)
-		if held.canExpireIn > h.TTL || h.Age <= 0 && held.canExpireIn != h.TTL {
-			t.Errorf("can expire in %v, its TTL being %v and its age %v", held.canExpireIn, h.TTL, h.Age)
+		var none *Sighting
+		left, _ := none.CanExpireIn(obj, h, false)
+		if left > h.TTL || h.Age <= 0 && left != h.TTL {
+			t.Errorf("can expire in %v, its TTL being %v and its age %v", left, h.TTL, h.Age)
 		}
-		if far := held.canExpireIn + time.Hour; held.canExpireIn > 0 && far < held.canExpireIn {
-			t.Errorf("can expire in %v, and no timer can wait for longer", held.canExpireIn)
+		if far := left + time.Hour; left > 0 && far < left {
+			t.Errorf("can expire in %v, and no timer can wait for longer", left)
 		}
 
 		if err == nil && h.TTL%time.Millisecond == 0 {
-			again := record{Holder: h.Holder, Term: h.Term, TTLMS: h.TTL.Milliseconds()}
+			again := record.Payload{Holder: h.Holder, Term: h.Term, TTLMS: h.TTL.Milliseconds()}
 			if !h.AcquiredAt.IsZero() {
 				again.AcquiredAtMS = h.AcquiredAt.UnixMilli()
 			}
-			obj.Payload = again.encode()
-			got, err := decodeHolding(obj, cfg.TTL)
+			obj.Payload = again.Encode()
+			got, err := record.Read(obj, ownTTL)
 			if err != nil || got.Holder != h.Holder || got.Term != h.Term || got.TTL != h.TTL || !got.AcquiredAt.Equal(h.AcquiredAt) {
 				t.Errorf("written anew as %s it is read as %+v, %v; want %+v", obj.Payload, got, err, h)
 			}
