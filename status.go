@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -39,11 +40,23 @@ func (r Role) String() string {
 // MarshalText makes a role a word in JSON and in logs.
 func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
+// UnmarshalText reads what MarshalText has written.
+func (r *Role) UnmarshalText(text []byte) error {
+	for role := Standby; role <= Stopping; role++ {
+		if string(text) == role.String() {
+			*r = role
+			return nil
+		}
+	}
+	return fmt.Errorf("tenure: %w: %q is no role", ErrInvalid, text)
+}
+
 // Status is what a [Coordinator] knows without asking the store. A standby knows
 // of the holder what it read last, which may be as long ago as the TTL.
 //
 // In JSON the names are as the tags say, times are RFC 3339, durations are
-// seconds, and the lease is its key's type and ID with a slash between.
+// seconds, and the lease is its key's type and ID with a slash between. What was
+// written as JSON can be read as JSON again.
 type Status struct {
 	Lease   Key       `json:"-"`
 	Replica string    `json:"replica"` // this replica's name
@@ -51,13 +64,15 @@ type Status struct {
 	Since   time.Time `json:"since"`  // of the role
 	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
 
-	Holder    string            `json:"holder"`                // who held the lease when it was last seen; empty: nobody
-	Labels    map[string]string `json:"labels,omitempty"`      // the holder's
-	HeldSince time.Time         `json:"held_since,omitzero"`   // by the holder's clock; zero: not known
-	RenewedAt time.Time         `json:"last_renewal,omitzero"` // by this replica's clock where it holds, else by the store's
+	Holder    string            `json:"holder"`              // who held the lease when it was last seen; empty: nobody
+	Labels    map[string]string `json:"labels,omitempty"`    // the holder's
+	HeldSince time.Time         `json:"held_since,omitzero"` // by the holder's clock; zero: not known
+	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock where it holds, else by the store's
 
 	Token          int64         `json:"token"` // of the term held; 0 for a standby
 	TrustLeft      time.Duration `json:"-"`     // in the term held; 0 for a standby, and where there is no lease to lose
+	TrustGiven     time.Duration `json:"-"`     // by each renewal of the term held: TTL less Margin; 0 as TrustLeft is
+	RenewDeadline  time.Duration `json:"-"`     // after the last renewal, when the job is told to return; 0 as TrustLeft is
 	RenewalLatency time.Duration `json:"-"`     // of the last renewal, or the acquire, of the term held; 0 for a standby
 
 	Terms     int        `json:"terms"`      // held so far by this coordinator
@@ -66,15 +81,36 @@ type Status struct {
 	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, ten at most
 }
 
+type statusFields Status // without its methods
+
+// statusJSON is a status in JSON.
+type statusJSON struct {
+	Lease Key `json:"lease"`
+	*statusFields
+	TrustLeft      float64 `json:"trust_left_seconds"`
+	TrustGiven     float64 `json:"trust_given_seconds"`
+	RenewDeadline  float64 `json:"renew_deadline_seconds"`
+	RenewalLatency float64 `json:"renewal_latency_seconds"`
+}
+
 // MarshalJSON encodes the status as its documentation says.
 func (s Status) MarshalJSON() ([]byte, error) {
-	type fields Status // without this method
-	return json.Marshal(struct {
-		Lease string `json:"lease"`
-		fields
-		TrustLeft      float64 `json:"trust_left_seconds"`
-		RenewalLatency float64 `json:"renewal_latency_seconds"`
-	}{s.Lease.String(), fields(s), s.TrustLeft.Seconds(), s.RenewalLatency.Seconds()})
+	fields := statusFields(s)
+	return json.Marshal(statusJSON{s.Lease, &fields,
+		s.TrustLeft.Seconds(), s.TrustGiven.Seconds(), s.RenewDeadline.Seconds(), s.RenewalLatency.Seconds()})
+}
+
+// UnmarshalJSON reads what MarshalJSON has written.
+func (s *Status) UnmarshalJSON(data []byte) error {
+	fields := statusJSON{statusFields: (*statusFields)(s)}
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return err
+	}
+	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s * float64(time.Second))) }
+	s.Lease = fields.Lease
+	s.TrustLeft, s.TrustGiven = seconds(fields.TrustLeft), seconds(fields.TrustGiven)
+	s.RenewDeadline, s.RenewalLatency = seconds(fields.RenewDeadline), seconds(fields.RenewalLatency)
+	return nil
 }
 
 // PastTerm is a term that is over: one of this replica, or one that it saw as a
@@ -116,7 +152,7 @@ func (c *Coordinator) status() Status {
 	if s.held != nil {
 		status.Token, status.RenewalLatency = s.held.Token(), s.latency
 		if !s.held.local() {
-			status.TrustLeft = s.held.Remaining()
+			status.TrustLeft, status.TrustGiven, status.RenewDeadline = s.held.Remaining(), s.held.trusted, c.cfg.RenewDeadline
 		}
 	}
 	switch {

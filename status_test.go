@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -115,24 +117,33 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 	})
 }
 
-func TestAStatusIsReadyForJSON(t *testing.T) {
+func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	status := tenure.Status{
 		Lease: leaseKey, Replica: "a", Role: tenure.Stopping, Since: at, Reason: "lease resigned",
 		Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at,
-		Token: 7, TrustLeft: 1500 * time.Millisecond, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
+		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
 	}
 	got, err := json.Marshal(status)
 	wantErr(t, err, nil)
 	const want = `{"lease":"reconciler_lease/singleton","replica":"a","role":"stopping","since":"2026-01-02T03:04:05Z","reason":"lease resigned",` +
-		`"holder":"a","labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","last_renewal":"2026-01-02T03:04:05Z",` +
+		`"holder":"a","labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","renewed_at":"2026-01-02T03:04:05Z",` +
 		`"token":7,"terms":3,"stuck":true,"last_error":"refused",` +
 		`"recent":[{"id":"t","holder":"b","token":6,"began":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:04:05Z","reason":"released"}],` +
-		`"trust_left_seconds":1.5,"renewal_latency_seconds":0.002}`
-	if string(got) != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+		`"trust_left_seconds":1.5,"trust_given_seconds":29,"renew_deadline_seconds":20,"renewal_latency_seconds":0.002}`
+	require.Equal(t, want, string(got))
+	var read tenure.Status
+	require.NoError(t, json.Unmarshal(got, &read))
+	require.Equal(t, status, read)
+
+	odd := tenure.Status{Lease: tenure.Key{Type: "a/b%2F", ID: "c/d"}}
+	got, err = json.Marshal(odd)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(got, &read))
+	require.Equal(t, odd.Lease, read.Lease)
+	require.ErrorIs(t, json.Unmarshal([]byte(`{"role":"king"}`), &read), tenure.ErrInvalid)
+	require.ErrorIs(t, json.Unmarshal([]byte(`{"lease":"singleton"}`), &read), tenure.ErrInvalid)
 }
 
 func TestAStandbyAndADatabaseThatIsDownAreHealthy(t *testing.T) {

@@ -64,6 +64,21 @@ type Key struct {
 
 func (k Key) String() string { return k.Type + "/" + k.ID }
 
+// MarshalText writes the key as String does, with slashes of its type escaped.
+func (k Key) MarshalText() ([]byte, error) {
+	return []byte(strings.NewReplacer("%", "%25", "/", "%2F").Replace(k.Type) + "/" + k.ID), nil
+}
+
+// UnmarshalText reads what MarshalText has written.
+func (k *Key) UnmarshalText(text []byte) error {
+	kind, id, ok := strings.Cut(string(text), "/")
+	if !ok {
+		return fmt.Errorf("tenure: %w: key %q has no slash between type and ID", ErrInvalid, text)
+	}
+	*k = Key{Type: strings.NewReplacer("%25", "%", "%2F", "/").Replace(kind), ID: id}
+	return nil
+}
+
 // Validate returns an [ErrInvalid] for a key that no store can accept.
 func (k Key) Validate() error {
 	switch {

@@ -1,8 +1,9 @@
-package tenure_test
+package statuspage_test
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,9 +12,35 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/statuspage"
 	"github.com/tenurelib/tenure/storetest"
 )
+
+func newCoordinator(t *testing.T, store tenure.Store, cfg tenure.LeaseConfig, job func(context.Context) error) *tenure.Coordinator {
+	t.Helper()
+	lease, err := tenure.NewLease(store, cfg)
+	require.NoError(t, err)
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job})
+	require.NoError(t, err)
+	return c
+}
+
+// start runs a coordinator until the test ends, or until it is stopped.
+func start(t *testing.T, store tenure.Store, cfg tenure.LeaseConfig, job func(context.Context) error) (c *tenure.Coordinator, stop func()) {
+	t.Helper()
+	c = newCoordinator(t, store, cfg, job)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return c, stop
+}
+
+func untilDone(ctx context.Context) error { <-ctx.Done(); return nil }
 
 func get(t *testing.T, h http.Handler, target, accept string) (*http.Response, string) {
 	t.Helper()
@@ -30,7 +57,7 @@ func serve(t *testing.T, h http.Handler, r *http.Request) (*http.Response, strin
 	h.ServeHTTP(recorder, r)
 	response := recorder.Result()
 	body, err := io.ReadAll(response.Body)
-	wantErr(t, err, nil)
+	require.NoError(t, err)
 	return response, string(body)
 }
 
@@ -38,10 +65,7 @@ func serve(t *testing.T, h http.Handler, r *http.Request) (*http.Response, strin
 const browser = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 
 func TestTheStatusPageIsHTMLForABrowserAndJSONForAllElse(t *testing.T) {
-	c, err := tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}),
-		tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
-	wantErr(t, err, nil)
-	h := tenure.StatusHandler(c)
+	h := statuspage.Handler(newCoordinator(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, untilDone))
 	for _, tt := range []struct{ target, accept, want string }{
 		{"/", browser, "text/html; charset=utf-8"},
 		{"/", "TEXT/HTML", "text/html; charset=utf-8"},
@@ -60,7 +84,7 @@ func TestTheStatusPageIsHTMLForABrowserAndJSONForAllElse(t *testing.T) {
 }
 
 func TestTheStatusPageIsOnlyRead(t *testing.T) {
-	h := tenure.StatusHandler()
+	h := statuspage.Handler()
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
 		response, _ := serve(t, h, httptest.NewRequest(method, "/", nil))
 		if response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD" {
@@ -76,13 +100,12 @@ func TestTheStatusPageIsOnlyRead(t *testing.T) {
 func TestTheStatusPageShowsWhoHoldsForHowLongTrustLeftAndRecentTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		job := tenure.CoordinatorConfig{Reconcile: returnsAfter(0)}
-		a := startWith(t, store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}}, job)
+		a, stop := start(t, store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}}, untilDone)
 		synctest.Wait()
-		b := start(t, nil, store, "b", tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
+		b, _ := start(t, store, tenure.LeaseConfig{Holder: "b"}, untilDone)
 		time.Sleep(10*time.Minute + 4*time.Second)
 
-		h := tenure.StatusHandler(a.Coordinator, b.Coordinator)
+		h := statuspage.Handler(a, b)
 		_, page := get(t, h, "/", browser)
 		holders, standbys, ok := strings.Cut(page, "</article>")
 		if !ok {
@@ -95,23 +118,19 @@ func TestTheStatusPageShowsWhoHoldsForHowLongTrustLeftAndRecentTerms(t *testing.
 			t.Error("a standby shows trust")
 		}
 
-		a.stop()
-		settle()
-		_, page = get(t, tenure.StatusHandler(b.Coordinator), "/", browser)
+		stop()
+		synctest.Wait()
+		_, page = get(t, statuspage.Handler(b), "/", browser)
 		wantAll(t, "the next holder's", page, `<p class="holder">b</p>`, `<td data-name="holder">a</td>`, `<td data-name="lasted">10 min 4 s</td>`,
 			`<td data-name="why">released</td>`)
 
 		_, data := get(t, h, "/?format=json", "")
-		var fields []struct {
-			Lease, Holder, Role string
-			Recent              []struct{ Holder, Reason string }
-		}
-		if err := json.Unmarshal([]byte(data), &fields); err != nil || len(fields) != 2 {
-			t.Fatalf("%v: %s", err, data)
-		}
-		if got := fields[1]; got.Lease != "reconciler_lease/singleton" || got.Role != "holder" || got.Holder != "b" || len(got.Recent) != 1 || got.Recent[0].Holder != "a" {
-			t.Errorf("as JSON: %+v", got)
-		}
+		var statuses []tenure.Status
+		require.NoError(t, json.Unmarshal([]byte(data), &statuses))
+		require.Len(t, statuses, 2)
+		require.Equal(t, tenure.Holder, statuses[1].Role)
+		require.Equal(t, "b", statuses[1].Holder)
+		require.Equal(t, "a", statuses[1].Recent[0].Holder)
 	})
 }
 
@@ -129,12 +148,13 @@ func TestTheStatusPageEscapesOthersText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		store := storetest.NewMem()
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: evil, Labels: map[string]string{evil: evil}}))
-		b := start(t, nil, store, "b", tenure.CoordinatorConfig{
-			Reconcile: func(context.Context) error { return context.Canceled },
-		})
+		vanished, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: evil, Labels: map[string]string{evil: evil}})
+		require.NoError(t, err)
+		_, err = vanished.TryAcquire(t.Context())
+		require.NoError(t, err)
+		b, _ := start(t, store, tenure.LeaseConfig{Holder: "b"}, func(context.Context) error { return context.Canceled })
 		time.Sleep(40 * time.Second)
-		_, page := get(t, tenure.StatusHandler(b.Coordinator), "/", browser)
+		_, page := get(t, statuspage.Handler(b), "/", browser)
 		if strings.Contains(page, "<script") || !strings.Contains(page, "&lt;script&gt;") {
 			t.Errorf("others' text is not escaped:\n%s", page)
 		}
@@ -143,11 +163,40 @@ func TestTheStatusPageEscapesOthersText(t *testing.T) {
 
 func TestTheStatusPageSaysThatAJobIsStuckAndWhatWentWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Hour)})
+		store := storetest.Faulty(storetest.NewMem(), nil)
+		a, _ := start(t, store, tenure.LeaseConfig{Holder: "a"}, func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Hour)
+			return nil
+		})
 		synctest.Wait()
-		a.store.SetHook(refuse)
+		store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error {
+			return errors.New("connection refused")
+		})
 		time.Sleep(31 * time.Second)
-		_, page := get(t, tenure.StatusHandler(a.Coordinator), "/", browser)
+		_, page := get(t, statuspage.Handler(a), "/", browser)
 		wantAll(t, "a stuck job's", page, "The job does not return", "connection refused", "0.0 s <meter", tenure.ErrDeadline.Error())
+	})
+}
+
+func TestARecordWithTimesInAnotherUnitSpoilsNoStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		payload, err := json.Marshal(map[string]any{"holder": "h", "acquired_at_ms": time.Now().UnixNano(), "term": "x", "ttl_ms": 30000})
+		require.NoError(t, err)
+		key := tenure.Key{Type: "reconciler_lease", ID: "singleton"}
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "n", Payload: payload}, tenure.MustCreate())
+		require.NoError(t, err)
+		c, _ := start(t, store, tenure.LeaseConfig{Key: key}, untilDone)
+		for _, role := range []tenure.Role{tenure.Standby, tenure.Holder} {
+			time.Sleep(time.Second)
+			response, body := get(t, statuspage.Handler(c), "/", "")
+			require.Equal(t, role, c.Status().Role)
+			require.Equal(t, http.StatusOK, response.StatusCode, body)
+			if role == tenure.Standby {
+				require.NotContains(t, body, "held_since")
+			}
+			time.Sleep(time.Minute)
+		}
 	})
 }

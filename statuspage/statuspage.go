@@ -1,4 +1,7 @@
-package tenure
+// Package statuspage serves what coordinators know, as a page for people and as JSON for
+// programs. It is a package of its own so that only programs that serve it link
+// html/template.
+package statuspage
 
 import (
 	"bytes"
@@ -12,16 +15,18 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
 
-// StatusHandler serves the statuses of coordinators: a page for a browser, which
-// loads itself anew every five seconds and needs no script, and a JSON array of
-// [Status] for all else, or with "?format=json". It answers GET and HEAD, and
-// asks no store.
+// Handler serves the statuses of coordinators: a page for a browser, which reloads
+// every five seconds and needs no script, and a JSON array of [tenure.Status] for
+// everything else, or with "?format=json". It answers GET and HEAD, and never asks the
+// store. It is safe for concurrent use.
 //
 // It has no access control of its own, and shows errors of the store and the labels of
-// holders: put it where only operators come.
-func StatusHandler(coordinators ...*Coordinator) http.Handler {
+// holders: put it where only operators can reach it.
+func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 	coordinators = slices.Clone(coordinators)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -29,7 +34,7 @@ func StatusHandler(coordinators ...*Coordinator) http.Handler {
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 			return
 		}
-		statuses := make([]Status, len(coordinators))
+		statuses := make([]tenure.Status, len(coordinators))
 		for i, c := range coordinators {
 			statuses[i] = c.Status()
 		}
@@ -39,7 +44,7 @@ func StatusHandler(coordinators ...*Coordinator) http.Handler {
 		if r.URL.Query().Get("format") != "json" && wantsPage(r.Header.Values("Accept")) {
 			header.Set("Content-Type", "text/html; charset=utf-8")
 			header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
-			err = writePage(&body, coordinators, statuses)
+			err = writePage(&body, statuses)
 		} else {
 			header.Set("Content-Type", "application/json")
 			err = json.NewEncoder(&body).Encode(statuses)
@@ -79,14 +84,14 @@ func wantsPage(accept []string) bool {
 	return page > data
 }
 
-//go:embed status_page.html
-var statusPage string
+//go:embed page.html
+var page string
 
-var pageTemplate = template.Must(template.New("status").Parse(statusPage))
+var pageTemplate = template.Must(template.New("status").Parse(page))
 
-// leaseView is a [Status] as the page shows it.
+// leaseView is a status as the page shows it.
 type leaseView struct {
-	Status
+	tenure.Status
 	Role, RoleFor, Held, Renewed string // the last three: for how long, or how long ago
 
 	Trust, Latency      string  // empty: there is none to show
@@ -95,24 +100,23 @@ type leaseView struct {
 }
 
 type pastView struct {
-	PastTerm
+	tenure.PastTerm
 	When, Lasted string
 }
 
-func writePage(w *bytes.Buffer, coordinators []*Coordinator, statuses []Status) error {
+func writePage(w *bytes.Buffer, statuses []tenure.Status) error {
 	now := time.Now()
 	views := make([]leaseView, len(statuses))
 	for i, s := range statuses {
-		lease := coordinators[i].lease.cfg
 		v := leaseView{
 			Status: s, Role: s.Role.String(), RoleFor: span(now.Sub(s.Since)),
 			Held: spanSince(now, s.HeldSince), Renewed: spanSince(now, s.RenewedAt),
 		}
-		if s.Token != 0 && !coordinators[i].single {
-			trusted := float64(lease.TTL - lease.Margin)
+		if s.TrustGiven != 0 {
+			trusted := float64(s.TrustGiven)
 			v.Trust, v.Latency = span(s.TrustLeft), s.RenewalLatency.Round(10*time.Microsecond).String()
 			v.TrustPart = float64(s.TrustLeft) / trusted
-			v.StopPart = 1 - float64(coordinators[i].cfg.RenewDeadline)/trusted
+			v.StopPart = 1 - float64(s.RenewDeadline)/trusted
 		}
 		for _, past := range s.Recent {
 			p := pastView{PastTerm: past, When: past.Ended.UTC().Format("Jan 2 15:04:05")}
