@@ -413,3 +413,47 @@ func TestWhatOthersHaveWrittenDoesNothingToATerminal(t *testing.T) {
 		t.Errorf("it is quoted: %q", got)
 	}
 }
+
+func TestACommandLineIsOverWhenItsShellIs(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	lock, pipe, hangs := filepath.Join(s.dir, "lock"), filepath.Join(s.dir, "pipe"), filepath.Join(s.dir, "hangs")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(ctx context.Context, line string) <-chan error {
+		ended := make(chan error, 1)
+		go func() { ended <- runHook(ctx, line, nil, environ(), nil) }()
+		return ended
+	}
+	// It leaves a process behind that has its output.
+	select {
+	case err := <-run(t.Context(), fmt.Sprintf("cat %s & echo said; exit 3", pipe)):
+		if err == nil || err.Error() != "exit status 3: said" {
+			t.Errorf("one that fails: %v", err)
+		}
+	case <-time.After(soon):
+		t.Error("it is waited for what it has left behind")
+	}
+	release, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release.Close()
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("out of time")
+	ended := run(ctx, fmt.Sprintf("exec 9>%s; flock 9; touch %s; sleep 1000", lock, hangs))
+	eventually(t, soon, "it hangs", func() bool { _, err := os.Stat(hangs); return err == nil })
+	cancel(why)
+	if err := <-ended; !errors.Is(err, why) {
+		t.Errorf("one that is out of time: %v", err)
+	}
+	eventually(t, soon, "all of it has ended", s.idle)
+	if err := <-run(ctx, "touch "+lock+"-late"); !errors.Is(err, why) {
+		t.Errorf("one that comes too late: %v", err)
+	}
+	if _, err := os.Stat(lock + "-late"); err == nil {
+		t.Error("it was run")
+	}
+}

@@ -35,7 +35,7 @@ const (
 // serve is a small service, of which two must never run at the same time. It
 // locks a file, which all that it starts keeps locked too, and tells a log.
 //
-//	service DIR [stubborn] [child | member] [exit=N]
+//	service DIR [stubborn] [child | member | headless] [exit=N]
 func serve(args []string) {
 	dir, how := args[0], args[1:]
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -59,6 +59,14 @@ func serve(args []string) {
 		child := exec.Command("sh", "-c", `trap "" TERM INT HUP; while :; do sleep 1; done`)
 		child.ExtraFiles = []*os.File{lock}
 		child.SysProcAttr = &syscall.SysProcAttr{Setsid: leaves} // else it is in the process group
+		if err := child.Start(); err != nil {
+			panic(err)
+		}
+	}
+	if slices.Contains(how, "headless") {
+		child := exec.Command(os.Args[0], "headless")
+		child.ExtraFiles = []*os.File{lock}
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		if err := child.Start(); err != nil {
 			panic(err)
 		}
@@ -257,7 +265,8 @@ func (s *site) startWith(t *testing.T, name string, env []string, args ...string
 	silent := make(chan struct{})
 	go func() {
 		defer close(silent)
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		lines := bufio.NewScanner(stderr)
+		for lines.Buffer(nil, 1<<20); lines.Scan(); { // some names are long
 			r.mu.Lock()
 			fmt.Fprintln(&r.logs, lines.Text())
 			r.mu.Unlock()

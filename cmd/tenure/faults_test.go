@@ -154,16 +154,16 @@ func TestAGroupOfZombiesIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := cmd.Process.Pid
-	if onlyZombies(group) {
+	if (knownGroup{id: group}).onlyZombies() {
 		t.Error("it lives")
 	}
 	cmd.Process.Kill()
-	eventually(t, soon, "it is a zombie", func() bool { return onlyZombies(group) })
+	eventually(t, soon, "it is a zombie", func() bool { return (knownGroup{id: group}).onlyZombies() })
 	if err := syscall.Kill(-group, 0); err != nil {
 		t.Errorf("the kernel knows it no longer: %v; the test tests nothing", err)
 	}
 	cmd.Wait()
-	if onlyZombies(group) {
+	if (knownGroup{id: group}).onlyZombies() {
 		t.Error("it is nobody any more")
 	}
 }

@@ -3,12 +3,11 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
-	"time"
 )
 
 // program is a charge: a process, with all that it starts.
@@ -17,6 +16,9 @@ type program struct {
 	pid    int           // also its process group
 	exited chan struct{} // closed when the process itself has ended; others may be left
 	left   chan ending
+
+	mu   sync.Mutex // held while a child is collected, and while one is signalled by its number
+	free bool       // the number of the process and of its group may be somebody else's by now
 }
 
 func newProgram(args []string) *program {
@@ -43,27 +45,6 @@ func (p *program) begin() (int, error) {
 	return pid, nil
 }
 
-// reap collects all children until there are none, and returns how the first one
-// ended.
-func (p *program) reap() (end ending) {
-	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, 0, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-		case err != nil: // no children
-			// What has ended up elsewhere, where there are no subreapers.
-			for syscall.Kill(-p.pid, 0) == nil {
-				time.Sleep(10 * time.Millisecond)
-			}
-			return end
-		case pid == p.pid:
-			end = endingOf(status)
-			close(p.exited)
-		}
-	}
-}
-
 func endingOf(status syscall.WaitStatus) ending {
 	if status.Signaled() {
 		return ending{Status: 128 + int(status.Signal()), Text: "signal: " + status.Signal().String()}
@@ -71,31 +52,39 @@ func endingOf(status syscall.WaitStatus) ending {
 	return ending{Status: status.ExitStatus(), Text: fmt.Sprintf("exit status %d", status.ExitStatus())}
 }
 
-func (p *program) pass(sig syscall.Signal) {
-	select {
-	case <-p.exited: // its number may be another's
-	default:
-		syscall.Kill(p.pid, sig)
-	}
-}
+func (p *program) pass(sig syscall.Signal) { p.signal(p.pid, sig) }
 
 func (p *program) stop(sig syscall.Signal) {
-	signalGroup(p.pid, sig)
-	signalGroup(p.pid, syscall.SIGCONT) // who is stopped does not hear the first
+	p.signal(-p.pid, sig)
+	p.signal(-p.pid, syscall.SIGCONT) // who is stopped does not hear the first
 }
 
 func (p *program) stopOthers() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, d := range descendants(os.Getpid()) {
-		if d.group != p.pid { // or it was told with its group
-			syscall.Kill(d.pid, syscall.SIGTERM)
+		if d.group != p.pid { // the others were told with their group
+			d.signal(os.Getpid(), syscall.SIGTERM)
 		}
 	}
 }
 
 func (p *program) kill() {
-	signalGroup(p.pid, syscall.SIGKILL)
+	p.signal(-p.pid, syscall.SIGKILL)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, d := range descendants(os.Getpid()) {
-		syscall.Kill(d.pid, syscall.SIGKILL)
+		d.signal(os.Getpid(), syscall.SIGKILL)
+	}
+}
+
+// signal signals the process, or its group by the negative number, unless that
+// number may be somebody else's.
+func (p *program) signal(number int, sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.free {
+		syscall.Kill(number, sig)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 )
 
 // noted is a charge that notes when it is told what.
@@ -183,4 +184,63 @@ func TestAProgramBeginsOnlyWhileThereIsTrust(t *testing.T) {
 			t.Errorf("it began: %+v, %q", end, s.notes)
 		}
 	})
+}
+
+// beforeSuspend returns the time of so long ago, where the machine has been
+// suspended since: the monotonic clock stood still.
+func beforeSuspend(d time.Duration) time.Time {
+	then := time.Now().Add(-d)
+	inside := (*struct {
+		wall      uint64
+		monotonic int64
+	})(unsafe.Pointer(&then))
+	inside.monotonic += int64(d)
+	return then
+}
+
+func TestASuspendedMachineUsesUpTheTrust(t *testing.T) {
+	t.Parallel()
+	for suspended, want := range map[time.Duration][]string{
+		5 * time.Second:  nil,
+		15 * time.Second: {"stop"},
+		25 * time.Second: {"stop", "kill"},
+	} {
+		asked := beforeSuspend(suspended)
+		if monotonic, wall := time.Since(asked), time.Since(asked.Round(0)); monotonic > suspended/2 || wall < suspended {
+			t.Fatalf("%v ago by the monotonic clock and %v by the other; the test tests nothing", monotonic, wall)
+		}
+		charge := &noted{began: time.Now()}
+		g := &guard{
+			cfg:     guardConfig{ask: time.Minute, stopTimeout: 5 * time.Second, onLoss: onLossStop},
+			charge:  charge,
+			reports: json.NewEncoder(io.Discard),
+			log:     slog.New(slog.DiscardHandler),
+			begun:   true,
+			asked:   asked,
+		}
+		g.trust(trust{Hard: 20 * time.Second, Soft: 12 * time.Second}) // as tenure has said before the suspend
+		g.watch()
+		var told []string
+		for _, note := range charge.notes {
+			what, _, _ := strings.Cut(note, " ")
+			told = append(told, what)
+		}
+		if !slices.Equal(told, want) {
+			t.Errorf("after a suspend of %v the program is told %q, want %q", suspended, told, want)
+		}
+	}
+}
+
+func TestAGuardIsToldWhatIsLeftOfTheTrust(t *testing.T) {
+	t.Parallel()
+	timing, err := newTiming(30*time.Second, 10*time.Second, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := timing.left(12*time.Second), (trust{Hard: 11 * time.Second, Soft: 4 * time.Second}); got != want {
+		t.Errorf("of 12 s: %v, want %v", got, want)
+	}
+	if got := timing.left(0); got != (trust{}) {
+		t.Errorf("of a term that is over: %v", got)
+	}
 }

@@ -28,7 +28,7 @@ type guarded struct {
 	mu     sync.Mutex // guards orders: signals are passed from another goroutine
 	orders *os.File
 
-	group int // the program's; 0: it has not been started
+	group knownGroup // the program's
 }
 
 // startGuarded starts a guard, which starts the program once it knows how much
@@ -108,34 +108,41 @@ func (g *guarded) send(o order) {
 // program, in the way that end says.
 func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending, error) {
 	var final *ending
+	defer func() { g.group.close() }()
 	done := ctx.Done()
-	late := time.NewTimer(0)
-	late.Stop()
-	defer late.Stop()
+	var late instant // when the guard must have ended the program
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
 	for reports := g.reports; reports != nil; {
 		select {
 		case <-done:
 			done = nil
 			how := end(context.Cause(ctx))
 			g.send(how)
-			allowed := min(g.timing.stop, g.timing.left(g.term).Hard)
+			allowed := min(g.timing.stop, g.timing.left(g.term.Remaining()).Hard)
 			if how.Kill {
 				allowed = 0
 			}
-			late.Reset(max(allowed+g.timing.slack, 250*time.Millisecond))
-		case <-late.C: // a guard that is stopped too does nothing
+			late = newInstant(time.Now(), max(allowed+g.timing.slack, 250*time.Millisecond))
 			if !g.timing.patient {
-				g.kill()
+				timer.Reset(0)
+			}
+		case <-timer.C:
+			if left := late.until(time.Now()); left > 0 {
+				timer.Reset(min(left, g.timing.ask)) // it stands still while the machine is suspended
+			} else {
+				g.kill() // a guard that is stopped too does nothing
 			}
 		case r, ok := <-reports:
 			switch {
 			case !ok:
 				reports = nil
 			case r.Ask:
-				left := g.timing.left(g.term)
+				left := g.timing.left(g.term.Remaining())
 				g.send(order{Trust: &left})
 			case r.Group != 0:
-				g.group = r.Group
+				g.group = knowGroup(r.Group, g.cmd.Process.Pid)
 				g.log.Info("program started", "pid", r.Group)
 			case r.End != nil:
 				final = r.End
@@ -157,12 +164,11 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 // could not be found any more where its guard is gone.
 func (g *guarded) kill() {
 	g.log.Warn("guard does not answer, killed")
-	if g.group != 0 {
-		signalGroup(g.group, syscall.SIGKILL)
-	}
-	for found := descendants(g.cmd.Process.Pid); len(found) > 0; found = descendants(g.cmd.Process.Pid) {
+	g.group.signal(syscall.SIGKILL)
+	guard := g.cmd.Process.Pid // its own until Wait
+	for found := descendants(guard); len(found) > 0; found = descendants(guard) {
 		for _, d := range found {
-			syscall.Kill(d.pid, syscall.SIGKILL)
+			d.signal(guard, syscall.SIGKILL)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -172,8 +178,10 @@ func (g *guarded) kill() {
 // reap makes sure that nothing is left of the process group of a program whose
 // guard is gone.
 func (g *guarded) reap() {
-	for g.group != 0 && !errors.Is(syscall.Kill(-g.group, syscall.SIGKILL), syscall.ESRCH) && !onlyZombies(g.group) {
-		syscall.Wait4(-g.group, nil, syscall.WNOHANG, nil) // they are this process's own where it is the init
+	for !errors.Is(g.group.signal(syscall.SIGKILL), syscall.ESRCH) && !g.group.onlyZombies() {
+		if os.Getpid() == 1 { // they are this process's own
+			syscall.Wait4(-g.group.id, nil, syscall.WNOHANG, nil)
+		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -22,10 +21,9 @@ func runHook(ctx context.Context, line string, args, env []string, output io.Wri
 	if len(args) > 0 {
 		line += ` "$@"`
 	}
-	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", line, "sh"}, args...)...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", line, "sh"}, args...)...)
 	cmd.Env = env
 	cmd.SysProcAttr = ownGroup()
-	cmd.Cancel = func() error { return signalGroup(cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 500 * time.Millisecond // for the output, which a process that it left behind may hold
 
 	// Whoever starts a process that is to die with its parent is a thread, not a
@@ -37,7 +35,10 @@ func runHook(ctx context.Context, line string, args, env []string, output io.Wri
 		output = &last
 	}
 	cmd.Stdout, cmd.Stderr = output, output
-	err := cmd.Run()
+	err := ctx.Err()
+	if err == nil {
+		err = runGroup(ctx, cmd)
+	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("killed: %w", context.Cause(ctx))
 	}
@@ -63,14 +64,4 @@ func (t *tail) Write(b []byte) (int, error) {
 func (t *tail) line() string {
 	lines := bytes.Split(bytes.TrimSpace(t.buf), []byte("\n"))
 	return strings.ToValidUTF8(string(bytes.TrimSpace(lines[len(lines)-1])), "")
-}
-
-// signalGroup signals a process group. Nobody being there to be signalled is no
-// error.
-func signalGroup(pgid int, sig syscall.Signal) error {
-	err := syscall.Kill(-pgid, sig)
-	if errors.Is(err, syscall.ESRCH) {
-		return nil
-	}
-	return err
 }

@@ -2,10 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"os/signal"
 	"strconv"
 	"syscall"
+	"unsafe"
 )
 
 // self is the program that runs, also when its file has been replaced since.
@@ -27,10 +32,141 @@ func becomeSubreaper() error {
 	return nil
 }
 
+// The first argument of waitid.
+const (
+	anyChild = 0 // P_ALL
+	oneChild = 1 // P_PID
+)
+
+// awaitEnd waits until a child has ended, and does not collect it: until that is
+// done the child keeps its number, and so does the process group that it leads.
+func awaitEnd(which, pid int) (int, error) {
+	var info struct {
+		_   [3 + ^uint(0)>>63]int32 // what signals have in common
+		pid int32
+		_   [112]byte
+	}
+	for {
+		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, uintptr(which), uintptr(pid), uintptr(unsafe.Pointer(&info)),
+			syscall.WEXITED|syscall.WNOWAIT, 0, 0)
+		switch errno {
+		case 0:
+			return int(info.pid), nil
+		case syscall.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// runGroup runs a command that leads a process group, which it kills at the end of
+// ctx.
+func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		awaitEnd(oneChild, cmd.Process.Pid)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // before Wait, so that the number is still the command's
+	}
+	return cmd.Wait()
+}
+
+// reap collects all children until there are none, and returns how the program
+// ended. The program itself comes last: until it is collected no other process and
+// no other group can get its number, so that its group can be signalled for as long
+// as anything else is left.
+func (p *program) reap() (end ending) {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	defer signal.Stop(ended)
+	for {
+		pid, err := awaitEnd(anyChild, 0)
+		if err != nil {
+			panic(fmt.Sprintf("bug: wait for the program: %v", err))
+		}
+		if pid == p.pid {
+			break
+		}
+		p.collect(pid, nil)
+	}
+	close(p.exited)
+	for p.collectOthers() {
+		<-ended
+	}
+	// One that was forked while the others were looked for is not seen, and could not
+	// be signalled with its group any more.
+	p.signal(-p.pid, syscall.SIGKILL)
+	var status syscall.WaitStatus
+	p.collect(p.pid, &status)
+	for {
+		pid, err := awaitEnd(anyChild, 0)
+		if err != nil { // no children
+			return endingOf(status)
+		}
+		p.collect(pid, nil)
+	}
+}
+
+// collectOthers collects the children other than the program that have ended, and
+// reports whether any is left.
+func (p *program) collectOthers() (left bool) {
+	for _, c := range processes() {
+		if c.parent == os.Getpid() && c.pid != p.pid && !p.collect(c.pid, nil) {
+			left = true
+		}
+	}
+	return left
+}
+
+// collect collects a child, and reports whether it had ended.
+func (p *program) collect(pid int, status *syscall.WaitStatus) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		got, err := syscall.Wait4(pid, status, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if got == pid && pid == p.pid {
+			p.free = true
+		}
+		return got == pid || err != nil
+	}
+}
+
 // process is one that /proc shows.
 type process struct {
-	pid, parent, group int
-	zombie             bool // has ended, and its parent has not asked how
+	pid, parent, group, session int
+	ended                       bool // and its parent has not asked how
+}
+
+func readProcess(pid int) (p process, ok bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return p, false // has ended
+	}
+	// The second field is the program's name in parentheses, which may hold
+	// anything. After it come the state, the parent, the group and the session, and
+	// later the number of threads.
+	const threads = 17
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= threads {
+		return p, false
+	}
+	number := func(i int) int {
+		n, _ := strconv.Atoi(string(fields[i]))
+		return n
+	}
+	// A process whose first thread has ended looks like a zombie, and works on.
+	ended := fields[0][0] == 'Z' && number(threads) <= 1
+	return process{pid: pid, parent: number(1), group: number(2), session: number(3), ended: ended}, true
 }
 
 func processes() (all []process) {
@@ -41,23 +177,11 @@ func processes() (all []process) {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
+		if pid, err := strconv.Atoi(name); err == nil {
+			if p, ok := readProcess(pid); ok {
+				all = append(all, p)
+			}
 		}
-		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		if err != nil {
-			continue // has ended
-		}
-		// The second field is the program's name in parentheses, which may hold
-		// anything. After it come the state, the parent and the group.
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) < 3 {
-			continue
-		}
-		parent, _ := strconv.Atoi(string(fields[1]))
-		group, _ := strconv.Atoi(string(fields[2]))
-		all = append(all, process{pid, parent, group, fields[0][0] == 'Z'})
 	}
 	return all
 }
@@ -67,7 +191,7 @@ func processes() (all []process) {
 func descendants(of int) (found []process) {
 	children := make(map[int][]process) // by parent
 	for _, p := range processes() {
-		if !p.zombie {
+		if !p.ended {
 			children[p.parent] = append(children[p.parent], p)
 		}
 	}
@@ -82,13 +206,98 @@ func descendants(of int) (found []process) {
 	return found
 }
 
-// onlyZombies reports whether all of a process group have ended, and stay for a
-// parent that does not ask how: the first process of some containers never does.
-func onlyZombies(group int) bool {
+// signal signals a process that was seen among the descendants of another. It may
+// have ended since, and its number may be somebody else's: so it is looked up once
+// more behind a handle. If it still descends from the other it is the handle's
+// process, or that has ended.
+func (p process) signal(descendantOf int, sig syscall.Signal) {
+	handle, err := os.FindProcess(p.pid)
+	if err != nil {
+		return
+	}
+	defer handle.Release()
+	if descends(p.pid, descendantOf) {
+		handle.Signal(sig)
+	}
+}
+
+func descends(pid, from int) bool {
+	for pid > 1 {
+		p, ok := readProcess(pid)
+		if !ok {
+			return false
+		}
+		if pid = p.parent; pid == from {
+			return true
+		}
+	}
+	return false
+}
+
+// knownGroup is a process group that a process leads which is not a child of this
+// one, so that its number may become somebody else's at any time.
+type knownGroup struct {
+	id     int      // 0: none
+	leader *os.File // a handle to the process, which stands for its group also when it has ended; nil: none
+}
+
+// knowGroup returns the group that a child of another process leads.
+func knowGroup(id, parent int) knownGroup {
+	const pidfdOpen = 434
+	g := knownGroup{id: id}
+	if fd, _, errno := syscall.Syscall(pidfdOpen, uintptr(id), 0, 0); errno == 0 {
+		g.leader = os.NewFile(fd, "pidfd")
+	}
+	if p, ok := readProcess(id); !ok || p.parent != parent { // it has ended
+		g.close()
+		g.leader = nil
+	}
+	return g
+}
+
+// signal returns ESRCH where nobody is there to be signalled.
+func (g knownGroup) signal(sig syscall.Signal) error {
+	const (
+		pidfdSendSignal = 424
+		toGroup         = 1 << 2 // PIDFD_SIGNAL_PROCESS_GROUP
+	)
+	if g.id == 0 {
+		return syscall.ESRCH
+	}
+	if g.leader != nil {
+		_, _, errno := syscall.Syscall6(pidfdSendSignal, g.leader.Fd(), uintptr(sig), 0, toGroup, 0, 0)
+		if errno == 0 {
+			return nil
+		}
+		if errno != syscall.EINVAL {
+			return errno
+		}
+	}
+	// Before Linux 6.9 there is the number only. A group never leaves its session, and
+	// the program began its own in that of tenure: one of another session is a stranger's.
+	if !g.inThisSession() {
+		return syscall.ESRCH
+	}
+	return syscall.Kill(-g.id, sig)
+}
+
+func (g knownGroup) inThisSession() bool {
+	this, ok := readProcess(os.Getpid())
+	for _, p := range processes() {
+		if ok && p.group == g.id {
+			return p.session == this.session
+		}
+	}
+	return false
+}
+
+// onlyZombies reports whether all of the group have ended, and stay for a parent
+// that does not ask how: the first process of some containers never does.
+func (g knownGroup) onlyZombies() bool {
 	some := false
 	for _, p := range processes() {
-		if p.group == group {
-			if !p.zombie {
+		if p.group == g.id {
+			if !p.ended {
 				return false
 			}
 			some = true
@@ -96,3 +305,5 @@ func onlyZombies(group int) bool {
 	}
 	return some
 }
+
+func (g knownGroup) close() { g.leader.Close() } // of nil too

@@ -2,11 +2,7 @@
 
 package main
 
-import (
-	"time"
-
-	"github.com/tenurelib/tenure"
-)
+import "time"
 
 // timing is how the end of a term is divided:
 //
@@ -50,12 +46,13 @@ func newTiming(ttl, renew, stopTimeout time.Duration) (timing, error) {
 // margin is the default of [tenure.LeaseConfig.Margin].
 func margin(ttl time.Duration) time.Duration { return ttl / 30 }
 
-// left is what a guard is told.
-func (t timing) left(term *tenure.Term) trust {
-	if !term.Valid() {
+// left is what a guard is told where so much trust is left in the term: what
+// [tenure.Term.Remaining] says, which asks both clocks.
+func (t timing) left(remaining time.Duration) trust {
+	if remaining <= 0 {
 		return trust{}
 	}
-	hard := time.Until(term.Deadline()) - t.slack
+	hard := remaining - t.slack
 	// A little after tenure itself would have told it, since the guard may not
 	// have heard of the last renewal yet.
 	return trust{Hard: hard, Soft: hard - t.stop + min(2*t.ask, t.stop/2)}

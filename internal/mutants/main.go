@@ -1,11 +1,11 @@
 // Command mutants makes one place of the library wrong after another, and runs the
 // tests, which must fail each time. A mutant that survives is a missing test.
 //
-//	go run ./internal/mutants [-suite quick|databases|simulation|whole] [-run regexp]
+//	go run ./internal/mutants [-suite quick|databases|simulation|whole|command] [-run regexp]
 //
 // It works on a copy of the module. The cheapest tests come first: those of the
 // root package in virtual time, those that hold the databases to their contract,
-// the simulation, and then all.
+// the simulation, and then all. Mutants of the command are its own tests' to find.
 package main
 
 import (
@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -46,6 +47,13 @@ type suite struct {
 	passed bool // without a mutant
 }
 
+// command is the name of the suite for the mutants of the command, and of no others.
+const command = "command"
+
+func (s suite) isFor(m mutant) bool {
+	return (s.name == command) == strings.HasPrefix(m.file, "cmd/tenure/")
+}
+
 func suites(dir string) ([]suite, error) {
 	quick, err := quickTests(dir)
 	if err != nil {
@@ -56,6 +64,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|TookOverAnAsked|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses", ".", "./internal/listen"}},
 		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./storetest"}},
+		{name: command, args: []string{"./cmd/tenure"}},
 	}, nil
 }
 
@@ -114,7 +123,7 @@ func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survi
 	}
 	tried := 0
 	for _, m := range mutants {
-		if !which.MatchString(m.name) {
+		if !which.MatchString(m.name) || !slices.ContainsFunc(all, func(s suite) bool { return s.isFor(m) }) {
 			continue
 		}
 		tried++
@@ -164,6 +173,9 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 	defer func() { err = errors.Join(err, os.WriteFile(path, source, 0o600)) }()
 	for i := range all {
 		s := &all[i]
+		if !s.isFor(m) {
+			continue
+		}
 		test, out := s.fails(dir)
 		if strings.Contains(out, "[build failed]") {
 			return "", fmt.Errorf("does not compile:\n%s", out)
@@ -203,7 +215,7 @@ var (
 func (s suite) fails(dir string) (test, out string) {
 	// vet would refuse some mutants, which is not what they are to die of.
 	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
-	out, err := command(dir, "go", args...)
+	out, err := output(dir, "go", args...)
 	if err == nil {
 		return "", out
 	}
@@ -215,7 +227,7 @@ func (s suite) fails(dir string) (test, out string) {
 	return err.Error(), out
 }
 
-func command(dir, name string, args ...string) (string, error) {
+func output(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()

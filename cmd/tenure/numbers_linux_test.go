@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asInit makes the test binary, as the first process of a PID namespace, run the
+// test of that name as its child.
+const asInit = "TENURE_TEST_AS_INIT"
+
+func init() {
+	switch {
+	case os.Getenv(asInit) != "" && os.Getpid() == 1:
+		os.Exit(initialProcess())
+	case os.Getenv(asTenure) != "" && len(os.Args) == 2 && os.Args[1] == "headless":
+		// Its first thread ends, and it hears nothing but SIGKILL.
+		go func() {
+			signal.Ignore(syscall.SIGTERM)
+			select {}
+		}()
+		go time.Sleep(time.Hour) // or the runtime would find it deadlocked
+		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
+	}
+}
+
+// inNamespace reports whether this process may choose the numbers of processes. It
+// runs the test once more where it may, in a PID namespace of its own.
+func inNamespace(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(asInit) != "" {
+		return true
+	}
+	cmd := exec.Command(testBinary(t), "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
+	cmd.Env = append(os.Environ(), asInit+"="+t.Name())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	var failed *exec.ExitError
+	switch {
+	case err != nil && !errors.As(err, &failed), strings.Contains(string(out), noNamespace):
+		t.Skipf("there is no PID namespace to be had: %v: %s", err, out)
+	case err != nil, !strings.Contains(string(out), "--- PASS: "+t.Name()):
+		t.Errorf("in a PID namespace: %v\n%s", err, out)
+	}
+	return false
+}
+
+const noNamespace = "the namespace is of no use"
+
+// initialProcess is the first process of a namespace: like any init it collects
+// what has lost its parent. It returns the exit status of the test.
+func initialProcess() int {
+	err := errors.Join(
+		syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""),
+		syscall.Mount("proc", "/proc", "proc", 0, ""),
+		setNextNumber(100),
+	)
+	if err != nil {
+		fmt.Println(noNamespace, err)
+		return 1
+	}
+	test, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		if pid == test {
+			return status.ExitStatus()
+		}
+		if err != nil && !errors.Is(err, syscall.EINTR) {
+			fmt.Println(err)
+			return 1
+		}
+	}
+}
+
+// setNextNumber lets the next process get a number, or the first after it that is
+// free.
+func setNextNumber(pid int) error {
+	return os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0)
+}
+
+// stranger is a process that has nothing to do with tenure, and leads a group.
+type stranger struct {
+	in  io.Writer
+	out *bufio.Reader
+}
+
+// newStranger starts one that has that number, or returns nil where the number
+// isn't to be had.
+func newStranger(t *testing.T, pid int) *stranger {
+	t.Helper()
+	for range 50 { // threads get numbers, too
+		if err := setNextNumber(pid); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("cat")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			in.Close()
+			cmd.Wait()
+		})
+		if cmd.Process.Pid == pid {
+			return &stranger{in, bufio.NewReader(out)}
+		}
+	}
+	return nil
+}
+
+// unharmed fails where it doesn't answer any more.
+func (s *stranger) unharmed(t *testing.T) {
+	t.Helper()
+	if s == nil {
+		return
+	}
+	fmt.Fprintln(s.in, "hello")
+	if line, err := s.out.ReadString('\n'); line != "hello\n" {
+		t.Errorf("a stranger was killed: %v", err)
+	}
+}
+
+// over reports whether a process has ended.
+func over(pid int) bool {
+	p, ok := readProcess(pid)
+	return !ok || p.ended
+}
+
+func TestWhoGetsTheNumberOfAProgramThatHasEndedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	if !inNamespace(t) {
+		return
+	}
+	s := sqliteSite(t)
+	daemon := filepath.Join(t.TempDir(), "daemon")
+	script := fmt.Sprintf(`setsid sh -c 'trap "" TERM; exec 9>%s; flock 9; echo $$ >%s; sleep 1000' & while ! test -s %[2]s; do sleep 0.01; done`,
+		filepath.Join(s.dir, "lock"), daemon)
+	r := s.start(t, "a", "-ttl", "9s", "-once", "--", "sh", "-c", script)
+	program := r.pid(t, "program")
+	eventually(t, soon, "the program ends", func() bool { return over(program) })
+	if s.idle() {
+		t.Fatal("its daemon has ended too; the test tests nothing")
+	}
+	other := newStranger(t, program)
+	r.awaitExit(t)
+	if !s.idle() {
+		t.Error("its daemon lives on")
+	}
+	other.unharmed(t)
+}
+
+func TestWhoGetsTheNumberOfAProgramWhoseGuardWasKilledIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	if !inNamespace(t) {
+		return
+	}
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t)...)
+	s.awaitStart(t, 0)
+	guard, program := r.pid(t, "guard"), r.pid(t, "program")
+	r.signal(t, syscall.SIGSTOP)
+	if err := syscall.Kill(guard, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "the program is collected", func() bool {
+		_, ok := readProcess(program)
+		return !ok
+	})
+	other := newStranger(t, program)
+	if other == nil {
+		t.Fatal("the program's number is not to be had; the test tests nothing")
+	}
+	r.signal(t, syscall.SIGCONT)
+	s.awaitStart(t, 1)
+	other.unharmed(t)
+}
+
+func TestWhoGetsTheNumberOfADescendantIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	if !inNamespace(t) {
+		return
+	}
+	parent := exec.Command("sh", "-c", "sleep 1000 & wait; read forever")
+	in, err := parent.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer parent.Wait()
+	defer parent.Process.Kill()
+	var found []process
+	eventually(t, soon, "it has a child", func() bool {
+		found = descendants(parent.Process.Pid)
+		return len(found) == 1
+	})
+	child := found[0]
+	child.signal(os.Getpid(), syscall.SIGTERM) // it descends from this process, too
+	eventually(t, soon, "it is collected", func() bool {
+		_, ok := readProcess(child.pid)
+		return !ok
+	})
+	other := newStranger(t, child.pid)
+	if other == nil {
+		t.Fatal("the number is not to be had; the test tests nothing")
+	}
+	child.signal(parent.Process.Pid, syscall.SIGKILL)
+	other.unharmed(t)
+}
+
+// Where the kernel signals no group by a handle.
+func TestAGroupOfAnotherSessionIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for _, leaves := range []bool{true, false} {
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: leaves, Setpgid: !leaves}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		err := knownGroup{id: cmd.Process.Pid}.signal(syscall.SIGTERM)
+		if errors.Is(err, syscall.ESRCH) != leaves {
+			t.Errorf("of another session (%v): %v", leaves, err)
+		}
+		if leaves {
+			cmd.Process.Kill()
+		}
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || (exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM) == leaves {
+			t.Errorf("of another session (%v): it ended with %v", leaves, err)
+		}
+	}
+}
+
+func TestAProgramThatForksTooFastToBeFoundIsKilledWithItsGroup(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	script := filepath.Join(t.TempDir(), "fork")
+	// Each lives only until it has started the next. No shell calls a function in
+	// itself for ever.
+	const fork = `trap "" TERM; fork() { n=$((n + 1)); if [ $n -gt 500 ]; then exec sh "$0"; fi; fork & }; fork`
+	if err := os.WriteFile(script, []byte(fork), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It has ended by itself, and what it has left behind would have half a minute.
+	r := s.start(t, "a", "-ttl", "2m", "-once", "--", "sh", "-c", fmt.Sprintf("exec 9>%s; flock 9; exec sh %s", filepath.Join(s.dir, "lock"), script))
+	r.pid(t, "program")
+	r.awaitExit(t)
+	if !s.idle() {
+		t.Error("it forks on")
+	}
+}
+
+func TestAProcessWhoseFirstThreadHasEndedIsAlive(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	r := s.start(t, "a", s.service(t, "headless")...)
+	s.awaitStart(t, 0)
+	program := r.pid(t, "program")
+	eventually(t, soon, "its child has lost its first thread", func() bool {
+		return slices.ContainsFunc(descendants(program), func(p process) bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+			return err == nil && strings.Contains(string(stat), ") Z ")
+		})
+	})
+	r.signal(t, syscall.SIGTERM)
+	r.awaitExit(t)
+	if !s.idle() {
+		t.Error("it works on")
+	}
+}
