@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tenurelib/tenure/internal/pgtest"
 )
@@ -411,6 +413,73 @@ func TestWhatOthersHaveWrittenDoesNothingToATerminal(t *testing.T) {
 	}
 	if got := printable("Zoë's host-1"); got != "Zoë's host-1" {
 		t.Errorf("it is quoted: %q", got)
+	}
+}
+
+func TestOneRowHidesNoOther(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	s.ask(t, "migrate")
+	db, err := sql.Open("sqlite", s.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	const good = `{"holder":"a","term":"t","ttl_ms":60000}`
+	long, err := json.Marshal(map[string]string{"holder": strings.Repeat("long", 1000)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct{ id, payload any }{
+		{[]byte("\x9b2J\xff"), good},
+		{[]byte("nul\x00"), good},
+		{[]byte("of\x1b[2J"), `{"holder":"\u001b[2J"}`},
+		{[]byte("svc"), "no JSON"},
+		{[]byte("t-long"), long},
+		{[]byte("u-good"), good},
+	} {
+		_, err := db.Exec(`INSERT INTO objects (id, object_type, labels, payload, resource_version, created_at_ms, updated_at_ms)
+			VALUES (CAST(? AS TEXT), ?, '{', ?, 1, 1, ?)`, row.id, defaultType, row.payload, int64(1)<<60)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := s.ask(t, "list")
+	if strings.Count(text, "\n") != 7 || !strings.Contains(text, defaultType+"/u-good ") || !utf8.ValidString(text) ||
+		strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && unprintable(r) }) || len(text) > 5000 {
+		t.Errorf("the list is\n%q", text)
+	}
+	var list []leaseView
+	if err := json.Unmarshal([]byte(s.ask(t, "list", "-json")), &list); err != nil || len(list) != 6 {
+		t.Fatalf("the list is %+v, %v", list, err)
+	}
+	for _, v := range list {
+		bad := strings.Contains(v.Key, "nul") || strings.Contains(v.Key, "2J\uFFFD")
+		if (v.State == stateUnknown) != bad || (v.Error != "") != bad {
+			t.Errorf("one is %+v", v)
+		}
+	}
+	cmd := exec.Command(testBinary(t), "status", "-store", s.store, "-key", "svc", "-json")
+	cmd.Env = append(environ(), asTenure+"=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || !strings.Contains(string(out), `"holder":"unknown"`) || stderr.Len() > 0 {
+		t.Errorf("the status is %q and %q, %v", out, &stderr, err)
+	}
+	changes := s.watch(t, "-json")
+	if !strings.Contains(changes.String(), `"holder":"unknown"`) {
+		t.Errorf("watch tells %q", changes)
+	}
+}
+
+func TestAnErrorDoesNothingToATerminal(t *testing.T) {
+	t.Parallel()
+	var stderr bytes.Buffer
+	out := &output{stderr: concealer{&stderr}}
+	out.exit("list", errors.New("no\x1b[2J\x9b\nneither"))
+	if got := stderr.String(); got != "tenure list: no\uFFFD[2J\uFFFD neither\n" {
+		t.Errorf("it says %q", got)
 	}
 }
 

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -15,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 )
 
 const overview = `Tenure runs a program in one place at a time, by a lease in a Postgres or SQLite database.
@@ -165,13 +167,14 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}
 	return 1
 }
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // concealer keeps URLs and passwords out of what is written for people, for a
 // password may stand anywhere in a URL that was mistyped. It is the last resort: nothing that
@@ -181,8 +184,16 @@ type concealer struct{ w io.Writer }
 // What follows a URL, or a password, is not told from it: all up to the next quote goes.
 var secrets = regexp.MustCompile(`(?i)(postgres(?:ql)?://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
+// An error may tell what others have written to the store: what would do something
+// to a terminal is replaced.
 func (c concealer) Write(b []byte) (int, error) {
-	if _, err := c.w.Write(secrets.ReplaceAll(b, []byte("$1(not shown)"))); err != nil {
+	safe := bytes.Map(func(r rune) rune {
+		if r != '\n' && unprintable(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, b)
+	if _, err := c.w.Write(secrets.ReplaceAll(safe, []byte("$1(not shown)"))); err != nil {
 		return 0, err
 	}
 	return len(b), nil

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 
 	"github.com/tenurelib/tenure"
 )
@@ -54,7 +55,7 @@ the request is stored; "tenure watch" shows what comes of it.`,
 // request asks the holder to release the lease, to a replica if one is given.
 func (l *lookup) request(ctx context.Context, out *output, args []string, to string) error {
 	return l.on(ctx, args, func(ctx context.Context, store database) error {
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: l.key.key()})
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: l.key.key(), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return asUsage(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/tenurelib/tenure"
 )
@@ -123,6 +125,7 @@ const (
 	stateExpired = "expired" // any replica may take it
 	stateOffered = "offered" // the last holder has left it to a replica that has not begun
 	stateFree    = "free"
+	stateUnknown = "unknown" // the row cannot be read as a lease
 )
 
 // leaseView is what people and programs are shown of a lease.
@@ -137,11 +140,12 @@ type leaseView struct {
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
 	TTLMS      int64             `json:"ttl_ms"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	Error      string            `json:"error,omitempty"` // why the state is unknown
 }
 
 // readLease asks the store for a lease. That nobody holds it is no error.
 func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseView, error) {
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return leaseView{}, asUsage(err)
 	}
@@ -185,16 +189,25 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 		if err != nil {
 			return nil, err
 		}
-		view, err := readLease(ctx, store, obj.Key)
+		// Not read once more from the store: one row that cannot be read alone, for
+		// example by its key, must not hide the others.
+		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key)
 		if err != nil {
-			return nil, err
+			view = leaseView{Key: obj.Key.String(), State: stateUnknown, Error: oneLine(err)}
 		}
-		if view.State != stateFree { // released meanwhile
-			views = append(views, view)
-		}
+		views = append(views, view)
 	}
 	return views, nil
 }
+
+// oneObject is a store that has one object, and is only read.
+type oneObject struct {
+	tenure.Store
+	obj tenure.Object
+}
+
+func (s oneObject) SingleReplica() bool                                    { return false }
+func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { return s.obj, nil }
 
 func (v leaseView) print(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -223,19 +236,28 @@ func (v leaseView) print(w io.Writer) error {
 	return table.Flush()
 }
 
-// printable quotes what would do something to a terminal, or end a line: others
-// have written it to the store.
+// printable quotes what would do something to a terminal, or look like the end of a
+// line or a column, and cuts what is very long: others have written it to the store.
 func printable(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(s)
+	const most = 256
+	more := ""
+	if len(s) > most {
+		s, more = strings.ToValidUTF8(s[:most], ""), "…"
 	}
-	return s
+	if strings.Contains(s, "  ") || !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+		s = strconv.Quote(s)
+	}
+	return s + more
 }
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 // expiry tells the state, and until when it lasts.
 func (v leaseView) expiry() string {
-	left := (ms(v.TTLMS) - ms(v.AgeMS)).Round(100 * time.Millisecond)
+	left := (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // it may be stamped ahead of the clock
 	switch v.State {
+	case stateUnknown:
+		return "unknown: " + printable(v.Error)
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:

@@ -66,7 +66,7 @@ func watch(ctx context.Context, store database, l *lookup, out *output) error {
 			return err
 		case err != nil:
 			if !failing {
-				fmt.Fprintf(out.stderr, "tenure watch: %v; trying again\n", err)
+				fmt.Fprintf(out.stderr, "tenure watch: %s; trying again\n", oneLine(err))
 			}
 			failing = true
 		default:

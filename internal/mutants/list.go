@@ -307,4 +307,13 @@ var mutants = []mutant{
 	{"the guard counts an answer from when it came", "cmd/tenure/guard.go",
 		"newInstant(g.asked, t.Hard), newInstant(g.asked, t.Soft)", "newInstant(time.Now(), t.Hard), newInstant(time.Now(), t.Soft)",
 		"it was under way for a while, or the machine was suspended"},
+	{"a row that is no lease fails the whole list", "cmd/tenure/status.go",
+		"view = leaseView{Key: obj.Key.String(), State: stateUnknown, Error: oneLine(err)}", "return nil, err",
+		"one row hides all leases"},
+	{"bytes that are no UTF-8 are printed", "cmd/tenure/status.go",
+		" || !utf8.ValidString(s)", " || !utf8.ValidString(s) && s == string(utf8.RuneError)",
+		"some do something to a terminal"},
+	{"an error is printed as it is", "cmd/tenure/main.go",
+		`if r != '\n' && unprintable(r) {`, `if r == 0 && unprintable(r) {`,
+		"what others have written to the store does something to a terminal"},
 }
