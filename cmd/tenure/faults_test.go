@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
 
 func TestNothingOfAProgramOutlivesItsTermWhateverBecomesOfTenure(t *testing.T) {
@@ -299,6 +302,39 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		}
 		if log := replicas["c"].log(); !strings.Contains(log, "predecessor not fenced, trying again") || !strings.Contains(log, "out of order") {
 			t.Error("the log of c does not tell that the first try has failed")
+		}
+	})
+}
+
+func TestAPredecessorOfAnyNameIsFenced(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		for name, want := range map[string]string{
+			"host\x00b":                        "host\uFFFDb",
+			strings.Repeat("long ", 200<<10/5): strings.Repeat("long ", 10),
+		} {
+			store := s.open(t)
+			if err := store.Migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			record, err := json.Marshal(map[string]any{"holder": name, "term": name, "ttl_ms": 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: defaultType, ID: "svc"}, Payload: record}, tenure.Unconditional())
+			if err != nil {
+				t.Fatal(err)
+			}
+			told := filepath.Join(t.TempDir(), "told")
+			starts := len(s.starts(t))
+			r := s.start(t, "a", append([]string{"-fence", `echo "$TENURE_PREDECESSOR $TENURE_PREDECESSOR_TERM" >` + told}, s.service(t)...)...)
+			s.awaitStart(t, starts)
+			got, err := os.ReadFile(told)
+			if err != nil || !strings.HasPrefix(string(got), want) || len(got) > 10000 {
+				t.Errorf("%.20q...: the command was told %.80q..., %d bytes, %v", name, got, len(got), err)
+			}
+			r.signal(t, syscall.SIGTERM)
+			r.awaitExit(t)
 		}
 	})
 }

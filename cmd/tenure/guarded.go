@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -79,9 +80,20 @@ func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) 
 func termEnv(term *tenure.Term) []string {
 	return []string{
 		fmt.Sprintf("TENURE_TOKEN=%d", term.Token()),
-		"TENURE_TERM=" + term.ID(),
-		"TENURE_HOLDER=" + term.Holder(),
+		environVar("TENURE_TERM", term.ID()),
+		environVar("TENURE_HOLDER", term.Holder()),
 	}
+}
+
+// environVar is a variable with a value that others may have written to the store.
+// No program can be started with one that has a NUL or is very long. The marks in
+// the place of what is missing make sure that the value is not another's name.
+func environVar(name, value string) string {
+	const most = 4096
+	if len(value) > most {
+		value = strings.ToValidUTF8(value[:most], "") + "…"
+	}
+	return name + "=" + strings.ReplaceAll(value, "\x00", "\uFFFD")
 }
 
 // send returns soon, also where the guard is stopped and its pipe is full: then the

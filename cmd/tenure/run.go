@@ -95,7 +95,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.check, "check", "", "`COMMAND` that tells whether this host is fit, by its exit status: asked with the\nargument standby before it competes, active before each renewal; a holder that\nfails is replaced. The argument is appended to the line: one that wants none ends\nin \"&& :\", as in 'test -e /etc/fit && :'")
 	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must answer (default a sixth of the TTL, or less where a\nlong -stop-timeout leaves less time between renewals)")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals before the program starts, after a host has vanished")
-	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here;\n$TENURE_PREDECESSOR names it; tried again until it succeeds. Not for\nan earlier run of this -replica, so each must have a name of its own")
+	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here;\n$TENURE_PREDECESSOR names it, with U+FFFD for each NUL, cut to\n4096 bytes and \"…\"; tried again until it succeeds. Not for an earlier run of this\n-replica, so each must have a name of its own")
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a good quarter of the TTL)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program ends where the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
 	flags.BoolVar(&o.once, "once", false, "end when the program has ended by itself, with its exit status")
@@ -310,8 +310,8 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		return nil
 	}
 	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
-	env = append(env, "TENURE_PREDECESSOR="+prev.Holder, "TENURE_PREDECESSOR_TERM="+prev.Term)
-	r.log.Info("fencing", "predecessor", prev.Holder)
+	env = append(env, environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term))
+	r.log.Info("fencing", "predecessor", printable(prev.Holder))
 	return runHook(ctx, r.opts.fence, nil, env, os.Stderr)
 }
 
