@@ -288,8 +288,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 
 		{"a coordinator of no lease", errOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: lease is nil"},
-		{"no job", newCoordinator(tenure.CoordinatorConfig{}), tenure.ErrInvalid,
-			"tenure: new coordinator: invalid argument: Watch and Reconcile are both nil, and one must be the job"},
 		{"a renewal in the past", withJob(tenure.CoordinatorConfig{RenewInterval: -time.Second}), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: RenewInterval -1s is negative"},
 		{"a renewal that comes too late", withJob(tenure.CoordinatorConfig{RenewInterval: 25 * time.Second}), tenure.ErrInvalid,
@@ -322,12 +320,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new coordinator: invalid argument: Confirmations -1 is negative"},
 		{"to resign into the past", coordinator.ResignFor(ctx, -time.Minute), tenure.ErrInvalid,
 			"tenure: resign reconciler_lease/singleton: invalid argument: away -1m0s is negative"},
-		{"a sweep each 0s", tenure.Every(0, job)(ctx), tenure.ErrInvalid,
-			"tenure: every: invalid argument: interval 0s is not positive"},
-		{"a sweep in the past", tenure.Every(-time.Second, job)(ctx), tenure.ErrInvalid,
-			"tenure: every: invalid argument: interval -1s is not positive"},
-		{"no sweep", tenure.Every(time.Second, nil)(ctx), tenure.ErrInvalid,
-			"tenure: every: invalid argument: sweep is nil"},
 
 		{"to renew no term", idle.Renew(ctx, nil), tenure.ErrInvalid,
 			"tenure: renew reconciler_lease/singleton: invalid argument: no term is given"},

@@ -27,15 +27,17 @@ var (
 	ErrJobEnded = errors.New("job ended")
 )
 
-// CoordinatorConfig configures a [Coordinator]. Watch or Reconcile is required;
-// the zero value of all else serves.
+// CoordinatorConfig configures a [Coordinator]. The zero value serves.
 type CoordinatorConfig struct {
 	// Watch and Reconcile are the job. Both run, each in its own goroutine,
-	// from the begin of a term until their context ends; either may be nil.
+	// from the start of a term until their context ends; either may be nil.
 	// [context.Cause] tells why it ended, [TermFromContext] for which term they
 	// run. If one returns or panics before, the term is over: the other's
 	// context ends, the lease is released, and after a pause this replica
 	// competes again.
+	//
+	// Where both are nil the replica only holds the lease, for a program that asks
+	// [Coordinator.IsHolder] at each step of its own.
 	Watch     func(ctx context.Context) error
 	Reconcile func(ctx context.Context) error
 
@@ -128,9 +130,6 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	var errs []error
 	refuse := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
-	}
-	if cfg.Watch == nil && cfg.Reconcile == nil {
-		refuse("Watch and Reconcile are both nil, and one must be the job")
 	}
 	if cfg.RenewInterval < 0 {
 		refuse("RenewInterval %v is negative", cfg.RenewInterval)

@@ -812,14 +812,14 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 		says []string
 	}{
 		"defaults":              {0, tenure.CoordinatorConfig{Watch: job}, nil},
-		"no job":                {0, tenure.CoordinatorConfig{}, []string{"both nil"}},
+		"no job":                {0, tenure.CoordinatorConfig{}, nil},
 		"renewal after TTL":     {time.Second, tenure.CoordinatorConfig{Watch: job, RenewInterval: time.Second}, []string{"RenewInterval 1s"}},
 		"deadline beyond TTL":   {time.Second, tenure.CoordinatorConfig{Watch: job, RenewDeadline: time.Second}, []string{"RenewDeadline 1s"}},
 		"no time for a renewal": {0, tenure.CoordinatorConfig{Watch: job, RenewInterval: 20*time.Second - time.Millisecond}, []string{"RenewDeadline 20s", "RenewInterval 19.999s"}},
 		"no time to return":     {0, tenure.CoordinatorConfig{Watch: job, RenewDeadline: 29*time.Second - time.Millisecond}, []string{"RenewDeadline 28.999s", "no time to return"}},
 		"deadline before next":  {0, tenure.CoordinatorConfig{Watch: job, RenewDeadline: 9 * time.Second}, []string{"RenewDeadline 9s", "RenewInterval 10s"}},
 		"everything": {time.Second, tenure.CoordinatorConfig{RenewInterval: -1, AcquireInterval: -1, RenewDeadline: time.Hour},
-			[]string{"both nil", "RenewInterval -1ns", "AcquireInterval -1ns", "RenewDeadline 1h"}},
+			[]string{"RenewInterval -1ns", "AcquireInterval -1ns", "RenewDeadline 1h"}},
 	} {
 		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
 		_, err := tenure.NewCoordinator(lease, test.cfg)
@@ -837,4 +837,27 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		a := startWith(t, store, tenure.LeaseConfig{Holder: "a"}, tenure.CoordinatorConfig{})
+		synctest.Wait()
+		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
+		time.Sleep(time.Hour)
+		if got := a.Status(); !a.IsHolder() || b.IsHolder() || got.Role != tenure.Holder || got.Terms != 1 {
+			t.Errorf("a: %+v, b: %+v", got, b.Status())
+		}
+		wantErr(t, a.Resign(t.Context()), nil)
+		synctest.Wait()
+		if a.IsHolder() || !b.IsHolder() {
+			t.Errorf("after a has resigned: %+v", b.Status())
+		}
+		b.store.SetHook(refuse)
+		time.Sleep(20*time.Second + time.Second)
+		if b.IsHolder() {
+			t.Error("b holds past its renew deadline")
+		}
+	})
 }

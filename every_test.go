@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 )
 
@@ -34,7 +36,8 @@ func TestEverySweepsAtOnceAndThenAnIntervalAfterEachEnd(t *testing.T) {
 	})
 }
 
-func TestEveryRefusesAnIntervalThatIsNotPositive(t *testing.T) {
-	err := tenure.Every(0, func(context.Context) error { t.Error("swept"); return nil })(t.Context())
-	wantErr(t, err, tenure.ErrInvalid)
+func TestEveryPanicsAtAProgrammersMistake(t *testing.T) {
+	require.Panics(t, func() { tenure.Every(0, func(context.Context) error { return nil }) })
+	require.Panics(t, func() { tenure.Every(-time.Second, func(context.Context) error { return nil }) })
+	require.Panics(t, func() { tenure.Every(time.Second, nil) })
 }

@@ -1,13 +1,18 @@
 package tenure
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
+	"math/rand/v2"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // MaxPayload is the greatest length of an [Object]'s payload, in bytes.
@@ -359,6 +364,47 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
+}
+
+// Update reads an object, lets change make another of it, and writes that if nobody
+// has written in between; otherwise it begins again. It returns the object as it was
+// written. [ErrNotFound] says that there is no object, [ErrInvalid] that change has
+// given it another key. An error of change is returned as it is, and nothing is written.
+//
+// Change may be called several times, so it should do nothing but decide. It may alter
+// the object that it gets. Update ends only with success, with an error that trying
+// again would not mend, or with ctx. Through a store that [Fence] has made, the write is
+// fenced.
+func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
+	switch {
+	case store == nil:
+		return Object{}, fmt.Errorf("tenure: update %s: %w: store is nil", key, ErrInvalid)
+	case change == nil:
+		return Object{}, fmt.Errorf("tenure: update %s: %w: change is nil", key, ErrInvalid)
+	}
+	for conflicts := 0; ; conflicts++ {
+		obj, err := store.Get(ctx, key)
+		if err != nil {
+			return Object{}, err
+		}
+		version := obj.Version
+		obj.Labels, obj.Payload = maps.Clone(obj.Labels), bytes.Clone(obj.Payload)
+		changed, err := change(obj)
+		if err != nil {
+			return Object{}, err
+		}
+		if changed.Key != key {
+			return Object{}, fmt.Errorf("tenure: update %s: %w: the changed object has the key %s", key, ErrInvalid, changed.Key)
+		}
+		written, err := store.PutIf(ctx, changed, MatchVersion(version))
+		if !errors.Is(err, ErrConflict) {
+			return written, err
+		}
+		// Somebody else got on. Of many that collide, each lets the others by.
+		if !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
+			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
+		}
+	}
 }
 
 // List yields all objects of a type, page by page. It is no snapshot: an object
