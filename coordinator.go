@@ -235,11 +235,11 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer hints.Stop()
 	for pause := time.Duration(0); ; {
-		standby := standby{c: c, hints: hints}
-		if !standby.rest(ctx, pause) {
+		if ctx.Err() != nil {
 			return nil
 		}
-		term := standby.compete(ctx)
+		standby := standby{c: c, hints: hints}
+		term := standby.run(ctx, pause)
 		if term == nil {
 			return nil
 		}
@@ -402,7 +402,7 @@ func (c *Coordinator) untilDeadline(term *Term) time.Duration {
 // timer stands still while the machine is suspended, so each stretch ends with a look
 // at both clocks, early enough that the Margin covers it.
 func (c *Coordinator) longestSleep() time.Duration {
-	return max(c.lease.cfg.Margin/2, 100*time.Millisecond)
+	return max(c.lease.cfg.Margin/2, 10*time.Millisecond)
 }
 
 // awaitJob returns when the job has. A job that takes longer than the trust

@@ -101,9 +101,7 @@ func (l *Lease) leave(left leftover) {
 	left.at = time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool {
-		return o.term.id == left.term.id || l.hasExpired(o)
-	})
+	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == left.term.id })
 	if len(l.leftover) == most {
 		l.leftover = l.leftover[1:]
 	}
@@ -114,36 +112,41 @@ func (l *Lease) leave(left leftover) {
 // that nobody renews.
 func (l *Lease) hasExpired(o leftover) bool { return time.Since(o.at) > l.cfg.TTL }
 
-// leftoverIn returns the leftover whose record a holding is.
-func (l *Lease) leftoverIn(holding Holding) (o leftover, ok bool) {
+// leftoverOf returns the leftover of a term.
+func (l *Lease) leftoverOf(term string) (o leftover, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.leftover, func(o leftover) bool { return o.term.id == holding.Term && !l.hasExpired(o) })
+	i := slices.IndexFunc(l.leftover, func(o leftover) bool { return o.term.id == term })
 	if i < 0 {
 		return o, false
 	}
 	return l.leftover[i], true
 }
 
-func (l *Lease) isLeftover(holding Holding) bool {
-	_, ok := l.leftoverIn(holding)
-	return ok
-}
-
-// removeLeftover removes the record of a leftover as it was read, or leaves it to the
-// replica to which it was to be handed over. It returns nil also where somebody else
-// came first.
-func (l *Lease) removeLeftover(ctx context.Context, holding Holding) error {
-	o, ok := l.leftoverIn(holding)
+// removeLeftover removes a record that was just read, if it is a leftover of this lease,
+// or leaves it to the replica to which it was to be handed over. It reports whether
+// the record is gone.
+func (l *Lease) removeLeftover(ctx context.Context, calls bounds, obj Object) (removed bool, err error) {
+	h, _ := decodeHolding(obj, l.cfg.TTL)
+	o, ok := l.leftoverOf(h.Term)
 	if !ok {
-		return nil
+		return false, nil
 	}
-	o.term.atVersion(holding.Version)
-	err := l.giveUp(ctx, o.term, o.leave)
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict) {
-		return nil
+	if !l.recognises(o.term, o.term.currentVersion(), obj) { // a copy of this process goes on with it
+		l.mu.Lock()
+		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == h.Term })
+		l.mu.Unlock()
+		return false, nil
 	}
-	return err
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	ctx, cancel := calls.write(ctx)
+	defer cancel()
+	if err := l.release(ctx, o.term, o.leave); err != nil && !errors.Is(err, ErrLost) {
+		return false, err
+	}
+	return true, nil
 }
 
 // owesRelease reports whether a release has failed whose record may still stand.
@@ -202,7 +205,7 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	obj, err := l.look(ctx)
+	obj, err := l.look(ctx, bounds{})
 	if err != nil {
 		return err
 	}
@@ -240,9 +243,10 @@ func (l *Lease) predecessors(h Holding) []Holding {
 // own reports whether a record is of a term of this replica, whose job has returned.
 func (l *Lease) own(h Holding) bool {
 	l.mu.Lock()
-	begun := h.Term != "" && h.Term == l.begun
+	begun := h.Term != "" && h.Term == l.begun && h.Term != l.copied
 	l.mu.Unlock()
-	return begun || l.isLeftover(h) || l.reclaims(h)
+	_, left := l.leftoverOf(h.Term)
+	return begun || left || l.reclaims(h)
 }
 
 // mayTake reports whether the record need not expire before this lease takes it

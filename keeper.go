@@ -89,6 +89,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	next := k.untilRenewal()
 	var spurious pace.Limiter
 	woken, ok := false, true
+	counted := term.AcquiredAt()
 	for failures, unfit, renewals := 0, 0, 0; ; {
 		ignoreFor := spurious.IgnoreFor(woken, c.cfg.RenewInterval)
 		if failures > 0 || unfit > 0 || k.confirmed != nil && renewals < c.cfg.Confirmations {
@@ -100,6 +101,7 @@ func (k *keeper) keep(ctx context.Context) error {
 		if err := term.over(); err != nil {
 			return err
 		}
+		began := time.Now()
 		err := k.check(ctx)
 		if err == nil {
 			unfit = 0
@@ -117,8 +119,13 @@ func (k *keeper) keep(ctx context.Context) error {
 			k.end(requestCause(request))
 		}
 		if err == nil {
-			if renewals++; k.confirmed != nil && renewals == c.cfg.Confirmations && !k.winding.Load() {
-				close(k.confirmed)
+			// A wall clock that is set ahead makes a renewal come early; the time that a
+			// confirmation takes has passed only by the monotonic clock.
+			if began.Sub(counted) >= c.cfg.RenewInterval {
+				counted = began
+				if renewals++; k.confirmed != nil && renewals == c.cfg.Confirmations && !k.winding.Load() {
+					close(k.confirmed)
+				}
 			}
 			failures = 0
 			next = k.untilRenewal()
@@ -142,7 +149,8 @@ func (k *keeper) untilRenewal() time.Duration {
 func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (woken, ok bool) {
 	inTime := k.untilRenewal() > 0 // otherwise it is tried again, after a pause
 	for {
-		step := min(longest, k.c.longestSleep())
+		// The goroutine that owns the term looks more often.
+		step := min(longest, max(k.c.longestSleep(), k.c.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = longest-step, ignoreFor-step
 		if woken || !ok || longest <= 0 || inTime && k.untilRenewal() <= 0 {

@@ -144,6 +144,7 @@ type Lease struct {
 	leftover []leftover
 	newest   int64    // the greatest version that any term's record was seen to have
 	begun    string   // the last term that this lease began
+	copied   string   // the last term that a copy of this process goes on with
 	sent     []string // terms whose first write is under way; nil: none
 }
 
@@ -167,31 +168,31 @@ func (l *Lease) Key() Key { return l.cfg.Key }
 // [ErrHeld] where a record stands, expired or not.
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 	for range 2 {
-		term, err := l.begin(ctx, MustCreate(), nil)
+		term, err := l.begin(ctx, bounds{}, MustCreate(), nil)
 		if !errors.Is(err, ErrExists) {
 			return term, err
 		}
-		obj, err := l.look(ctx)
+		obj, err := l.look(ctx, bounds{})
 		if errors.Is(err, ErrNotFound) { // released since
 			return nil, l.heldByUnknown()
 		}
 		if err != nil {
 			return nil, err
 		}
+		removed, err := l.removeLeftover(ctx, bounds{}, obj)
+		if err != nil {
+			return nil, err
+		}
+		if removed {
+			continue
+		}
 		held := l.held(obj)
-		switch {
-		case l.isLeftover(held.Holding):
-			if err := l.removeLeftover(ctx, held.Holding); err != nil {
-				return nil, err
-			}
-		case l.mayTake(held.Holding):
-			if term, err := l.takeOver(ctx, held.Holding); !errors.Is(err, ErrConflict) {
+		if l.mayTake(held.Holding) {
+			if term, err := l.takeOver(ctx, bounds{}, held.Holding); !errors.Is(err, ErrConflict) {
 				return term, err
 			}
-			return nil, held
-		default:
-			return nil, held
 		}
+		return nil, held
 	}
 	return nil, l.heldByUnknown() // another was quicker
 }
@@ -199,46 +200,47 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 // StealExpired begins a term if the record that stands has expired. Otherwise
 // it returns [ErrHeld]; [ErrNotFound] where there is no record; [ErrConflict]
 // where another replica wrote first.
-func (l *Lease) StealExpired(ctx context.Context) (*Term, error) { return l.stealExpired(ctx, ctx) }
+func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
+	return l.stealExpired(ctx, bounds{})
+}
 
-// stealExpired is StealExpired, with a context for its reads and one for its writes.
-func (l *Lease) stealExpired(ctx, writes context.Context) (*Term, error) {
-	obj, err := l.look(ctx)
+func (l *Lease) stealExpired(ctx context.Context, calls bounds) (*Term, error) {
+	obj, err := l.look(ctx, calls)
 	if err != nil {
 		return nil, err
 	}
 	held := l.held(obj)
-	if l.isLeftover(held.Holding) {
-		if err := l.removeLeftover(writes, held.Holding); err != nil {
+	if held.canExpireIn > 0 {
+		switch removed, err := l.removeLeftover(ctx, calls, obj); {
+		case err != nil:
 			return nil, err
+		case removed:
+			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
+		case !l.mayTake(held.Holding):
+			return nil, held
 		}
-		return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
 	}
-	if held.canExpireIn > 0 && !l.mayTake(held.Holding) {
-		return nil, held
-	}
-	return l.takeOver(writes, held.Holding)
+	return l.takeOver(ctx, calls, held.Holding)
 }
 
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
 // returns [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquireOrSteal(ctx, ctx, l.lastSeen() == nil)
+	return l.acquireOrSteal(ctx, bounds{}, l.lastSeen() == nil)
 }
 
-// acquireOrSteal tries at first what is likely to succeed. Its reads end with ctx,
-// its writes with the other context.
-func (l *Lease) acquireOrSteal(ctx, writes context.Context, likelyFree bool) (*Term, error) {
+// acquireOrSteal tries at first what is likely to succeed.
+func (l *Lease) acquireOrSteal(ctx context.Context, calls bounds, likelyFree bool) (*Term, error) {
 	// A look may be overtaken by another replica's write, and so again the next:
 	// after three times the lease is held by somebody quicker.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(writes, MustCreate(), nil)
+			term, err := l.begin(ctx, calls, MustCreate(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
 		}
-		term, err := l.stealExpired(ctx, writes)
+		term, err := l.stealExpired(ctx, calls)
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -302,7 +304,7 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 // Read returns who holds the lease, or to which replica it was left, see [Holding.OfferedTo]. It
 // returns [ErrNotFound] where there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	obj, err := l.look(ctx)
+	obj, err := l.look(ctx, bounds{})
 	if err != nil {
 		return Holding{}, err
 	}
@@ -310,9 +312,9 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 }
 
 // takeOver begins a term in the place of another's record.
-func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
+func (l *Lease) takeOver(ctx context.Context, calls bounds, from Holding) (*Term, error) {
 	mayTake := l.mayTake(from)
-	term, err := l.begin(ctx, MatchVersion(from.Version), l.predecessors(from))
+	term, err := l.begin(ctx, calls, MatchVersion(from.Version), l.predecessors(from))
 	if err == nil && !mayTake && !from.isOffer() {
 		term.stolenFrom = &from
 	}
@@ -320,7 +322,12 @@ func (l *Lease) takeOver(ctx context.Context, from Holding) (*Term, error) {
 }
 
 // begin writes the record of a new term.
-func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []Holding) (*Term, error) {
+func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, predecessors []Holding) (*Term, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
+	}
+	ctx, cancel := calls.write(ctx)
+	defer cancel()
 	now := clock.From(ctx)
 	attempt := now()
 	id := uuid.NewString()
@@ -331,6 +338,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []H
 		acquiredAt:   attempt.Mono,
 		trusted:      l.cfg.TTL - l.cfg.Margin,
 		clock:        now,
+		unsure:       1, // the write that begins it
 		predecessors: predecessors,
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
@@ -348,7 +356,7 @@ func (l *Lease) begin(ctx context.Context, cond WriteCondition, predecessors []H
 		}
 		return nil, err
 	}
-	term.token, term.version = obj.Version, obj.Version
+	term.token, term.version, term.unsure = obj.Version, obj.Version, 0
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.mu.Lock()
 	l.begun = id
@@ -401,7 +409,8 @@ func (l *Lease) owns(op string, term *Term) error {
 // it. It returns nil where it is still the term's, by a write whose answer was
 // lost, and notes its version. Otherwise the term is over.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
-	obj, err := l.look(ctx)
+	known := term.currentVersion()
+	obj, err := l.look(ctx, bounds{})
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
@@ -411,19 +420,53 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		holding := l.decode(obj)
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding})
 	}
-	request := stored(obj).Request()
-	if !term.recognise(obj.Version, request) {
+	if !l.recognises(term, known, obj) {
 		holding := l.decode(obj)
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding, toCopy: true})
-	}
-	if request != nil {
-		term.asked.Store(request)
 	}
 	return nil
 }
 
+// recognises reports whether a record with a term's payload is that term's, and not of a
+// copy of this process, and notes its version and what it is asked.
+func (l *Lease) recognises(term *Term, known int64, obj Object) bool {
+	request := stored(obj).Request()
+	if !term.recognise(known, obj.Version, request) {
+		l.mu.Lock()
+		l.copied = term.id
+		l.mu.Unlock()
+		return false
+	}
+	if request != nil {
+		term.asked.Store(request)
+	}
+	return true
+}
+
+// bounds limits each call that an acquire makes. The zero value leaves that to the
+// caller's context.
+type bounds struct{ each time.Duration }
+
+func (b bounds) read(ctx context.Context) (context.Context, context.CancelFunc) {
+	if b.each == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, b.each)
+}
+
+// write is not ended by a shutdown: an acquire that is cut off halfway may leave the
+// record of a term that nobody holds, and all would have to wait for its TTL.
+func (b bounds) write(ctx context.Context) (context.Context, context.CancelFunc) {
+	if b.each == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), b.each)
+}
+
 // look reads the record and notes since when it has stood as it is.
-func (l *Lease) look(ctx context.Context) (Object, error) {
+func (l *Lease) look(ctx context.Context, calls bounds) (Object, error) {
+	ctx, cancel := calls.read(ctx)
+	defer cancel()
 	obj, err := l.store.Get(leaseCall(ctx), l.cfg.Key)
 	answered := time.Now()
 	l.mu.Lock()

@@ -14,10 +14,13 @@ import (
 )
 
 // answersTake is the hook of a replica whose requests arrive at once, and whose
-// answers take so long.
+// answers to writes take so long.
 func answersTake(d time.Duration) storetest.Hook {
-	return func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+	return func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 		err := do(context.WithoutCancel(ctx))
+		if call.Op == "get" {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -39,7 +42,7 @@ func TestAReplicaThatIsTooSlowToHoldKeepsTheLeaseFromNobody(t *testing.T) {
 				store := wrap(mem)
 				slow := start(t, l, store, "slow", tenure.CoordinatorConfig{})
 				synctest.Wait()
-				slow.store.SetHook(answersTake(3 * time.Second)) // a look and a steal together take longer than a call may
+				slow.store.SetHook(answersTake(6 * time.Second)) // longer than a call may
 				time.Sleep(10 * time.Minute)
 				start(t, l, store, "healthy", tenure.CoordinatorConfig{})
 				time.Sleep(time.Minute)
@@ -206,4 +209,209 @@ func TestALongTTLMakesNobodyWaitForAStoreThatHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// copyRenews is a renewal by a copy of the process that holds the lease.
+func copyRenews(t *testing.T, store tenure.Store) {
+	t.Helper()
+	obj, err := store.Get(t.Context(), leaseKey)
+	wantErr(t, err, nil)
+	_, err = store.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version))
+	wantErr(t, err, nil)
+}
+
+func TestARecordThatACopyRenewsIsNoLeftover(t *testing.T) {
+	for name, try := range map[string]func(*tenure.Lease, context.Context) (*tenure.Term, error){
+		"TryAcquire": (*tenure.Lease).TryAcquire, "AcquireOrSteal": (*tenure.Lease).AcquireOrSteal,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, mem := t.Context(), storetest.NewMem()
+			store := storetest.Faulty(mem, nil)
+			lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
+			term := mustAcquire(t, lease)
+			wantErr(t, lease.Renew(ctx, term), nil) // each renewal was answered
+			store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errLost })
+			wantErr(t, lease.Release(ctx, term), errLost)
+			store.SetHook(nil)
+			copyRenews(t, mem)
+			if _, err := try(lease, ctx); !errors.Is(err, tenure.ErrHeld) {
+				t.Errorf("the copy has just renewed its term; got %v, want ErrHeld", err)
+			}
+			if obj, err := mem.Get(ctx, leaseKey); err != nil || !strings.Contains(string(obj.Payload), term.ID()) {
+				t.Errorf("the copy's record: %s, %v", obj.Payload, err)
+			}
+		})
+	}
+}
+
+func TestNobodyWorksBesideACopyThatHasJustRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
+		synctest.Wait()
+		start(t, l, store, "b", tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute + time.Second) // each renewal was answered
+		a.store.SetHook(refuse)               // the host is cloned, and this one has no network any more
+		if err := a.Resign(t.Context()); err == nil {
+			t.Fatal("released")
+		}
+		l.begin("the copy") // the snapshot was taken before
+		copyRenews(t, store)
+		a.store.SetHook(nil)
+		time.Sleep(15 * time.Second) // the copy's renewal lasts for 29 s
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.t.Logf("%v", l.lines)
+	})
+}
+
+func TestACopyThatVanishesIsConfirmedAndFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, s := storetest.NewMem(), &script{}
+		a := startWith(t, store, tenure.LeaseConfig{Holder: "a"}, fencing(s, succeeds))
+		time.Sleep(time.Second)
+		copyRenews(t, store)
+		time.Sleep(20 * time.Second)
+		if got := a.Status(); got.Role != tenure.Standby {
+			t.Fatalf("it has not lost the term to the copy: %+v", got)
+		}
+		copyRenews(t, store) // its last: its host does not answer any more
+		time.Sleep(2 * time.Minute)
+		s.want(t, "a works", "a fences a at ", "a works")
+	})
+}
+
+// An acquire whose answer was lost has begun no work: its own replica need not be
+// fenced, however long it is cut off.
+func TestAReplicaDoesNotFenceItselfForAnAcquireWhoseAnswerWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, s := storetest.NewMem(), &script{}
+		var cut atomic.Bool
+		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if cut.Load() {
+				return errors.New("no route to host")
+			}
+			if call.Op == "put" && cut.CompareAndSwap(false, true) {
+				_ = do(ctx) // it lands, and then the network is gone
+				return errLost
+			}
+			return do(ctx)
+		})
+		startWith(t, faulty, tenure.LeaseConfig{Holder: "a"}, fencing(s, succeeds))
+		time.Sleep(2 * time.Minute)
+		// From here on the network is there again.
+		cut.Store(false)
+		faulty.SetHook(nil)
+		time.Sleep(2 * time.Minute)
+		s.want(t, "a works")
+	})
+}
+
+func TestAReplicaDoesNotFenceItselfForAStealWhoseAnswerWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, s := storetest.NewMem(), &script{}
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
+		var cut atomic.Bool
+		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if cut.Load() {
+				return errors.New("no route to host")
+			}
+			if call.Op == "put" && call.Condition != tenure.MustCreate() && cut.CompareAndSwap(false, true) {
+				_ = do(ctx) // it lands, and then the network is gone
+				return errLost
+			}
+			return do(ctx)
+		})
+		startWith(t, faulty, tenure.LeaseConfig{Holder: "a"}, fencing(s, succeeds))
+		time.Sleep(2 * time.Minute)
+		faulty.SetHook(nil)
+		time.Sleep(2 * time.Minute)
+		s.want(t, "a fences dead at ", "a works")
+	})
+}
+
+func TestAnAcquireThatLandsLateIsRemovedHoweverLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, mem := t.Context(), storetest.NewMem()
+		store := storetest.Faulty(mem, nil)
+		lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Second})
+		store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			go func() {
+				time.Sleep(1500 * time.Millisecond)
+				_ = do(context.WithoutCancel(ctx))
+			}()
+			return errLost
+		})
+		_, err := lease.TryAcquire(ctx)
+		wantErr(t, err, errLost)
+		store.SetHook(nil)
+		time.Sleep(1600 * time.Millisecond)
+		_, err = lease.AcquireOrSteal(ctx)
+		wantErr(t, err, nil)
+	})
+}
+
+func TestALeaseThatCanBeRenewedCanBeAcquired(t *testing.T) {
+	for name, wrap := range map[string]func(tenure.Store) tenure.Store{
+		"woken":   func(s tenure.Store) tenure.Store { return s },
+		"polling": func(s tenure.Store) tenure.Store { return struct{ tenure.Store }{s} },
+	} {
+		for _, dead := range []bool{false, true} {
+			t.Run(name+map[bool]string{false: ", free", true: ", expired"}[dead], func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l, mem := newLedger(t), storetest.NewMem()
+					if dead {
+						mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{Holder: "dead"}))
+					}
+					a := start(t, l, storetest.Faulty(wrap(mem), answersTake(3*time.Second)), "a", tenure.CoordinatorConfig{})
+					time.Sleep(time.Hour)
+					if !a.IsHolder() {
+						t.Errorf("after an hour nobody holds: %+v\n%v", a.Status(), l)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestAShutdownDoesNotForgetAReleaseThatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
+		synctest.Wait()
+		start(t, l, store, "b", tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute)
+		a.store.SetHook(refuse)
+		if err := a.Resign(t.Context()); err == nil {
+			t.Fatal("released")
+		}
+		a.store.SetHook(nil)
+		a.stop() // the store is well again
+		time.Sleep(10 * time.Second)
+		if l.holder() != "b" {
+			t.Errorf("%q holds:\n%v", l.holder(), l)
+		}
+	})
+}
+
+func TestARequestInALeftoverIsObeyed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLedger(t), storetest.NewMem()
+		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
+		synctest.Wait()
+		start(t, l, store, "b", tenure.CoordinatorConfig{})
+		start(t, l, store, "c", tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute)
+		a.store.SetHook(refuse)
+		if err := a.Resign(t.Context()); err == nil {
+			t.Fatal("released")
+		}
+		operator := newLease(t, store, tenure.LeaseConfig{Holder: "operator"})
+		wantErr(t, operator.RequestHandover(t.Context(), "c"), nil)
+		a.store.SetHook(nil)
+		time.Sleep(10 * time.Second)
+		if l.holder() != "c" {
+			t.Errorf("%q holds:\n%v", l.holder(), l)
+		}
+	})
 }

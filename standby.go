@@ -22,6 +22,21 @@ type standby struct {
 	looked   time.Time     // when the record was last read
 }
 
+// run rests and competes. It returns a term, or nil once ctx is done.
+func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
+	if s.rest(ctx, pause) {
+		if term := s.compete(ctx); term != nil {
+			return term
+		}
+	}
+	if s.c.lease.leftAnything() { // otherwise the others would wait until it expires
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.callTimeout())
+		defer cancel()
+		_, _ = s.look(ctx)
+	}
+	return nil
+}
+
 // compete returns a term, or nil once ctx is done.
 func (s *standby) compete(ctx context.Context) *Term {
 	for {
@@ -77,14 +92,8 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 	if c.single {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
-	// A shutdown does not end a write: an acquire that is cut off halfway may leave a
-	// record of a term that nobody holds, and all would have to wait for its TTL.
-	writes, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout())
-	defer cancel()
-	reads, cancelReads := context.WithTimeout(ctx, c.callTimeout())
-	defer cancelReads()
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(reads, writes, likelyFree || c.lease.lastSeen() == nil)
+	term, err := c.lease.acquireOrSteal(ctx, bounds{c.callTimeout()}, likelyFree || c.lease.lastSeen() == nil)
 	if err == nil {
 		term.unconfirmed.Store(c.mustConfirm(term))
 	}
@@ -204,10 +213,14 @@ func (s *standby) nextLook(err error) time.Duration {
 // replica has left behind. It reports whether the lease is left to this replica by
 // name: that it is left to any is no reason to come back.
 func (s *standby) look(ctx context.Context) (mine bool, err error) {
-	c := s.c
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout())
-	defer cancel()
-	holding, err := c.lease.Read(ctx)
+	c, calls := s.c, bounds{s.c.callTimeout()}
+	obj, err := c.lease.look(ctx, calls)
+	if err == nil {
+		var removed bool
+		if removed, err = c.lease.removeLeftover(ctx, calls, obj); removed {
+			err = ErrNotFound
+		}
+	}
 	switch {
 	case errors.Is(err, ErrNotFound):
 		c.monitor.sawHolder(nil)
@@ -215,13 +228,7 @@ func (s *standby) look(ctx context.Context) (mine bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	if c.lease.isLeftover(holding) {
-		if err := c.lease.removeLeftover(ctx, holding); err != nil {
-			return false, err
-		}
-		c.monitor.sawHolder(nil)
-		return false, nil
-	}
+	holding := c.lease.decode(obj)
 	c.monitor.sawHolder(&holding)
 	return holding.isOffer() && holding.OfferedTo == c.lease.cfg.Holder, nil
 }

@@ -69,9 +69,9 @@ func TestAfterASuspendARenewalThatIsOverdueIsSent(t *testing.T) {
 		a := m.start(t, storetest.NewMem(), tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil }})
 		time.Sleep(11 * time.Second)
 		m.suspend(15 * time.Second)
-		time.Sleep(time.Second)
-		if got := a.Status(); !a.IsHolder() || got.TrustLeft < 28*time.Second {
-			t.Errorf("a second after the resume %v of trust is left: %+v", got.TrustLeft, got)
+		time.Sleep(2500 * time.Millisecond)
+		if got := a.Status(); !a.IsHolder() || got.TrustLeft < 26*time.Second {
+			t.Errorf("2.5 s after the resume %v of trust is left: %+v", got.TrustLeft, got)
 		}
 		time.Sleep(time.Minute)
 		if got := a.Status(); !a.IsHolder() || got.Terms != 1 {
@@ -94,4 +94,71 @@ func TestATermDoesNotOutlastASuspendThatIsLongerThanItsTrust(t *testing.T) {
 			t.Errorf("it does not compete again: %+v", got)
 		}
 	})
+}
+
+// With ObservedConfig no clock decides; a wall clock that is set may only end a term
+// early.
+func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		lc, cc := tenure.ObservedConfig(10*time.Second, 3, 3)
+		lc.Holder, lc.Logger = "dead", quiet
+		mustAcquire(t, newLease(t, store, lc))
+		var m machine
+		var stolen, works time.Time
+		cc.Trace = &tenure.Trace{Acquired: func(*tenure.Term, *tenure.Holding) { stolen = time.Now() }}
+		cc.Reconcile = func(ctx context.Context) error { works = time.Now(); <-ctx.Done(); return nil }
+		lc.Holder = "laptop"
+		faulty := storetest.Faulty(store, nil)
+		c, err := tenure.NewCoordinator(newLease(t, faulty, lc), cc)
+		wantErr(t, err, nil)
+		runOn(t, &m, c)
+		for stolen.IsZero() {
+			time.Sleep(100 * time.Millisecond)
+		}
+		for range 3 { // each step is less than the trust that is left
+			m.suspend(12 * time.Second)
+			time.Sleep(time.Second)
+		}
+		time.Sleep(time.Minute)
+		if got := works.Sub(stolen); got < 29*time.Second {
+			t.Errorf("the job began %v after the takeover, want three intervals of 10s", got)
+		}
+	})
+}
+
+func TestAfterAShortSuspendTheJobOfAShortLeaseIsTold(t *testing.T) {
+	for _, ttl := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var m machine
+				var left time.Duration
+				store := storetest.Faulty(storetest.NewMem(), nil)
+				c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{TTL: ttl}), tenure.CoordinatorConfig{
+					Reconcile: func(ctx context.Context) error {
+						<-ctx.Done()
+						left = tenure.TermFromContext(ctx).Remaining()
+						return nil
+					}})
+				wantErr(t, err, nil)
+				runOn(t, &m, c)
+				synctest.Wait()
+				store.SetHook(hang)
+				m.suspend(ttl * 6 / 10)
+				time.Sleep(ttl)
+				want := ttl - ttl/30 - ttl*2/3
+				t.Logf("told with %v left of %v", left, want)
+				if left < want-ttl/30 {
+					t.Errorf("the job was told with %v of trust left, want %v less the margin of %v", left, want, ttl/30)
+				}
+			})
+		})
+	}
+}
+
+func runOn(t *testing.T, m *machine, c *tenure.Coordinator) {
+	ctx, cancel := context.WithCancel(clock.With(context.Background(), m.now))
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
 }

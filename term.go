@@ -227,13 +227,6 @@ func (t *Term) refused(version int64) {
 	}
 }
 
-// atVersion notes the version at which a record was read that nobody renews.
-func (t *Term) atVersion(version int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.version = version
-}
-
 func (t *Term) currentVersion() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -253,9 +246,15 @@ func (t *Term) movedTo(version int64) {
 // version from now on. A version that this term can't have written is by a copy of
 // it: one machine was restored from a snapshot while the other runs on, and each
 // would take the renewals of the other for its own.
-func (t *Term) recognise(version int64, request *record.Request) bool {
+//
+// Known is the version that the term had when the record was asked for. One below it
+// says that the database has lost the last renewal, as a failover may.
+func (t *Term) recognise(known, version int64, request *record.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if version < known && t.version == known {
+		t.version, t.unsure = version, 0
+	}
 	ours := version <= t.version || t.unsure > 0 || request != nil && request.Version <= t.version
 	if ours {
 		t.movedTo(version)
@@ -263,7 +262,8 @@ func (t *Term) recognise(version int64, request *record.Request) bool {
 	return ours
 }
 
-func (t *Term) local() bool { return t.trust.Load() == nil }
+// local reports whether there is no lease to lose.
+func (t *Term) local() bool { return t.payload == nil }
 
 // offer returns what a release puts in the place of the term's record; nil: nothing. It
 // is the same one each time, so that it is known again where the answer was lost.
