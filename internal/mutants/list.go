@@ -96,7 +96,7 @@ var mutants = []mutant{
 		"if s.c.lease.leftAnything() {", "if false {",
 		"the others wait for the TTL"},
 	{"a confirmation counts whenever it comes", "keeper.go",
-		"if began.Sub(counted) >= c.cfg.RenewInterval {", "if true {",
+		"if began.Sub(counted) >= c.cfg.RenewInterval {", "if began.Sub(counted) >= 0 {",
 		"a wall clock that is set ahead shortens it"},
 
 	// Renewal and release.
