@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -17,7 +19,7 @@ const ttl = 1500 * time.Millisecond
 
 // run does all phases, one after the other, and reports. Its error says that a
 // promise was broken, or that the run failed.
-func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64) (err error) {
+func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64, only *regexp.Regexp) (err error) {
 	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", seed, duration, ttl)
 	dir, err := os.MkdirTemp("", "tenure-chaos-")
 	if err != nil {
@@ -36,8 +38,9 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		share  int // of a hundred
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 45, func(ctx context.Context) (database, error) { return newPostgres(ctx) }},
-		{"postgres, observed", tenure.Observed, 25, func(ctx context.Context) (database, error) { return newPostgres(ctx) }},
+		{"postgres", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", tenure.Observed, 20, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", tenure.StoreClock, 20, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
 		{"sqlite", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 	}
 	var results []*result
@@ -48,13 +51,16 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			ttl:    ttl,
 			expiry: kind.expiry,
 			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
+			only:   only,
 			log:    func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
 		}
 		r, err := runPhase(ctx, p, kind.open, duration*time.Duration(kind.share)/100)
 		if err != nil {
 			return err
 		}
-		results = append(results, r)
+		if r != nil {
+			results = append(results, r)
+		}
 	}
 	fmt.Fprintln(out)
 	if err := writeReport(out, results); err != nil {
@@ -75,6 +81,9 @@ func runPhase(ctx context.Context, p *phase, open func(context.Context) (databas
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, db.close()) }()
+	if p.kinds = p.chosen(slices.Concat(processFaults, db.kinds())); len(p.kinds) == 0 {
+		return nil, nil
+	}
 	if err := p.run(ctx, db, duration); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"regexp"
 	"testing"
 	"time"
 )
@@ -18,7 +19,7 @@ func TestNoPromiseIsBrokenInAMinuteOfFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	if err := run(t.Context(), t.Output(), time.Minute, uint64(time.Now().UnixNano())); err != nil {
+	if err := run(t.Context(), t.Output(), time.Minute, uint64(time.Now().UnixNano()), regexp.MustCompile("")); err != nil {
 		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ type result struct {
 	doubtful   int // operations of unknown outcome
 	registers  int // whose history was judged
 	undecided  int // that took too long to judge
+	renewals   int // that were told of
 	crowd      int // terms of other leases
 	together   int // begins and ends of those, that were committed with others
 	overlaps   map[string]int
@@ -44,6 +46,8 @@ func check(p *phase, a *audit) *result {
 	}
 	r.checkLedger(a.ledger)
 	r.checkLedger(a.anew)
+	r.checkRenewed(p, a)
+	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
 		r.violate("the file was removed, and all were started anew; the last token is %d, after %d", after, before)
@@ -54,6 +58,7 @@ func check(p *phase, a *audit) *result {
 	r.terms = len(jobs)
 	r.checkOverlaps(p, jobs)
 	r.checkRecoveries(p, jobs)
+	r.checkKept(p, jobs)
 	r.checkEnds(p, a)
 	r.measure(p, jobs, a)
 	return r
@@ -140,6 +145,71 @@ func (r *result) checkAcknowledged(p *phase, a *audit) {
 	for _, e := range p.record.sorted() {
 		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) {
 			r.violate("%s was told at %v that %q is written; it is there %d times", e.Replica, e.At, e.Note, written[e.Note])
+		}
+	}
+}
+
+// checkRenewed finds a renewal that a replica was told has succeeded and that was not
+// committed while the call lasted.
+func (r *result) checkRenewed(p *phase, a *audit) {
+	const slack = 10 * time.Millisecond // a time in the ledger is cut to milliseconds
+	since := time.Duration(time.Now().UnixNano()) - monotonic()
+	committed := map[string][]time.Duration{} // by term
+	for _, e := range a.ledger {
+		if e.kind != ledgerRenewed {
+			continue
+		}
+		ms, err := strconv.ParseInt(e.note, 10, 64)
+		if err != nil {
+			r.violate("the ledger has a renewal of term %s at %q", e.term, e.note)
+		}
+		committed[e.term] = append(committed[e.term], time.Duration(ms)*time.Millisecond-since)
+	}
+	for _, e := range p.record.sorted() {
+		if e.Kind != renewed || !a.promised(e.At) {
+			continue
+		}
+		r.renewals++
+		if !slices.ContainsFunc(committed[e.Term], func(at time.Duration) bool { return e.From-slack <= at && at <= e.At+slack }) {
+			r.violate("%s was told at %v that term %s of %s is renewed, by a call from %v; no renewal was committed meanwhile\n%s",
+				e.Replica, e.At, e.Term, e.Note, e.From, p.around(e.From, e.At))
+		}
+	}
+}
+
+// checkSetUp finds a replica that was told that its database is not set up for it, where
+// a fault is no reason, or for longer than it takes to find that out once. Without
+// tombstones, too, all else must be done.
+func (r *result) checkSetUp(p *phase, a *audit) {
+	if !a.fit {
+		return
+	}
+	type of struct {
+		replica string
+		fault   *fault
+	}
+	first := map[of]time.Duration{}
+	for _, e := range p.record.sorted() {
+		if e.Kind != setUpError {
+			continue
+		}
+		var latest *fault
+		for _, f := range p.record.faults {
+			if strings.HasPrefix(f.kind, tombstonesSpoilt) && f.from <= e.At {
+				latest = f
+			}
+		}
+		since, again := first[of{e.Replica, latest}]
+		if !again {
+			since = e.At
+			first[of{e.Replica, latest}] = since
+		}
+		switch {
+		case latest == nil:
+			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
+		case e.At-since > time.Second:
+			r.violate("%s was told at %v, as %v before already, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
+			first[of{e.Replica, latest}] = forever // one tells enough
 		}
 	}
 }
@@ -253,10 +323,8 @@ func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
 	reaction := p.ttl - p.ttl/30 - p.ttl*2/3
 	for _, f := range p.record.faults {
 		switch {
-		case f.kind == fileRemoved:
-			if (span{from: f.from, to: f.to + p.ttl}).covers(overlaps[0].from, overlaps[0].to) {
-				return excuseRemoved
-			}
+		case removalExcuses(f, overlaps[0], p.ttl):
+			return excuseRemoved
 		case p.clockExcuses(f, earlier, overlaps[0], p.ttl):
 			return excuseClock
 		}
@@ -267,6 +335,12 @@ func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
 		}
 	}
 	return ""
+}
+
+// removalExcuses reports whether a fault removed the file that an overlap is due to: until
+// all that had it are gone, and their terms in the new one too.
+func removalExcuses(f *fault, o span, ttl time.Duration) bool {
+	return f.kind == fileRemoved && (span{from: f.from, to: f.to + ttl}).covers(o.from, o.to)
 }
 
 // clockExcuses reports whether a fault moved the clock that an overlap is due to. A clock
@@ -312,7 +386,7 @@ const clockSlack = 500 * time.Millisecond
 // stopped reports whether a pause was one of the faults.
 func (p *phase) stopped(pause span) bool {
 	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
-		return strings.HasPrefix(f.kind, "pause") && strings.Contains(f.target, pause.replica) &&
+		return f.kind == paused && strings.Contains(f.target, pause.replica) &&
 			pause.from <= f.to && f.from <= pause.to
 	})
 }
@@ -342,6 +416,31 @@ func (p *phase) around(from, to time.Duration) string {
 	return b.String()
 }
 
+// checkKept looks whether a replica whose connections were left alone while the server
+// was full has kept its lease.
+func (r *result) checkKept(p *phase, jobs []job) {
+	for _, f := range p.record.faults {
+		if f.kind != serverFull || !p.alone(f) {
+			continue
+		}
+		for _, j := range jobs {
+			lost := strings.Contains(j.cause, tenure.ErrDeadline.Error()) || strings.Contains(j.cause, tenure.ErrLost.Error())
+			if lost && j.from < f.from && f.from < j.to && j.to <= f.to && !strings.Contains(f.target, j.replica) && p.ran(j.replica, f.from, j.to) {
+				r.violate("%s has lost its term with token %d at %v: %s; the server was full, and its connections were good\n%s",
+					j.replica, j.token, j.to, j.cause, p.around(f.from, f.to))
+			}
+		}
+	}
+}
+
+// alone reports whether no other fault was done beside one, or shortly before: what that
+// one has broken is whole again.
+func (p *phase) alone(f *fault) bool {
+	return !slices.ContainsFunc(p.record.faults, func(g *fault) bool {
+		return g != f && (g.episode == f.episode || g.from < f.from && f.from < g.to+p.ttl/2)
+	})
+}
+
 // checkRecoveries looks whether somebody held the lease in time after each fault,
 // or after the last of those that were done at the same time.
 func (r *result) checkRecoveries(p *phase, jobs []job) {
@@ -352,13 +451,24 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 			continue // another one goes on
 		}
 		allowed := p.ttl + time.Second
-		if f.kind == clockMoved {
+		jobs := jobs
+		switch f.kind {
+		case clockMoved:
 			allowed += p.ttl // as promised where the clock is set back
+		case renewedByCopy:
+			if !p.alone(f) { // what the copy has written may have been the holder's own lost answer
+				continue
+			}
+			jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return strings.Contains(f.target, j.term) })
 		}
 		free, took := p.recovery(f, jobs, allowed)
 		allowed += p.stalledFor(free, free+allowed)
 		if took > allowed {
-			r.violate("after %s of %s nobody held the lease for %v, more than %v\n%s", f.kind, f.target, took, allowed,
+			who := "nobody"
+			if f.kind == renewedByCopy {
+				who = "nobody else"
+			}
+			r.violate("after %s of %s %s held the lease for %v, more than %v\n%s", f.kind, f.target, who, took, allowed,
 				p.around(f.from, free+allowed))
 		}
 		if took != forever {

@@ -11,7 +11,7 @@ import (
 func (r *result) checkCrowd(p *phase, a *audit) {
 	r.checkTold(p, a)
 	r.checkHeld(p)
-	if r.crowd > 100 && r.together == 0 {
+	if a.groups && r.crowd > 100 && r.together == 0 {
 		r.violate("of %d terms none began or ended together with others: no group was tried", r.crowd)
 	}
 }
@@ -31,8 +31,9 @@ func (r *result) checkHeld(p *phase) {
 				if b.From >= a.At {
 					break
 				}
+				overlap := span{from: b.From, to: min(a.At, b.At)}
 				if !slices.ContainsFunc(p.record.faults, func(f *fault) bool {
-					return p.clockExcuses(f, a.From, span{from: b.From, to: min(a.At, b.At)}, crowdTTL)
+					return p.clockExcuses(f, a.From, overlap, crowdTTL) || removalExcuses(f, overlap, crowdTTL)
 				}) {
 					r.violate("%s is held by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
 						lease, a.Replica, a.Token, a.From, a.At, b.Replica, b.Token, b.From, b.At, p.around(b.From, b.From))
@@ -57,6 +58,9 @@ func (r *result) checkTold(p *phase, a *audit) {
 		}
 	}
 	for _, e := range p.record.sorted() {
+		if !a.promised(e.At) {
+			continue
+		}
 		switch e.Kind {
 		case held:
 			if b := begins[e.Term]; len(b) != 1 || b[0].lease != e.Note || b[0].token != e.Token {

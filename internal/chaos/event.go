@@ -18,6 +18,8 @@ const (
 	answer      = "answer"    // to an operation
 	acknowledge = "acknowledged"
 	stalled     = "stalled" // the process did not run, since From
+	renewed     = "renewed" // by a call from From to At
+	setUpError  = "set-up error"
 	leaked      = "leaked"
 	ended       = "ended" // in order, and nothing was left behind
 	killed      = "killed"

@@ -7,13 +7,18 @@ import (
 	"time"
 )
 
+const (
+	paused        = "pause (SIGSTOP)"
+	renewedByCopy = "renewed by a copy"
+)
+
 type ending = func() (time.Duration, error)
 
 // processFaults are those that need no more than processes. The last two are
 // none, but hand the lease over.
 var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
-	{name: "pause (SIGSTOP)", group: "process", weight: 5, longer: 2, begin: stop},
+	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
 	{name: "shutdown (SIGTERM)", group: "process", weight: 4, passes: true, begin: shutdown},
 	{name: "resign", group: "process", weight: 6, passes: true, begin: resign},
 }
@@ -52,8 +57,32 @@ func startAll(processes []*process) error {
 	return errors.Join(errs...)
 }
 
+// renewByCopy does once what a copy of the holder would do, of its process or of its
+// machine: it renews the record as it stands. Nobody renews it again but the holder,
+// which finds that it is not alone. So its term must end, and somebody's next one begin
+// once what the copy has written has expired.
+func renewByCopy(renew func(context.Context) (term string, err error)) func(context.Context, *phase) (string, ending, error) {
+	return func(ctx context.Context, p *phase) (string, ending, error) {
+		term, err := renew(ctx)
+		at := monotonic()
+		if err != nil || term == "" {
+			return "nobody", func() (time.Duration, error) { return at, nil }, err
+		}
+		return "term " + term, func() (time.Duration, error) {
+			p.awaitJob(ctx, 2*p.ttl, func(of string) bool { return of != term })
+			return at, nil
+		}, nil
+	}
+}
+
 func stop(_ context.Context, p *phase) (string, ending, error) {
 	victims := p.victims(1 + p.rand.IntN(3))
+	end, err := freeze(p, victims)
+	return names(victims), end, err
+}
+
+// freeze stops processes, which go on at the end.
+func freeze(p *phase, victims []*process) (ending, error) {
 	from := monotonic()
 	signal := func(s syscall.Signal) (err error) {
 		for _, v := range victims {
@@ -62,9 +91,9 @@ func stop(_ context.Context, p *phase) (string, ending, error) {
 		return err
 	}
 	if err := signal(syscall.SIGSTOP); err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	return names(victims), func() (time.Duration, error) {
+	return func() (time.Duration, error) {
 		err := signal(syscall.SIGCONT)
 		to := monotonic()
 		for _, v := range victims {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,10 +13,11 @@ import (
 const (
 	clockMoved       = "clock moved"
 	stoppedImmediate = "server stopped (immediate)"
+	serverFull       = "server full"
 )
 
 func (db *postgres) kinds() []faultKind {
-	return []faultKind{
+	kinds := []faultKind{
 		{name: "network cut", group: "network", weight: 4, begin: network(func(p *phase, w *weather) { w.refuse = true })},
 		{name: "network slow", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
 			w.delayRequests, w.delayAnswer = p.upTo(p.ttl), p.upTo(p.ttl)
@@ -35,10 +37,17 @@ func (db *postgres) kinds() []faultKind {
 		})},
 		{name: stoppedImmediate, group: "server", weight: 2, begin: db.stop("immediate")},
 		{name: "server stopped (fast)", group: "server", weight: 2, begin: db.stop("fast")},
-		{name: clockMoved, group: "server", weight: 4, begin: db.moveClock},
 		{name: "lease locked by somebody", group: "server", weight: 4, begin: db.lock},
-		{name: "server full", group: "server", weight: 3, begin: db.fill},
+		{name: serverFull, group: "server", weight: 4, longer: 2, begin: db.fill},
+		{name: renewedByCopy, group: "server", weight: 3, begin: renewByCopy(db.renewAsCopy)},
 	}
+	switch db.theme {
+	case movesClock:
+		kinds = append(kinds, faultKind{name: clockMoved, group: "server", weight: 4, begin: db.moveClock})
+	case spoilsTombstones:
+		kinds = append(kinds, db.tombstoneKinds()...)
+	}
+	return kinds
 }
 
 func (p *phase) upTo(d time.Duration) time.Duration { return time.Duration(p.rand.Int64N(int64(d))) }
@@ -106,8 +115,23 @@ func (db *postgres) lock(ctx context.Context, p *phase) (string, ending, error) 
 	}, err
 }
 
+// renewAsCopy renews the lease's record as it stands, and returns for which term.
+func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(ctx)
+	err = conn.QueryRow(ctx, renewAsCopy).Scan(&term)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return term, err
+}
+
 // fill takes all connections that the server has for the replicas, for as long as
-// it lasts, and breaks some of those that the replicas have.
+// it lasts, and breaks some of those that the replicas have. The others must do with
+// what they have, although some of it is due to be replaced.
 func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) {
 	filling, stop := context.WithCancel(ctx)
 	filled := make(chan error, 1)
@@ -129,6 +153,10 @@ func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) 
 	}()
 	pause(ctx, 300*time.Millisecond)
 	victims := p.victims(1 + p.rand.IntN(replicas))
+	if p.rand.IntN(2) == 0 {
+		holders := p.record.holders()
+		victims = slices.DeleteFunc(victims, func(v *process) bool { return holds(holders, v) == 1 })
+	}
 	for _, v := range victims {
 		v.proxy.cut()
 	}

@@ -1,12 +1,15 @@
 package main
 
 // Kinds of rows in the ledger. Triggers on the lease's object write when a term
-// begins and when its record is deleted, each in the transaction that does it.
+// begins, when it is renewed and when its record is deleted, each in the transaction
+// that does it.
 const (
 	ledgerBegin    = "begin"
 	ledgerEnd      = "end"
 	ledgerFenced   = "fenced"
 	ledgerUnfenced = "unfenced"
+	ledgerRenewed  = "renewed" // the note is when, in Unix milliseconds by this host's clock
+	ledgerHurried  = "hurried" // a write of an object by a call that had little time
 )
 
 // entry is one row of the ledger.
@@ -27,5 +30,7 @@ type audit struct {
 	once        map[string]string // the objects that are created once
 	registers   map[string]op     // a last get of each
 	connections []string          // that outlast all replicas
+	groups      bool              // writes of leases go in groups
+	fit         bool              // only a fault can make the database say that it is not set up
 	until       int64             // from then on nothing is promised, for the file was replaced; 0: never
 }

@@ -35,6 +35,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"regexp"
 	"syscall"
 	"time"
 )
@@ -45,10 +46,16 @@ func main() {
 	}
 	duration := flag.Duration("duration", 10*time.Minute, "how long")
 	seed := flag.Uint64("seed", rand.Uint64(), "draws the faults")
+	only := flag.String("run", "", "does only the faults for which this regular expression matches `phase: fault`, and leaves out phases that have none")
 	flag.Parse()
+	match, err := regexp.Compile(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, *duration, *seed); err != nil {
+	if err := run(ctx, os.Stdout, *duration, *seed, match); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -14,6 +14,7 @@ const (
 	registerType = "register"
 	onceType     = "once"   // objects that are created once and never touched again
 	fencedType   = "fenced" // objects that are written through a fence
+	hurriedType  = "hurried"
 )
 
 // Operations on a register, and how they ended.

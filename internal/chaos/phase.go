@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ type phase struct {
 	ttl    time.Duration
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
+	only   *regexp.Regexp // the faults that are done
 	log    func(format string, args ...any)
 
 	processes []*process
@@ -70,7 +72,6 @@ type faultKind struct {
 
 func (p *phase) run(ctx context.Context, db database, duration time.Duration) (err error) {
 	p.record = newRecord()
-	p.kinds = slices.Concat(processFaults, db.kinds())
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
 		return err
 	}
@@ -90,7 +91,8 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	if !p.awaitHolder(ctx, 20*time.Second) {
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
 	}
-	for until := time.Now().Add(duration); time.Now().Before(until) && ctx.Err() == nil; {
+	until := time.Now().Add(duration)
+	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // at first all look at the database
 		if err := p.episode(ctx); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -130,8 +132,9 @@ func (p *phase) end() error {
 func (p *phase) episode(ctx context.Context) error {
 	p.episodes++
 	kinds := []faultKind{p.pick("")}
-	if p.rand.IntN(4) == 0 {
-		kinds = append(kinds, p.pick(kinds[0].group))
+	group := kinds[0].group
+	if p.rand.IntN(4) == 0 && slices.ContainsFunc(p.kinds, func(k faultKind) bool { return k.group != group }) {
+		kinds = append(kinds, p.pick(group))
 	}
 	var faults []*fault
 	var ends []func() (time.Duration, error)
@@ -177,6 +180,11 @@ func (p *phase) note(faults []*fault) {
 	p.record.faults = append(p.record.faults, faults...)
 }
 
+// chosen returns the kinds of faults that are done.
+func (p *phase) chosen(kinds []faultKind) []faultKind {
+	return slices.DeleteFunc(kinds, func(k faultKind) bool { return !p.only.MatchString(p.name + ": " + k.name) })
+}
+
 // pick draws a kind of fault that is not of a group.
 func (p *phase) pick(not string) faultKind {
 	total := 0
@@ -199,11 +207,16 @@ func (p *phase) pick(not string) faultKind {
 
 // awaitHolder returns false where no job runs for so long.
 func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
+	return p.awaitJob(ctx, longest, func(string) bool { return true })
+}
+
+// awaitJob returns false where no job of a term that will do runs for so long.
+func (p *phase) awaitJob(ctx context.Context, longest time.Duration, willDo func(term string) bool) bool {
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {
-		names, changed := p.record.holders()
-		if len(names) > 0 {
+		terms, changed := p.record.terms()
+		if slices.ContainsFunc(terms, willDo) {
 			return true
 		}
 		select {
@@ -220,7 +233,7 @@ func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
 func (p *phase) victims(n int) []*process {
 	all := slices.Clone(p.processes)
 	p.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	holders, _ := p.record.holders()
+	holders := p.record.holders()
 	if p.rand.IntN(4) > 0 {
 		slices.SortStableFunc(all, func(a, b *process) int {
 			return holds(holders, b) - holds(holders, a)

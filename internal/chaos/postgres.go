@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"time"
 
@@ -19,7 +20,18 @@ type postgres struct {
 	server *pgtest.Server
 	admin  *url.URL
 	app    *url.URL
+	theme  theme
 }
+
+// theme is what is done to a server beside all else. Without the tombstones only the
+// clock keeps versions from going back. So where they are lost the clock is never
+// moved, and then tokens must rise all the same, with no exception.
+type theme uint8
+
+const (
+	movesClock theme = iota
+	spoilsTombstones
+)
 
 // The ledger's order is that of the commits: their timestamps are taken while
 // the locks are still held, and by the host's clock.
@@ -38,6 +50,9 @@ BEGIN
 		INSERT INTO public.ledger VALUES ('begin', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version, '');
 	ELSIF OLD.created_at_ms = 0 THEN -- inserted by the same transaction, and numbered now
 		UPDATE public.ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = convert_from(NEW.payload, 'UTF8')::json->>'term';
+	ELSE
+		INSERT INTO public.ledger VALUES ('renewed', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version,
+			floor(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
 	END IF;
 	RETURN NULL;
 END $$;
@@ -76,7 +91,13 @@ GRANT SELECT ON chaos.clock TO app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, ledger TO app;
 `
 
-func newPostgres(ctx context.Context) (*postgres, error) {
+const renewAsCopy = `
+UPDATE objects SET resource_version = greatest(resource_version + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+	updated_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+WHERE object_type = 'reconciler_lease' AND id = 'singleton'
+RETURNING convert_from(payload, 'UTF8')::json->>'term'`
+
+func newPostgres(ctx context.Context, theme theme) (*postgres, error) {
 	// A crash of the server loses nothing that the system has been given, so it
 	// need not write to the disk; but commits are in order, and what is not yet
 	// given is lost.
@@ -86,7 +107,7 @@ func newPostgres(ctx context.Context) (*postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &postgres{server: server}
+	db := &postgres{server: server, theme: theme}
 	if err := db.prepare(ctx); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}
@@ -115,7 +136,7 @@ func (db *postgres) prepare(ctx context.Context) (err error) {
 }
 
 func (db *postgres) open(ctx context.Context, u *url.URL) (*tenure.PostgresStore, error) {
-	return tenure.OpenPostgres(ctx, u.String(), tenure.PostgresConfig{})
+	return tenure.OpenPostgres(ctx, u.String(), tenure.PostgresConfig{Logger: slog.New(slog.DiscardHandler)})
 }
 
 func (db *postgres) connect(ctx context.Context) (*pgx.Conn, error) {
@@ -177,6 +198,9 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, er
 	q := u.Query()
 	q.Set("application_name", cfg.Name)
 	q.Set("connect_timeout", "2")
+	if i > 0 { // its connections are due to be replaced again and again, also while the server is full
+		q.Set("pool_max_conn_lifetime", (time.Duration(i) * ttl / 3).String())
+	}
 	u.RawQuery = q.Encode()
 	cfg.URL, cfg.SharePool, cfg.Pace, cfg.Crowd = u.String(), i%2 == 0, 60*time.Millisecond, crowdWorkers
 	return cfg, proxy, nil
@@ -192,7 +216,7 @@ func (db *postgres) audit(ctx context.Context) (*audit, error) {
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	a := &audit{}
+	a := &audit{fit: true, groups: true}
 	rows, err := conn.Query(ctx, `SELECT kind, coalesce(lease, ''), term, token, note, pg_xact_commit_timestamp(xmin)::text, xmin::text FROM ledger
 		ORDER BY pg_xact_commit_timestamp(xmin), ctid`)
 	if err != nil {

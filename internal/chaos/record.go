@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -72,17 +73,19 @@ func (r *record) paused(replica string, from, to time.Duration) {
 	r.pauses = append(r.pauses, span{replica, from, to})
 }
 
-// holders returns the replicas whose job runs, and a channel that is closed when
-// that may have changed.
-func (r *record) holders() ([]string, <-chan struct{}) {
+// holders returns the replicas whose job runs.
+func (r *record) holders() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var names []string
-	for name := range r.running {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names, r.wake
+	return slices.Sorted(maps.Keys(r.running))
+}
+
+// terms returns the terms of the jobs that run, and a channel that is closed when that
+// may have changed.
+func (r *record) terms() ([]string, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.running)), r.wake
 }
 
 // job is one run of a replica's job.
@@ -90,7 +93,8 @@ type job struct {
 	span
 	term  string
 	token int64
-	death bool // it ended with its process
+	death bool   // it ended with its process
+	cause string // for which it was told to return
 }
 
 // jobs returns all jobs, in the order of their begins.
@@ -104,7 +108,7 @@ func (r *record) jobs() []job {
 			jobs = append(jobs, job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token})
 		case jobStopped, killed:
 			if i, ok := open[e.Replica]; ok {
-				jobs[i].to, jobs[i].death = e.At, e.Kind == killed
+				jobs[i].to, jobs[i].death, jobs[i].cause = e.At, e.Kind == killed, e.Note
 				delete(open, e.Replica)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -33,6 +34,7 @@ type replicaConfig struct {
 	Expiry    tenure.ExpiryPolicy
 	Pace      time.Duration // from one operation to the next, about
 	Crowd     int           // workers on other leases
+	Hurry     bool          // some calls have about as long as a write takes
 }
 
 // replica is the process that faults are done to.
@@ -116,6 +118,11 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		return err
 	}
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: r.job, Trace: &tenure.Trace{
+		Attempt: func(_ time.Duration, err error) { r.tellSetUp(err) },
+		Renewed: func(term *tenure.Term, took, _ time.Duration) {
+			now := monotonic()
+			events.write(event{At: now, From: now - took, Kind: renewed, Term: term.ID(), Note: lease.Key().ID})
+		},
 		JobStuck: func(term *tenure.Term, since time.Duration) {
 			now := monotonic()
 			events.write(event{At: now, From: now - since, Kind: jobStuck, Term: term.ID(), Token: term.Token()})
@@ -127,6 +134,9 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
 	wg.Go(func() { r.operate(ctx) })
 	wg.Go(func() { r.createOnce(ctx) })
+	if cfg.Hurry {
+		wg.Go(func() { r.writeHurried(ctx) })
+	}
 	for worker := range cfg.Crowd {
 		wg.Go(func() { r.crowd(ctx, worker) })
 	}
@@ -147,6 +157,13 @@ func take(orders chan<- struct{}) {
 		orders <- struct{}{}
 	}
 	os.Exit(3)
+}
+
+// tellSetUp tells of an error that says that the database is not set up.
+func (r *replica) tellSetUp(err error) {
+	if errors.Is(err, tenure.ErrSetup) {
+		r.events.write(event{Kind: setUpError, Note: err.Error()})
+	}
 }
 
 // obey resigns when it is ordered to.

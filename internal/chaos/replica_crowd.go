@@ -26,13 +26,15 @@ type crowdWorker struct {
 	*replica
 	holder string
 	leases map[string]*tenure.Lease // those that it has called
+	hurry  hurry
 }
 
 func (r *replica) crowd(ctx context.Context, worker int) {
-	w := &crowdWorker{r, fmt.Sprintf("%s.%d", r.birth, worker), map[string]*tenure.Lease{}}
+	w := &crowdWorker{replica: r, holder: fmt.Sprintf("%s.%d", r.birth, worker), leases: map[string]*tenure.Lease{}}
 	for until(ctx, crowdPace) {
 		id := fmt.Sprint("crowd-", rand.N(crowdLeases))
 		if err := w.hold(ctx, id); err != nil {
+			r.tellSetUp(err)
 			slog.Debug("crowd", "lease", id, "error", err)
 		}
 	}
@@ -72,12 +74,11 @@ func (w *crowdWorker) hold(ctx context.Context, id string) error {
 	calls, toTheEnd := rand.N(4), rand.IntN(8) == 0
 	for until(ctx, crowdTick) && (calls > 0 || toTheEnd) {
 		if calls--; calls >= 0 {
-			_ = w.call(ctx, func(ctx context.Context) error {
-				if rand.IntN(3) == 0 {
-					return w.backend.fenced(ctx, term, "", 0)
-				}
-				return lease.Renew(ctx, term)
-			})
+			if rand.IntN(3) == 0 {
+				_ = w.call(ctx, func(ctx context.Context) error { return w.backend.fenced(ctx, term, "", 0) })
+			} else {
+				w.renew(ctx, lease, term)
+			}
 		}
 		now := monotonic()
 		if !term.Valid() {
@@ -96,6 +97,25 @@ func (w *crowdWorker) hold(ctx context.Context, id string) error {
 		w.events.write(event{Kind: notReleased, Term: term.ID(), Note: id})
 	}
 	return err
+}
+
+// renew renews a term, in a hurry where this replica is in one, and tells if it was told
+// that it has.
+func (w *crowdWorker) renew(ctx context.Context, lease *tenure.Lease, term *tenure.Term) {
+	var began time.Duration
+	renew := func(ctx context.Context) error {
+		began = monotonic()
+		return lease.Renew(ctx, term)
+	}
+	var err error
+	if w.Hurry {
+		err = w.hurry.untilDone(ctx, renew, term.Valid)
+	} else {
+		err = w.call(ctx, renew)
+	}
+	if err == nil {
+		w.events.write(event{Kind: renewed, From: began, Term: term.ID(), Note: lease.Key().ID})
+	}
 }
 
 func (w *crowdWorker) call(ctx context.Context, do func(context.Context) error) error {

@@ -15,9 +15,14 @@ import (
 // until it is told to return, and then takes a moment.
 func (r *replica) job(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
-	tell := func(kind string) { r.events.write(event{Kind: kind, Term: term.ID(), Token: term.Token()}) }
-	tell(jobStarted)
-	defer tell(jobStopped)
+	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token()})
+	defer func() {
+		stopped := event{Kind: jobStopped, Term: term.ID(), Token: term.Token()}
+		if cause := context.Cause(ctx); cause != nil {
+			stopped.Note = cause.Error()
+		}
+		r.events.write(stopped)
+	}()
 	r.late.Go(func() { r.straggle(term) })
 	for n := 0; pause(ctx, about(r.Pace)); n++ {
 		note := fmt.Sprintf("%s.%d.%d", r.birth, term.Token(), n)

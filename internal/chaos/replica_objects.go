@@ -40,6 +40,9 @@ func (r *replica) operate(ctx context.Context) {
 		r.events.write(event{Kind: operation, Note: r.birth, Op: &begun})
 		o.run(r.backend.store(), callTimeout)
 		r.events.write(event{Kind: answer, Note: r.birth, Op: &o})
+		if o.Outcome == refused {
+			r.events.write(event{Kind: setUpError, Note: o.Error})
+		}
 		if o.Now != 0 {
 			version = o.Now
 		}
@@ -55,6 +58,7 @@ func (r *replica) createOnce(ctx context.Context) {
 		limited, cancel := context.WithTimeout(context.Background(), callTimeout)
 		_, err := r.backend.store().PutIf(limited, obj, tenure.MustCreate())
 		cancel()
+		r.tellSetUp(err)
 		if err == nil {
 			r.events.write(event{Kind: acknowledge, Note: onceType + " " + id})
 		}

@@ -36,6 +36,7 @@ func writeReport(w io.Writer, results []*result) error {
 	row("no holder after a fault's end, ms", func(r *result) any { return spread(r.recoveries) })
 	row("fenced writes", func(r *result) any { return r.writes })
 	row("unfenced writes that came late", func(r *result) any { return r.late })
+	row("renewals", func(r *result) any { return r.renewals })
 	row("terms of other leases", func(r *result) any { return r.crowd })
 	row("begun or released together", func(r *result) any { return r.together })
 	row("operations on registers", func(r *result) any { return r.operations })

@@ -5,8 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +41,15 @@ CREATE TRIGGER term_numbered AFTER UPDATE ON objects WHEN NEW.object_type = 'rec
 END;
 CREATE TRIGGER term_end AFTER DELETE ON objects WHEN OLD.object_type = 'reconciler_lease' BEGIN
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('end', OLD.id, json_extract(CAST(OLD.payload AS TEXT), '$.term'), OLD.resource_version, '');
+END;
+CREATE TRIGGER renewed AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.payload = OLD.payload AND OLD.created_at_ms <> 0 BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('renewed', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, NEW.updated_at_ms);
+END;
+CREATE TRIGGER hurried AFTER INSERT ON objects WHEN NEW.object_type = 'hurried' BEGIN
+	INSERT INTO ledger (kind, term, token, note) VALUES ('hurried', '', NEW.resource_version, CAST(NEW.payload AS TEXT));
+END;
+CREATE TRIGGER hurried_again AFTER UPDATE ON objects WHEN NEW.object_type = 'hurried' AND NEW.payload <> OLD.payload BEGIN
+	INSERT INTO ledger (kind, term, token, note) VALUES ('hurried', '', NEW.resource_version, CAST(NEW.payload AS TEXT));
 END;
 CREATE TRIGGER fenced AFTER INSERT ON objects WHEN NEW.object_type = 'fenced' BEGIN
 	INSERT INTO ledger (kind, term, token, note) SELECT 'fenced', p->>'term', p->>'token', p->>'note' FROM (SELECT CAST(NEW.payload AS TEXT) p);
@@ -85,7 +97,7 @@ func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 }
 
 func (db *sqlite) replica(_ int, cfg replicaConfig) (replicaConfig, *proxy, error) {
-	cfg.File, cfg.Pace = db.file, 150*time.Millisecond
+	cfg.File, cfg.Pace, cfg.Crowd, cfg.Hurry = db.file, 150*time.Millisecond, 2, true
 	return cfg, nil, nil
 }
 
@@ -132,11 +144,15 @@ const fileRemoved = "file removed"
 
 func (db *sqlite) kinds() []faultKind {
 	kinds := []faultKind{
+		{name: renewedByCopy, group: "file", weight: 3, begin: renewByCopy(db.renewAsCopy)},
 		{name: "file locked by somebody", group: "file", weight: 4, begin: db.lock},
 		{name: "files may not grow (RLIMIT_FSIZE)", group: "file", weight: 4, begin: limit},
 	}
 	if db.mounted {
-		kinds = append(kinds, faultKind{name: "disk full (tmpfs)", group: "file", weight: 4, begin: db.fill})
+		kinds = append(kinds,
+			faultKind{name: "disk full (tmpfs)", group: "file", weight: 4, begin: db.fill(0, false)},
+			faultKind{name: "disk nearly full (tmpfs)", group: "file", weight: 2, begin: db.fill(64<<10, false)},
+			faultKind{name: "disk full by turns (tmpfs)", group: "file", weight: 2, begin: db.fill(64<<10, true)})
 	}
 	return kinds
 }
@@ -150,19 +166,71 @@ func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, nil
 }
 
-// fill leaves no byte free on the disk.
-func (db *sqlite) fill(context.Context, *phase) (string, ending, error) {
-	ballast, err := os.Create(filepath.Join(db.dir, "ballast"))
-	if err != nil {
-		return "", nil, err
+// renewAsCopy renews the lease's record as it stands, and returns for which term.
+func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
+	now := time.Now()
+	err = db.books.QueryRowContext(ctx, `UPDATE objects SET resource_version = max(resource_version + 1, ?1), updated_at_ms = ?2
+		WHERE object_type = 'reconciler_lease' AND id = 'singleton'
+		RETURNING json_extract(CAST(payload AS TEXT), '$.term')`, now.UnixMicro(), now.UnixMilli()).Scan(&term)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
 	}
-	defer ballast.Close()
+	return term, err
+}
+
+// fill leaves less than so many bytes free on the disk, all the time or by turns with
+// none. The log is empty at first: what it has written once it could write again.
+func (db *sqlite) fill(free int64, byTurns bool) func(context.Context, *phase) (string, ending, error) {
+	return func(ctx context.Context, p *phase) (string, ending, error) {
+		if _, err := db.books.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
+			return "", nil, err
+		}
+		ballast, err := os.Create(filepath.Join(db.dir, "ballast"))
+		if err != nil {
+			return "", nil, err
+		}
+		give := func() error {
+			stat, err := ballast.Stat()
+			if err != nil || free == 0 {
+				return err
+			}
+			return ballast.Truncate(max(0, stat.Size()-rand.Int64N(free)))
+		}
+		filling, stop := context.WithCancel(ctx)
+		var done sync.WaitGroup
+		err = errors.Join(inflate(ballast), give())
+		if byTurns {
+			done.Go(func() {
+				for err == nil && pause(filling, rand.N(20*time.Millisecond)) {
+					err = inflate(ballast)
+					if err == nil && pause(filling, rand.N(20*time.Millisecond)) {
+						err = give()
+					}
+				}
+			})
+		}
+		return "all", func() (time.Duration, error) {
+			stop()
+			done.Wait()
+			return 0, errors.Join(err, ballast.Close(), os.Remove(ballast.Name()))
+		}, nil
+	}
+}
+
+// inflate makes a file as large as the disk allows.
+func inflate(file *os.File) error {
+	if _, err := file.Seek(0, io.SeekEnd); err != nil {
+		return err
+	}
 	for size := 1 << 20; size > 0; {
-		if _, err := ballast.Write(make([]byte, size)); err != nil {
+		switch _, err := file.Write(make([]byte, size)); {
+		case errors.Is(err, unix.ENOSPC):
 			size /= 2
+		case err != nil:
+			return err
 		}
 	}
-	return "all", func() (time.Duration, error) { return 0, os.Remove(ballast.Name()) }, nil
+	return nil
 }
 
 // limit forbids replicas to write beyond the first bytes of a file.

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// tombstonesSpoilt begins the names of the faults that are done to the table of
+// tombstones while the replicas run. They must find out, and go on without it.
+const tombstonesSpoilt = "tombstones "
+
+func (db *postgres) tombstoneKinds() []faultKind {
+	const table = "objects_tombstones"
+	kind := func(name string, spoil, mend func(context.Context) error) faultKind {
+		return faultKind{name: tombstonesSpoilt + name, group: "server", weight: 3, longer: 2, begin: func(ctx context.Context, p *phase) (string, ending, error) {
+			return spoilTombstones(ctx, p, spoil, mend)
+		}}
+	}
+	sql := func(sql string) func(context.Context) error {
+		return func(ctx context.Context) error { return db.alter(ctx, table, sql) }
+	}
+	migrate := func(ctx context.Context) error {
+		store, err := db.open(ctx, db.admin)
+		if err != nil {
+			return err
+		}
+		return errors.Join(store.Migrate(ctx), store.Close(), db.exec(ctx, `GRANT SELECT, INSERT, UPDATE, DELETE ON `+table+` TO app`))
+	}
+	crash := func(ctx context.Context) error {
+		if err := sql(`ALTER TABLE ` + table + ` SET UNLOGGED`)(ctx); err != nil {
+			return err
+		}
+		return db.server.Restart("immediate")
+	}
+	return []faultKind{
+		kind("dropped", sql(`DROP TABLE `+table), migrate),
+		kind("revoked", sql(`REVOKE ALL ON `+table+` FROM app`), sql(`GRANT SELECT, INSERT, UPDATE, DELETE ON `+table+` TO app`)),
+		kind("under row-level security", sql(`ALTER TABLE `+table+` ENABLE ROW LEVEL SECURITY`), sql(`ALTER TABLE `+table+` DISABLE ROW LEVEL SECURITY`)),
+		kind("unlogged, and a crash", crash, sql(`ALTER TABLE `+table+` SET LOGGED`)),
+	}
+}
+
+// spoilTombstones makes the table unfit, until it is mended. The lease must be created
+// without it, which the replicas have found fit: so one half of the time the holder ends
+// in order before, while the others are stopped, and else it resigns after.
+func spoilTombstones(ctx context.Context, p *phase, spoil, mend func(context.Context) error) (string, ending, error) {
+	before := p.rand.IntN(2) == 0
+	goOn, start := func() error { return nil }, func() error { return nil }
+	if before {
+		var err error
+		if goOn, start, err = leaveFree(p); err != nil {
+			return "", nil, err
+		}
+	}
+	err := errors.Join(spoil(ctx), goOn())
+	target := "all, with no holder"
+	if !before {
+		target = "all"
+		for _, v := range p.victims(1) {
+			err = errors.Join(err, v.resign())
+		}
+	}
+	at := monotonic()
+	return target, func() (time.Duration, error) { return at, errors.Join(mend(ctx), start()) }, err
+}
+
+// leaveFree ends the holder in order, while the others are stopped. They go on by
+// goOn, and start starts the one that has ended.
+func leaveFree(p *phase) (goOn, start func() error, err error) {
+	var holders, others []*process
+	running := p.record.holders()
+	for _, v := range p.victims(replicas) {
+		if holds(running, v) == 1 {
+			holders = append(holders, v)
+		} else {
+			others = append(others, v)
+		}
+	}
+	pause := &fault{kind: paused, target: names(others), from: monotonic(), episode: p.episodes}
+	unfreeze, err := freeze(p, others)
+	if err != nil {
+		return nil, nil, err
+	}
+	goOn = func() (err error) {
+		pause.to, err = unfreeze()
+		p.note([]*fault{pause})
+		return err
+	}
+	for _, v := range holders {
+		err = errors.Join(err, v.terminate())
+	}
+	return goOn, func() error { return startAll(holders) }, err
+}
+
+// alter changes a table, and ends those who hold a lock on it for long, for another
+// fault holds them up.
+func (db *postgres) alter(ctx context.Context, table, sql string) error {
+	for {
+		err := db.exec(ctx, `SET lock_timeout = '1s'; `+sql)
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != "55P03" {
+			return err
+		}
+		err = db.exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = '`+table+`'::regclass AND pid <> pg_backend_pid()`)
+		if err != nil {
+			return err
+		}
+	}
+}

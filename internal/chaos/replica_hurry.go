@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+const hurriedTries = 300
+
+// hurry does calls that have about as long as they take, so that the end of their
+// contexts meets them at any moment of the write, its commit too.
+type hurry struct {
+	takes time.Duration // a call, about
+}
+
+// untilDone does a call again and again until it succeeds, or it has been tried so many
+// times: where the disk is full, in quick succession.
+func (h *hurry) untilDone(ctx context.Context, do func(context.Context) error, goOn func() bool) (err error) {
+	for range hurriedTries {
+		if err = h.once(do); err == nil || ctx.Err() != nil || !goOn() {
+			break
+		}
+	}
+	return err
+}
+
+func (h *hurry) once(do func(context.Context) error) error {
+	h.takes = min(max(h.takes, 10*time.Microsecond), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), rand.N(2*h.takes))
+	defer cancel()
+	began := time.Now()
+	err := do(ctx)
+	if ctx.Err() != nil || time.Since(began) > h.takes {
+		h.takes += h.takes / 16
+	} else {
+		h.takes -= h.takes / 16
+	}
+	return err
+}
+
+// writeHurried writes an object that is this replica's alone, in a hurry, and tells of
+// each write that it was told is done.
+func (r *replica) writeHurried(ctx context.Context) {
+	var h hurry
+	var version int64
+	obj := tenure.Object{Key: tenure.Key{Type: hurriedType, ID: r.birth}}
+	for n := 0; pause(ctx, about(r.Pace)); {
+		err := h.untilDone(ctx, func(ctx context.Context) error {
+			n++
+			obj.Payload = fmt.Appendf(nil, "%s.%d", r.birth, n)
+			cond := tenure.Unconditional()
+			if version != 0 {
+				cond = tenure.MatchVersion(version)
+			}
+			written, err := r.backend.store().PutIf(ctx, obj, cond)
+			var conflict *tenure.ConflictError
+			switch {
+			case err == nil:
+				version = written.Version
+			case errors.As(err, &conflict): // one that was not answered was done
+				version = conflict.Current
+			}
+			return err
+		}, func() bool { return true })
+		if err == nil {
+			r.events.write(event{Kind: acknowledge, Note: ledgerHurried + " " + string(obj.Payload)})
+		}
+	}
+}
