@@ -23,7 +23,7 @@ type result struct {
 	doubtful   int // operations of unknown outcome
 	registers  int // whose history was judged
 	undecided  int // that took too long to judge
-	renewals   int // that were told of
+	renewals   int // that a replica was told had succeeded
 	crowd      int // terms of other leases
 	together   int // begins and ends of those, that were committed with others
 	overlaps   map[string]int
@@ -149,10 +149,10 @@ func (r *result) checkAcknowledged(p *phase, a *audit) {
 	}
 }
 
-// checkRenewed finds a renewal that a replica was told has succeeded and that was not
-// committed while the call lasted.
+// checkRenewed looks for renewals that a replica was told had succeeded, although nothing
+// was committed while the call lasted.
 func (r *result) checkRenewed(p *phase, a *audit) {
-	const slack = 10 * time.Millisecond // a time in the ledger is cut to milliseconds
+	const slack = 10 * time.Millisecond // the ledger has whole milliseconds
 	since := time.Duration(time.Now().UnixNano()) - monotonic()
 	committed := map[string][]time.Duration{} // by term
 	for _, e := range a.ledger {
@@ -177,9 +177,9 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 	}
 }
 
-// checkSetUp finds a replica that was told that its database is not set up for it, where
-// a fault is no reason, or for longer than it takes to find that out once. Without
-// tombstones, too, all else must be done.
+// checkSetUp looks for replicas that were told that the database is not set up. Losing
+// the tombstones is the only fault that may cause this, and only for a moment: a replica
+// must find out that they are gone and do everything without them.
 func (r *result) checkSetUp(p *phase, a *audit) {
 	if !a.fit {
 		return
@@ -209,7 +209,7 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
 		case e.At-since > time.Second:
 			r.violate("%s was told at %v, as %v before already, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
-			first[of{e.Replica, latest}] = forever // one tells enough
+			first[of{e.Replica, latest}] = forever // one violation is enough
 		}
 	}
 }
@@ -337,8 +337,9 @@ func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
 	return ""
 }
 
-// removalExcuses reports whether a fault removed the file that an overlap is due to: until
-// all that had it are gone, and their terms in the new one too.
+// removalExcuses reports whether an overlap is due to the removal of the file. It may last
+// until every process that had the old file open has ended and its term in the new file
+// has expired.
 func removalExcuses(f *fault, o span, ttl time.Duration) bool {
 	return f.kind == fileRemoved && (span{from: f.from, to: f.to + ttl}).covers(o.from, o.to)
 }
@@ -416,8 +417,8 @@ func (p *phase) around(from, to time.Duration) string {
 	return b.String()
 }
 
-// checkKept looks whether a replica whose connections were left alone while the server
-// was full has kept its lease.
+// checkKept looks for replicas that lost their lease while the server was full, although
+// nobody broke their connections.
 func (r *result) checkKept(p *phase, jobs []job) {
 	for _, f := range p.record.faults {
 		if f.kind != serverFull || !p.alone(f) {
@@ -433,8 +434,8 @@ func (r *result) checkKept(p *phase, jobs []job) {
 	}
 }
 
-// alone reports whether no other fault was done beside one, or shortly before: what that
-// one has broken is whole again.
+// alone reports whether a fault was the only one at its time, and the one before it ended
+// long enough ago that its consequences are over.
 func (p *phase) alone(f *fault) bool {
 	return !slices.ContainsFunc(p.record.faults, func(g *fault) bool {
 		return g != f && (g.episode == f.episode || g.from < f.from && f.from < g.to+p.ttl/2)
@@ -456,7 +457,7 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 		case clockMoved:
 			allowed += p.ttl // as promised where the clock is set back
 		case renewedByCopy:
-			if !p.alone(f) { // what the copy has written may have been the holder's own lost answer
+			if !p.alone(f) { // the holder may have lost an answer, and take the copy's write for its own
 				continue
 			}
 			jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return strings.Contains(f.target, j.term) })

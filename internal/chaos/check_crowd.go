@@ -86,6 +86,6 @@ func (r *result) checkTold(p *phase, a *audit) {
 // serverStopped reports whether the server lost soon after what it had not written.
 func (p *phase) serverStopped(at time.Duration) bool {
 	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
-		return f.kind == stoppedImmediate && f.from-time.Second < at && at < f.to
+		return (f.kind == stoppedImmediate || f.kind == tombstonesCrashed) && f.from-time.Second < at && at < f.to
 	})
 }

@@ -19,13 +19,15 @@ func TestTwoTermsOfOneLeaseAtATimeAreFound(t *testing.T) {
 		expiry tenure.ExpiryPolicy
 		want   int
 	}{
-		"by turns":            {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
-		"of two leases":       {[]event{term("a", "x", 1*s, 3*s), term("b", "y", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
-		"at a time":           {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
-		"one within another":  {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
-		"the clock was moved": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
-		"and nobody cares":    {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
-		"moved before both":   {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 1},
+		"by turns":             {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
+		"of two leases":        {[]event{term("a", "x", 1*s, 3*s), term("b", "y", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
+		"at a time":            {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
+		"one within another":   {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
+		"the clock was moved":  {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
+		"and nobody cares":     {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
+		"the file was removed": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 1 * s, to: 2 * s}}, tenure.StoreClock, 0},
+		"but later":            {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.StoreClock, 1},
+		"moved before both":    {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 1},
 	} {
 		r := &result{}
 		r.checkHeld(&phase{ttl: ttl, expiry: test.expiry, record: &record{events: test.events, faults: test.faults}})
@@ -51,6 +53,7 @@ func TestWhatIsNotAsItWasToldIsFound(t *testing.T) {
 		"released":                      {event{Kind: released, Note: "x", Term: "1"}, nil, 0},
 		"released what stands":          {event{Kind: released, Note: "y", Term: "2", At: 4 * s}, nil, 1},
 		"and the server was stopped":    {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, stopped, 0},
+		"in a crash without tombstones": {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, []*fault{{kind: tombstonesCrashed, from: 5 * s, to: 6 * s}}, 0},
 		"but later":                     {event{Kind: released, Note: "y", Term: "2", At: 3 * s}, stopped, 1},
 		"lost":                          {event{Kind: notReleased, Note: "y", Term: "2"}, nil, 0},
 		"lost what it has released":     {event{Kind: notReleased, Note: "x", Term: "1"}, nil, 1},

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"strconv"
 	"testing"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
 
 func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
@@ -28,7 +31,7 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 func TestOnlyAPauseExcusesAnOverlapAndForNoLonger(t *testing.T) {
 	const ms = time.Millisecond
 	first, second := span{"a", 1000 * ms, 3000 * ms}, span{"a", 3002 * ms, 8000 * ms}
-	stop := func(s span) *fault { return &fault{kind: "pause", target: s.replica, from: s.from, to: s.to} }
+	stop := func(s span) *fault { return &fault{kind: paused, target: s.replica, from: s.from, to: s.to} }
 	for name, test := range map[string]struct {
 		overlap span
 		pauses  []span
@@ -62,6 +65,10 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 	}
 	cut := &fault{kind: "network cut", from: 9 * s, to: 10 * s, episode: 1}
 	next := &fault{kind: "network cut", from: 12 * s, to: 13 * s, episode: 2}
+	copied := &fault{kind: renewedByCopy, target: "term x", from: 10 * s, to: 10 * s, episode: 1}
+	of := func(term string, from, to time.Duration) job {
+		return job{span: span{from: from, to: to}, term: term}
+	}
 	stall := func(replica string) span { return span{replica, 11 * s, 12 * s} }
 	for name, test := range map[string]struct {
 		jobs   []job
@@ -77,10 +84,94 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 		"ends for it, held too late":  {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, nil, 1},
 		"but another fault came":      {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut, next}, nil, 0},
 		"the machine stalled":         {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, []span{stall("a")}, 0},
+		"a copy ends the term":        {[]job{of("x", 1*s, 11*s), of("y", 12*s, 99*s)}, []*fault{copied}, nil, 0},
+		"a copy ends it too late":     {[]job{of("x", 1*s, 11*s), of("y", 13*s, 99*s)}, []*fault{copied}, nil, 1},
+		"a copy does not end it":      {[]job{of("x", 1*s, 99*s)}, []*fault{copied}, nil, 1},
+		"an answer may be lost":       {[]job{of("x", 1*s, 99*s)}, []*fault{copied, {kind: "network hangs", from: 9 * s, to: 10 * s, episode: 1}}, nil, 0},
 		"all at once is not for long": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
 	} {
 		r := &result{}
 		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{faults: test.faults, pauses: test.pauses}}, test.jobs)
+		if len(r.violations) != test.want {
+			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}
+
+func TestARenewalThatWasNotCommittedIsFound(t *testing.T) {
+	const s = time.Second
+	since := time.Duration(time.Now().UnixNano()) - monotonic()
+	committed := entry{kind: ledgerRenewed, term: "a", note: strconv.FormatInt((since + 10*s).Milliseconds(), 10)}
+	for name, test := range map[string]struct {
+		term     string
+		from, to time.Duration
+		until    time.Duration
+		want     int
+	}{
+		"committed":            {"a", 9 * s, 11 * s, 0, 0},
+		"before":               {"a", 11 * s, 12 * s, 0, 1},
+		"after":                {"a", 8 * s, 9 * s, 0, 1},
+		"of another term":      {"b", 9 * s, 11 * s, 0, 1},
+		"the file was removed": {"b", 9 * s, 11 * s, 10 * s, 0},
+	} {
+		r := &result{}
+		told := event{Kind: renewed, Term: test.term, From: test.from, At: test.to}
+		r.checkRenewed(&phase{record: &record{events: []event{told}}}, &audit{ledger: []entry{committed}, until: int64(test.until)})
+		if len(r.violations) != test.want {
+			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}
+
+func TestADatabaseThatStaysUnfitIsFound(t *testing.T) {
+	const s = time.Second
+	told := func(replica string, at time.Duration) event {
+		return event{Kind: setUpError, Replica: replica, At: at}
+	}
+	dropped := &fault{kind: tombstonesSpoilt + "dropped", from: 5 * s, to: 6 * s}
+	again := &fault{kind: tombstonesSpoilt + "dropped", from: 15 * s, to: 16 * s}
+	for name, test := range map[string]struct {
+		events []event
+		faults []*fault
+		want   int
+	}{
+		"for no reason":      {[]event{told("a", 4*s)}, []*fault{dropped}, 1},
+		"found out":          {[]event{told("a", 6*s), told("a", 7*s), told("b", 8*s), told("b", 9*s)}, []*fault{dropped}, 0},
+		"again and again":    {[]event{told("a", 6*s), told("a", 8*s), told("a", 9*s)}, []*fault{dropped}, 1},
+		"each time of new":   {[]event{told("a", 6*s), told("a", 16*s)}, []*fault{dropped, again}, 0},
+		"not of another one": {[]event{told("a", 6*s)}, []*fault{{kind: serverFull, from: 5 * s, to: 7 * s}}, 1},
+	} {
+		r := &result{}
+		r.checkSetUp(&phase{record: &record{events: test.events, faults: test.faults}}, &audit{fit: true})
+		if len(r.violations) != test.want {
+			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}
+
+func TestATermThatEndsThoughItsConnectionsAreGoodIsFound(t *testing.T) {
+	const s = time.Second
+	full := func(target string) *fault { return &fault{kind: serverFull, target: target, from: 5 * s, to: 9 * s} }
+	late := tenure.ErrDeadline.Error()
+	for name, test := range map[string]struct {
+		to     time.Duration
+		cause  string
+		faults []*fault
+		pauses []span
+		want   int
+	}{
+		"lost":                       {7 * s, late, []*fault{full("b")}, nil, 1},
+		"resigned":                   {7 * s, tenure.ErrResigned.Error(), []*fault{full("b")}, nil, 0},
+		"lost later":                 {10 * s, late, []*fault{full("b")}, nil, 0},
+		"its connections were cut":   {7 * s, late, []*fault{full("b a")}, nil, 0},
+		"it did not run":             {7 * s, late, []*fault{full("b")}, []span{{"a", 6 * s, 7 * s}}, 0},
+		"another fault at that time": {7 * s, late, []*fault{full("b"), {kind: "network cut", from: 6 * s, to: 8 * s}}, nil, 0},
+		"another fault right before": {7 * s, late, []*fault{full("b"), {kind: "network cut", from: 3 * s, to: 4500 * time.Millisecond, episode: 1}}, nil, 0},
+		"another fault long before":  {7 * s, late, []*fault{full("b"), {kind: "network cut", from: 3 * s, to: 4 * s, episode: 1}}, nil, 1},
+	} {
+		r := &result{}
+		p := &phase{ttl: 1500 * time.Millisecond, record: &record{faults: test.faults, pauses: test.pauses}}
+		r.checkKept(p, []job{{span: span{"a", 1 * s, test.to}, cause: test.cause}})
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}

@@ -57,10 +57,9 @@ func startAll(processes []*process) error {
 	return errors.Join(errs...)
 }
 
-// renewByCopy does once what a copy of the holder would do, of its process or of its
-// machine: it renews the record as it stands. Nobody renews it again but the holder,
-// which finds that it is not alone. So its term must end, and somebody's next one begin
-// once what the copy has written has expired.
+// renewByCopy does once what a copy of the holder's process or machine would do: it renews
+// the record without changing it. The holder must notice at its next renewal and end its
+// term. Nobody renews the record after that, so the next term must begin once it expires.
 func renewByCopy(renew func(context.Context) (term string, err error)) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
 		term, err := renew(ctx)
@@ -81,7 +80,7 @@ func stop(_ context.Context, p *phase) (string, ending, error) {
 	return names(victims), end, err
 }
 
-// freeze stops processes, which go on at the end.
+// freeze stops processes. Its ending lets them go on.
 func freeze(p *phase, victims []*process) (ending, error) {
 	from := monotonic()
 	signal := func(s syscall.Signal) (err error) {

@@ -115,7 +115,7 @@ func (db *postgres) lock(ctx context.Context, p *phase) (string, ending, error) 
 	}, err
 }
 
-// renewAsCopy renews the lease's record as it stands, and returns for which term.
+// renewAsCopy renews the lease's record without changing it, and returns its term.
 func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
 	conn, err := db.connect(ctx)
 	if err != nil {
@@ -130,8 +130,8 @@ func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
 }
 
 // fill takes all connections that the server has for the replicas, for as long as
-// it lasts, and breaks some of those that the replicas have. The others must do with
-// what they have, although some of it is due to be replaced.
+// it lasts, and breaks some of those that the replicas have. Replicas whose connections
+// it does not break cannot open new ones, although their old ones exceed their lifetime.
 func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) {
 	filling, stop := context.WithCancel(ctx)
 	filled := make(chan error, 1)

@@ -8,14 +8,18 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// tombstonesSpoilt begins the names of the faults that are done to the table of
-// tombstones while the replicas run. They must find out, and go on without it.
-const tombstonesSpoilt = "tombstones "
+const (
+	// tombstonesSpoilt is how the names of the faults begin that make the table of
+	// tombstones unusable while the replicas run. They must find out and go on without it.
+	tombstonesSpoilt = "tombstones "
+
+	tombstonesCrashed = tombstonesSpoilt + "unlogged, and a crash"
+)
 
 func (db *postgres) tombstoneKinds() []faultKind {
 	const table = "objects_tombstones"
 	kind := func(name string, spoil, mend func(context.Context) error) faultKind {
-		return faultKind{name: tombstonesSpoilt + name, group: "server", weight: 3, longer: 2, begin: func(ctx context.Context, p *phase) (string, ending, error) {
+		return faultKind{name: name, group: "server", weight: 4, longer: 2, begin: func(ctx context.Context, p *phase) (string, ending, error) {
 			return spoilTombstones(ctx, p, spoil, mend)
 		}}
 	}
@@ -36,16 +40,16 @@ func (db *postgres) tombstoneKinds() []faultKind {
 		return db.server.Restart("immediate")
 	}
 	return []faultKind{
-		kind("dropped", sql(`DROP TABLE `+table), migrate),
-		kind("revoked", sql(`REVOKE ALL ON `+table+` FROM app`), sql(`GRANT SELECT, INSERT, UPDATE, DELETE ON `+table+` TO app`)),
-		kind("under row-level security", sql(`ALTER TABLE `+table+` ENABLE ROW LEVEL SECURITY`), sql(`ALTER TABLE `+table+` DISABLE ROW LEVEL SECURITY`)),
-		kind("unlogged, and a crash", crash, sql(`ALTER TABLE `+table+` SET LOGGED`)),
+		kind(tombstonesSpoilt+"dropped", sql(`DROP TABLE `+table), migrate),
+		kind(tombstonesSpoilt+"revoked", sql(`REVOKE ALL ON `+table+` FROM app`), sql(`GRANT SELECT, INSERT, UPDATE, DELETE ON `+table+` TO app`)),
+		kind(tombstonesSpoilt+"under row-level security", sql(`ALTER TABLE `+table+` ENABLE ROW LEVEL SECURITY`), sql(`ALTER TABLE `+table+` DISABLE ROW LEVEL SECURITY`)),
+		kind(tombstonesCrashed, crash, sql(`ALTER TABLE `+table+` SET LOGGED`)),
 	}
 }
 
-// spoilTombstones makes the table unfit, until it is mended. The lease must be created
-// without it, which the replicas have found fit: so one half of the time the holder ends
-// in order before, while the others are stopped, and else it resigns after.
+// spoilTombstones makes the table unusable until it is mended. Half of the time the lease
+// is free at that moment, and one of the replicas, which have all seen the table, must
+// create it without; otherwise the holder must release it without.
 func spoilTombstones(ctx context.Context, p *phase, spoil, mend func(context.Context) error) (string, ending, error) {
 	before := p.rand.IntN(2) == 0
 	goOn, start := func() error { return nil }, func() error { return nil }
@@ -67,8 +71,8 @@ func spoilTombstones(ctx context.Context, p *phase, spoil, mend func(context.Con
 	return target, func() (time.Duration, error) { return at, errors.Join(mend(ctx), start()) }, err
 }
 
-// leaveFree ends the holder in order, while the others are stopped. They go on by
-// goOn, and start starts the one that has ended.
+// leaveFree terminates the holder while all others are stopped, so that nobody takes the
+// lease until goOn is called. start starts the terminated one again.
 func leaveFree(p *phase) (goOn, start func() error, err error) {
 	var holders, others []*process
 	running := p.record.holders()
@@ -95,8 +99,8 @@ func leaveFree(p *phase) (goOn, start func() error, err error) {
 	return goOn, func() error { return startAll(holders) }, err
 }
 
-// alter changes a table, and ends those who hold a lock on it for long, for another
-// fault holds them up.
+// alter changes a table. It terminates sessions that keep a lock on it for more than a
+// second because another fault keeps them from ending their transaction.
 func (db *postgres) alter(ctx context.Context, table, sql string) error {
 	for {
 		err := db.exec(ctx, `SET lock_timeout = '1s'; `+sql)

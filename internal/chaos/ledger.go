@@ -8,8 +8,8 @@ const (
 	ledgerEnd      = "end"
 	ledgerFenced   = "fenced"
 	ledgerUnfenced = "unfenced"
-	ledgerRenewed  = "renewed" // the note is when, in Unix milliseconds by this host's clock
-	ledgerHurried  = "hurried" // a write of an object by a call that had little time
+	ledgerRenewed  = "renewed" // the note is the time in Unix milliseconds by this host's clock
+	ledgerHurried  = "hurried" // an object was written by a call that had hardly any time
 )
 
 // entry is one row of the ledger.
@@ -30,7 +30,7 @@ type audit struct {
 	once        map[string]string // the objects that are created once
 	registers   map[string]op     // a last get of each
 	connections []string          // that outlast all replicas
-	groups      bool              // writes of leases go in groups
-	fit         bool              // only a fault can make the database say that it is not set up
+	groups      bool              // leases write in groups
+	fit         bool              // it is an error of the library to call the database not set up
 	until       int64             // from then on nothing is promised, for the file was replaced; 0: never
 }

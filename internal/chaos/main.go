@@ -8,14 +8,25 @@
 // have: that fencing tokens rise from term to term, and nothing fenced was
 // committed but in its own term, in the order of the commits; that what each
 // replica saw of registers written by compare-and-swap can have happened in some
-// order; that nothing is lost that a replica was told is written; that somebody
-// held the lease again within TTL + 1 s of each fault's end (a TTL more where the
-// database's clock was moved); that no two jobs ran at once; that replicas which
-// ended in order left no goroutine and no connection.
+// order; that nothing is lost that a replica was told is written, and every renewal that
+// it was told of was committed; that somebody held the lease again within TTL + 1 s of
+// each fault's end (a TTL more where the database's clock was moved), and somebody else
+// where a copy of the holder had renewed the lease; that a full server costs no term of
+// a replica whose connections are good; that no two jobs ran at once; that replicas
+// which ended in order left no goroutine and no connection.
 //
-// On Postgres each replica has workers, too, that hold other leases by hand, all at the
-// same times, so that their writes go in groups: no two may see a term of one lease
+// Each replica has workers, too, that hold other leases by hand, all at the same times,
+// so that on Postgres their writes go in groups: no two may see a term of one lease
 // valid at one moment, and what they were told must be what was committed.
+//
+// On SQLite many calls get about as much time as a write takes, so that their contexts
+// end at any moment of a write that a full disk undoes.
+//
+// In one of the phases on Postgres the table of tombstones is dropped, unlogged while the
+// server crashes, revoked, and put under row-level security. Without it only the
+// database's clock keeps versions from going back, so there the clock is never moved, and
+// tokens must rise without exception. A replica may hear that the database is not set up
+// for no longer than a second, and the lease is held as if nothing had happened.
 //
 // Jobs may overlap where the README says so: while a process is paused, until it
 // has gone on and its job has returned; where the database's clock is moved, but
@@ -25,7 +36,7 @@
 //
 // It exits with 1 where a promise was broken, and tells which, with the seed and
 // what happened at the time. The seed draws the same faults again; what they
-// meet is never the same twice.
+// meet is never the same twice. -run chooses faults, for example 'sqlite: disk'.
 package main
 
 import (

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/tenurelib/tenure"
 )
@@ -51,10 +50,8 @@ func (o op) String() string {
 	return fmt.Sprintf("%s %s version=%d value=%s -> %s now=%d read=%s %s", o.Do, o.Key, o.Version, o.Value, o.Outcome, o.Now, o.Read, o.Error)
 }
 
-// run does the operation, and notes how it ended.
-func (o *op) run(store tenure.Store, timeout time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
+// run does the operation, notes how it ended, and returns the error.
+func (o *op) run(ctx context.Context, store tenure.Store) error {
 	obj := tenure.Object{Key: tenure.Key{Type: registerType, ID: o.Key}, Payload: []byte(o.Value)}
 	var err error
 	switch o.Do {
@@ -74,7 +71,7 @@ func (o *op) run(store tenure.Store, timeout time.Duration) {
 	switch {
 	case err == nil:
 		o.Outcome, o.Now = done, obj.Version
-		return
+		return nil
 	case errors.As(err, &mismatch):
 		o.Outcome, o.Now = conflict, mismatch.Current
 	case errors.Is(err, tenure.ErrExists):
@@ -87,4 +84,5 @@ func (o *op) run(store tenure.Store, timeout time.Duration) {
 		o.Outcome = unknown
 	}
 	o.Error = err.Error()
+	return err
 }

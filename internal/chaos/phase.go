@@ -25,7 +25,7 @@ type phase struct {
 	ttl    time.Duration
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
-	only   *regexp.Regexp // the faults that are done
+	only   *regexp.Regexp // matches the faults to do
 	log    func(format string, args ...any)
 
 	processes []*process
@@ -92,7 +92,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
 	}
 	until := time.Now().Add(duration)
-	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // at first all look at the database
+	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // first let every replica see the database in order
 		if err := p.episode(ctx); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -180,7 +180,7 @@ func (p *phase) note(faults []*fault) {
 	p.record.faults = append(p.record.faults, faults...)
 }
 
-// chosen returns the kinds of faults that are done.
+// chosen returns the kinds of faults to do.
 func (p *phase) chosen(kinds []faultKind) []faultKind {
 	return slices.DeleteFunc(kinds, func(k faultKind) bool { return !p.only.MatchString(p.name + ": " + k.name) })
 }
@@ -210,7 +210,7 @@ func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
 	return p.awaitJob(ctx, longest, func(string) bool { return true })
 }
 
-// awaitJob returns false where no job of a term that will do runs for so long.
+// awaitJob waits until a job runs whose term will do, or returns false after so long.
 func (p *phase) awaitJob(ctx context.Context, longest time.Duration, willDo func(term string) bool) bool {
 	timer := time.NewTimer(longest)
 	defer timer.Stop()

@@ -23,9 +23,10 @@ type postgres struct {
 	theme  theme
 }
 
-// theme is what is done to a server beside all else. Without the tombstones only the
-// clock keeps versions from going back. So where they are lost the clock is never
-// moved, and then tokens must rise all the same, with no exception.
+// theme decides between two kinds of faults that must not meet on one server. Without
+// tombstones only the database's clock keeps versions from going back, and once it was
+// ahead some versions stay ahead of it. So where tombstones get lost the clock is never
+// moved, and tokens must rise without exception.
 type theme uint8
 
 const (
@@ -198,7 +199,7 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, er
 	q := u.Query()
 	q.Set("application_name", cfg.Name)
 	q.Set("connect_timeout", "2")
-	if i > 0 { // its connections are due to be replaced again and again, also while the server is full
+	if i > 0 { // some connection always exceeds this while the server is full
 		q.Set("pool_max_conn_lifetime", (time.Duration(i) * ttl / 3).String())
 	}
 	u.RawQuery = q.Encode()

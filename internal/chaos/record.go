@@ -80,7 +80,7 @@ func (r *record) holders() []string {
 	return slices.Sorted(maps.Keys(r.running))
 }
 
-// terms returns the terms of the jobs that run, and a channel that is closed when that
+// terms returns the terms of the jobs that run, and a channel that is closed when they
 // may have changed.
 func (r *record) terms() ([]string, <-chan struct{}) {
 	r.mu.Lock()
@@ -94,7 +94,7 @@ type job struct {
 	term  string
 	token int64
 	death bool   // it ended with its process
-	cause string // for which it was told to return
+	cause string // why it was told to return
 }
 
 // jobs returns all jobs, in the order of their begins.

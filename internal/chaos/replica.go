@@ -34,7 +34,7 @@ type replicaConfig struct {
 	Expiry    tenure.ExpiryPolicy
 	Pace      time.Duration // from one operation to the next, about
 	Crowd     int           // workers on other leases
-	Hurry     bool          // some calls have about as long as a write takes
+	Hurry     bool          // some calls get about as much time as a write takes
 }
 
 // replica is the process that faults are done to.
@@ -159,7 +159,7 @@ func take(orders chan<- struct{}) {
 	os.Exit(3)
 }
 
-// tellSetUp tells of an error that says that the database is not set up.
+// tellSetUp reports an error that says that the database is not set up.
 func (r *replica) tellSetUp(err error) {
 	if errors.Is(err, tenure.ErrSetup) {
 		r.events.write(event{Kind: setUpError, Note: err.Error()})

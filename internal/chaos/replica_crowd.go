@@ -99,8 +99,7 @@ func (w *crowdWorker) hold(ctx context.Context, id string) error {
 	return err
 }
 
-// renew renews a term, in a hurry where this replica is in one, and tells if it was told
-// that it has.
+// renew renews a term, with hardly any time if this replica hurries, and reports a success.
 func (w *crowdWorker) renew(ctx context.Context, lease *tenure.Lease, term *tenure.Term) {
 	var began time.Duration
 	renew := func(ctx context.Context) error {

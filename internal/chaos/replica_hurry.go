@@ -12,14 +12,14 @@ import (
 
 const hurriedTries = 300
 
-// hurry does calls that have about as long as they take, so that the end of their
-// contexts meets them at any moment of the write, its commit too.
+// hurry gives calls about as much time as they take, so that their contexts end at any
+// moment of a call, also while it commits.
 type hurry struct {
-	takes time.Duration // a call, about
+	takes time.Duration // about how long a call takes
 }
 
-// untilDone does a call again and again until it succeeds, or it has been tried so many
-// times: where the disk is full, in quick succession.
+// untilDone repeats a call until it succeeds, up to some hundred times while the disk is
+// full: of ten thousand contexts perhaps one ends at the moment that matters.
 func (h *hurry) untilDone(ctx context.Context, do func(context.Context) error, goOn func() bool) (err error) {
 	for range hurriedTries {
 		if err = h.once(do); err == nil || ctx.Err() != nil || !goOn() {
@@ -43,8 +43,8 @@ func (h *hurry) once(do func(context.Context) error) error {
 	return err
 }
 
-// writeHurried writes an object that is this replica's alone, in a hurry, and tells of
-// each write that it was told is done.
+// writeHurried writes an object that no other replica writes, with hardly any time for
+// each call, and reports the writes that it was told are done.
 func (r *replica) writeHurried(ctx context.Context) {
 	var h hurry
 	var version int64
@@ -62,7 +62,7 @@ func (r *replica) writeHurried(ctx context.Context) {
 			switch {
 			case err == nil:
 				version = written.Version
-			case errors.As(err, &conflict): // one that was not answered was done
+			case errors.As(err, &conflict): // an earlier write was done, although its call failed
 				version = conflict.Current
 			}
 			return err

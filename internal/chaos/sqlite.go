@@ -166,7 +166,7 @@ func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, nil
 }
 
-// renewAsCopy renews the lease's record as it stands, and returns for which term.
+// renewAsCopy renews the lease's record without changing it, and returns its term.
 func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
 	now := time.Now()
 	err = db.books.QueryRowContext(ctx, `UPDATE objects SET resource_version = max(resource_version + 1, ?1), updated_at_ms = ?2
@@ -178,8 +178,9 @@ func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
 	return term, err
 }
 
-// fill leaves less than so many bytes free on the disk, all the time or by turns with
-// none. The log is empty at first: what it has written once it could write again.
+// fill fills the disk but for fewer bytes than free; byTurns, it takes and returns them
+// again and again. It empties the write-ahead log before, because SQLite could go on
+// writing to the space that the log has already.
 func (db *sqlite) fill(free int64, byTurns bool) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
 		if _, err := db.books.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
@@ -217,7 +218,7 @@ func (db *sqlite) fill(free int64, byTurns bool) func(context.Context, *phase) (
 	}
 }
 
-// inflate makes a file as large as the disk allows.
+// inflate makes a file as large as the disk permits.
 func inflate(file *os.File) error {
 	if _, err := file.Seek(0, io.SeekEnd); err != nil {
 		return err
