@@ -179,7 +179,8 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 
 // checkSetUp looks for replicas that were told that the database is not set up. Losing
 // the tombstones is the only fault that may cause this, and only for a moment: a replica
-// must find out that they are gone and do everything without them.
+// must find out that they are gone and do everything without them. That takes longer
+// only if the network fails at the same time.
 func (r *result) checkSetUp(p *phase, a *audit) {
 	if !a.fit {
 		return
@@ -207,7 +208,7 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 		switch {
 		case latest == nil:
 			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
-		case e.At-since > time.Second:
+		case e.At-since > time.Second && !p.networkFailed(latest.episode):
 			r.violate("%s was told at %v, as %v before already, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
 			first[of{e.Replica, latest}] = forever // one violation is enough
 		}
@@ -337,6 +338,12 @@ func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
 	return ""
 }
 
+func (p *phase) networkFailed(episode int) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return f.episode == episode && strings.HasPrefix(f.kind, networkFault)
+	})
+}
+
 // removalExcuses reports whether an overlap is due to the removal of the file. It may last
 // until every process that had the old file open has ended and its term in the new file
 // has expired.
@@ -442,6 +449,14 @@ func (p *phase) alone(f *fault) bool {
 	})
 }
 
+// unanswered reports whether the holder, at about the time of a fault, had sent a renewal
+// that it was not told had succeeded.
+func (p *phase) unanswered(f *fault) bool {
+	return slices.ContainsFunc(p.record.sorted(), func(e event) bool {
+		return e.Kind == notRenewed && strings.Contains(f.target, e.Term) && f.from-p.ttl/2 < e.At && e.At < f.from+p.ttl/2
+	})
+}
+
 // checkRecoveries looks whether somebody held the lease in time after each fault,
 // or after the last of those that were done at the same time.
 func (r *result) checkRecoveries(p *phase, jobs []job) {
@@ -457,7 +472,7 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 		case clockMoved:
 			allowed += p.ttl // as promised where the clock is set back
 		case renewedByCopy:
-			if !p.alone(f) { // the holder may have lost an answer, and take the copy's write for its own
+			if !p.alone(f) || p.unanswered(f) { // the holder may take the copy's write for its own
 				continue
 			}
 			jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return strings.Contains(f.target, j.term) })

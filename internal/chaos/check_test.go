@@ -66,6 +66,7 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 	cut := &fault{kind: "network cut", from: 9 * s, to: 10 * s, episode: 1}
 	next := &fault{kind: "network cut", from: 12 * s, to: 13 * s, episode: 2}
 	copied := &fault{kind: renewedByCopy, target: "term x", from: 10 * s, to: 10 * s, episode: 1}
+	lost := event{Kind: notRenewed, Term: "z", At: 9500 * time.Millisecond}
 	of := func(term string, from, to time.Duration) job {
 		return job{span: span{from: from, to: to}, term: term}
 	}
@@ -87,11 +88,12 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 		"a copy ends the term":        {[]job{of("x", 1*s, 11*s), of("y", 12*s, 99*s)}, []*fault{copied}, nil, 0},
 		"a copy ends it too late":     {[]job{of("x", 1*s, 11*s), of("y", 13*s, 99*s)}, []*fault{copied}, nil, 1},
 		"a copy does not end it":      {[]job{of("x", 1*s, 99*s)}, []*fault{copied}, nil, 1},
+		"an answer was lost":          {[]job{of("z", 1*s, 99*s)}, []*fault{{kind: renewedByCopy, target: "term z", from: 10 * s, to: 10 * s}}, nil, 0},
 		"an answer may be lost":       {[]job{of("x", 1*s, 99*s)}, []*fault{copied, {kind: "network hangs", from: 9 * s, to: 10 * s, episode: 1}}, nil, 0},
 		"all at once is not for long": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
 	} {
 		r := &result{}
-		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{faults: test.faults, pauses: test.pauses}}, test.jobs)
+		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{events: []event{lost}, faults: test.faults, pauses: test.pauses}}, test.jobs)
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}
@@ -139,6 +141,7 @@ func TestADatabaseThatStaysUnfitIsFound(t *testing.T) {
 		"found out":          {[]event{told("a", 6*s), told("a", 7*s), told("b", 8*s), told("b", 9*s)}, []*fault{dropped}, 0},
 		"again and again":    {[]event{told("a", 6*s), told("a", 8*s), told("a", 9*s)}, []*fault{dropped}, 1},
 		"each time of new":   {[]event{told("a", 6*s), told("a", 16*s)}, []*fault{dropped, again}, 0},
+		"by a slow network":  {[]event{told("a", 6*s), told("a", 8*s)}, []*fault{dropped, {kind: networkFault + "slow", from: 5 * s, to: 9 * s}}, 0},
 		"not of another one": {[]event{told("a", 6*s)}, []*fault{{kind: serverFull, from: 5 * s, to: 7 * s}}, 1},
 	} {
 		r := &result{}

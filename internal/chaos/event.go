@@ -19,6 +19,7 @@ const (
 	acknowledge = "acknowledged"
 	stalled     = "stalled" // the process did not run, since From
 	renewed     = "renewed" // by a call from From to At
+	notRenewed  = "not renewed"
 	setUpError  = "set-up error"
 	leaked      = "leaked"
 	ended       = "ended" // in order, and nothing was left behind

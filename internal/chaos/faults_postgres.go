@@ -14,12 +14,13 @@ const (
 	clockMoved       = "clock moved"
 	stoppedImmediate = "server stopped (immediate)"
 	serverFull       = "server full"
+	networkFault     = "network " // is how the names of these begin
 )
 
 func (db *postgres) kinds() []faultKind {
 	kinds := []faultKind{
-		{name: "network cut", group: "network", weight: 4, begin: network(func(p *phase, w *weather) { w.refuse = true })},
-		{name: "network slow", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
+		{name: networkFault + "cut", group: "network", weight: 4, begin: network(func(p *phase, w *weather) { w.refuse = true })},
+		{name: networkFault + "slow", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
 			w.delayRequests, w.delayAnswer = p.upTo(p.ttl), p.upTo(p.ttl)
 			switch p.rand.IntN(3) {
 			case 0:
@@ -28,7 +29,7 @@ func (db *postgres) kinds() []faultKind {
 				w.delayAnswer = 0
 			}
 		})},
-		{name: "network hangs", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
+		{name: networkFault + "hangs", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
 			n := p.rand.IntN(3)
 			w.hangRequests, w.hangAnswers = n != 0, n != 1
 		})},

@@ -123,6 +123,9 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 			now := monotonic()
 			events.write(event{At: now, From: now - took, Kind: renewed, Term: term.ID(), Note: lease.Key().ID})
 		},
+		RenewalFailed: func(term *tenure.Term, err error, _ time.Duration) {
+			events.write(event{Kind: notRenewed, Term: term.ID(), Note: err.Error()})
+		},
 		JobStuck: func(term *tenure.Term, since time.Duration) {
 			now := monotonic()
 			events.write(event{At: now, From: now - since, Kind: jobStuck, Term: term.ID(), Token: term.Token()})
