@@ -29,7 +29,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 	var log bytes.Buffer
 	pool := postgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
 	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: 300 * time.Millisecond})
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil },
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
@@ -40,7 +40,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 	go func() { done <- c.Run(ctx) }()
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("waited in vain until %s; status %+v", what, c.Status())
 			}

@@ -209,12 +209,14 @@ func TestAThiefGoesByTheHoldersTTL(t *testing.T) {
 }
 
 func TestARecordNeverNamesLessThanItsHoldersTTL(t *testing.T) {
-	const ttl = 10*time.Millisecond + time.Microsecond
-	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: ttl})
-	mustAcquire(t, lease)
-	if h, err := lease.Read(t.Context()); err != nil || h.TTL < ttl {
-		t.Errorf("got %v, %v; want at least %v", h.TTL, err, ttl)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 10*time.Millisecond + time.Microsecond
+		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: ttl})
+		mustAcquire(t, lease)
+		if h, err := lease.Read(t.Context()); err != nil || h.TTL < ttl {
+			t.Errorf("got %v, %v; want at least %v", h.TTL, err, ttl)
+		}
+	})
 }
 
 // Known fault 7: a record stamped in the future can never be stolen.
@@ -623,15 +625,12 @@ func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 	eachStore(t, func(t *testing.T, open func() tenure.Store) {
 		ctx := t.Context()
 		store := open()
-		lease := newLease(t, store, tenure.LeaseConfig{TTL: 10 * time.Millisecond})
+		lease := newLease(t, store, tenure.LeaseConfig{})
 		var last int64
-		next := func(how string) *tenure.Term {
+		ttl := 10 * time.Millisecond
+		next := func(how string) (term *tenure.Term) {
 			t.Helper()
-			term, err := lease.AcquireOrSteal(ctx)
-			for errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline) {
-				term, err = lease.AcquireOrSteal(ctx)
-			}
-			wantErr(t, err, nil)
+			lease, term, ttl = acquireBriefly(t, store, tenure.LeaseConfig{TTL: ttl})
 			if term.Token() <= last {
 				t.Fatalf("%s: token %d follows %d", how, term.Token(), last)
 			}

@@ -2,10 +2,12 @@ package tenure_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,6 +18,50 @@ import (
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// patience is how long to wait for what takes milliseconds on an idle machine.
+const patience = time.Minute
+
+// untilEnough runs a stress test in rounds until enough has happened for it to
+// tell anything. A machine that has something else to do may be too slow for the
+// pace of a round, and then the next one takes its time: TTLs and the like are to be
+// multiplied by slower. A round must end with its context.
+func untilEnough(t *testing.T, length time.Duration, round func(ctx context.Context, slower time.Duration), enough func() bool) {
+	t.Helper()
+	const longest = 5 * time.Minute
+	began := time.Now()
+	for slower := time.Duration(1); ; slower = min(2*slower, 32) {
+		ctx, cancel := context.WithTimeout(t.Context(), length)
+		round(ctx, slower)
+		cancel()
+		if t.Failed() || enough() {
+			return
+		}
+		if time.Since(began) > longest {
+			t.Fatal("too little happened to tell anything")
+		}
+		t.Logf("too little has happened so far, at a pace of 1/%d", slower)
+	}
+}
+
+// acquireBriefly begins a term with a TTL of cfg, or with a longer one where the
+// machine is too slow for that, as soon as the lease is free or has expired.
+func acquireBriefly(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) (lease *tenure.Lease, term *tenure.Term, ttl time.Duration) {
+	t.Helper()
+	lease = newLease(t, store, cfg)
+	for end := time.Now().Add(patience); ; {
+		term, err := lease.AcquireOrSteal(t.Context())
+		switch {
+		case err == nil:
+			return lease, term, cfg.TTL
+		case errors.Is(err, tenure.ErrDeadline):
+			cfg.TTL *= 2
+			lease = newLease(t, store, cfg)
+		case !errors.Is(err, tenure.ErrHeld) || time.Now().After(end):
+			t.Fatal(err)
+		}
+	}
+}
 
 // quiet keeps logs out of the tests that don't read them.
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))

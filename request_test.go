@@ -221,10 +221,8 @@ func TestHintsConfirmNothing(t *testing.T) {
 
 // Its record keeps our label, and its renewals don't touch that.
 func TestAProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
-	const ttl = 200 * time.Millisecond
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		ours := newLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: ttl})
-		mustAcquire(t, ours)
+		ours, _, ttl := acquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 200 * time.Millisecond})
 		wantErr(t, ours.RequestRelease(t.Context()), nil)
 		time.Sleep(ttl) // it has a clock of its own
 		theirs := &peer{t: t, db: db, ttl: ttl}

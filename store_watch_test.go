@@ -57,14 +57,14 @@ func awaitHint(t *testing.T, what string, watch tenure.Watch) {
 	t.Helper()
 	select {
 	case <-watch.C():
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("%s: not woken", what)
 	}
 }
 
 func deleteAndWake(t *testing.T, store tenure.Watcher, obj tenure.Object) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	wantErr(t, store.DeleteAndWake(ctx, obj.Key, obj.Version), nil)
 }
@@ -136,7 +136,7 @@ func TestAStoreThatIsClosedEndsItsWatches(t *testing.T) {
 		select {
 		case err := <-closed:
 			wantErr(t, err, nil)
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("Close waits for the watches to be stopped")
 		}
 		for _, watch := range append(watches, store.(storeWatcher).Watch(watchedKey)) {
@@ -269,7 +269,7 @@ func TestOnPostgresHandlersOfTheCallersPoolDoNotBreakWatching(t *testing.T) {
 		if got != "callers theirs" {
 			t.Errorf("the caller's handler was given %q", got)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("the caller's handler is not called any more")
 	}
 	if len(heard) != 0 {
@@ -459,7 +459,7 @@ func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
 		{"acquire after another", func(ctx context.Context) (err error) { term, err = other.AcquireOrSteal(ctx); return err }, nil},
 		{"release again", func(ctx context.Context) error { return other.Release(ctx, term) }, nil},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		if err := step.do(ctx); !errors.Is(err, step.want) {
 			t.Fatalf("%s, while the pool is saturated: got error %v, want %v", step.what, err, step.want)
 		}
@@ -565,7 +565,7 @@ func TestOnSQLiteASmallPoolIsNotBlockedByWatching(t *testing.T) {
 	for _, conns := range []int{1, 2} {
 		t.Run(fmt.Sprint("connections ", conns), func(t *testing.T) {
 			onSQLite(t, conns, func(t *testing.T, store *tenure.SQLiteStore, db, _ *sql.DB) {
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				watch := beginWatch(t, store, watchedKey)
 				lease := newLease(t, store, tenure.LeaseConfig{})

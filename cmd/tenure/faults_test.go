@@ -59,9 +59,7 @@ func TestAProgramEndsWithItsGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.awaitStart(t, 1)
-	if !strings.Contains(r.log(), "the guard has ended before the program") {
-		t.Error("tenure does not say why")
-	}
+	r.awaitLog(t, "the guard has ended before the program")
 }
 
 func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
@@ -187,9 +185,7 @@ func TestAProgramWhoseLeaseIsGoneIsKilledAtOnce(t *testing.T) {
 			t.Error("it was given time, and another may have begun")
 		}
 	}
-	if !strings.Contains(r.log(), `how="signal: killed" told=true`) {
-		t.Error("it was not killed")
-	}
+	r.awaitLog(t, `how="signal: killed" told=true`)
 }
 
 func TestOnLossKillGivesNoTime(t *testing.T) {
@@ -241,9 +237,7 @@ func TestAReplicaWhoseCheckFailsIsReplaced(t *testing.T) {
 		if s.told(asked, "b active") && len(s.starts(t)) < 2 {
 			t.Error("b was asked as if it were the holder")
 		}
-		if !strings.Contains(a.log(), "exit status 1: unfit") {
-			t.Error("the log of a does not tell what the check has said")
-		}
+		a.awaitLog(t, "exit status 1: unfit")
 	})
 }
 
@@ -300,9 +294,8 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
 			t.Errorf("it began %v after it was taken over, before two renewals", confirmed)
 		}
-		if log := replicas["c"].log(); !strings.Contains(log, "predecessor not fenced, trying again") || !strings.Contains(log, "out of order") {
-			t.Error("the log of c does not tell that the first try has failed")
-		}
+		replicas["c"].awaitLog(t, "predecessor not fenced, trying again")
+		replicas["c"].awaitLog(t, "out of order")
 	})
 }
 
@@ -387,9 +380,7 @@ func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 	if next := s.awaitStart(t, 2); next.who != "a" {
 		t.Errorf("%s has started it", next.who)
 	}
-	if !strings.Contains(b.log(), "-stop command failed, trying again") {
-		t.Error("the log of b does not tell that its -stop has failed")
-	}
+	b.awaitLog(t, "-stop command failed, trying again")
 
 	// Without its guard tenure stops the service, and competes again.
 	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {

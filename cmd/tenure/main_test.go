@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // tenure runs a command in this process, and returns its exit status and output.
 func tenureCommand(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	var out, errOut bytes.Buffer
 	status = run(ctx, args, &out, &errOut)

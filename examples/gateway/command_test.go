@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tenurelib/tenure"
 )
@@ -46,7 +45,7 @@ func TestACommandEndsWithItsContextAndTakesItsChildrenAlong(t *testing.T) {
 		returned <- command(`sleep 1000 & echo $! >"$FILE.new"; mv "$FILE.new" "$FILE"; wait`).run(ctx, "ROLE", "standby")
 	}()
 	var child int
-	eventually(t, 5*time.Second, "the command has a child", func() bool {
+	eventually(t, soon, "the command has a child", func() bool {
 		pid, err := os.ReadFile(file)
 		if err != nil {
 			return false
@@ -58,7 +57,7 @@ func TestACommandEndsWithItsContextAndTakesItsChildrenAlong(t *testing.T) {
 	if err := <-returned; err == nil {
 		t.Error("the command that was killed returned nil")
 	}
-	eventually(t, 5*time.Second, "the child is gone", func() bool {
+	eventually(t, soon, "the child is gone", func() bool {
 		_, alive, err := inspectProcess(child)
 		return err == nil && !alive
 	})

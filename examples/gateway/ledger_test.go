@@ -47,6 +47,17 @@ func ledger(t *testing.T, gateways ...*gateway) (list []holding) {
 	return list
 }
 
+// settledLedger is ledger once all holdings but the last have ended: a line of a log
+// comes to us a moment after what it tells.
+func settledLedger(t *testing.T, gateways ...*gateway) (list []holding) {
+	t.Helper()
+	eventually(t, soon, "the logs tell how each term but the last has ended", func() bool {
+		list = ledger(t, gateways...)
+		return !slices.ContainsFunc(list[:max(0, len(list)-1)], func(h holding) bool { return h.stopped.IsZero() })
+	})
+	return list
+}
+
 // gaps returns, for all holdings but the first, how long nobody's job had run
 // before it.
 func gaps(t *testing.T, list []holding) (gaps []time.Duration) {

@@ -25,8 +25,8 @@ import (
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
 const (
-	longest  = 20 * time.Second // for what takes milliseconds on an idle machine
-	promptly = 2 * time.Second  // less than any pause or patience of the listener
+	longest  = time.Minute     // for what takes milliseconds on an idle machine
+	promptly = 2 * time.Second // less than any pause or patience of the listener
 )
 
 // warnings are the lines that a listener logs, but for those of debugging.

@@ -20,7 +20,7 @@ import (
 )
 
 // startTimeout bounds the wait for a server that neither answers nor exits.
-const startTimeout = 30 * time.Second
+const startTimeout = 2 * time.Minute
 
 // Server is one PostgreSQL cluster. Its methods are for one goroutine at a
 // time, but for URL and Log.
