@@ -13,14 +13,13 @@ import (
 // On real stores, each replica with one of its own, as in processes of their own.
 func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 	eachStore(t, func(t *testing.T, open func() tenure.Store) {
-		var running sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
-		t.Cleanup(func() { cancel(); running.Wait() })
+		defer cancel()
 		key := tenure.Key{Type: "lease", ID: "round"}
 		began := make(chan string, 16)
 		for i := range 3 {
 			store := open().(storeWatcher)
-			c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(i), TTL: time.Hour}), tenure.CoordinatorConfig{
+			c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(i), TTL: 10 * time.Minute}), tenure.CoordinatorConfig{
 				AcquireInterval: 50 * time.Millisecond, // twice that is how long who was holder stays away
 				Watch: func(ctx context.Context) error {
 					began <- tenure.TermFromContext(ctx).Holder()
@@ -30,7 +29,9 @@ func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 			})
 			wantErr(t, err, nil)
 			liveWatch(t, store, key)
+			var running sync.WaitGroup
 			running.Go(func() { c.Run(ctx) })
+			t.Cleanup(running.Wait) // before the store is closed
 			if i == 0 {
 				<-began
 			}
@@ -46,7 +47,7 @@ func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 				if got != next {
 					t.Fatalf("round %d: %s holds, want %s", round, got, next)
 				}
-			case <-time.After(patience): // a renewal comes after 20 minutes
+			case <-time.After(patience): // a renewal comes after three
 				t.Fatalf("round %d: nobody holds: %v", round, time.Since(sent))
 			}
 		}
