@@ -48,13 +48,14 @@ type machineClocks struct {
 	mu     sync.Mutex
 	asleep time.Time     // since when; zero: it is awake
 	slept  time.Duration // before that
+	set    time.Duration // how far the wall clock was set ahead, in sum
 }
 
 func (m *machineClocks) now() clock.Reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := clock.Process()
-	now.Mono = now.Mono.Add(-m.slept)
+	now.Mono, now.Wall = now.Mono.Add(-m.slept), now.Wall.Add(m.set)
 	if !m.asleep.IsZero() {
 		now.Mono = now.Mono.Add(-time.Since(m.asleep))
 	}
@@ -72,4 +73,10 @@ func (m *machineClocks) resume() {
 	defer m.mu.Unlock()
 	m.slept += time.Since(m.asleep)
 	m.asleep = time.Time{}
+}
+
+func (m *machineClocks) setWall(by time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.set += by
 }

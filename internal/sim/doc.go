@@ -18,8 +18,8 @@
 //   - The clock of a replica whose rate is wrong is the bubble's, with all of its
 //     durations scaled, and with what it reads from the store scaled to match.
 //     Constants of a few milliseconds in the library are not.
-//   - The wall clock of a replica cannot jump beside its monotonic one. What its
-//     readers see of its wall clock is off by days.
+//   - Of a machine that is suspended only the trust goes by its own clocks; its other
+//     timers fire in time, as those of a paused replica do.
 //   - Mem is one lock: that the databases keep their contract under contention is
 //     for storetest.Run and the stress tests to show.
 //

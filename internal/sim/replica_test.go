@@ -32,6 +32,7 @@ type replica struct {
 	ailments    int
 	good        bool
 	goodSince   time.Time
+	wallSetAt   time.Time
 	resignedFor time.Duration // for how long it was asked to stay away in this term, and a bit; 0: it was not
 }
 
@@ -64,9 +65,10 @@ func newReplica(w *world, i int) *replica {
 		r.rate = 0.99 + 0.02*w.rng.Float64()
 		r.ttl = scale(r.ttl, 1/r.rate).Round(time.Millisecond)
 	}
-	if i == 0 && w.slow {
-		// A look and a steal together take longer than a call may.
-		r.slow = scale(min(r.ttl/6, 10*time.Second), 0.5+0.4*w.rng.Float64())
+	if w.slow && w.rng.IntN(2) == 0 {
+		// A look and a steal together take longer than a call may; some answers take
+		// longer by themselves, and nobody can hold with these.
+		r.slow = scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
 		r.good = false
 	}
 	r.wallOffset = time.Duration(w.rng.IntN(21)-10) * 24 * time.Hour
@@ -258,4 +260,20 @@ func (r *replica) pause(d time.Duration, suspends bool) {
 		r.w.line.say(r.name, "is resumed")
 		close(resumed)
 	})
+}
+
+// setWall sets the wall clock of the machine ahead or back: by as little as a time
+// server does, as a rule, or by hours. All that may come of it is that a term ends
+// early, or is renewed early.
+func (r *replica) setWall() {
+	by := r.w.upTo(r.w.ttl)
+	if r.w.rng.IntN(4) == 0 {
+		by = r.w.upTo(100 * time.Hour)
+	}
+	if r.w.rng.IntN(2) == 0 {
+		by = -by
+	}
+	r.w.line.say(r.name, "its wall clock is set by %v", by)
+	r.clocks.setWall(by)
+	r.change(func() { r.goodSince, r.wallSetAt = time.Now(), time.Now() })
 }

@@ -48,13 +48,6 @@ var events = []event{
 		return "handover in bad weather, then a partition"
 	}},
 	{12, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), false); return "pause" }},
-	{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
-	{6, func(w *world, r *replica) string { // for less than the TTL, and without network afterwards
-		d := w.upTo(w.ttl)
-		r.turn(cut, d+w.upTo(2*w.ttl))
-		r.pause(d, true)
-		return "suspend, then a partition"
-	}},
 	{3, func(w *world, _ *replica) string { w.copies(); return "renewals by a copy" }},
 	{8, func(w *world, r *replica) string {
 		down := w.upTo(2 * w.ttl)
@@ -82,6 +75,18 @@ var (
 		r.ail([]string{"fails", "hangs", "deaf"}[w.rng.IntN(3)], w.upTo(2*w.ttl))
 		return "unfit"
 	}}
+	// Not both in one world: a machine that is suspended and whose wall clock is set back
+	// at that time has no clock left that tells.
+	wallEvent     = event{8, func(w *world, r *replica) string { r.setWall(); return "wall clock of a replica set" }}
+	suspendEvents = []event{
+		{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
+		{6, func(w *world, r *replica) string { // for less than the TTL, and without network afterwards
+			d := w.upTo(w.ttl)
+			r.turn(cut, d+w.upTo(2*w.ttl))
+			r.pause(d, true)
+			return "suspend, then a partition"
+		}},
+	}
 	clockEvent = event{8, func(w *world, _ *replica) string {
 		kind, d := "database's clock set ahead", w.upTo([]time.Duration{w.ttl, 3 * w.ttl, 100 * time.Hour}[w.rng.IntN(3)])
 		if w.rng.IntN(2) == 0 {
@@ -109,6 +114,11 @@ var (
 // events returns what may happen in this world.
 func (w *world) events() []event {
 	all := slices.Clone(events)
+	if w.setsWalls {
+		all = append(all, wallEvent)
+	} else {
+		all = append(all, suspendEvents...)
+	}
 	for _, more := range []struct {
 		on bool
 		event

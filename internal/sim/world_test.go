@@ -49,7 +49,8 @@ type traits struct {
 	clockJumps    bool // the database's clock does
 	gateway       bool // a replica of another program competes
 	operator      bool // somebody overwrites and deletes the record by hand
-	slow          bool // one replica is too slow to hold
+	slow          bool // some replicas are slow, or too slow to hold
+	setsWalls     bool // the wall clocks of replicas are set; otherwise their machines are suspended
 	pollsOften    bool // the AcquireInterval is the default, which costs much virtual time where the TTL is long
 	restores      bool // the table is restored from a backup, at times with a clock that is behind
 	latency       time.Duration
@@ -74,7 +75,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		operator:     one(6),
 		twoFuncs:     one(3),
 	}
-	w.slow, w.restores, w.pollsOften = one(4), one(5), one(8)
+	w.slow, w.restores, w.pollsOften, w.setsWalls = one(4), one(5), one(8), one(3)
 	if one(3) {
 		w.expiry = tenure.Observed
 	}
