@@ -71,6 +71,9 @@ func untouchedPool(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
+// wantURL is how each error of a connection string ends.
+const wantURL = "; want postgres://user:password@host:port/database, with special characters in user and password as %XX"
+
 func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	ctx := t.Context()
 	canceled, cancel := context.WithCancel(ctx)
@@ -192,25 +195,25 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a URL that is empty", openPostgres(""), tenure.ErrInvalid,
 			"tenure: open Postgres: invalid argument: the URL is empty"},
 		{"a URL whose port is none", openPostgres("postgres://u:sEcrEt@host:port/db"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://u:xxxxx@host:port/db`: invalid port"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid port" + wantURL},
 		{"a URL of another database", openPostgres("mysql://u:sEcrEt@host/db"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `mysql://u:xxxxxx@host/db`: failed to parse as keyword/value (invalid keyword/value); want postgres://user:password@host:port/database"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string" + wantURL},
 		{"a URL that is a word", openPostgres("localhost"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `localhost`: failed to parse as keyword/value (invalid keyword/value); want postgres://user:password@host:port/database"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string" + wantURL},
 		{"keywords whose port is none", openPostgres("host=h password=sEcrEt port=x"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `host=h password=xxxxx port=x`: invalid port; want postgres://user:password@host:port/database"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid port" + wantURL},
 		{"a pool of nothing", openPostgres("postgres://h/db?pool_max_conns=0"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?pool_max_conns=0`: pool_max_conns too small"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: pool_max_conns too small" + wantURL},
 		{"a pool of many", openPostgres("postgres://h/db?pool_max_conns=many"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?pool_max_conns=many`: cannot parse pool_max_conns (strconv.ParseInt: parsing \"many\": invalid syntax)"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: cannot parse pool_max_conns" + wantURL},
 		{"an sslmode that is none", openPostgres("postgres://h/db?sslmode=maybe"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?sslmode=maybe`: failed to configure TLS (sslmode is invalid)"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: failed to configure TLS" + wantURL},
 		{"a timeout that is none", openPostgres("postgres://h/db?connect_timeout=soon"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?connect_timeout=soon`: invalid connect_timeout (strconv.ParseInt: parsing \"soon\": invalid syntax)"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid connect_timeout" + wantURL},
 		{"an exec mode that is none", openPostgres("postgres://h/db?default_query_exec_mode=fast"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse `postgres://h/db?default_query_exec_mode=fast`: invalid default_query_exec_mode (unknown value \"fast\")"},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid default_query_exec_mode" + wantURL},
 		{"a ListenURL whose port is none", openPostgresAs(tenure.PostgresConfig{ListenURL: "postgres://u:sEcrEt@host:port/db"}), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: ListenURL: cannot parse `postgres://u:xxxxx@host:port/db`: invalid port"},
+			"tenure: open Postgres: invalid argument: ListenURL: cannot parse the connection string: invalid port" + wantURL},
 		{"a Postgres table that is no text", openPostgresAs(tenure.PostgresConfig{Table: "a\x00b"}), tenure.ErrInvalid,
 			`tenure: open Postgres: invalid argument: Table "a\x00b" is not UTF-8 text without NUL`},
 		{"a Postgres table of tombstones", openPostgresAs(tenure.PostgresConfig{Table: "objects_tombstones"}), tenure.ErrInvalid,

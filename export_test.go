@@ -14,6 +14,12 @@ func (s *SQLiteStore) DB() *sql.DB { return s.db }
 // PrunedAt sets when tombstones were last pruned.
 func (s *PostgresStore) PrunedAt(at time.Time) { s.pruned.Store(at.Unix()) }
 
+// ParseURL parses a connection string as the store does.
+func ParseURL(url string) error {
+	_, err := parseURL(url)
+	return err
+}
+
 // Pool is the application's.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.pool }
 

@@ -30,6 +30,14 @@ type PostgresConfig struct {
 	ListenURL string
 }
 
+// String names the table, and not the ListenURL, which may hold a password.
+func (cfg PostgresConfig) String() string {
+	return fmt.Sprintf("{Schema:%q Table:%q PollOnly:%t}", cfg.Schema, cfg.Table, cfg.PollOnly)
+}
+
+// LogValue makes logs show the config as [PostgresConfig.String] does.
+func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.String()) }
+
 // validate returns an [ErrInvalid] for a config that no database can serve.
 func (cfg PostgresConfig) validate() error {
 	const longest = 63 // bytes; Postgres cuts off what is longer
@@ -42,7 +50,7 @@ func (cfg PostgresConfig) validate() error {
 		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", ErrInvalid, cfg.Schema, more))
 	}
 	if cfg.ListenURL != "" {
-		if _, err := pgxpool.ParseConfig(cfg.ListenURL); err != nil { // pgx leaves the password out
+		if _, err := parseURL(cfg.ListenURL); err != nil {
 			errs = append(errs, fmt.Errorf("%w: ListenURL: %w", ErrInvalid, err))
 		}
 	}
@@ -130,12 +138,9 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
-	poolConfig, err := pgxpool.ParseConfig(url)
+	poolConfig, err := parseURL(url)
 	if err != nil {
-		if !strings.HasPrefix(url, "postgres") {
-			err = fmt.Errorf("%w; want postgres://user:password@host:port/database", err)
-		}
-		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err) // pgx leaves the password out
+		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err)
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		poolConfig.MaxConns = 4

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/listen"
 	"github.com/tenurelib/tenure/internal/wake"
@@ -41,7 +40,7 @@ func (w *postgresWatches) init(s *PostgresStore) {
 			if s.cfg.ListenURL == "" {
 				return connect(ctx, s.pool.Config())
 			}
-			config, err := pgxpool.ParseConfig(s.cfg.ListenURL) // which knows the pool_* parameters
+			config, err := parseURL(s.cfg.ListenURL) // which knows the pool_* parameters
 			if err != nil {
 				return nil, err
 			}

@@ -65,7 +65,7 @@ func (s *storeFlag) name() (string, error) {
 // notPath finds the settings that libpq takes in place of a URL, "host=db password=…",
 // a URL that lacks a slash, and an address without its scheme: "user:password@db/app",
 // "localhost:5432".
-var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|password|dbname|service|sslmode|passfile)\s*=`)
+var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)
 
 // open opens a store that is there. It may be closed twice.
 func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {

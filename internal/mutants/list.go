@@ -264,6 +264,12 @@ var mutants = []mutant{
 	{"a listener's last connection is left to close itself", "internal/listen/listen.go",
 		"l.closing.Go(func() { <-conn.PgConn().CleanupDone() })", "",
 		"a store that is closed has goroutines and sockets left"},
+	{"an error shows the connection string", "store_postgres_url.go",
+		`as %%XX", parseProblem(err))`, `as %%XX", err)`,
+		"the password is in the log"},
+	{"a part of a password that has become the host is not seen", "store_postgres_url.go",
+		`return strings.Contains(rest, "@")`, "return false && rest != rest",
+		"as above"},
 
 	// The stores, fences and gates.
 	{"Postgres: a deletion leaves no tombstone", "store_postgres_sql.go",

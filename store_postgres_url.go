@@ -1,0 +1,68 @@
+package tenure
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// parseURL parses a connection string, a URL or keywords and values. Its error shows
+// nothing of the string, in which the password cannot be told from the rest once it
+// does not parse. So it does not wrap the driver's error either, which holds the
+// string and quotes parts of it.
+func parseURL(url string) (*pgxpool.Config, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("cannot parse the connection string%s; want postgres://user:password@host:port/database, "+
+			"with special characters in user and password as %%XX", parseProblem(err))
+	}
+	if misplaced(url, cfg) {
+		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX")
+	}
+	return cfg, nil
+}
+
+// misplaced reports whether a part of the password seems to have become something
+// else, which errors name: one with an @ or a slash that is not written as %XX
+// parses, and its rest is the host, the database or the name of a setting.
+func misplaced(url string, cfg *pgxpool.Config) bool {
+	for name := range cfg.ConnConfig.RuntimeParams {
+		if strings.Contains(name, "@") {
+			return true
+		}
+	}
+	_, rest, isURL := strings.Cut(url, "://")
+	if !isURL || !strings.HasPrefix(url, "postgres") {
+		return false
+	}
+	if at := strings.IndexAny(rest, "@/"); at >= 0 && rest[at] == '@' {
+		rest = rest[at+1:]
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return strings.Contains(rest, "@")
+}
+
+// parseProblem says what the driver could not parse, in its own fixed words alone.
+func parseProblem(err error) string {
+	var parse *pgconn.ParseConfigError
+	if !errors.As(err, &parse) {
+		return ""
+	}
+	for _, problem := range []string{
+		"invalid port", "invalid connect_timeout", "invalid sslcertmode", "invalid require_auth", "invalid default_query_exec_mode",
+		"unknown target_session_attrs", "unknown channel_binding", "invalid min_protocol_version", "invalid max_protocol_version",
+		"failed to configure TLS", "failed to read service",
+		"cannot parse pool_max_conns", "pool_max_conns too small", "cannot parse pool_min_conns", "cannot parse pool_min_idle_conns",
+		"cannot parse pool_max_conn_lifetime_jitter", "cannot parse pool_max_conn_lifetime", "cannot parse pool_max_conn_idle_time",
+		"cannot parse pool_health_check_period", "cannot parse pool_ping_timeout",
+		"cannot parse statement_cache_capacity", "cannot parse description_cache_capacity",
+	} {
+		if strings.Contains(err.Error(), "`: "+problem) {
+			return ": " + problem
+		}
+	}
+	return ""
+}
