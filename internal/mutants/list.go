@@ -270,6 +270,9 @@ var mutants = []mutant{
 	{"a part of a password that has become the host is not seen", "store_postgres_url.go",
 		`return strings.Contains(rest, "@")`, "return false && rest != rest",
 		"as above"},
+	{"a listener's session ends because it idles", "internal/listen/listen.go",
+		"WHERE name = 'idle_session_timeout' AND", "WHERE name = 'none' AND",
+		"two lines in the log every few seconds, and hints that are missed"},
 
 	// The stores, fences and gates.
 	{"Postgres: a deletion leaves no tombstone", "store_postgres_sql.go",
