@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,9 +86,14 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 
 // goroutines counts those that run code of the library or of its driver.
 func goroutines() (n int) {
+	return stacksOf("tenurelib/tenure.", "internal/listen.", "pgx/v5/pgxpool.", "database/sql.")
+}
+
+// stacksOf counts the goroutines that run code of these.
+func stacksOf(code ...string) (n int) {
 	stacks := make([]byte, 1<<22)
 	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-		if strings.Contains(g, "tenurelib/tenure.") || strings.Contains(g, "internal/listen.") || strings.Contains(g, "pgx/v5/pgxpool.") || strings.Contains(g, "database/sql.") {
+		if slices.ContainsFunc(code, func(code string) bool { return strings.Contains(g, code) }) {
 			n++
 		}
 	}

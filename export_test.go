@@ -14,6 +14,16 @@ func (s *SQLiteStore) DB() *sql.DB { return s.db }
 // PrunedAt sets when tombstones were last pruned.
 func (s *PostgresStore) PrunedAt(at time.Time) { s.pruned.Store(at.Unix()) }
 
+// LookAgain makes what was found in the database, if anything, so old that the store
+// looks again.
+func (s *PostgresStore) LookAgain() {
+	if found := s.found.Load(); found != nil {
+		old := *found
+		old.at = old.at.Add(-lookAgain)
+		s.found.Store(&old)
+	}
+}
+
 // ParseURL parses a connection string as the store does.
 func ParseURL(url string) error {
 	_, err := parseURL(url)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -66,12 +67,17 @@ func (cfg PostgresConfig) validate() error {
 // Those that write at the same moment share transactions, and so need few
 // connections, unless the pool has a PrepareConn hook, which may go by the context
 // of a single call, or the connections prepare no statements, as behind a pooler.
-// Where standbys watch, one more connection listens for all of them.
+// When they are older than the pool's MaxConnLifetime they are replaced: a new one is
+// opened first, and if the server has no slot for it the old ones are kept. An idle
+// one is kept for at least half an hour. Where standbys watch, one more connection
+// listens for all of them.
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {
 	pool   *pgxpool.Pool
 	owned  bool
+	config *pgxpool.Config // of connections beside the pool
+	cutter *cutter         // of all connections but those of a caller's pool
 	leases *leasePool
 	cfg    PostgresConfig
 	tables postgresTables
@@ -79,8 +85,12 @@ type PostgresStore struct {
 
 	refused error // what is wrong with the config
 
-	// found is nil until the database has been looked at.
-	found atomic.Pointer[postgresSetup]
+	// found is nil until the store has looked at the database, and while what it found
+	// there is unfit.
+	found   atomic.Pointer[postgresSetup]
+	told    atomic.Pointer[postgresSetup] // what was last logged
+	looking atomic.Bool                   // a call is looking again, because found is old
+	reached atomic.Bool                   // the database has answered at least once
 
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 	watches postgresWatches
@@ -102,6 +112,12 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 	if pool == nil {
 		panic("tenure: NewPostgresStore: pool is nil")
 	}
+	return newPostgresStore(pool, cfg, newCutter(), pool.Config().ConnConfig.DialFunc)
+}
+
+// newPostgresStore returns a store that dials its own connections with dial, and cuts
+// them off with cutter.
+func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *cutter, dial pgconn.DialFunc) *PostgresStore {
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
@@ -109,9 +125,13 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
 		cfg.Logger = slog.Default()
 	}
 	tables := newPostgresTables(cfg.Schema, cfg.Table)
+	config := pool.Config()
+	config.ConnConfig.DialFunc = cutter.dial(dial)
 	s := &PostgresStore{
 		pool:   pool,
-		leases: newLeasePool(pool.Config()),
+		cutter: cutter,
+		config: config,
+		leases: newLeasePool(config.Copy()),
 		cfg:    cfg,
 		tables: tables,
 		sql:    newPostgresStatements(tables),
@@ -151,11 +171,13 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if _, ok := poolConfig.ConnConfig.RuntimeParams["application_name"]; !ok {
 		poolConfig.ConnConfig.RuntimeParams["application_name"] = "tenure"
 	}
+	cutter, dial := newCutter(), poolConfig.ConnConfig.DialFunc
+	poolConfig.ConnConfig.DialFunc = cutter.dial(dial)
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
-	store := NewPostgresStore(pool, cfg)
+	store := newPostgresStore(pool, cfg, cutter, dial)
 	store.owned = true
 	store.leases.config.MaxConns = poolConfig.MaxConns
 	err = store.whenUp(ctx, func() error {
@@ -172,18 +194,22 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	return store, nil
 }
 
+// closeTimeout is how long Close waits before it cuts connections off.
+const closeTimeout = 4 * time.Second
+
 // Close closes the connections that the store has opened: those of leases and of
-// watches, and the pool if it is [OpenPostgres]'s. It waits for calls that are
-// under way, and some seconds for a server that does not answer. Coordinators
-// should have ended before.
+// watches, and the pool if it is [OpenPostgres]'s. It waits some seconds for calls
+// that are under way and for a server that does not answer; then it cuts these
+// connections off, and the calls fail. Coordinators should have ended before.
 func (s *PostgresStore) Close() error {
-	var watches sync.WaitGroup
-	watches.Go(s.watches.close) // beside the others: a server that does not answer takes its time of each
-	s.leases.close()
+	defer time.AfterFunc(closeTimeout, s.cutter.cut).Stop()
+	var all sync.WaitGroup
+	all.Go(s.watches.close)
+	all.Go(s.leases.close)
 	if s.owned {
-		s.pool.Close()
+		all.Go(s.pool.Close)
 	}
-	watches.Wait()
+	all.Wait()
 	return nil
 }
 
@@ -194,6 +220,9 @@ func (s *PostgresStore) SingleReplica() bool { return false }
 func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
+	}
+	if isLeaseCall(ctx) && s.found.Load() != nil {
+		_, _ = s.setup(ctx) // a standby only reads, and must notice when the table moves
 	}
 	var r row
 	var nowUS int64
@@ -210,10 +239,11 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 	if err := validList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
-	pool, _, err := s.conns(ctx)
+	pool, _, done, err := s.conns(ctx)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
+	defer done()
 	rows, err := pool.Query(ctx, s.sql.list, objectType, after, limit)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))

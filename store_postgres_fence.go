@@ -45,13 +45,14 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 	if err != nil {
 		return fail(err)
 	}
+	began := time.Now()
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return fail(err)
 	}
 	fnErr, err := s.fencedTx(ctx, conn, term, setup.fencedIdle(term), fn)
 	if failed := cmp.Or(err, fnErr); sqlState(failed) == readOnlyState {
-		s.heard(s.pool, failed)
+		s.heard(ctx, s.pool, began, failed)
 	}
 	switch sqlState(err) {
 	case divisionByZeroState, idleTimeoutState: // at the latter the server had rolled back before it heard of the check

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -75,6 +76,9 @@ type groupedWrite struct {
 	noRow   error  // [pgx.ErrNoRows] where the answer has none
 	left    bool   // nobody waits for the answer any more; guarded by the group's mu
 	abandon func() // called when that comes to be so; nil while the write waits itself
+
+	sent time.Time     // when it was sent with its group; zero: not yet; guarded by the group's mu
+	pool *pgxpool.Pool // where to; guarded by the group's mu
 }
 
 // write does a write, alone or in a group. After an error its dest must not be read.
@@ -102,7 +106,7 @@ func (g *writeGroup) write(ctx context.Context, w *groupedWrite) error {
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if !g.leave(w) {
+		if !g.leave(ctx, w) {
 			return ctx.Err()
 		}
 	}
@@ -132,9 +136,6 @@ func (g *writeGroup) next() {
 	waiters := n
 	for _, w := range group {
 		w.abandon = func() {
-			if waiters == n {
-				g.store.leases.reset() // as after any call of a lease that was not answered
-			}
 			if waiters--; waiters == 0 {
 				cancel()
 			}
@@ -151,7 +152,7 @@ func (g *writeGroup) next() {
 
 // leave is called when nobody waits for a write any more. It reports whether there is
 // an answer after all.
-func (g *writeGroup) leave(w *groupedWrite) (answered bool) {
+func (g *writeGroup) leave(ctx context.Context, w *groupedWrite) (answered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	select {
@@ -161,6 +162,9 @@ func (g *writeGroup) leave(w *groupedWrite) (answered bool) {
 	}
 	w.left = true
 	if w.abandon != nil {
+		if !w.sent.IsZero() && gaveUp(ctx.Err(), time.Since(w.sent)) {
+			g.store.leases.replace(ctx, w.pool) // as after any call of a lease that was not answered
+		}
 		w.abandon()
 		return false
 	}
@@ -191,17 +195,19 @@ func (g *writeGroup) send(ctx context.Context, group []*groupedWrite) {
 
 // transact writes a group in one round trip and one transaction.
 func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error {
-	pool, _, err := g.store.conns(ctx)
+	pool, _, done, err := g.store.conns(ctx)
 	if err != nil {
 		return err
 	}
+	defer done()
+	began := time.Now()
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		g.store.heard(pool, err)
+		g.store.heard(ctx, pool, began, err)
 		return err
 	}
 	defer conn.Release()
-	group = g.remaining(group)
+	group = g.remaining(group, pool)
 	if len(group) == 0 {
 		return ctx.Err()
 	}
@@ -213,16 +219,20 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 		w.queue(batch).QueryRow(scanRow(&w.noRow, w.dest))
 	}
 	err = conn.SendBatch(ctx, batch).Close()
-	g.store.heard(pool, err)
+	g.store.heard(ctx, pool, began, err)
 	return err
 }
 
-// remaining returns the writes that somebody still waits for: a record that appears
-// after its acquire was given up would stand for nobody.
-func (g *writeGroup) remaining(group []*groupedWrite) []*groupedWrite {
+// remaining returns the writes that somebody still waits for, and notes that they are
+// sent now: a record that appears after its acquire was given up would stand for nobody.
+func (g *writeGroup) remaining(group []*groupedWrite, pool *pgxpool.Pool) []*groupedWrite {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(group), func(w *groupedWrite) bool { return w.left })
+	group = slices.DeleteFunc(slices.Clone(group), func(w *groupedWrite) bool { return w.left })
+	for _, w := range group {
+		w.sent, w.pool = time.Now(), pool
+	}
+	return group
 }
 
 // undone reports whether nothing of a group was written: the server has refused it, or

@@ -11,7 +11,11 @@ import (
 // connection. Before a server hangs up it says so; and a connection that was cut
 // reads as its end. It asks the kernel only.
 func isQuiet(conn net.Conn) bool {
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+	for { // TLS, and ours
+		wrapped, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
 		conn = wrapped.NetConn()
 	}
 	socket, ok := conn.(syscall.Conn)

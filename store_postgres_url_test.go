@@ -75,6 +75,18 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 	}
 }
 
+// Errors of the connection would name the host and the database.
+func TestAConnectionStringWhosePasswordHasBecomeSomethingElseIsRefused(t *testing.T) {
+	for _, url := range []string{
+		"postgres://u:a@b@host/db", "postgresql://u:a@b@host:1,other:2/db", "postgres://u:1/a@host/db", "postgres://u/1:a@host/db",
+		"postgres://host/a@b?sslmode=disable", "postgres://u:1/a?b@host=c", "host=db password=a b@c=d",
+	} {
+		if err := tenure.ParseURL(url); err == nil {
+			t.Errorf("%s is accepted", url)
+		}
+	}
+}
+
 func FuzzNoErrorOfAConnectionStringShowsAnythingOfIt(f *testing.F) {
 	const secret = "sEcrEt"
 	for _, url := range brokenURLs(secret) {

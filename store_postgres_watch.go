@@ -21,7 +21,7 @@ type postgresWatches struct {
 	hub     *wake.Hub[string]
 	listen  listen.Listener
 	channel string
-	prefix  atomic.Pointer[string] // of this store's hints; nil until the table was found
+	prefix  atomic.Pointer[string] // of this store's hints; set before the listener connects
 
 	mu     sync.Mutex
 	cancel context.CancelFunc // nil before the first watch
@@ -37,31 +37,33 @@ func (w *postgresWatches) init(s *PostgresStore) {
 		Hub:     w.hub,
 		Logger:  s.cfg.Logger,
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
+			// Hints name the schema, so they can't be recognised until the table is found.
+			if _, err := s.setup(leaseCall(ctx)); err != nil {
+				return nil, s.explain(err)
+			}
 			if s.cfg.ListenURL == "" {
-				return connect(ctx, s.pool.Config())
+				return connect(ctx, s.config)
 			}
 			config, err := parseURL(s.cfg.ListenURL) // which knows the pool_* parameters
 			if err != nil {
 				return nil, err
 			}
+			config.ConnConfig.DialFunc = s.cutter.dial(config.ConnConfig.DialFunc)
 			return connect(ctx, config)
 		},
 		Notify: s.notify,
 		Key: func(payload string) (string, bool) {
-			prefix := s.watches.prefix.Load()
-			if prefix == nil { // no lease has been looked at yet
-				return "", false
-			}
-			return strings.CutPrefix(payload, *prefix)
+			return strings.CutPrefix(payload, *s.watches.prefix.Load())
 		},
 	}
 }
 
 func (s *PostgresStore) notify(ctx context.Context, payload string) error {
-	pool, _, err := s.conns(leaseCall(ctx))
+	pool, _, done, err := s.conns(leaseCall(ctx))
 	if err != nil {
 		return err
 	}
+	defer done()
 	// All that notify commit one after another, so none shall wait for the disk.
 	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, s.watches.channel, payload)
 	return err

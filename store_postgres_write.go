@@ -26,14 +26,18 @@ func (s *PostgresStore) putIf(ctx context.Context, obj Object, cond WriteConditi
 	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	r, err := s.put(ctx, obj, cond, fence)
+	var r row
+	err := s.withSetup(ctx, func(setup *postgresSetup) (err error) {
+		r, err = s.put(ctx, setup, obj, cond, fence)
+		return err
+	})
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, s.explain(err))
 	}
 	return r.written(obj), nil
 }
 
-func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (row, error) {
+func (s *PostgresStore) put(ctx context.Context, setup *postgresSetup, obj Object, cond WriteCondition, fence *Term) (row, error) {
 	if cond.kind == matchVersion {
 		r, err := s.replace(ctx, obj, cond, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
@@ -53,14 +57,14 @@ func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition
 				return r, err
 			}
 		}
-		r, err := s.create(ctx, obj, fence)
+		r, err := s.create(ctx, setup, obj, fence)
 		switch {
 		case errors.Is(err, ErrExists) && cond.kind == unconditional:
 			continue
 		case !errors.Is(err, pgx.ErrNoRows):
 			return r, err
 		}
-		if err := s.inTheWay(ctx, obj, cond); err != nil {
+		if err := s.inTheWay(ctx, setup, obj, cond); err != nil {
 			return row{}, err
 		}
 	}
@@ -108,11 +112,7 @@ func sizeOf(args []any) (bytes int) {
 
 // create inserts an object, in one round trip, or returns [ErrExists] where there is
 // one, or [pgx.ErrNoRows] where something is in its way, it does not know what.
-func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (row, error) {
-	setup, err := s.setup(ctx)
-	if err != nil {
-		return row{}, err
-	}
+func (s *PostgresStore) create(ctx context.Context, setup *postgresSetup, obj Object, fence *Term) (row, error) {
 	var r row
 	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload)}
 	dest := []any{&r.version, &r.created, &r.updated}
@@ -131,7 +131,7 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 				return s.sendWrite(ctx, pool, batch, queue(batch), nil, dest...)
 			})
 		}
-		err = s.grouped(ctx, &s.groups.create, nil, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone})
+		err := s.grouped(ctx, &s.groups.create, nil, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone})
 		switch {
 		case err == nil:
 			return r, nil
@@ -148,7 +148,7 @@ func (s *PostgresStore) create(ctx context.Context, obj Object, fence *Term) (ro
 	if !setup.tombstones {
 		number = s.sql.numberByClock
 	}
-	err = s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+	err := s.inTime(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		batch := s.newBatch(ctx, bounded)
 		batch.Queue(s.sql.insert, args...)
 		answer := batch.Queue(number, obj.Key.Type, obj.Key.ID)
@@ -219,7 +219,7 @@ func scanRow(noRow *error, dest []any) func(pgx.Row) error {
 
 // inTheWay says why an object could not be created: [ErrExists] or [ErrTaken];
 // nil where the reason is gone meanwhile, or is to be replaced.
-func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCondition) error {
+func (s *PostgresStore) inTheWay(ctx context.Context, setup *postgresSetup, obj Object, cond WriteCondition) error {
 	switch _, err := s.version(ctx, obj.Key); {
 	case err == nil && cond.kind == mustCreate:
 		return ErrExists
@@ -228,12 +228,8 @@ func (s *PostgresStore) inTheWay(ctx context.Context, obj Object, cond WriteCond
 	case !errors.Is(err, pgx.ErrNoRows):
 		return err
 	}
-	setup, err := s.setup(ctx)
-	if err != nil {
-		return err
-	}
 	var other Key
-	err = s.readRow(ctx, s.sql.nameTaken, []any{obj.Key.Type, obj.Key.ID, obj.Name}, &other.Type, &other.ID)
+	err := s.readRow(ctx, s.sql.nameTaken, []any{obj.Key.Type, obj.Key.ID, obj.Name}, &other.Type, &other.ID)
 	if errors.Is(err, pgx.ErrNoRows) && setup.idAlone {
 		err = s.readRow(ctx, s.sql.idTaken, []any{obj.Key.Type, obj.Key.ID}, &other.Type, &other.ID)
 	}
@@ -268,17 +264,14 @@ func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fe
 	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.remove(ctx, key, version, fence, wake); err != nil {
+	err := s.withSetup(ctx, func(setup *postgresSetup) error { return s.remove(ctx, setup, key, version, fence, wake) })
+	if err != nil {
 		return opError(ctx, "delete", key, s.explain(err))
 	}
 	return nil
 }
 
-func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
-	setup, err := s.setup(ctx)
-	if err != nil {
-		return err
-	}
+func (s *PostgresStore) remove(ctx context.Context, setup *postgresSetup, key Key, version int64, fence *Term, wake bool) (err error) {
 	var gone int
 	args := []any{key.Type, key.ID, version}
 	if wake {
@@ -294,7 +287,7 @@ func (s *PostgresStore) remove(ctx context.Context, key Key, version int64, fenc
 		err = alone()
 	}
 	if wake && cannotNotify(err) {
-		return s.remove(ctx, key, version, fence, false) // better a standby that looks later than a lease that stands
+		return s.remove(ctx, setup, key, version, fence, false) // better a standby that looks later than a lease that stands
 	}
 	if err != nil {
 		return err
@@ -325,11 +318,12 @@ func (s *PostgresStore) prune(ctx context.Context, setup *postgresSetup, lately 
 	if !setup.tombstones || now-last < int64(lately.Seconds()) || !s.pruned.CompareAndSwap(last, now) {
 		return
 	}
-	pool, _, err := s.conns(ctx)
+	pool, _, done, err := s.conns(ctx)
 	if err == nil {
-		var done pgconn.CommandTag
-		done, err = pool.Exec(ctx, s.sql.prune)
-		if done.RowsAffected() == pruneAtMost {
+		defer done()
+		var pruned pgconn.CommandTag
+		pruned, err = pool.Exec(ctx, s.sql.prune)
+		if pruned.RowsAffected() == pruneAtMost {
 			s.pruned.Store(0) // the next delete goes on
 		}
 	}

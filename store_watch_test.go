@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -690,6 +691,51 @@ func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testi
 	wantErr(t, leases[10].Renew(ctx, terms[10]), nil)
 	wantErr(t, tx.Rollback(ctx), nil)
 	all.Wait()
+}
+
+// Its first hint may be the one that matters.
+func TestOnPostgresAStoreThatHasOnlyReadHearsWhatItWatches(t *testing.T) {
+	for name, read := range map[string]func(t *testing.T, lease *tenure.Lease){
+		"nothing": func(*testing.T, *tenure.Lease) {},
+		"a lease": func(t *testing.T, lease *tenure.Lease) {
+			_, err := lease.Read(t.Context())
+			wantErr(t, err, tenure.ErrNotFound)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := postgresURL(t)
+			migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+			store := tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet})
+			t.Cleanup(func() { store.Close() })
+			read(t, newLease(t, store, tenure.LeaseConfig{}))
+			watch := liveWatch(t, store, leaseKey)
+			takeHint(watch)
+			other := openPostgres(t, url, tenure.PostgresConfig{})
+			deleteAndWake(t, other, put(t, other, tenure.Object{Key: leaseKey}))
+			awaitHint(t, "released", watch)
+		})
+	}
+}
+
+func TestOnPostgresAWatchIsNotLiveBeforeThereIsATable(t *testing.T) {
+	url := postgresURL(t)
+	log := make(lines, 10)
+	store := openPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	watch := beginWatch(t, store, leaseKey)
+	select {
+	case line := <-log:
+		if !strings.Contains(line, "Migrate") || watch.Live() {
+			t.Errorf("live %v; logged %s", watch.Live(), line)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not say that there is no table")
+	}
+	other := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, other)
+	awaitThat(t, "the watch is live", watch.Live)
+	takeHint(watch)
+	deleteAndWake(t, other, put(t, other, tenure.Object{Key: leaseKey}))
+	awaitHint(t, "released", watch)
 }
 
 // Tenants have the same table and the same lease, each in a schema of its own.
