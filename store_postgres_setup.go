@@ -181,7 +181,8 @@ func (s *PostgresStore) withSetup(ctx context.Context, write func(setup *postgre
 	switch {
 	case errors.Is(lookErr, ErrSetup):
 		return lookErr // it says what is wrong with the table, not only with this write
-	case lookErr != nil:
+	case lookErr != nil: // no time is left for it, say: the next call begins with a look
+		s.found.CompareAndSwap(setup, nil)
 		return err
 	case !again.equal(setup):
 		return write(again)
