@@ -31,8 +31,6 @@ func panicOf(fn func()) (err error) {
 // untouched is a store that must not be called.
 type untouched struct{ t *testing.T }
 
-func (s untouched) SingleReplica() bool { return false }
-
 func (s untouched) Get(context.Context, tenure.Key) (tenure.Object, error) {
 	s.t.Error("the store was asked")
 	return tenure.Object{}, tenure.ErrNotFound
@@ -89,6 +87,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		tenure.Lister
 		tenure.Fencer
 		tenure.Watcher
+		tenure.Notifier
 		Migrate(context.Context) error
 		Close() error
 	}
@@ -274,8 +273,8 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new lease: invalid argument: Margin 1s is not between 0 and the TTL of 1s"},
 		{"an expiry that is none", newLease(tenure.LeaseConfig{Expiry: 7}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: Expiry 7 is neither StoreClock nor Observed"},
-		{"a reclaim by nobody", newLease(tenure.LeaseConfig{Reclaim: true}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: Reclaim is set, and Holder is empty: it must be one that only this process has"},
+		{"a reclaim by nobody", newLease(tenure.LeaseConfig{AssumeUniqueHolder: true}), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: AssumeUniqueHolder is set, and Holder is empty: it must be one that only this process has"},
 		{"all that at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is not between 10ms and 8760h0m0s\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
 		{"an observed interval of 0", observed(0, 3), tenure.ErrInvalid,

@@ -23,7 +23,7 @@ var errUnfit = errors.New("the disk is gone")
 
 func (f *fitness) check(_ context.Context, role tenure.Role) error {
 	f.asked.Add(1)
-	if role == tenure.Standby && f.standby.Load() || role != tenure.Standby && f.holder.Load() {
+	if role == tenure.RoleStandby && f.standby.Load() || role != tenure.RoleStandby && f.holder.Load() {
 		return errUnfit
 	}
 	return nil
@@ -162,7 +162,7 @@ func TestALeaseIsRenewedUncheckedWhileTheJobReturns(t *testing.T) {
 		asked := fit.asked.Load()
 		time.Sleep(18 * time.Second)
 		h, err := a.lease.Read(t.Context())
-		if err != nil || h.Age > 2*time.Second || a.Status().Role != tenure.Stopping {
+		if err != nil || h.Age > 2*time.Second || a.Status().Role != tenure.RoleStopping {
 			t.Errorf("got %+v, %v, %v; want a lease renewed not longer than 2 s ago", h, err, a.Status().Role)
 		}
 		if got := fit.asked.Load(); got != asked {
@@ -199,7 +199,7 @@ func TestAReplicaThatHasBeenFitForLongStaysAwayForAsShortAsAtFirst(t *testing.T)
 		for range 5 {
 			time.Sleep(5 * time.Minute)
 			fit.holder.Store(true)
-			for a.Status().Role != tenure.Standby {
+			for a.Status().Role != tenure.RoleStandby {
 				time.Sleep(time.Second)
 			}
 			fit.holder.Store(false)

@@ -73,12 +73,12 @@ func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *t
 			return do(ctx)
 		})
 		time.Sleep(19 * time.Second)
-		if got := b.Status(); got.Role != tenure.Confirming || b.IsHolder() || got.Token == 0 || got.TrustLeft == 0 {
+		if got := b.Status(); got.Role != tenure.RoleConfirming || b.IsHolder() || got.Token == 0 || got.TrustLeft == 0 {
 			t.Errorf("while it confirms: %+v, IsHolder %v", got, b.IsHolder())
 		}
 		s.want(t, "put")
 		time.Sleep(2 * time.Second)
-		if got := b.Status(); got.Role != tenure.Holder || !b.IsHolder() {
+		if got := b.Status(); got.Role != tenure.RoleHolder || !b.IsHolder() {
 			t.Errorf("after it has confirmed: %+v", got)
 		}
 		s.want(t, "put", "put", "fenced a", "put", "job") // the third says that all is well now
@@ -118,7 +118,7 @@ func TestAPredecessorIsFencedUntilThatSucceeds(t *testing.T) {
 				return nil
 			},
 		})
-		if got := b.Status(); got.Role != tenure.Confirming || !strings.Contains(got.LastError, "power switch") {
+		if got := b.Status(); got.Role != tenure.RoleConfirming || !strings.Contains(got.LastError, "power switch") {
 			t.Errorf("while it fences: %+v", got)
 		}
 		time.Sleep(15 * time.Second)
@@ -248,7 +248,7 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 				s.want(t, "b fences a at 10.0.0.1")
 				if name == "crash and reclaim" {
 					scene.act(t, b)
-					startWith(t, store, tenure.LeaseConfig{Holder: "b", Reclaim: true}, fencing(s, succeeds))
+					startWith(t, store, tenure.LeaseConfig{Holder: "b", AssumeUniqueHolder: true}, fencing(s, succeeds))
 				} else {
 					startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
 					synctest.Wait()
@@ -297,9 +297,9 @@ func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
 func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, store := t.Context(), storetest.NewMem()
-		unique := tenure.LeaseConfig{Holder: "pod-0", Reclaim: true}
+		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
 		term := mustAcquire(t, newLease(t, store, unique))
-		for _, other := range []tenure.LeaseConfig{{Holder: "pod-1", Reclaim: true}, {Holder: "pod-0"}} {
+		for _, other := range []tenure.LeaseConfig{{Holder: "pod-1", AssumeUniqueHolder: true}, {Holder: "pod-0"}} {
 			_, err := newLease(t, store, other).AcquireOrSteal(ctx)
 			wantErr(t, err, tenure.ErrHeld)
 		}
@@ -312,7 +312,7 @@ func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 		_, err := anew.AcquireOrSteal(ctx)
 		wantErr(t, err, tenure.ErrHeld) // its own term, of this life
 
-		_, err = tenure.NewLease(store, tenure.LeaseConfig{Reclaim: true})
+		_, err = tenure.NewLease(store, tenure.LeaseConfig{AssumeUniqueHolder: true})
 		wantErr(t, err, tenure.ErrInvalid)
 	})
 }
@@ -320,7 +320,7 @@ func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 func TestAReclaimedLeaseNeedsNoConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		unique := tenure.LeaseConfig{Holder: "pod-0", Reclaim: true}
+		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
 		mustAcquire(t, newLease(t, store, unique))
 		ran := false
 		c, err := tenure.NewCoordinator(newLease(t, store, unique), tenure.CoordinatorConfig{

@@ -58,8 +58,8 @@ type CoordinatorConfig struct {
 	RenewDeadline time.Duration
 
 	// Check, where set, tells whether this replica is fit, by nil. It is asked
-	// before this replica competes, with the role [Standby], and before each
-	// renewal, with [Holder], or [Confirming] before the job has begun. A standby
+	// before this replica competes, with the role [RoleStandby], and before each
+	// renewal, with [RoleHolder], or [RoleConfirming] before the job has begun. A standby
 	// that is not fit does not compete. A holder is not renewed until it is fit;
 	// after CheckFailures in a row, or at the RenewDeadline, its term ends with
 	// [ErrUnhealthy], the lease is released once the job has returned, and this
@@ -87,7 +87,7 @@ type CoordinatorConfig struct {
 	// whose Check has failed. Where a replica that had taken the lease over did not get
 	// that far, it is called for those whom that one was to fence, too, so it must bear
 	// to be called for a holder that is cut off already; and for one of its own name,
-	// where a replica crashed and was started anew, unless Reclaim is set. It must
+	// where a replica crashed and was started anew, unless AssumeUniqueHolder is set. It must
 	// return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
@@ -207,7 +207,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	return &Coordinator{
 		lease:  lease,
 		cfg:    cfg,
-		single: lease.store.SingleReplica(),
+		single: isExclusive(lease.store),
 		checks: checks{check: cfg.Check, timeout: cfg.CheckTimeout},
 		monitor: monitor{
 			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: cfg.Logger, trace: cfg.Trace,
@@ -229,9 +229,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	defer c.running.Store(false)
 	defer c.checks.wait()
 	c.headStart.Gives = false
-	var hints Watch = noWatch{}
+	var hints Subscription = noHints{}
 	if !c.single {
-		hints = watch(c.lease.store, c.lease.cfg.Key)
+		hints = subscribe(c.lease.store, c.lease.cfg.Key)
 	}
 	defer hints.Stop()
 	for pause := time.Duration(0); ; {
@@ -257,7 +257,7 @@ func (c *Coordinator) IsHolder() bool {
 
 // hold runs the job for one term. It returns, with the pause before this replica
 // competes again, after the job has returned and the lease was given back.
-func (c *Coordinator) hold(ctx context.Context, term *Term, hints Watch) (pause time.Duration) {
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (pause time.Duration) {
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()

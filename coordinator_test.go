@@ -174,11 +174,11 @@ func TestOneReplicaHoldsAndTheOthersStandBy(t *testing.T) {
 			}
 		}
 		got := b.Status()
-		if got.Role != tenure.Standby || got.Holder != "a" || got.Token != 0 || got.TrustLeft != 0 {
+		if got.Role != tenure.RoleStandby || got.Holder != "a" || got.Token != 0 || got.TrustLeft != 0 {
 			t.Errorf("standby's status: %+v", got)
 		}
 		got = a.Status()
-		if got.Role != tenure.Holder || got.Holder != "a" || got.Token == 0 || got.TrustLeft < 19*time.Second || got.Terms != 1 {
+		if got.Role != tenure.RoleHolder || got.Holder != "a" || got.Token == 0 || got.TrustLeft < 19*time.Second || got.Terms != 1 {
 			t.Errorf("holder's status: %+v", got)
 		}
 	})
@@ -299,7 +299,7 @@ func TestAJobThatTakesItsTimeToReturnStillHasItsLeaseRenewed(t *testing.T) {
 		if err != nil || h.Age > 2*time.Second {
 			t.Errorf("got %+v, %v; want a lease renewed not longer than 2 s ago", h, err)
 		}
-		if got := a.Status(); got.Role != tenure.Stopping || a.IsHolder() {
+		if got := a.Status(); got.Role != tenure.RoleStopping || a.IsHolder() {
 			t.Errorf("role %v, holder %v", got.Role, a.IsHolder())
 		}
 	})
@@ -427,7 +427,7 @@ func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 			}
 			_, err := store.Get(t.Context(), leaseKey)
 			wantErr(t, err, tenure.ErrNotFound)
-			if c.IsHolder() || c.Status().Role != tenure.Standby {
+			if c.IsHolder() || c.Status().Role != tenure.RoleStandby {
 				t.Errorf("after the panic: %+v", c.Status())
 			}
 		}()
@@ -514,7 +514,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		if since := <-stuck; since != 9*time.Second {
 			t.Errorf("reported after %v, want 9s", since)
 		}
-		if got := a.Status(); !got.Stuck || got.Role != tenure.Stopping {
+		if got := a.Status(); !got.Stuck || got.Role != tenure.RoleStopping {
 			t.Errorf("status: %+v", got)
 		}
 		if _, err := store.Get(t.Context(), leaseKey); err != nil {
@@ -846,7 +846,7 @@ func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
 		synctest.Wait()
 		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
 		time.Sleep(time.Hour)
-		if got := a.Status(); !a.IsHolder() || b.IsHolder() || got.Role != tenure.Holder || got.Terms != 1 {
+		if got := a.Status(); !a.IsHolder() || b.IsHolder() || got.Role != tenure.RoleHolder || got.Terms != 1 {
 			t.Errorf("a: %+v, b: %+v", got, b.Status())
 		}
 		wantErr(t, a.Resign(t.Context()), nil)

@@ -32,7 +32,7 @@ func newHinted(live bool) *hinted {
 
 // Watch gives a watch to the second replica that asks; the first is the holder,
 // and hears nothing.
-func (h *hinted) Watch(tenure.Key) tenure.Watch {
+func (h *hinted) Watch(tenure.Key) tenure.Subscription {
 	if h.watches.Add(1) == 1 {
 		return hintedWatch{h, nil}
 	}

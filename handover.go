@@ -263,6 +263,6 @@ func (l *Lease) offered(h Holding) bool {
 func (l *Lease) reclaims(holding Holding) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.cfg.Reclaim && holding.Term != "" && holding.Term != l.begun && !slices.Contains(l.sent, holding.Term) &&
+	return l.cfg.AssumeUniqueHolder && holding.Term != "" && holding.Term != l.begun && !slices.Contains(l.sent, holding.Term) &&
 		holding.Holder == l.cfg.Holder
 }

@@ -29,7 +29,7 @@ const (
 type keeper struct {
 	c     *Coordinator
 	term  *Term
-	hints Watch
+	hints Subscription
 
 	over      context.Context         // done when the term is to end; the first cause counts
 	end       context.CancelCauseFunc // never blocks
@@ -42,7 +42,7 @@ type keeper struct {
 }
 
 // newKeeper returns a keeper that does not renew yet.
-func newKeeper(c *Coordinator, term *Term, hints Watch) *keeper {
+func newKeeper(c *Coordinator, term *Term, hints Subscription) *keeper {
 	k := &keeper{c: c, term: term, hints: hints}
 	k.over, k.end = context.WithCancelCause(context.Background())
 	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
@@ -176,9 +176,9 @@ func (k *keeper) check(ctx context.Context) error {
 	if k.winding.Load() {
 		return nil
 	}
-	role := Holder
+	role := RoleHolder
 	if k.c.term.Load() == nil {
-		role = Confirming
+		role = RoleConfirming
 	}
 	err := k.c.checks.ask(ctx, role)
 	if err != nil {

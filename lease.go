@@ -40,14 +40,14 @@ type LeaseConfig struct {
 	Expiry ExpiryPolicy      // default StoreClock
 	Logger *slog.Logger      // default slog.Default()
 
-	// Reclaim lets this replica take a lease over at once, although it has not
+	// AssumeUniqueHolder lets this replica take a lease over at once, although it has not
 	// expired, where the record names its own Holder: a replica that crashed and
 	// was started anew does not wait for the TTL of its own last term. It is right
 	// only where of one Holder there is never more than one process, not for a
 	// moment: a pod of a StatefulSet, a unit of systemd on a host whose name it
 	// bears. It is wrong where a name can be given twice, as by an orchestrator that
 	// replaces what it cannot reach. Holder must be set.
-	Reclaim bool
+	AssumeUniqueHolder bool
 
 	refused error // what ObservedConfig was given wrong
 }
@@ -97,8 +97,8 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
 		}
 	}
-	if cfg.Reclaim && unnamed {
-		errs = append(errs, fmt.Errorf("%w: Reclaim is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
+	if cfg.AssumeUniqueHolder && unnamed {
+		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
 	}
 	if cfg.Expiry > Observed {
 		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))

@@ -707,7 +707,7 @@ func TestAnAcquireUnderWayIsNotTakenBack(t *testing.T) {
 			}
 			return err
 		})
-		lease := newLease(t, slow, tenure.LeaseConfig{Holder: "a", Reclaim: true})
+		lease := newLease(t, slow, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true})
 		acquired := make(chan error, 1)
 		go func() {
 			_, err := lease.AcquireOrSteal(t.Context())

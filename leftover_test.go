@@ -68,7 +68,7 @@ func TestAReplicaThatRefusesATokenLeavesTheLeaseToOneThatMayGoOn(t *testing.T) {
 		mustAcquire(t, newLease(t, restored, tenure.LeaseConfig{Holder: "dead"}))
 		store.Store = restored
 		time.Sleep(10 * time.Minute)
-		if got := witness.Status(); got.Role != tenure.Standby || !strings.Contains(got.LastError, "fencing token") {
+		if got := witness.Status(); got.Role != tenure.RoleStandby || !strings.Contains(got.LastError, "fencing token") {
 			t.Fatalf("the witness has not refused: %+v", got)
 		}
 		startWith(t, store, tenure.LeaseConfig{Holder: "fresh"}, fencing(s, succeeds))
@@ -272,7 +272,7 @@ func TestACopyThatVanishesIsConfirmedAndFenced(t *testing.T) {
 		time.Sleep(time.Second)
 		copyRenews(t, store)
 		time.Sleep(20 * time.Second)
-		if got := a.Status(); got.Role != tenure.Standby {
+		if got := a.Status(); got.Role != tenure.RoleStandby {
 			t.Fatalf("it has not lost the term to the copy: %+v", got)
 		}
 		copyRenews(t, store) // its last: its host does not answer any more

@@ -46,7 +46,7 @@ func TestAReplicaThatWasAloneFencesNobodyAfterAnOutage(t *testing.T) {
 		t.Run(fmt.Sprint("reclaim ", reclaim), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, s := storetest.NewMem(), &script{}
-				a := startWith(t, store, tenure.LeaseConfig{Holder: "a", Reclaim: reclaim}, fencing(s, succeeds))
+				a := startWith(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: reclaim}, fencing(s, succeeds))
 				time.Sleep(time.Minute)
 				a.store.SetHook(refuse)
 				time.Sleep(90 * time.Second)
@@ -116,7 +116,7 @@ func TestAReplicaThatHasNotConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 			wantErr(t, b.store.Wake(t.Context(), leaseKey), nil)
 		}
-		if got := b.Status(); got.Role != tenure.Standby || got.Terms != 1 {
+		if got := b.Status(); got.Role != tenure.RoleStandby || got.Terms != 1 {
 			t.Errorf("right after it resigned for an hour: %+v", got)
 		}
 	})

@@ -14,7 +14,7 @@ import (
 // competes. It belongs to Run's goroutine.
 type standby struct {
 	c        *Coordinator
-	hints    Watch
+	hints    Subscription
 	spurious pace.Limiter
 	woken    bool          // by a hint
 	took     time.Duration // the last attempt to acquire
@@ -61,7 +61,7 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 			return nil, ctx.Err()
 		}
 	}
-	if err := c.checks.ask(ctx, Standby); err != nil {
+	if err := c.checks.ask(ctx, RoleStandby); err != nil {
 		if !c.single && (time.Since(s.looked) > c.lease.cfg.TTL || c.lease.leftAnything()) {
 			// So that its status does not show a holder that is gone, and so that nothing
 			// that it has left behind keeps the others waiting.

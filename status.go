@@ -17,21 +17,21 @@ import (
 type Role uint8
 
 const (
-	Standby    Role = iota // waits for the lease
-	Confirming             // has taken the lease over, and makes sure that its predecessor is gone before the job begins
-	Holder                 // holds the lease; its job runs
-	Stopping               // its job has been told to return; the lease is released once it has
+	RoleStandby    Role = iota // waits for the lease
+	RoleConfirming             // has taken the lease over, and makes sure that its predecessor is gone before the job begins
+	RoleHolder                 // holds the lease; its job runs
+	RoleStopping               // its job has been told to return; the lease is released once it has
 )
 
 func (r Role) String() string {
 	switch r {
-	case Standby:
+	case RoleStandby:
 		return "standby"
-	case Holder:
+	case RoleHolder:
 		return "holder"
-	case Stopping:
+	case RoleStopping:
 		return "stopping"
-	case Confirming:
+	case RoleConfirming:
 		return "confirming"
 	}
 	return fmt.Sprintf("role %d", uint8(r))
@@ -42,7 +42,7 @@ func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // UnmarshalText reads what MarshalText has written.
 func (r *Role) UnmarshalText(text []byte) error {
-	for role := Standby; role <= Stopping; role++ {
+	for role := RoleStandby; role <= RoleStopping; role++ {
 		if string(text) == role.String() {
 			*r = role
 			return nil

@@ -30,7 +30,7 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		time.Sleep(35 * time.Second)
 
 		got := a.Status()
-		if got.Lease != leaseKey || got.Replica != "a" || got.Role != tenure.Holder || got.Reason != "acquired" || !got.Since.Equal(began) {
+		if got.Lease != leaseKey || got.Replica != "a" || got.Role != tenure.RoleHolder || got.Reason != "acquired" || !got.Since.Equal(began) {
 			t.Errorf("holder's role: %+v", got)
 		}
 		if got.Holder != "a" || got.Labels["address"] != "10.0.0.1" || !got.HeldSince.Equal(began) || got.Token == 0 {
@@ -46,7 +46,7 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 
 		token := got.Token
 		got = b.Status()
-		if got.Role != tenure.Standby || got.Reason != "held by a" || got.Holder != "a" || got.Labels["address"] != "10.0.0.1" ||
+		if got.Role != tenure.RoleStandby || got.Reason != "held by a" || got.Holder != "a" || got.Labels["address"] != "10.0.0.1" ||
 			!got.HeldSince.Equal(began) || got.RenewedAt.Before(began) || got.Token != 0 || got.TrustLeft != 0 || got.RenewalLatency != 0 {
 			t.Errorf("standby: %+v", got)
 		}
@@ -54,7 +54,7 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		a.store.SetHook(refuse)
 		time.Sleep(time.Minute)
 		got = b.Status()
-		if got.Role != tenure.Holder || got.Reason != "stolen from a" || got.Holder != "b" || got.Labels != nil {
+		if got.Role != tenure.RoleHolder || got.Reason != "stolen from a" || got.Holder != "b" || got.Labels != nil {
 			t.Errorf("after b's steal: %+v", got)
 		}
 		if len(got.Recent) != 1 || got.Recent[0].Holder != "a" || !got.Recent[0].Began.Equal(began) || got.Recent[0].Reason != "expired" {
@@ -65,7 +65,7 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		if len(got.Recent) != 1 || got.Recent[0].ID != id || got.Recent[0].Token != token || got.Recent[0].Reason != tenure.ErrDeadline.Error() {
 			t.Errorf("a's recent terms: %+v; want that of ID %s, token %d", got.Recent, id, token)
 		}
-		if got.LastError != "connection refused" || got.Role != tenure.Standby || got.Holder != "" {
+		if got.LastError != "connection refused" || got.Role != tenure.RoleStandby || got.Holder != "" {
 			t.Errorf("after a's loss: %+v", got)
 		}
 	})
@@ -120,7 +120,7 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	status := tenure.Status{
-		Lease: leaseKey, Replica: "a", Role: tenure.Stopping, Since: at, Reason: "lease resigned",
+		Lease: leaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
 		Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
@@ -215,7 +215,7 @@ func TestChangesBeginWithTheStatusAsItIs(t *testing.T) {
 			first = append(first, status)
 			break
 		}
-		if len(first) != 1 || first[0].Replica != "a" || first[0].Role != tenure.Standby {
+		if len(first) != 1 || first[0].Replica != "a" || first[0].Role != tenure.RoleStandby {
 			t.Errorf("got %+v", first)
 		}
 	})

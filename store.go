@@ -202,7 +202,7 @@ func (c WriteCondition) String() string {
 // Store keeps objects and writes them by compare-and-swap.
 //
 // This is the least that a store must do. It may also implement [Lister],
-// [Fencer] and [Watcher]. The
+// [Fencer], [Watcher], [Notifier] and [Exclusive]. The
 // package storetest holds the contract as a test suite, for stores that are
 // written elsewhere:
 //
@@ -234,76 +234,90 @@ type Store interface {
 	// DeleteIf deletes the object if it is at that version. Otherwise it
 	// returns [ErrNotFound] or [ErrConflict].
 	DeleteIf(ctx context.Context, key Key, version int64) error
+}
 
+// Exclusive is implemented by stores that may belong to one replica alone.
+type Exclusive interface {
 	// SingleReplica reports whether no other process can reach this store, so
 	// that a [Coordinator] may run its job without a lease.
 	SingleReplica() bool
 }
 
-// Watcher is implemented by stores that can wake those who wait for an object to
-// be deleted, or changed in their favour. All stores of this module do. Where a
-// store doesn't, standbys poll, and holders find out at their next renewal.
-type Watcher interface {
-	// Watch begins to watch an object, which need not exist. It does no I/O.
-	Watch(key Key) Watch
-
-	// DeleteAndWake is DeleteIf, and wakes all who watch the key, in other
-	// processes too; nobody where nothing was deleted. It need not be durable when
-	// it returns: a crash of the database may bring the object back, as it was.
-	DeleteAndWake(ctx context.Context, key Key, version int64) error
-
-	// Wake wakes all who watch an object that the caller has just changed, in
-	// other processes too.
-	Wake(ctx context.Context, key Key) error
+// isExclusive reports whether a store belongs to one replica alone.
+func isExclusive(store Store) bool {
+	exclusive, ok := store.(Exclusive)
+	return ok && exclusive.SingleReplica()
 }
 
-// Watch is the interest of one in one object. It tells by hints:
-// one may come late, twice, in vain, or not at all, so nothing is decided by it
-// alone. All methods are safe for concurrent use.
-type Watch interface {
+// Watcher is implemented by stores that can tell when an object is deleted or changed,
+// by hints. All stores of this module do. With a store that does not, standbys poll, and
+// holders find out at their next renewal.
+type Watcher interface {
+	// Watch begins to watch an object, which need not exist. It does no I/O.
+	Watch(key Key) Subscription
+}
+
+// Subscription is a subscription to one object; it delivers hints. A hint may come late,
+// twice, for nothing, or not at all, so nothing is decided by one alone. All methods are
+// safe for concurrent use.
+type Subscription interface {
 	// C receives when the object was deleted by DeleteAndWake, when somebody has
 	// called Wake, and whenever hints may have been missed.
 	C() <-chan struct{}
 
 	// Live reports whether hints can be expected. Whenever that has changed, C
-	// receives. While it is false, one has to poll.
+	// receives. While it is false, the subscriber has to poll.
 	Live() bool
 
-	// Stop ends the watch.
+	// Stop ends the subscription.
 	Stop()
 }
 
-// watch watches an object in any store.
-func watch(store Store, key Key) Watch {
+// Notifier is implemented by stores on which a change wakes those that watch an object
+// only if they are notified of it. All stores of this module do. A store on which every
+// change is an event needs only be a [Watcher].
+type Notifier interface {
+	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other
+	// processes too; none if nothing was deleted. It need not be durable when
+	// it returns: a crash of the database may bring the object back, as it was.
+	DeleteAndWake(ctx context.Context, key Key, version int64) error
+
+	// Wake wakes all that watch an object that the caller has just changed, in
+	// other processes too.
+	Wake(ctx context.Context, key Key) error
+}
+
+// subscribe watches an object in any store.
+func subscribe(store Store, key Key) Subscription {
 	if watcher, ok := store.(Watcher); ok {
 		return watcher.Watch(key)
 	}
-	return noWatch{}
+	return noHints{}
 }
 
-// noWatch is the watch of a store that gives no hints.
-type noWatch struct{}
+// noHints is a subscription to a store that gives none.
+type noHints struct{}
 
-func (noWatch) C() <-chan struct{} { return nil }
-func (noWatch) Live() bool         { return false }
-func (noWatch) Stop()              {}
+func (noHints) C() <-chan struct{} { return nil }
+func (noHints) Live() bool         { return false }
+func (noHints) Stop()              {}
 
 // deleteAndWake deletes an object from any store.
 func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
-	if watcher, ok := store.(Watcher); ok {
-		return watcher.DeleteAndWake(ctx, key, version)
+	if notifier, ok := store.(Notifier); ok {
+		return notifier.DeleteAndWake(ctx, key, version)
 	}
 	return store.DeleteIf(ctx, key, version)
 }
 
-// wakeAll wakes all who watch an object in any store. That it fails tells nothing:
+// wakeAll wakes all that watch an object in any store. An error is of no interest:
 // hints may be lost in any case.
 func wakeAll(ctx context.Context, store Store, key Key) {
-	if watcher, ok := store.(Watcher); ok {
+	if notifier, ok := store.(Notifier); ok {
 		// What there is to hear has been written, perhaps by the last moment of ctx.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = watcher.Wake(ctx, key)
+		_ = notifier.Wake(ctx, key)
 	}
 }
 

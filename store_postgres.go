@@ -102,6 +102,7 @@ var _ interface {
 	Lister
 	Fencer
 	Watcher
+	Notifier
 } = (*PostgresStore)(nil)
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
@@ -212,9 +213,6 @@ func (s *PostgresStore) Close() error {
 	all.Wait()
 	return nil
 }
-
-// SingleReplica returns false: anybody may reach the database.
-func (s *PostgresStore) SingleReplica() bool { return false }
 
 // Get implements [Store].
 func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {

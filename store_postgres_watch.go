@@ -69,7 +69,7 @@ func (s *PostgresStore) notify(ctx context.Context, payload string) error {
 	return err
 }
 
-// Wake implements [Watcher].
+// Wake implements [Notifier].
 func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
 	if err := key.Validate(); err != nil {
 		return opError(ctx, "wake", key, err)
@@ -85,9 +85,9 @@ func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
 }
 
 // Watch implements [Watcher].
-func (s *PostgresStore) Watch(key Key) Watch {
+func (s *PostgresStore) Watch(key Key) Subscription {
 	if s.cfg.PollOnly {
-		return noWatch{}
+		return noHints{}
 	}
 	s.watches.start()
 	return s.watches.hub.Watch(wakeName(key))

@@ -254,7 +254,7 @@ func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) er
 	return s.deleteIf(ctx, key, version, nil, false)
 }
 
-// DeleteAndWake implements [Watcher].
+// DeleteAndWake implements [Notifier].
 func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
 	return s.deleteIf(ctx, key, version, nil, true)
 }

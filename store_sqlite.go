@@ -72,6 +72,8 @@ var _ interface {
 	Lister
 	Fencer
 	Watcher
+	Notifier
+	Exclusive
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which stays the
@@ -222,7 +224,8 @@ func (s *SQLiteStore) Close() error {
 	return err
 }
 
-// SingleReplica reports whether the store was configured without Shared.
+// SingleReplica implements [Exclusive]: it reports whether the store was configured
+// without Shared.
 func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
 
 // Get implements [Store].
@@ -390,7 +393,7 @@ func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) erro
 	return s.deleteIf(ctx, key, version, nil)
 }
 
-// DeleteAndWake implements [Watcher].
+// DeleteAndWake implements [Notifier].
 func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
 	return s.deleteAndWake(ctx, key, version, nil)
 }

@@ -37,12 +37,12 @@ type sqliteWatches struct {
 // Watch implements [Watcher]. While there are watches, one connection is kept to
 // ask SQLite, 20 times a second, whether anybody has written to the file; none of
 // a pool that has only one or two.
-func (s *SQLiteStore) Watch(key Key) Watch {
+func (s *SQLiteStore) Watch(key Key) Subscription {
 	w := &s.watches
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		return noWatch{}
+		return noHints{}
 	}
 	watch := &sqliteWatch{Watch: w.hub.Watch(key), all: w}
 	w.begun.Add(1)
@@ -81,7 +81,7 @@ func (w *sqliteWatches) close() {
 	w.done.Wait()
 }
 
-// Wake implements [Watcher]. Other processes are woken by the change itself.
+// Wake implements [Notifier]. Other processes are woken by the change itself.
 func (s *SQLiteStore) Wake(ctx context.Context, key Key) error {
 	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
 		return opError(ctx, "wake", key, err)

@@ -25,11 +25,12 @@ import (
 type storeWatcher interface {
 	tenure.Store
 	tenure.Watcher
+	tenure.Notifier
 }
 
 var watchedKey = tenure.Key{Type: "t", ID: "watched"}
 
-func beginWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Watch {
+func beginWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscription {
 	t.Helper()
 	watch := store.Watch(key)
 	t.Cleanup(watch.Stop)
@@ -37,7 +38,7 @@ func beginWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Watch
 }
 
 // liveWatch begins to watch, and returns when hints can be expected.
-func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Watch {
+func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscription {
 	t.Helper()
 	watch := beginWatch(t, store, key)
 	awaitThat(t, "a watch is live", watch.Live)
@@ -45,7 +46,7 @@ func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Watch 
 }
 
 // takeHint takes the hint that is there.
-func takeHint(watch tenure.Watch) bool {
+func takeHint(watch tenure.Subscription) bool {
 	select {
 	case <-watch.C():
 		return true
@@ -54,7 +55,7 @@ func takeHint(watch tenure.Watch) bool {
 	}
 }
 
-func awaitHint(t *testing.T, what string, watch tenure.Watch) {
+func awaitHint(t *testing.T, what string, watch tenure.Subscription) {
 	t.Helper()
 	select {
 	case <-watch.C():
@@ -63,7 +64,7 @@ func awaitHint(t *testing.T, what string, watch tenure.Watch) {
 	}
 }
 
-func deleteAndWake(t *testing.T, store tenure.Watcher, obj tenure.Object) {
+func deleteAndWake(t *testing.T, store tenure.Notifier, obj tenure.Object) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -73,7 +74,7 @@ func deleteAndWake(t *testing.T, store tenure.Watcher, obj tenure.Object) {
 func TestADeletionWakesThoseWhoWatchThroughWhateverHandle(t *testing.T) {
 	eachStore(t, func(t *testing.T, open func() tenure.Store) {
 		here, there := open().(storeWatcher), open().(storeWatcher)
-		watches := []tenure.Watch{liveWatch(t, here, watchedKey), liveWatch(t, there, watchedKey)}
+		watches := []tenure.Subscription{liveWatch(t, here, watchedKey), liveWatch(t, there, watchedKey)}
 		for range 3 {
 			for _, store := range []storeWatcher{here, there} {
 				obj := put(t, store, tenure.Object{Key: watchedKey})
@@ -93,7 +94,7 @@ func TestNobodyIsWokenWhereNothingWasDeleted(t *testing.T) {
 	eachStore(t, func(t *testing.T, open func() tenure.Store) {
 		here, there := open().(storeWatcher), open().(storeWatcher)
 		obj := put(t, here, tenure.Object{Key: watchedKey})
-		watches := []tenure.Watch{liveWatch(t, here, watchedKey), liveWatch(t, there, watchedKey)}
+		watches := []tenure.Subscription{liveWatch(t, here, watchedKey), liveWatch(t, there, watchedKey)}
 		for _, watch := range watches {
 			takeHint(watch)
 		}
@@ -107,7 +108,7 @@ func TestNobodyIsWokenWhereNothingWasDeleted(t *testing.T) {
 		// order.
 		for _, id := range []string{"another", "the last"} {
 			other := put(t, here, tenure.Object{Key: tenure.Key{Type: "t", ID: id}})
-			marks := []tenure.Watch{liveWatch(t, here, other.Key), liveWatch(t, there, other.Key)}
+			marks := []tenure.Subscription{liveWatch(t, here, other.Key), liveWatch(t, there, other.Key)}
 			deleteAndWake(t, here, other)
 			for _, mark := range marks {
 				awaitHint(t, "another object was deleted", mark)
@@ -127,7 +128,7 @@ func TestAStoreThatIsClosedEndsItsWatches(t *testing.T) {
 		put(t, keeps, tenure.Object{Key: watchedKey})
 		before := goroutines()
 		store := open()
-		watches := []tenure.Watch{liveWatch(t, store.(storeWatcher), watchedKey), liveWatch(t, store.(storeWatcher), leaseKey)}
+		watches := []tenure.Subscription{liveWatch(t, store.(storeWatcher), watchedKey), liveWatch(t, store.(storeWatcher), leaseKey)}
 		store.(storeWatcher).Watch(watchedKey).Stop()
 		for _, watch := range watches {
 			takeHint(watch)
@@ -535,7 +536,7 @@ func TestOnSQLiteThePollEndsWithTheLastWatch(t *testing.T) {
 			if n := inUse(); n != 0 {
 				t.Fatalf("%d connections are in use, and nobody watches", n)
 			}
-			watches := []tenure.Watch{liveWatch(t, store, watchedKey), liveWatch(t, store, leaseKey)}
+			watches := []tenure.Subscription{liveWatch(t, store, watchedKey), liveWatch(t, store, leaseKey)}
 			watches[0].Stop()
 			watches[0].Stop() // does not count
 			if n := inUse(); n != 1 || !watches[1].Live() {
@@ -752,7 +753,7 @@ func TestOnPostgresAReleaseWakesNobodyInAnotherSchema(t *testing.T) {
 	otherKey := tenure.Key{Type: watchedKey.Type, ID: "another"}
 	other := liveWatch(t, two, otherKey)
 	for range 3 {
-		for _, w := range []tenure.Watch{ofOne, ofTwo, ofFound} {
+		for _, w := range []tenure.Subscription{ofOne, ofTwo, ofFound} {
 			takeHint(w)
 		}
 		deleteAndWake(t, one, put(t, one, tenure.Object{Key: watchedKey}))

@@ -115,7 +115,7 @@ func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
 		wantErr(t, err, nil)
 		runOn(t, &m, c)
 		time.Sleep(31 * time.Second) // until it is stolen
-		for range 3 { // each step is less than the trust that is left
+		for range 3 {                // each step is less than the trust that is left
 			m.suspend(12 * time.Second)
 			time.Sleep(time.Second)
 		}

@@ -73,7 +73,7 @@ func (t *Term) ID() string { return t.id }
 
 // Token returns the fencing token: of two terms of one lease, the later has the
 // greater one, for ever. Where there is no lease to lose, see
-// [Store.SingleReplica], it is drawn from the process clock, and holds for as long
+// [Exclusive], it is drawn from the process clock, and holds for as long
 // as that is not set back between two processes.
 func (t *Term) Token() int64 { return t.token }
 
@@ -98,7 +98,7 @@ func (t *Term) timeLeft() time.Duration {
 func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
 
 // Deadline returns when the trust in the term ends unless it is renewed. It is
-// the zero time where there is no lease to lose, see [Store.SingleReplica].
+// the zero time where there is no lease to lose, see [Exclusive].
 //
 // It is as both clocks of the process saw it when it was asked. A machine that is
 // suspended afterwards has less time left than [time.Until] says then, so

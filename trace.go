@@ -168,7 +168,7 @@ func (m *monitor) termBegan(term *Term, mustConfirm bool) {
 			s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
 			s.token = term.Token()
 			s.terms++
-			s.become(Confirming, reason)
+			s.become(RoleConfirming, reason)
 			if mustConfirm {
 				s.publish()
 			}
@@ -187,7 +187,7 @@ func (m *monitor) jobBegins(term *Term) {
 	m.note(event{
 		record: func(s *state, _ *event) {
 			s.working = true
-			s.become(Holder, s.reason)
+			s.become(RoleHolder, s.reason)
 			s.publish()
 		},
 		trace: func(t *Trace) {
@@ -250,7 +250,7 @@ func (m *monitor) termOver(term *Term, cause error) {
 					s.holder, s.seen = lost.To.Holder, lost.To
 				}
 			}
-			s.become(Stopping, cause.Error())
+			s.become(RoleStopping, cause.Error())
 			s.publish()
 			e.args = []any{"holder", s.holder, "token", term.Token(), "cause", cause}
 		},
@@ -362,7 +362,7 @@ func (m *monitor) termLeft() {
 		if s.seen == nil { // nobody, or the record of this replica that could not be released
 			s.holder = ""
 		}
-		s.become(Standby, s.reason)
+		s.become(RoleStandby, s.reason)
 		s.publish()
 	}})
 }

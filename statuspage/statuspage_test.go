@@ -128,7 +128,7 @@ func TestTheStatusPageShowsWhoHoldsForHowLongTrustLeftAndRecentTerms(t *testing.
 		var statuses []tenure.Status
 		require.NoError(t, json.Unmarshal([]byte(data), &statuses))
 		require.Len(t, statuses, 2)
-		require.Equal(t, tenure.Holder, statuses[1].Role)
+		require.Equal(t, tenure.RoleHolder, statuses[1].Role)
 		require.Equal(t, "b", statuses[1].Holder)
 		require.Equal(t, "a", statuses[1].Recent[0].Holder)
 	})
@@ -188,12 +188,12 @@ func TestARecordWithTimesInAnotherUnitSpoilsNoStatus(t *testing.T) {
 		_, err = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "n", Payload: payload}, tenure.MustCreate())
 		require.NoError(t, err)
 		c, _ := start(t, store, tenure.LeaseConfig{Key: key}, untilDone)
-		for _, role := range []tenure.Role{tenure.Standby, tenure.Holder} {
+		for _, role := range []tenure.Role{tenure.RoleStandby, tenure.RoleHolder} {
 			time.Sleep(time.Second)
 			response, body := get(t, statuspage.Handler(c), "/", "")
 			require.Equal(t, role, c.Status().Role)
 			require.Equal(t, http.StatusOK, response.StatusCode, body)
-			if role == tenure.Standby {
+			if role == tenure.RoleStandby {
 				require.NotContains(t, body, "held_since")
 			}
 			time.Sleep(time.Minute)

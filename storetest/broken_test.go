@@ -32,7 +32,7 @@ type broken struct {
 
 	fence func(term *tenure.Term) (tenure.Store, error)
 
-	watch func(key tenure.Key) tenure.Watch
+	watch func(key tenure.Key) tenure.Subscription
 	wake  func(ctx context.Context, key tenure.Key, version int64) error
 	hint  func(ctx context.Context, key tenure.Key) error // nil: Mem's
 }
@@ -55,7 +55,7 @@ func (b *broken) List(ctx context.Context, objectType, after string, limit int) 
 
 func (b *broken) Fence(term *tenure.Term) (tenure.Store, error) { return b.fence(term) }
 
-func (b *broken) Watch(key tenure.Key) tenure.Watch { return b.watch(key) }
+func (b *broken) Watch(key tenure.Key) tenure.Subscription { return b.watch(key) }
 
 func (b *broken) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	return b.wake(ctx, key, version)
@@ -70,7 +70,7 @@ func (b *broken) Wake(ctx context.Context, key tenure.Key) error {
 
 // brokenWatch is a Mem's watch with some of its methods replaced.
 type brokenWatch struct {
-	tenure.Watch
+	tenure.Subscription
 	c    <-chan struct{}
 	stop func()
 }
@@ -622,7 +622,7 @@ var breakages = []struct {
 	{"a deletion wakes all who watch the object", "it wakes nobody", func(b *broken) { b.wake = b.Mem.DeleteIf }},
 	{"a deletion wakes all who watch the object", "it wakes one", func(b *broken) {
 		first := make(map[tenure.Key]bool)
-		b.watch = func(key tenure.Key) tenure.Watch {
+		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			if first[key] {
 				return &brokenWatch{w, nil, w.Stop}
@@ -632,7 +632,7 @@ var breakages = []struct {
 		}
 	}},
 	{"a deletion wakes all who watch the object", "only who watches an object that is there", func(b *broken) {
-		b.watch = func(key tenure.Key) tenure.Watch {
+		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			if _, err := b.Mem.Get(context.Background(), key); err != nil {
 				return &brokenWatch{w, nil, w.Stop}
@@ -659,7 +659,7 @@ var breakages = []struct {
 		}
 	}},
 	{"a deletion wakes all who watch the object", "a hint that nobody awaits is lost", func(b *broken) {
-		b.watch = func(key tenure.Key) tenure.Watch {
+		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			c, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
@@ -680,7 +680,7 @@ var breakages = []struct {
 	}},
 	{"a deletion wakes all who watch the object", "it waits until somebody takes the hint", func(b *broken) {
 		c := make(chan struct{})
-		b.watch = func(key tenure.Key) tenure.Watch {
+		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			return &brokenWatch{w, c, w.Stop}
 		}
@@ -717,7 +717,7 @@ var breakages = []struct {
 
 	{"a watch may be stopped twice", "each time counts, and nobody is woken when too few are left", func(b *broken) {
 		var watches atomic.Int64
-		b.watch = func(key tenure.Key) tenure.Watch {
+		b.watch = func(key tenure.Key) tenure.Subscription {
 			watches.Add(1)
 			w := b.Mem.Watch(key)
 			return &brokenWatch{w, w.C(), func() { watches.Add(-1); w.Stop() }}
@@ -746,7 +746,7 @@ var breakages = []struct {
 				if key == term.Key() {
 					return b.Mem.DeleteAndWake(ctx, key, version)
 				}
-				return fenced.(tenure.Watcher).DeleteAndWake(ctx, key, version)
+				return fenced.(tenure.Notifier).DeleteAndWake(ctx, key, version)
 			}
 		})
 	}},

@@ -84,10 +84,10 @@ func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int6
 }
 
 // DeleteAndWake is the store's DeleteAndWake, or its DeleteIf where it is no
-// [tenure.Watcher].
+// [tenure.Notifier].
 func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	if watcher, ok := f.store.(tenure.Watcher); ok {
-		return f.delete(ctx, key, version, watcher.DeleteAndWake)
+	if notifier, ok := f.store.(tenure.Notifier); ok {
+		return f.delete(ctx, key, version, notifier.DeleteAndWake)
 	}
 	return f.DeleteIf(ctx, key, version)
 }
@@ -101,21 +101,21 @@ func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64,
 
 // Watch is the store's Watch, past the hook. Where the store is no
 // [tenure.Watcher] it is never live.
-func (f *FaultyStore) Watch(key tenure.Key) tenure.Watch {
+func (f *FaultyStore) Watch(key tenure.Key) tenure.Subscription {
 	if watcher, ok := f.store.(tenure.Watcher); ok {
 		return watcher.Watch(key)
 	}
 	return wake.NewHub[tenure.Key](false).Watch(key)
 }
 
-// Wake is the store's Wake. Where that is no [tenure.Watcher] it does nothing.
+// Wake is the store's Wake. Where that is no [tenure.Notifier] it does nothing.
 func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
-	watcher, ok := f.store.(tenure.Watcher)
+	notifier, ok := f.store.(tenure.Notifier)
 	if !ok {
 		return nil
 	}
 	_, err := through(ctx, f, Call{Op: "wake", Key: key}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, watcher.Wake(ctx, key)
+		return struct{}{}, notifier.Wake(ctx, key)
 	})
 	return err
 }
@@ -141,8 +141,12 @@ func (f *FaultyStore) Fence(term *tenure.Term) (tenure.Store, error) {
 	return &FaultyStore{store: fenced, hook: f.hook}, nil
 }
 
-// SingleReplica is the store's SingleReplica.
-func (f *FaultyStore) SingleReplica() bool { return f.store.SingleReplica() }
+// SingleReplica is the store's SingleReplica, or false where it is no
+// [tenure.Exclusive].
+func (f *FaultyStore) SingleReplica() bool {
+	exclusive, ok := f.store.(tenure.Exclusive)
+	return ok && exclusive.SingleReplica()
+}
 
 // through makes a call through the hook.
 func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {

@@ -147,7 +147,7 @@ func TestFaultyListsNothingWhereItsStoreIsNoLister(t *testing.T) {
 }
 
 // woken takes the hint of a watch, if there is one.
-func woken(watch tenure.Watch) bool {
+func woken(watch tenure.Subscription) bool {
 	select {
 	case <-watch.C():
 		return true
@@ -181,7 +181,7 @@ func TestFaultyWakesWhereItsStoreHasDeletedAndNowhereElse(t *testing.T) {
 		if _, err := mem.Get(t.Context(), key); (err != nil) != trial.deletes {
 			t.Errorf("%s: Get: got error %v, want one: %v", what, err, trial.deletes)
 		}
-		for _, watch := range []tenure.Watch{through, beside} {
+		for _, watch := range []tenure.Subscription{through, beside} {
 			if got := woken(watch); got != trial.deletes {
 				t.Errorf("%s: woken %v, want %v", what, got, trial.deletes)
 			}

@@ -110,7 +110,7 @@ func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence
 }
 
 // Watch watches an object; it is live at once.
-func (m *Mem) Watch(key tenure.Key) tenure.Watch { return m.watches.Watch(key) }
+func (m *Mem) Watch(key tenure.Key) tenure.Subscription { return m.watches.Watch(key) }
 
 // DeleteAndWake deletes the object if it is at that version, and wakes those who
 // watch it.

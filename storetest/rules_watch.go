@@ -23,21 +23,26 @@ const (
 // watcher is a store whose watches are tested.
 type watcher struct {
 	*watched
-	tenure.Watcher
+	notifying
 }
 
-// watching skips where the store is no [tenure.Watcher].
+type notifying interface {
+	tenure.Watcher
+	tenure.Notifier
+}
+
+// watching skips where the store is no [tenure.Watcher] and [tenure.Notifier].
 func watching(t *testing.T, store *watched) watcher {
 	t.Helper()
-	w, ok := store.Store.(tenure.Watcher)
+	w, ok := store.Store.(notifying)
 	if !ok {
-		t.Skipf("%T is no tenure.Watcher", store.Store)
+		t.Skipf("%T is no tenure.Watcher and tenure.Notifier", store.Store)
 	}
 	return watcher{store, w}
 }
 
 // begun begins to watch a key until the test ends.
-func (w watcher) begun(t *testing.T, key tenure.Key) tenure.Watch {
+func (w watcher) begun(t *testing.T, key tenure.Key) tenure.Subscription {
 	watch := w.Watch(key)
 	t.Cleanup(watch.Stop)
 	return watch
@@ -62,7 +67,7 @@ func (w watcher) removeAndWake(t *testing.T, obj tenure.Object) {
 
 // awaitHints returns when a watch is woken by what is deleted. It skips where
 // that does not happen and the watch does not claim it.
-func (w watcher) awaitHints(t *testing.T, key tenure.Key, watch tenure.Watch) {
+func (w watcher) awaitHints(t *testing.T, key tenure.Key, watch tenure.Subscription) {
 	t.Helper()
 	for end := time.Now().Add(becomesLive); !watch.Live(); {
 		if time.Now().After(end) {
@@ -79,7 +84,7 @@ func (w watcher) awaitHints(t *testing.T, key tenure.Key, watch tenure.Watch) {
 
 // drain takes the hints that are there. One that comes late, or for a second time,
 // can still be taken for the next: so the rules delete several times.
-func drain(watches ...tenure.Watch) {
+func drain(watches ...tenure.Subscription) {
 	for _, watch := range watches {
 		select {
 		case <-watch.C():
@@ -90,7 +95,7 @@ func drain(watches ...tenure.Watch) {
 
 // woken reports a watch that does not receive. None of them is asked before all
 // is deleted: a hint waits for whoever takes it.
-func woken(t *testing.T, what string, watches ...tenure.Watch) {
+func woken(t *testing.T, what string, watches ...tenure.Subscription) {
 	t.Helper()
 	timeout := time.After(wakesWithin)
 	for i, watch := range watches {
@@ -108,12 +113,12 @@ func woken(t *testing.T, what string, watches ...tenure.Watch) {
 func deletionWakes(t *testing.T, store *watched) {
 	w := watching(t, store)
 	keys := append(odd(), widget("a"), widget(strings.Repeat("long 長い ", 40)))
-	watches := make([]tenure.Watch, len(keys))
+	watches := make([]tenure.Subscription, len(keys))
 	for i, key := range keys {
 		watches[i] = w.begun(t, key) // before there is an object
 	}
 	w.awaitHints(t, widget("a"), watches[len(keys)-2])
-	var late []tenure.Watch
+	var late []tenure.Subscription
 	for round := range 3 {
 		var objects []tenure.Object
 		for i, key := range keys {
@@ -136,7 +141,7 @@ func deletionWakes(t *testing.T, store *watched) {
 
 func wakeWakes(t *testing.T, store *watched) {
 	w := watching(t, store)
-	watches := []tenure.Watch{w.begun(t, widget("a")), w.begun(t, widget("a"))}
+	watches := []tenure.Subscription{w.begun(t, widget("a")), w.begun(t, widget("a"))}
 	w.awaitHints(t, widget("a"), watches[0])
 	for _, what := range []string{"of a missing object", "of an object"} {
 		for range 3 {
@@ -155,11 +160,11 @@ func wakeWakes(t *testing.T, store *watched) {
 
 func watchIsStoppedTwice(t *testing.T, store *watched) {
 	w := watching(t, store)
-	stays := []tenure.Watch{w.begun(t, widget("a"))}
+	stays := []tenure.Subscription{w.begun(t, widget("a"))}
 	w.Watch(widget("a")).Stop() // perhaps before it was live
 	w.awaitHints(t, widget("a"), stays[0])
 	for range 3 {
-		stopped := []tenure.Watch{w.Watch(widget("a")), w.Watch(widget("a"))}
+		stopped := []tenure.Subscription{w.Watch(widget("a")), w.Watch(widget("a"))}
 		stays = append(stays, w.begun(t, widget("a")))
 		together(8, func(i int) { stopped[i%2].Stop() })
 		stopped[0].Stop()
@@ -224,7 +229,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
 	t.Helper()
 	fence := fenced(t, store, term)
-	w, ok := fence.Store.(tenure.Watcher)
+	w, ok := fence.Store.(notifying)
 	if !ok {
 		t.Fatalf("%T is a tenure.Watcher, and behind a fence, as a %T, it is none: what is deleted there wakes nobody", store.Store, fence.Store)
 	}
@@ -233,7 +238,7 @@ func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
 
 func fencedDeletionWakes(t *testing.T, store *watched) {
 	lease := fencing(t, store, "holder")
-	watches := []tenure.Watch{watching(t, store).begun(t, widget("a"))}
+	watches := []tenure.Subscription{watching(t, store).begun(t, widget("a"))}
 
 	term := begin(t, lease)
 	f := fencedWatcher(t, store, term)

@@ -298,7 +298,7 @@ func (r *runner) howToEnd(cause error) order {
 
 func (r *runner) check(ctx context.Context, role tenure.Role) error {
 	arg := "standby"
-	if role == tenure.Holder {
+	if role == tenure.RoleHolder {
 		arg = "active"
 	}
 	return runHook(ctx, r.opts.check, []string{arg}, environ(), nil)

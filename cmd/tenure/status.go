@@ -206,7 +206,6 @@ type oneObject struct {
 	obj tenure.Object
 }
 
-func (s oneObject) SingleReplica() bool                                    { return false }
 func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { return s.obj, nil }
 
 func (v leaseView) print(w io.Writer) error {

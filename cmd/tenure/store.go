@@ -34,6 +34,7 @@ const (
 type database interface {
 	tenure.Store
 	tenure.Watcher
+	tenure.Notifier
 	Migrate(ctx context.Context) error
 	Close() error
 }

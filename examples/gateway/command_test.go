@@ -15,10 +15,10 @@ import (
 
 func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
 	check := command(`test "$ROLE" = standby`).check()
-	if err := check(t.Context(), tenure.Standby); err != nil {
+	if err := check(t.Context(), tenure.RoleStandby); err != nil {
 		t.Errorf("as a standby: %v", err)
 	}
-	for _, role := range []tenure.Role{tenure.Confirming, tenure.Holder} {
+	for _, role := range []tenure.Role{tenure.RoleConfirming, tenure.RoleHolder} {
 		if err := check(t.Context(), role); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 			t.Errorf("as %v: got %v, want its exit status", role, err)
 		}

@@ -240,7 +240,7 @@ func (s *server) healthz(w http.ResponseWriter, r *http.Request) {
 	status := coordinator.Status()
 	h.Replica, h.Role, h.Holder = status.Replica, status.Role.String(), status.Holder
 	h.Token, h.Terms, h.LastError = status.Token, status.Terms, status.LastError
-	if !s.sandboxes.store.SingleReplica() {
+	if exclusive, ok := s.sandboxes.store.(tenure.Exclusive); !ok || !exclusive.SingleReplica() {
 		seconds := status.TrustLeft.Seconds()
 		h.TrustSeconds = &seconds
 	}

@@ -165,7 +165,7 @@ var mutants = []mutant{
 
 	// Fitness and takeovers.
 	{"a standby is not checked", "standby.go",
-		"err := c.checks.ask(ctx, Standby)", "err := error(nil)",
+		"err := c.checks.ask(ctx, RoleStandby)", "err := error(nil)",
 		"a replica that is not fit takes the lease"},
 	{"a holder is not checked", "keeper.go",
 		"err := k.check(ctx)", "var err error",

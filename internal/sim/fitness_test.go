@@ -37,7 +37,7 @@ func (j *judge) sent(l *life, call storetest.Call) {
 	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) || isOffer(call.Object) {
 		return
 	}
-	if l.coordinator.Status().Role == tenure.Standby {
+	if l.coordinator.Status().Role == tenure.RoleStandby {
 		j.violated("check", "%s competes although it is not fit", l.r.name)
 	}
 	// A renewal by which a lease is kept until the job has returned is sent at the

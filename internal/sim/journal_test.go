@@ -55,15 +55,14 @@ func (h *handle) to() tenure.Store {
 }
 
 var (
-	_ tenure.Fencer  = (*handle)(nil)
-	_ tenure.Watcher = (*handle)(nil)
+	_ tenure.Fencer   = (*handle)(nil)
+	_ tenure.Watcher  = (*handle)(nil)
+	_ tenure.Notifier = (*handle)(nil)
 )
 
 func (j *journal) handle(who string, l *life, rules bool) *handle {
 	return &handle{journal: j, who: who, life: l, rules: rules}
 }
-
-func (h *handle) SingleReplica() bool { return false }
 
 func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	return h.to().Get(ctx, key)
@@ -103,7 +102,7 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wake
 	return err
 }
 
-func (h *handle) Watch(key tenure.Key) tenure.Watch { return h.hub.Watch(key) }
+func (h *handle) Watch(key tenure.Key) tenure.Subscription { return h.hub.Watch(key) }
 
 func (h *handle) Wake(_ context.Context, key tenure.Key) error {
 	h.hub.Wake(key)

@@ -28,7 +28,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	status := l.coordinator.Status()
-	if status.Role != tenure.Standby {
+	if status.Role != tenure.RoleStandby {
 		return time.Time{}, false
 	}
 	since := l.goodSince()

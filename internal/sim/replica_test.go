@@ -86,7 +86,7 @@ func (r *replica) start() {
 	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
 	var err error
 	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
-		Reclaim: r.w.reclaims, Logger: r.w.line.logger(r.name)})
+		AssumeUniqueHolder: r.w.reclaims, Logger: r.w.line.logger(r.name)})
 	if err != nil {
 		panic(err)
 	}
@@ -126,7 +126,7 @@ func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
 	case !r.w.rates && r.w.wakes:
 		return store
 	case r.w.wakes:
-		return skewedWatcher{s, store, store}
+		return skewedWatcher{s, store, store, store}
 	default:
 		return skewedPoller{s, store}
 	}

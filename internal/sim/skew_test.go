@@ -88,6 +88,7 @@ func (s skewed) translate(payload []byte) []byte {
 type skewedWatcher struct {
 	skewed
 	tenure.Watcher
+	tenure.Notifier
 	tenure.Fencer
 }
 
