@@ -94,7 +94,7 @@ func (j *judge) copied(t *term) {
 		t.copiedAt = time.Time{} // a renewal of its own may be unanswered, or it may renew no longer
 		return
 	}
-	if t.copiedAt.IsZero() {
+	if t.copiedAt.Before(t.life.goodSince()) {
 		t.copiedAt = time.Now()
 	}
 	if since := time.Since(t.copiedAt); since > t.life.ttl()/2 && t.valid != nil && t.valid() {
