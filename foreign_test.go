@@ -5,13 +5,18 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -262,5 +267,290 @@ func TestAnotherProgramsOddLabelsDoNotHideItsLease(t *testing.T) {
 				t.Errorf("labels %s: got %v", labels, h.Labels)
 			}
 		}
+	})
+}
+
+// wantRowTakenOver checks that a row of any content under the lease's key can be read and
+// replaced, and as a lease is held until it expires. insert puts it there.
+func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
+	t.Helper()
+	ctx := t.Context()
+	get := func() tenure.Object {
+		t.Helper()
+		obj, err := store.Get(ctx, leaseKey)
+		if err != nil || obj.Version <= 0 {
+			t.Fatalf("got %+v, %v; want an object with a positive version", obj, err)
+		}
+		return obj
+	}
+	wantVersion := func(what string, version int64, err error) {
+		t.Helper()
+		if err != nil || version <= 0 || version > 1<<62 {
+			t.Fatalf("%s: got version %d, %v; want one that can be counted on", what, version, err)
+		}
+	}
+	free := func(version int64) { t.Helper(); wantErr(t, store.DeleteIf(ctx, leaseKey, version), nil) }
+
+	insert()
+	obj := get()
+	found := 0
+	for listed, err := range tenure.List(ctx, store, leaseKey.Type) {
+		found++
+		if err != nil || listed.Key != leaseKey || listed.Version != obj.Version {
+			t.Errorf("the list has %+v, %v; want %+v", listed, err, obj)
+		}
+	}
+	if found != 1 {
+		t.Errorf("the list has %d objects, want 1", found)
+	}
+	other := obj.Version ^ 1<<40
+	_, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
+	wantErr(t, err, tenure.ErrExists)
+	_, err = store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MatchVersion(other))
+	wantErr(t, err, tenure.ErrConflict)
+	wantErr(t, store.DeleteIf(ctx, leaseKey, other), tenure.ErrConflict)
+	free(obj.Version)
+	created, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
+	wantVersion("created after the row was deleted", created.Version, err)
+	free(created.Version)
+
+	insert()
+	put, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.Unconditional())
+	wantVersion("put in its place", put.Version, err)
+	free(put.Version)
+
+	insert()
+	const ttl = 50 * time.Millisecond
+	acquire := func(lease *tenure.Lease) *tenure.Term {
+		t.Helper()
+		term, err := lease.AcquireOrSteal(ctx)
+		for began := time.Now(); errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline); { // the latter on a slow machine
+			if time.Since(began) > time.Minute {
+				break
+			}
+			time.Sleep(ttl / 10)
+			term, err = lease.AcquireOrSteal(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantVersion("taken over", term.Token(), err)
+		if now := get().Version; now != term.Token() {
+			t.Errorf("the token is %d, the version %d", term.Token(), now)
+		}
+		return term
+	}
+	lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: ttl})
+	witness := newLease(t, store, tenure.LeaseConfig{Holder: "b", TTL: ttl})
+	holding, err := witness.Read(ctx)
+	wantErr(t, err, nil)
+	if holding.TTL > ttl {
+		t.Skip("it would take too long to expire")
+	}
+	term := acquire(lease)
+	if err := lease.Renew(ctx, term); !errors.Is(err, tenure.ErrDeadline) {
+		wantErr(t, err, nil)
+	}
+	wantErr(t, lease.Release(ctx, term), nil)
+	next := acquire(witness)
+	if next.Token() <= term.Token() {
+		t.Errorf("token %d follows %d", next.Token(), term.Token())
+	}
+	wantErr(t, witness.Release(ctx, next), nil)
+}
+
+// Versions that other programs may have, and records: without a term and with one.
+var (
+	oddVersions = []int64{0, 1, -1, math.MinInt64, math.MaxInt64, math.MaxInt64 - 1, 1<<62 - 2, 1 << 62, 1<<62 + 1, 1 << 61, -1 << 62, -1<<62 - 1}
+	peerRecords = []string{`{"holder":"peer"}`, `{"holder":"peer","term":"4bb2c0c5","ttl_ms":20,"acquired_at_ms":1}`, "\xff"}
+)
+
+// sqliteClass is a storage class of SQLite.
+type sqliteClass = byte
+
+const (
+	sqliteNull sqliteClass = iota
+	sqliteInteger
+	sqliteReal
+	sqliteText
+	sqliteBlob
+)
+
+// sqliteValue is a value of a class: of the number, or of the text.
+func sqliteValue(class sqliteClass, number float64, text string) any {
+	switch class % (sqliteBlob + 1) {
+	case sqliteNull:
+		return nil
+	case sqliteInteger:
+		n, _ := strconv.ParseInt(text, 10, 64)
+		return n
+	case sqliteReal:
+		return number
+	case sqliteText:
+		return text
+	default:
+		return []byte(text)
+	}
+}
+
+func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
+	now := fmt.Sprint(time.Now().UnixMilli())
+	for _, version := range oddVersions {
+		f.Add(sqliteInteger, 0.0, fmt.Sprint(version), sqliteInteger, 0.0, now, sqliteText, peerRecords[1])
+	}
+	for _, payload := range peerRecords {
+		for _, version := range []float64{0, 1.5, -1.5, 9.3e18, -9.3e18, 1e300, math.Inf(1), math.Inf(-1), 1e17} {
+			f.Add(sqliteReal, version, "", sqliteReal, 1.7e12+0.25, "", sqliteBlob, payload)
+		}
+		for _, version := range []string{"seven", "", "7", "-7", "7.5", "99999999999999999999", fmt.Sprint(math.MaxInt64), "0x10", "\x00", "\xff"} {
+			f.Add(sqliteText, 0.0, version, sqliteText, 0.0, now, sqliteText, payload)
+		}
+		f.Add(sqliteBlob, 0.0, "7", sqliteText, 0.0, "2026-01-01 00:00:00", sqliteBlob, payload)
+		f.Add(sqliteBlob, 0.0, "\x00\xff", sqliteBlob, 0.0, now, sqliteText, payload)
+		f.Add(sqliteNull, 0.0, "", sqliteNull, 0.0, "", sqliteNull, payload)
+		f.Add(sqliteInteger, 0.0, "7", sqliteInteger, 0.0, fmt.Sprint(math.MinInt64), sqliteInteger, payload)
+		f.Add(sqliteInteger, 0.0, "7", sqliteInteger, 0.0, fmt.Sprint(math.MaxInt64), sqliteReal, payload)
+		f.Add(sqliteInteger, 0.0, "7", sqliteReal, 1e300, "", sqliteReal, payload)
+	}
+	f.Fuzz(func(t *testing.T, versionClass byte, version float64, versionText string, otherClass byte, other float64, otherText string,
+		payloadClass byte, payload string) {
+		// What is stored depends on the column's type as well.
+		for _, columns := range []string{
+			`object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms`,
+			`object_type TEXT, id TEXT, name TEXT, labels TEXT, payload BLOB, resource_version INTEGER, created_at_ms INTEGER, updated_at_ms INTEGER`,
+			`object_type TEXT, id TEXT, name DATETIME, labels BOOLEAN, payload TEXT, resource_version TEXT, created_at_ms DATETIME, updated_at_ms TEXT`,
+			`object_type TEXT, id TEXT, name BOOLEAN, labels DATE, payload TIMESTAMP, resource_version NUMERIC, created_at_ms REAL, updated_at_ms BOOLEAN`,
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				store := openSQLite(t, ":memory:")
+				execSQL(t, store.DB(), `CREATE TABLE objects (`+columns+`, UNIQUE (object_type, id))`)
+				migrate(t, store)
+				wantRowTakenOver(t, store, func() {
+					other := sqliteValue(otherClass, other, otherText)
+					execSQL(t, store.DB(), `INSERT INTO objects VALUES ($1, $2, $3, $3, $4, $5, $3, $3)`, leaseKey.Type, leaseKey.ID, other,
+						sqliteValue(payloadClass, version, payload), sqliteValue(versionClass, version, versionText))
+				})
+			})
+		}
+	})
+}
+
+func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
+	url := pgtest.URL(f)
+	pool := postgresPool(f, url)
+	execPostgres(f, pool, `CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea,
+		resource_version bigint, created_at_ms bigint, updated_at_ms bigint, UNIQUE (object_type, id))`)
+	store := openPostgres(f, url, tenure.PostgresConfig{})
+	migrate(f, store)
+	const noVersion, noTimes, noPayload = 1, 2, 4
+	for _, version := range oddVersions {
+		f.Add(version, time.Now().UnixMilli(), byte(0), []byte(peerRecords[1]), `{}`)
+	}
+	for _, payload := range peerRecords {
+		f.Add(int64(0), int64(math.MinInt64), byte(0), []byte(payload), `[]`)
+		f.Add(int64(math.MaxInt64), int64(math.MaxInt64), byte(0), []byte(payload), `{"tenure.release":"{}"}`)
+		f.Add(int64(7), int64(0), byte(noTimes), []byte(payload), ``)
+		f.Add(int64(0), int64(0), byte(noVersion|noTimes), []byte(payload), `null`)
+	}
+	f.Add(int64(0), int64(0), byte(noVersion|noTimes|noPayload), []byte(nil), ``)
+	f.Fuzz(func(t *testing.T, version, times int64, without byte, payload []byte, labels string) {
+		unless := func(bit byte, value any) any {
+			if without&bit != 0 {
+				return nil
+			}
+			return value
+		}
+		wantRowTakenOver(t, store, func() {
+			t.Helper()
+			execPostgres(t, pool, `TRUNCATE objects`)
+			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, leaseKey.Type, leaseKey.ID,
+				labels, unless(noPayload, payload), unless(noVersion, version), unless(noTimes, times))
+			if err != nil {
+				t.Skip(err) // labels that are no JSON
+			}
+		})
+	})
+}
+
+// Without a stamp nothing tells how old a record is, and its holder may be well.
+func TestALeaseWithoutAStampIsNotOld(t *testing.T) {
+	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
+		lease := newLease(t, store, tenure.LeaseConfig{})
+		term := mustAcquire(t, lease)
+		alter, stamps := `SELECT 1`, []string{`'2026-01-01 00:00:00'`, `x'00'`}
+		if _, postgres := store.(*tenure.PostgresStore); postgres {
+			alter, stamps = `ALTER TABLE objects ALTER updated_at_ms DROP NOT NULL`, []string{`NULL`}
+		}
+		execSQL(t, db, alter)
+		for _, stamp := range stamps {
+			execSQL(t, db, `UPDATE objects SET updated_at_ms = `+stamp)
+			_, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+			wantErr(t, err, tenure.ErrHeld)
+			wantErr(t, lease.Renew(t.Context(), term), nil)
+		}
+	})
+}
+
+// An ID that no key can have is nothing that anybody could ask for.
+func TestOnSQLiteIDsThatAreNoTextAreNotListed(t *testing.T) {
+	path := t.TempDir() + "/t.db"
+	store := openSQLite(t, path)
+	db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	execSQL(t, db, `CREATE TABLE objects (object_type TEXT, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, UNIQUE (object_type, id))`)
+	migrate(t, store)
+	for _, id := range []any{nil, int64(5), 5.5, []byte("b"), []byte("\xff"), "", "a\x00", "b\xff", "n", "z"} {
+		execSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, id)
+	}
+	for i := range 600 { // more than one page
+		execSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, fmt.Sprintf("c%d\xff", i))
+	}
+	var ids []string
+	for obj, err := range tenure.List(t.Context(), store, "t") {
+		wantErr(t, err, nil)
+		ids = append(ids, obj.Key.ID)
+	}
+	if !slices.Equal(ids, []string{"n", "z"}) {
+		t.Errorf("got %q, want n and z", ids)
+	}
+	first, err := store.List(t.Context(), "t", "", 1)
+	if err != nil || len(first) != 1 || first[0].Key.ID != "n" {
+		t.Errorf("the first: got %v, %v; want n", first, err)
+	}
+}
+
+// A version that nothing can follow must not be remembered, nor make forgotten what was.
+func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
+	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
+		ctx := t.Context()
+		bury := func(version int64) { // as if written while the clock was ahead, or by another program
+			t.Helper()
+			obj, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.Unconditional())
+			wantErr(t, err, nil)
+			execSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
+			obj, err = store.Get(ctx, leaseKey)
+			wantErr(t, err, nil)
+			wantErr(t, store.DeleteIf(ctx, leaseKey, obj.Version), nil)
+		}
+		wantAbove := func(ahead int64) {
+			t.Helper()
+			obj, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
+			if err != nil || obj.Version <= ahead || obj.Version >= 1<<62 {
+				t.Errorf("created at version %d, %v; want one above %d", obj.Version, err, ahead)
+			}
+			wantErr(t, store.DeleteIf(ctx, leaseKey, obj.Version), nil)
+		}
+		bury(math.MaxInt64)
+		wantAbove(0)
+		ahead := time.Now().Add(72 * time.Hour).UnixMicro()
+		bury(ahead)
+		bury(math.MaxInt64)
+		wantAbove(ahead)
+
+		execSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64)) // from an older version of this module
+		wantAbove(0)
+		execSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64))
+		ahead += time.Hour.Microseconds()
+		bury(ahead)
+		wantAbove(ahead)
 	})
 }

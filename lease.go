@@ -540,11 +540,14 @@ func (l *Lease) sends(term string) (done func()) {
 }
 
 // sawVersion notes a version that a term's record has, and returns the greatest
-// seen before.
+// seen before. It does not note one near the limit, because the store will not count
+// on from there: the tokens that follow would be refused for ever.
 func (l *Lease) sawVersion(v int64) (before int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before = l.newest
-	l.newest = max(l.newest, v)
+	if v < versionLimit/2 {
+		l.newest = max(l.newest, v)
+	}
 	return before
 }

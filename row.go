@@ -12,8 +12,8 @@ type row struct {
 	labels  []byte
 	payload []byte
 	version int64
-	created int64 // Unix milliseconds, as is updated
-	updated int64
+	created sql.NullInt64 // Unix milliseconds, as is updated; NULL where another program has left none
+	updated sql.NullInt64
 }
 
 func (r row) object(key Key, now time.Time) Object {
@@ -23,8 +23,8 @@ func (r row) object(key Key, now time.Time) Object {
 		Labels:    decodeLabels(r.labels),
 		Payload:   r.payload,
 		Version:   r.version,
-		CreatedAt: time.UnixMilli(r.created),
-		UpdatedAt: time.UnixMilli(r.updated),
+		CreatedAt: stamp(r.created),
+		UpdatedAt: stamp(r.updated),
 		Age:       age(r.updated, now),
 	}
 }
@@ -32,17 +32,27 @@ func (r row) object(key Key, now time.Time) Object {
 // written is the object that a write has stored.
 func (r row) written(obj Object) Object {
 	obj.Version = r.version
-	obj.CreatedAt = time.UnixMilli(r.created)
-	obj.UpdatedAt = time.UnixMilli(r.updated)
+	obj.CreatedAt = stamp(r.created)
+	obj.UpdatedAt = stamp(r.updated)
 	obj.Age = 0
 	return obj
 }
 
+// stamp is the time that a row names: the zero time where it names none.
+func stamp(ms sql.NullInt64) time.Time {
+	if !ms.Valid {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms.Int64)
+}
+
 // age returns how long ago a row was stamped. The stamp was cut to milliseconds,
-// so the write may have been up to one later.
-func age(updatedMS int64, now time.Time) time.Duration {
-	stamp := time.UnixMilli(updatedMS)
-	switch d := now.Sub(stamp); { // Sub saturates, so that no stamp overflows
+// so the write may have been up to one later. A row without a stamp may be new.
+func age(updatedMS sql.NullInt64, now time.Time) time.Duration {
+	if !updatedMS.Valid {
+		return 0
+	}
+	switch d := now.Sub(stamp(updatedMS)); { // Sub saturates, so that no stamp overflows
 	case d >= time.Millisecond:
 		return d - time.Millisecond
 	case d >= 0:

@@ -103,7 +103,9 @@ type Object struct {
 	Payload []byte // at most MaxPayload bytes
 
 	// Version, CreatedAt, UpdatedAt and Age are set by the store and ignored
-	// when an object is written.
+	// when an object is written. In a row of another program they may be anything: the
+	// version is positive all the same, a time that can't be read is the zero time,
+	// and if that is UpdatedAt the age is 0.
 	Version   int64
 	CreatedAt time.Time
 	UpdatedAt time.Time
@@ -166,6 +168,11 @@ func (c WriteCondition) Validate() error {
 	}
 	return nil
 }
+
+// versionLimit is far ahead of any clock or counter, so that a version at or above it
+// must be somebody's mistake. It is replaced by one that does not count from it, and
+// no tombstone remembers it: if it were the greatest of all, no version could follow.
+const versionLimit = 1 << 62
 
 func validVersion(v int64) error {
 	if v <= 0 {

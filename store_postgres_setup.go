@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/schema"
 )
 
@@ -332,7 +333,7 @@ func (s *PostgresStore) whenUp(ctx context.Context, fn func() error) error {
 			s.cfg.Logger.Warn("waiting for the database", "error", err)
 		}
 		last = err
-		if !sleep(ctx, jitter(pause)) {
+		if !pace.Sleep(ctx, pace.Jitter(pause)) {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}

@@ -31,12 +31,17 @@ func newPostgresTables(schema, table string) postgresTables {
 }
 
 func (t postgresTables) in(sql string) string {
+	limit := strconv.FormatInt(versionLimit, 10)
 	return strings.NewReplacer(
 		"{objects}", t.objects,
 		"{tombstones}", t.tombstones,
 		// floor: a cast alone rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+		// What is no positive number is read as one above the limit: as a different one
+		// for each value, almost always, so that a write can still name what was read.
+		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest("+limit+", 9223372036854775807 + resource_version) END",
+		"{version_limit}", limit,
 		"{prune_at_most}", strconv.Itoa(pruneAtMost),
 		"{tombstone_age_us}", strconv.FormatInt(tombstoneAge.Microseconds(), 10),
 	).Replace(sql)
@@ -71,25 +76,25 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 			"set_config('lock_timeout', coalesce("+placeholder+"::text, current_setting('lock_timeout')), true)"))
 	}
 	const numberRow = `
-		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = {version}
+		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = {number}
 		WHERE object_type = $1 AND id = $2
 			AND xmin = pg_current_xact_id_if_assigned()::xid -- the row that this transaction inserted
 		RETURNING resource_version, created_at_ms, updated_at_ms`
 	const replace = `
 			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(resource_version + 1, {now_us})
-			{from_wait} WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR resource_version = $6::bigint)
-			RETURNING resource_version, coalesce(created_at_ms, 0), updated_at_ms`
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
+			{from_wait} WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR {version} = $6::bigint)
+			RETURNING resource_version, created_at_ms, updated_at_ms`
 	const gone = `
 			WITH {wait_and} gone AS (
-				DELETE FROM {objects} {using_wait} WHERE object_type = $1 AND id = $2 AND resource_version = $3
+				DELETE FROM {objects} {using_wait} WHERE object_type = $1 AND id = $2 AND {version} = $3
 				RETURNING resource_version)`
 	const bury = `,
 			buried AS (
 				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
-				SELECT $1, $2, resource_version FROM gone
-				ON CONFLICT (object_type, id) DO UPDATE
-					SET resource_version = greatest(t.resource_version, excluded.resource_version))`
+				SELECT $1, $2, resource_version FROM gone WHERE resource_version < {version_limit}
+				ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
+					greatest(CASE WHEN t.resource_version < {version_limit} THEN t.resource_version END, excluded.resource_version))`
 	// A release need not be durable: if a crash undoes it, the lease expires. So it
 	// does not wait for the disk, and holds up no other that notifies, for those
 	// commit one after another. Whatever is written behind it is durable only with
@@ -111,13 +116,13 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 	}
 	return postgresStatements{
 		get: tables.in(`
-			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms, {now_us}
+			SELECT name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id = $2`),
 		list: tables.in(`
-			SELECT id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, {now_us}
+			SELECT id, name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id > $2 ORDER BY id LIMIT $3`),
 		version: tables.in(`
-			SELECT resource_version FROM {objects} WHERE object_type = $1 AND id = $2`),
+			SELECT {version} FROM {objects} WHERE object_type = $1 AND id = $2`),
 		nameTaken: tables.in(`
 			SELECT object_type, id FROM {objects} WHERE object_type = $1 AND id <> $2 AND name = $3`),
 		idTaken: tables.in(`
@@ -130,22 +135,23 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		insertNumbered: tables.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
 			VALUES ($1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us},
-				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2)))
+				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit})))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
 		// The version of what stands there now. Fails where that is the object that was
 		// just inserted, and is not above the one that was deleted while the insert
 		// waited.
 		checkNumber: tables.in(`
-			SELECT coalesce(resource_version, 0), 1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
-				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2 AND t.resource_version >= o.resource_version))::int)
+			SELECT {version}, 1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
+				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2
+					AND t.resource_version >= o.resource_version AND t.resource_version < {version_limit}))::int)
 			FROM {objects} o WHERE object_type = $1 AND id = $2`),
 		insert: tables.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES ($1, $2, $3, $4::jsonb, $5, 1, 0, 0) ON CONFLICT DO NOTHING`),
-		number: tables.in(strings.ReplaceAll(numberRow, "{version}", `greatest({now_us},
-			(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2))`)),
-		numberByClock: tables.in(strings.ReplaceAll(numberRow, "{version}", `{now_us}`)),
+		number: tables.in(strings.ReplaceAll(numberRow, "{number}", `greatest({now_us},
+			(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))`)),
+		numberByClock: tables.in(strings.ReplaceAll(numberRow, "{number}", `{now_us}`)),
 
 		// A version of 0 is no condition.
 		replace:       plain(replace),

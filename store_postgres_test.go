@@ -600,3 +600,58 @@ func TestLeasesLookForTheirRowsByTheIndexWhateverTheSizeOfTheTable(t *testing.T)
 		})
 	}
 }
+
+// A row that a write returns comes before its commit, which may still fail.
+func TestAWriteOnPostgresWhoseCommitFailsIsNotReportedAsDone(t *testing.T) {
+	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			ctx, url := t.Context(), postgresURL(t)
+			store := openPostgres(t, url+"&default_query_exec_mode="+mode, tenure.PostgresConfig{})
+			migrate(t, store)
+			obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+			execPostgres(t, postgresPool(t, url), `
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused at the commit'; END $$;
+				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON objects DEFERRABLE INITIALLY DEFERRED
+					FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			for name, store := range map[string]tenure.Store{"alone": store, "in a group": groupedStore{store}} {
+				_, replaced := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+				_, put := store.PutIf(ctx, obj, tenure.Unconditional())
+				_, created := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
+				deleted := store.DeleteIf(ctx, obj.Key, obj.Version)
+				for what, err := range map[string]error{"replace": replaced, "put": put, "create": created, "delete": deleted} {
+					if err == nil || !strings.Contains(err.Error(), "refused at the commit") {
+						t.Errorf("%s %s: got %v, want that the commit was refused", what, name, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestOnPostgresAWriteFindsItsRowByTheIndexWhateverElseItCompares(t *testing.T) {
+	url := postgresURL(t)
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	pool := postgresPool(t, url)
+	execPostgres(t, pool, `INSERT INTO objects SELECT 't', n::text, NULL, '{}', '', n, 0, 0 FROM generate_series(1, 20000) n`)
+	execPostgres(t, pool, `ANALYZE objects`)
+	const rounds = 20 // the server chooses a plan for good after some
+	for n := range int64(rounds) {
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(n + 1)}}, tenure.MatchVersion(n+1))
+		wantErr(t, err, nil)
+		obj, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
+		wantErr(t, err, nil)
+		wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		_, err = store.PutIf(t.Context(), obj, tenure.MustCreate())
+		wantErr(t, err, nil)
+	}
+	store.Close() // a backend tells its figures when it exits
+	var byIndex, whole int
+	for end := time.Now().Add(10 * time.Second); byIndex < 4*rounds && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		err := pool.QueryRow(t.Context(), `SELECT idx_scan, seq_scan FROM pg_stat_user_tables WHERE relname = 'objects'`).Scan(&byIndex, &whole)
+		wantErr(t, err, nil)
+	}
+	if byIndex < 4*rounds || whole >= rounds { // CREATE and ANALYZE look at all
+		t.Errorf("%d scans were by the index, %d of the whole table", byIndex, whole)
+	}
+}

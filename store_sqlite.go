@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -51,7 +53,7 @@ func (cfg SQLiteConfig) validate() error {
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
 	db    *sql.DB
-	owned bool // opened by OpenSQLite, so its transactions begin with the write lock
+	owned bool // opened by OpenSQLite
 	cfg   SQLiteConfig
 	sql   sqliteStatements
 
@@ -61,8 +63,7 @@ type SQLiteStore struct {
 	// but lets those who wait for it starve: it does not queue them.
 	turn chan struct{}
 
-	mu    sync.Mutex // guards check
-	check *sql.Stmt  // the fence's, once it was needed
+	check atomic.Pointer[sql.Stmt] // the fence's, once it was needed
 
 	watches sqliteWatches
 }
@@ -144,12 +145,16 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	}
 	store := NewSQLiteStore(db, cfg)
 	store.owned = true
+	store.sql.lock = "" // its transactions begin with the write lock
 	return store, nil
 }
 
 func sqliteDSN(path string) string {
-	file := url.URL{Path: path}
-	return "file:" + file.EscapedPath() + "?" + url.Values{
+	file := (&url.URL{Path: path}).EscapedPath()
+	if strings.HasPrefix(file, "/") {
+		file = "//" + file // an empty authority, or SQLite looks for one in a path that begins with two slashes
+	}
+	return "file:" + file + "?" + url.Values{
 		"_txlock": {"immediate"},
 		"_pragma": {
 			fmt.Sprintf("busy_timeout(%d)", sqliteBusyOnce.Milliseconds()),
@@ -174,7 +179,7 @@ func whenSQLiteFree(ctx context.Context, take func() error) error {
 	defer cancel()
 	for {
 		err := take()
-		if err == nil || !isSQLiteBusy(err) || !sleep(waiting, jitter(5*time.Millisecond)) {
+		if err == nil || !isSQLiteBusy(err) || !pace.Sleep(waiting, pace.Jitter(5*time.Millisecond)) {
 			return err
 		}
 	}
@@ -188,10 +193,7 @@ const uniqueSQLite = `
 // Migrate creates the tables that are missing. It may be called at every start,
 // by many processes at once. A table that is there and does not fit is [ErrSetup].
 func (s *SQLiteStore) Migrate(ctx context.Context) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, s.sql.migrate); err != nil {
-			return err
-		}
+	err := s.transact(ctx, s.sql.migrate, func(tx *sql.Tx) error {
 		// A table of another program may be there, and lack a column.
 		if _, err := tx.ExecContext(ctx, s.sql.probe); err != nil {
 			return err
@@ -212,11 +214,9 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 // Close ends the watches, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error {
 	s.watches.close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	var err error
-	if s.check != nil {
-		err = s.check.Close()
+	if check := s.check.Load(); check != nil {
+		err = check.Close()
 	}
 	if s.owned {
 		err = errors.Join(err, s.db.Close())
@@ -239,7 +239,7 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 		return err
 	})
 	if err != nil {
-		return Object{}, opError(ctx, "get", key, sqliteError(sqliteUnreadable(err)))
+		return Object{}, opError(ctx, "get", key, sqliteError(err))
 	}
 	return obj, nil
 }
@@ -247,8 +247,7 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 // get returns the object, or [sql.ErrNoRows].
 func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object, error) {
 	var r row
-	err := conn.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).
-		Scan(&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated)
+	err := conn.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).Scan(r.sqliteColumns()...)
 	if err != nil {
 		return Object{}, err
 	}
@@ -261,17 +260,20 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 	if err := cmp.Or(validList(objectType, after, limit), s.refused); err != nil {
 		return fail(err)
 	}
-	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after, limit)
+	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after)
 	if err != nil {
 		return fail(sqliteError(err))
 	}
 	defer rows.Close()
 	var objects []Object
-	for rows.Next() {
+	for len(objects) < limit && rows.Next() {
 		var r row
 		key := Key{Type: objectType}
-		if err := rows.Scan(&key.ID, &r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated); err != nil {
-			return fail(sqliteError(sqliteUnreadable(err)))
+		if err := rows.Scan(append([]any{&key.ID}, r.sqliteColumns()...)...); err != nil {
+			return fail(sqliteError(err))
+		}
+		if key.Validate() != nil { // another program's: no caller could ask for it
+			continue
 		}
 		objects = append(objects, r.object(key, time.Now()))
 	}
@@ -291,25 +293,25 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	var r row
-	var err error
-	if cond.kind == matchVersion && fence == nil { // one statement: a transaction by itself
-		err = s.inTurn(ctx, func() error {
-			return whenSQLiteFree(ctx, func() error {
-				r, err = s.replace(ctx, s.db, obj, cond)
-				return err
-			})
-		})
-	} else {
-		err = s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
-			if cond.kind == matchVersion {
-				r, err = s.replace(ctx, tx, obj, cond)
-			} else {
-				r, err = s.create(ctx, tx, obj, cond)
-			}
-			return err
-		})
+	if cond.kind == mustCreate && fence == nil && s.refused == nil {
+		// Most attempts to acquire a lease find it held. To see that they don't need the
+		// write lock, which the holder needs to renew.
+		if _, err := s.version(ctx, s.db, obj.Key); err == nil {
+			return Object{}, opError(ctx, "put", obj.Key, ErrExists)
+		}
 	}
+	var r row
+	err := s.write(ctx, fence, func(tx *sql.Tx) (err error) {
+		if cond.kind != matchVersion {
+			r, err = s.create(ctx, tx, obj, cond)
+			return err
+		}
+		r, err = s.replace(ctx, tx, obj, cond.version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return &ConflictError{Key: obj.Key, Wanted: cond.version}
+		}
+		return err
+	})
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, sqliteError(err))
 	}
@@ -321,28 +323,45 @@ type sqliteConn interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// replace writes an object that exists, in one statement. Its stamp is of the
-// time before any wait for the lock; the version is right all the same, for it
-// counts from the row's.
-func (s *SQLiteStore) replace(ctx context.Context, conn sqliteConn, obj Object, cond WriteCondition) (row, error) {
+// replace writes an object that exists at a version. It returns [sql.ErrNoRows] where
+// there is no object. Time and version are drawn under the transaction's write lock.
+func (s *SQLiteStore) replace(ctx context.Context, tx *sql.Tx, obj Object, version int64) (r row, err error) {
 	now := time.Now()
-	var r row
-	err := conn.QueryRowContext(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
-		payloadColumn(obj.Payload), now.UnixMilli(), now.UnixMicro(), cond.version).Scan(&r.version, &r.created, &r.updated)
-	if !errors.Is(err, sql.ErrNoRows) {
-		return r, err
+	next := now.UnixMicro()
+	if version < versionLimit {
+		next = max(next, version+1)
 	}
-	current, err := s.version(ctx, conn, obj.Key)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return r, err
+	r.updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	err = s.atVersion(ctx, tx, obj.Key, version, func(version int64) error {
+		return tx.QueryRowContext(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
+			payloadColumn(obj.Payload), r.updated, next, version).Scan(sqliteVersion{&r.version}, sqliteMillis{&r.created})
+	})
+	if err == nil && r.version != next {
+		err = fmt.Errorf("%w: the column resource_version of table %q stores %d as %d", ErrSetup, s.cfg.Table, next, r.version)
 	}
-	return r, &ConflictError{Key: obj.Key, Wanted: cond.version, Current: current}
+	return r, err
+}
+
+// atVersion runs a write that needs the object to be at a version, and that returns
+// [sql.ErrNoRows] where the database finds no such row. If the row is another program's,
+// whose version merely reads as this one, the write is run again without the condition.
+// That is safe because the transaction has the write lock.
+func (s *SQLiteStore) atVersion(ctx context.Context, tx *sql.Tx, key Key, version int64, write func(version int64) error) error {
+	if err := write(version); !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	current, err := s.version(ctx, tx, key)
+	if err != nil {
+		return err
+	}
+	if current != version {
+		return &ConflictError{Key: key, Wanted: version, Current: current}
+	}
+	return write(0)
 }
 
 // create inserts an object; where it exists and that is allowed, it replaces it.
 func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond WriteCondition) (r row, err error) {
-	// The insert comes first and takes the write lock, also in a transaction
-	// that began without it. A version drawn before could be an old one.
 	done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name),
 		encodeLabels(obj.Labels), payloadColumn(obj.Payload))
 	if err != nil {
@@ -351,25 +370,27 @@ func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond W
 	if n, err := done.RowsAffected(); err != nil {
 		return r, err
 	} else if n == 0 {
-		switch _, err := s.version(ctx, tx, obj.Key); {
+		switch current, err := s.version(ctx, tx, obj.Key); {
 		case errors.Is(err, sql.ErrNoRows):
 			return r, s.takenBy(ctx, tx, obj)
 		case err != nil:
 			return r, err
 		case cond.kind == mustCreate:
 			return r, ErrExists
+		default:
+			return s.replace(ctx, tx, obj, current)
 		}
-		return s.replace(ctx, tx, obj, cond)
 	}
 	now := time.Now()
-	err = tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, now.UnixMilli(), now.UnixMicro()).
-		Scan(&r.version, &r.created, &r.updated)
+	r.created = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	r.updated = r.created
+	err = tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, r.created, now.UnixMicro()).Scan(sqliteVersion{&r.version})
 	return r, err
 }
 
 // version returns the object's current version, or [sql.ErrNoRows].
 func (s *SQLiteStore) version(ctx context.Context, conn sqliteConn, key Key) (v int64, err error) {
-	err = conn.QueryRowContext(ctx, s.sql.version, key.Type, key.ID).Scan(&v)
+	err = conn.QueryRowContext(ctx, s.sql.version, key.Type, key.ID).Scan(sqliteVersion{&v})
 	return v, err
 }
 
@@ -412,19 +433,19 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	err := s.inFencedTx(ctx, fence, func(tx *sql.Tx) error {
-		done, err := tx.ExecContext(ctx, s.sql.remove, key.Type, key.ID, version)
-		if err != nil {
-			return err
-		}
-		if n, err := done.RowsAffected(); err != nil {
-			return err
-		} else if n == 0 {
-			current, err := s.version(ctx, tx, key)
+	err := s.write(ctx, fence, func(tx *sql.Tx) error {
+		err := s.atVersion(ctx, tx, key, version, func(version int64) error {
+			done, err := tx.ExecContext(ctx, s.sql.remove, key.Type, key.ID, version)
 			if err != nil {
 				return err
 			}
-			return &ConflictError{Key: key, Wanted: version, Current: current}
+			if n, err := done.RowsAffected(); n > 0 || err != nil {
+				return err
+			}
+			return sql.ErrNoRows
+		})
+		if err != nil {
+			return err
 		}
 		if _, err := tx.ExecContext(ctx, s.sql.bury, key.Type, key.ID, version); err != nil {
 			return err
@@ -438,29 +459,45 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 	return nil
 }
 
-// inTurn runs a write when those before it are done.
-func (s *SQLiteStore) inTurn(ctx context.Context, write func() error) error {
+// write runs fn in a transaction that has the write lock. If a fence is given and does
+// not hold after fn, that is the error, even if fn has failed too.
+func (s *SQLiteStore) write(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {
+	if fence == nil {
+		return s.transact(ctx, s.sql.lock, fn)
+	}
+	return s.transactChecked(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
+		err := fn(tx)
+		if err != nil && !answered(sqliteError(err)) {
+			return err
+		}
+		return cmp.Or(s.checkFence(ctx, tx, check, fence), err)
+	})
+}
+
+// transact runs fn in a transaction, after a first statement unless that is empty, when
+// the store's earlier writes are done. It rolls back if fn fails or panics.
+//
+// No write is a transaction by itself. While the row that it returns is scanned,
+// database/sql may close the rows because ctx has ended; it then drops the error of the
+// commit, which that entails, and the scan succeeds.
+func (s *SQLiteStore) transact(ctx context.Context, first string, fn func(*sql.Tx) error) error {
 	if s.refused != nil {
 		return s.refused
 	}
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
-		return write()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// inTx runs fn in a transaction, which is rolled back where fn fails or panics.
-func (s *SQLiteStore) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
-	return s.inTurn(ctx, func() error { return s.transact(ctx, fn) })
-}
-
-func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) error {
 	var tx *sql.Tx
 	err := whenSQLiteFree(ctx, func() (err error) {
-		tx, err = s.db.BeginTx(ctx, nil)
+		if tx, err = s.db.BeginTx(ctx, nil); err != nil || first == "" {
+			return err
+		}
+		if _, err = tx.ExecContext(ctx, first); err != nil {
+			tx.Rollback()
+		}
 		return err
 	})
 	if err != nil {
@@ -473,6 +510,47 @@ func (s *SQLiteStore) transact(ctx context.Context, fn func(*sql.Tx) error) erro
 		return err
 	}
 	return tx.Commit()
+}
+
+// sqliteColumns returns where to scan the columns of a row. Another program may have
+// stored any value in any of them, and such a row has to be readable as well, or nobody
+// could replace it.
+func (r *row) sqliteColumns() []any {
+	return []any{&r.name, &r.labels, &r.payload, sqliteVersion{&r.version}, sqliteMillis{&r.created}, sqliteMillis{&r.updated}}
+}
+
+// sqliteMillis scans a time. A value that is no number is no time.
+type sqliteMillis struct{ ms *sql.NullInt64 }
+
+func (m sqliteMillis) Scan(value any) error {
+	*m.ms = sqliteInteger(value)
+	return nil
+}
+
+// sqliteVersion scans a version. What is no positive number is read as one above the
+// limit: as a different one for each number, almost always, so that a write can still
+// name what was read.
+type sqliteVersion struct{ version *int64 }
+
+func (v sqliteVersion) Scan(value any) error {
+	n := sqliteInteger(value)
+	if *v.version = n.Int64; n.Int64 <= 0 {
+		*v.version = max(versionLimit, math.MaxInt64+n.Int64)
+	}
+	return nil
+}
+
+// sqliteInteger returns a value of any storage class as a number, without its fraction,
+// or NULL if it is none.
+func sqliteInteger(value any) sql.NullInt64 {
+	if f, ok := value.(float64); ok && f > math.MinInt64 && f < math.MaxInt64 {
+		value = int64(f)
+	}
+	var n sql.NullInt64
+	if n.Scan(value) != nil {
+		return sql.NullInt64{}
+	}
+	return n
 }
 
 // payloadColumn keeps an empty payload from becoming NULL.
@@ -499,15 +577,6 @@ func sqliteError(err error) error {
 		return fmt.Errorf("%w: %w", ErrTaken, err)
 	case has("no such column", "has no column named", "datatype mismatch",
 		"unable to open database", "readonly database", "not a database"):
-		return fmt.Errorf("%w: %w", ErrSetup, err)
-	}
-	return err
-}
-
-// sqliteUnreadable marks a value that a read cannot take for what it should be. It
-// is not for writes: theirs have happened when their answer cannot be read.
-func sqliteUnreadable(err error) error {
-	if strings.Contains(err.Error(), "sql: Scan error") {
 		return fmt.Errorf("%w: %w", ErrSetup, err)
 	}
 	return err

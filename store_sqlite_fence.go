@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -26,18 +25,10 @@ func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx
 		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
 	}
 	if term.local() {
-		return s.inTx(ctx, fn)
+		return s.transact(ctx, "", fn)
 	}
 	var fnErr error
-	err := s.inCheckedTx(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
-		if !s.owned {
-			// A caller's database may begin its transactions without the write
-			// lock. Taken by the first statement, it keeps all from writing that
-			// the check could miss.
-			if _, err := tx.ExecContext(ctx, s.sql.lock); err != nil {
-				return err
-			}
-		}
+	err := s.transactChecked(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
 		if err := s.checkFence(ctx, tx, check, term); err != nil {
 			return err
 		}
@@ -80,25 +71,10 @@ func (s *fencedSQLite) DeleteAndWake(ctx context.Context, key Key, version int64
 	return s.deleteAndWake(ctx, key, version, s.term)
 }
 
-// inFencedTx is inTx for an fn whose first statement is a write: where a fence is
-// given and does not hold behind it, that is the error, whatever fn's is.
-func (s *SQLiteStore) inFencedTx(ctx context.Context, fence *Term, fn func(*sql.Tx) error) error {
-	if fence == nil {
-		return s.inTx(ctx, fn)
-	}
-	return s.inCheckedTx(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
-		err := fn(tx)
-		if err != nil && !answered(sqliteError(err)) {
-			return err
-		}
-		return cmp.Or(s.checkFence(ctx, tx, check, fence), err)
-	})
-}
-
-// inCheckedTx is inTx with the fence's check at hand. It is prepared once, for
-// parsing it costs more than running it; and before the transaction, which may
-// have the only connection.
-func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
+// transactChecked runs fn in a transaction that has the write lock, and passes it the
+// fence's check. That is prepared before the transaction, which may use the only
+// connection.
+func (s *SQLiteStore) transactChecked(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
 	if s.refused != nil {
 		return s.refused
 	}
@@ -106,20 +82,28 @@ func (s *SQLiteStore) inCheckedTx(ctx context.Context, fn func(*sql.Tx, *sql.Stm
 	if err != nil {
 		return err
 	}
-	return s.inTx(ctx, func(tx *sql.Tx) error { return fn(tx, tx.StmtContext(ctx, check)) })
+	return s.transact(ctx, s.sql.lock, func(tx *sql.Tx) error { return fn(tx, tx.StmtContext(ctx, check)) })
 }
 
+// fenceCheck returns the fence's check. It is prepared once, because parsing it costs more
+// than running it. Calls that need it at the same moment each prepare one, and the first
+// is kept: a call must not wait for another whose context allows more time.
 func (s *SQLiteStore) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.check != nil {
-		return s.check, nil
+	if check := s.check.Load(); check != nil {
+		return check, nil
 	}
+	var check *sql.Stmt
 	err := whenSQLiteFree(ctx, func() (err error) {
-		s.check, err = s.db.PrepareContext(ctx, s.sql.fence)
+		check, err = s.db.PrepareContext(ctx, s.sql.fence)
 		return err
 	})
-	return s.check, err
+	if err != nil {
+		return nil, err
+	}
+	if !s.check.CompareAndSwap(nil, check) {
+		check.Close()
+	}
+	return s.check.Load(), nil
 }
 
 // checkFence returns [ErrLost] where a term's record does not stand any more. The

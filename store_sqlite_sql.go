@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/schema"
@@ -13,13 +14,15 @@ type sqliteStatements struct {
 
 // The statements name every column, and no conflict target but in our own
 // tombstones: the table may be another program's, with more columns and other
-// keys.
+// keys. The + before a column hides its declared type, by which the driver would
+// convert the value.
 func newSQLiteStatements(table string) sqliteStatements {
 	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 	names := strings.NewReplacer(
 		"{objects}", quote(table),
 		"{tombstones}", quote(table+tombstonesSuffix),
 		"{tombstones_by_age}", quote(table+tombstonesSuffix+"_by_age"),
+		"{version_limit}", strconv.FormatInt(versionLimit, 10),
 	)
 	return sqliteStatements{
 		migrate: names.Replace(schema.SQLite),
@@ -27,13 +30,13 @@ func newSQLiteStatements(table string) sqliteStatements {
 			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
 			FROM {objects} LIMIT 0`),
 		get: names.Replace(`
-			SELECT name, labels, payload, resource_version, created_at_ms, updated_at_ms
+			SELECT name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		list: names.Replace(`
-			SELECT id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
-			FROM {objects} WHERE object_type = ?1 AND id > ?2 ORDER BY id LIMIT ?3`),
+			SELECT id, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			FROM {objects} WHERE object_type = ?1 AND id > ?2 AND typeof(id) = 'text' ORDER BY id`),
 		version: names.Replace(`
-			SELECT resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
+			SELECT +resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		says: names.Replace(`
 			SELECT coalesce(labels, '') || CAST(payload AS TEXT) FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		insert: names.Replace(`
@@ -41,23 +44,24 @@ func newSQLiteStatements(table string) sqliteStatements {
 			VALUES (?1, ?2, ?3, ?4, ?5, 1, 0, 0) ON CONFLICT DO NOTHING`),
 		number: names.Replace(`
 			UPDATE {objects} SET created_at_ms = ?3, updated_at_ms = ?3, resource_version = max(?4, coalesce(
-				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = ?1 AND id = ?2), 1))
+				(SELECT CAST(resource_version AS INTEGER) + 1 FROM {tombstones}
+				WHERE object_type = ?1 AND id = ?2 AND resource_version < {version_limit}), 1))
 			WHERE object_type = ?1 AND id = ?2
-			RETURNING resource_version, created_at_ms, updated_at_ms`),
-		// A version of 0 is no condition.
+			RETURNING +resource_version`),
+		// A version of 0 is no condition, here and in remove.
 		replace: names.Replace(`
-			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6,
-				resource_version = max(resource_version + 1, ?7)
+			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
 			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
-			RETURNING resource_version, created_at_ms, updated_at_ms`),
+			RETURNING +resource_version, +created_at_ms`),
 		taken: names.Replace(`
 			SELECT object_type, id FROM {objects} WHERE object_type = ?1 AND name = ?3 OR object_type <> ?1 AND id = ?2
 			ORDER BY object_type <> ?1 LIMIT 1`),
 		remove: names.Replace(`
-			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?3`),
+			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND (?3 = 0 OR resource_version = ?3)`),
 		bury: names.Replace(`
-			INSERT INTO {tombstones} (object_type, id, resource_version) VALUES (?1, ?2, ?3)
-			ON CONFLICT (object_type, id) DO UPDATE SET resource_version = max(resource_version, excluded.resource_version)`),
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, ?3 WHERE ?3 < {version_limit}
+			ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
+				CASE WHEN resource_version < {version_limit} THEN max(resource_version, excluded.resource_version) ELSE excluded.resource_version END`),
 		lock: names.Replace(`
 			DELETE FROM {tombstones} WHERE false`),
 		fence: names.Replace(`

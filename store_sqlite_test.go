@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -104,15 +105,15 @@ func TestASQLiteFileThatCannotBeOpenedIsNamed(t *testing.T) {
 	wantErr(t, err, tenure.ErrInvalid)
 }
 
-func TestASQLiteColumnOfTheWrongTypeIsNamed(t *testing.T) {
+func TestASQLiteColumnThatDoesNotFitIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "t.db")
 	store := openSQLite(t, path)
 	db := openSQL(t, "sqlite", path)
 	execSQL(t, db, `CREATE TABLE objects (object_type TEXT, id TEXT PRIMARY KEY, name TEXT, labels TEXT, payload BLOB,
-		resource_version TEXT, created_at_ms INTEGER, updated_at_ms INTEGER)`)
+		resource_version REAL, created_at_ms INTEGER, updated_at_ms INTEGER)`)
 	migrate(t, store)
-	execSQL(t, db, `INSERT INTO objects VALUES ('t', '1', NULL, NULL, '', 'seven', 0, 0)`)
-	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
+	execSQL(t, db, `INSERT INTO objects VALUES ('t', '1', NULL, NULL, '', 1e17, 0, 0)`) // and 1 more is the same
+	_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.Unconditional())
 	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "resource_version") {
 		t.Errorf("got %v, want ErrSetup that names the column", err)
 	}
@@ -207,4 +208,79 @@ func TestOnSQLiteACallWaitsForTheWriteLockAsLongAsItsContextAllows(t *testing.T)
 	wantErr(t, err, nil)
 	time.AfterFunc(300*time.Millisecond, func() { tx.Rollback() })
 	wantErr(t, lease.Renew(t.Context(), term), nil) // longer than SQLite waits by itself
+}
+
+// Whoever finds a lease held must not have kept its holder from renewing it.
+func TestOnSQLiteAnAttemptAtALeaseThatIsHeldTakesNoWriteLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	store := openSQLite(t, path)
+	migrate(t, store)
+	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+	standby := newLease(t, store, tenure.LeaseConfig{})
+	attempt := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := standby.TryAcquire(ctx)
+		wantErr(t, err, tenure.ErrHeld)
+	}
+
+	tx, err := openSQL(t, "sqlite", "file:"+path+"?_txlock=immediate").Begin()
+	wantErr(t, err, nil)
+	defer tx.Rollback()
+	attempt()
+	wantErr(t, tx.Rollback(), nil)
+
+	wantErr(t, store.Fenced(t.Context(), term, func(*sql.Tx) error { attempt(); return nil }), nil)
+}
+
+// Of two first fenced writes the one that has little time must not wait for the other.
+func TestOnSQLiteAFencedCallThatHasLittleTimeDoesNotWaitForOneThatHasMore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.db")
+	migrate(t, openSQLite(t, path))
+	db := openSQL(t, "sqlite", "file:"+path+"?_txlock=immediate")
+	db.SetMaxOpenConns(1)
+	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true})
+	t.Cleanup(func() { store.Close() })
+	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+	fenced, err := tenure.Fence(store, term)
+	wantErr(t, err, nil)
+	write := func(ctx context.Context, id string) error {
+		_, err := fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+		return err
+	}
+
+	conn, err := db.Conn(t.Context()) // the only one
+	wantErr(t, err, nil)
+	defer conn.Close()
+	patient := make(chan error, 1)
+	go func() { patient <- write(t.Context(), "patient") }()
+	for db.Stats().WaitCount == 0 {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	hurried := make(chan error, 1)
+	go func() { hurried <- write(ctx, "hurried") }()
+	select {
+	case err := <-hurried:
+		wantErr(t, err, context.DeadlineExceeded)
+	case <-time.After(10 * time.Second):
+		t.Error("it waits still")
+	}
+	wantErr(t, conn.Close(), nil)
+	wantErr(t, <-patient, nil)
+}
+
+func TestASQLiteFileMayHaveAnyPath(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{dir + "/a.db", "/" + dir + "/b.db", "//" + dir + "//c.db", dir + "/?d#%41 é.db", "e.db", "./f.db", "a:g.db"} {
+		t.Run(path, func(t *testing.T) {
+			t.Chdir(dir)
+			migrate(t, openSQLite(t, path))
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("it is somewhere else: %v", err)
+			}
+		})
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -101,7 +102,7 @@ func (s *SQLiteStore) poll(ctx context.Context) {
 		if ctx.Err() == nil {
 			s.cfg.Logger.Debug("standbys are not woken by other processes, and poll", "table", s.cfg.Table, "error", err)
 		}
-		if !sleep(ctx, sqlitePollRest) {
+		if !pace.Sleep(ctx, sqlitePollRest) {
 			return
 		}
 	}
