@@ -66,6 +66,7 @@ func TestAReplicaThatRefusesATokenLeavesTheLeaseToOneThatMayGoOn(t *testing.T) {
 		restored := storetest.NewMem()
 		restored.Now = func() time.Time { return time.Now().Add(-time.Hour) }
 		mustAcquire(t, newLease(t, restored, tenure.LeaseConfig{Holder: "dead"}))
+		synctest.Wait()
 		store.Store = restored
 		time.Sleep(10 * time.Minute)
 		if got := witness.Status(); got.Role != tenure.RoleStandby || !strings.Contains(got.LastError, "fencing token") {

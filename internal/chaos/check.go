@@ -466,7 +466,7 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 		}) {
 			continue // another one goes on
 		}
-		allowed := p.ttl + time.Second
+		allowed := p.ttl + max(time.Second, 3*p.began) // the latter where the machine has much else to do
 		jobs := jobs
 		switch f.kind {
 		case clockMoved:

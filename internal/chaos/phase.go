@@ -29,6 +29,7 @@ type phase struct {
 	log    func(format string, args ...any)
 
 	processes []*process
+	began     time.Duration // how long it took from the start of the replicas until one held the lease
 	episodes  int
 	record    *record
 	kinds     []faultKind
@@ -76,6 +77,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
+	started := time.Now()
 	for i := range replicas {
 		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry}
 		cfg, proxy, err := db.replica(i, cfg)
@@ -88,9 +90,10 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 			return err
 		}
 	}
-	if !p.awaitHolder(ctx, 20*time.Second) {
+	if !p.awaitHolder(ctx, time.Minute) {
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
 	}
+	p.began = time.Since(started)
 	until := time.Now().Add(duration)
 	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // first let every replica see the database in order
 		if err := p.episode(ctx); err != nil {
