@@ -646,13 +646,13 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 }
 
 func TestARefusedTokenIsNotKeptFromOthers(t *testing.T) {
-	ctx, store := t.Context(), &movable{storetest.NewMem()}
+	ctx, store := t.Context(), movableStore(storetest.NewMem())
 	witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
 	term := mustAcquire(t, witness)
 	wantErr(t, witness.Release(ctx, term), nil)
 	restored := storetest.NewMem()
 	restored.Now = func() time.Time { return time.Now().Add(-time.Hour) }
-	store.Store = restored
+	store.Store(restored)
 	_, err := witness.AcquireOrSteal(ctx)
 	wantErr(t, err, tenure.ErrSetup)
 	mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))

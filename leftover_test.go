@@ -59,15 +59,13 @@ func TestAReplicaThatIsTooSlowToHoldKeepsTheLeaseFromNobody(t *testing.T) {
 func TestAReplicaThatRefusesATokenLeavesTheLeaseToOneThatMayGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, s := newLedger(t), &script{}
-		before := storetest.NewMem()
-		store := &movable{before}
+		store := movableStore(storetest.NewMem())
 		witness := start(t, l, store, "witness", tenure.CoordinatorConfig{})
 		time.Sleep(time.Minute)
 		restored := storetest.NewMem()
 		restored.Now = func() time.Time { return time.Now().Add(-time.Hour) }
 		mustAcquire(t, newLease(t, restored, tenure.LeaseConfig{Holder: "dead"}))
-		synctest.Wait()
-		store.Store = restored
+		store.Store(restored)
 		time.Sleep(10 * time.Minute)
 		if got := witness.Status(); got.Role != tenure.RoleStandby || !strings.Contains(got.LastError, "fencing token") {
 			t.Fatalf("the witness has not refused: %+v", got)

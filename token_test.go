@@ -2,10 +2,12 @@ package tenure_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,13 +56,31 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 }
 
 // movable is a store that a test can replace behind everybody's back.
-type movable struct{ tenure.Store }
+type movable struct{ atomic.Pointer[storetest.Mem] }
+
+func movableStore(mem *storetest.Mem) *movable {
+	m := &movable{}
+	m.Store(mem)
+	return m
+}
+
+func (m *movable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return m.Load().Get(ctx, key)
+}
+
+func (m *movable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.Load().PutIf(ctx, obj, cond)
+}
+
+func (m *movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.Load().DeleteIf(ctx, key, version)
+}
 
 // Only a restore together with a clock that is behind can repeat a token. Who
 // has seen a greater one refuses, and says so.
 func TestAReplicaThatHasSeenAGreaterTokenRefusesASmallerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, store := t.Context(), &movable{storetest.NewMem()}
+		ctx, store := t.Context(), movableStore(storetest.NewMem())
 		holder := newLease(t, store, tenure.LeaseConfig{Holder: "holder"})
 		witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
 		term := mustAcquire(t, holder)
@@ -70,7 +90,7 @@ func TestAReplicaThatHasSeenAGreaterTokenRefusesASmallerOne(t *testing.T) {
 		behind := time.Hour
 		restored := storetest.NewMem() // which also lacks the tombstones
 		restored.Now = func() time.Time { return time.Now().Add(-behind) }
-		store.Store = restored
+		store.Store(restored)
 		wantErr(t, holder.Renew(ctx, term), tenure.ErrLost)
 		for _, lease := range []*tenure.Lease{holder, witness, holder} {
 			_, err := lease.AcquireOrSteal(ctx)
