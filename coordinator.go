@@ -99,6 +99,33 @@ type CoordinatorConfig struct {
 	Trace *Trace
 }
 
+// ObservedConfig returns the configs of a lease and of its coordinator in which
+// no clock decides who may hold: the holder renews once per interval, and a
+// standby that has itself watched it miss so many renewals takes over. So the TTL
+// is interval × missed, missed being 2 or more. The job then begins after so many
+// confirmations, each one interval. The caller sets the rest, the job first of
+// all. An interval or a number that no lease can have is [ErrInvalid].
+//
+// See [Observed]. A wall clock of the holder that jumps can only end its term early.
+func ObservedConfig(interval time.Duration, missed, confirmations int) (LeaseConfig, CoordinatorConfig, error) {
+	var err error
+	switch {
+	case interval <= 0:
+		err = fmt.Errorf("interval %v is not positive", interval)
+	case missed < 2:
+		err = fmt.Errorf("missed %d is not 2 or more", missed)
+	case interval > maximumTTL/time.Duration(missed):
+		err = fmt.Errorf("interval %v × missed %d is more than %v", interval, missed, maximumTTL)
+	case confirmations < 0:
+		err = fmt.Errorf("confirmations %d is negative", confirmations)
+	}
+	if err != nil {
+		return LeaseConfig{}, CoordinatorConfig{}, fmt.Errorf("tenure: ObservedConfig: %w: %w", ErrInvalid, err)
+	}
+	return LeaseConfig{TTL: interval * time.Duration(missed), Expiry: Observed},
+		CoordinatorConfig{RenewInterval: interval, Confirmations: confirmations}, nil
+}
+
 // longestAcquireInterval is the default where the TTL is long: an error of the store
 // that passes, or a hint that is lost, should not cost more.
 const longestAcquireInterval = 10 * time.Second

@@ -29,7 +29,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 
 	var log bytes.Buffer
 	pool := postgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 	lease := newLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil },

@@ -239,7 +239,11 @@ func ExampleCoordinator_monotonicWork() {
 		fmt.Println(err)
 		return
 	}
-	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{})
+	store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
 	if err != nil {
 		fmt.Println(err)

@@ -386,7 +386,7 @@ func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, 
 	migrate(t, openSQLite(t, path))
 	dsn := "file:" + path + "?_pragma=journal_mode(wal)&_pragma=busy_timeout"
 	db := openSQL(t, "sqlite", dsn+"(5000)"+params)
-	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true})
+	store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
 	impatient := openSQL(t, "sqlite", dsn+"(20)&_txlock=immediate")
 	execSQL(t, db, `CREATE TABLE ledger (note text)`)
 	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))

@@ -48,8 +48,6 @@ type LeaseConfig struct {
 	// bears. It is wrong where a name can be given twice, as by an orchestrator that
 	// replaces what it cannot reach. Holder must be set.
 	AssumeUniqueHolder bool
-
-	refused error // what ObservedConfig was given wrong
 }
 
 // withDefaults returns the config with its zero fields filled, or an error that
@@ -79,9 +77,6 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	}
 	cfg.Labels = maps.Clone(cfg.Labels)
 
-	if cfg.refused != nil { // all else follows from it
-		return cfg, cfg.refused
-	}
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
 		validText("holder", cfg.Holder),

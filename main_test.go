@@ -63,6 +63,14 @@ func acquireBriefly(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) (l
 	}
 }
 
+// must returns what a constructor has made.
+func must[T any](made T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return made
+}
+
 // quiet keeps logs out of the tests that don't read them.
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 

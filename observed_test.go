@@ -45,7 +45,8 @@ func TestWhereOnlyWhatIsObservedCountsNoClockDecides(t *testing.T) {
 		var wrote, since time.Time // the last write, and the writer's first
 		var replicas []*replica
 		for _, name := range []string{"a", "b", "c"} {
-			leaseConfig, cfg := tenure.ObservedConfig(interval, missed, 0)
+			leaseConfig, cfg, err := tenure.ObservedConfig(interval, missed, 0)
+			wantErr(t, err, nil)
 			leaseConfig.Holder = name
 			cfg.Reconcile = func(ctx context.Context) error { l.run(ctx, name); return nil }
 			replicas = append(replicas, startWith(t, wrongClock{store}, leaseConfig, cfg))

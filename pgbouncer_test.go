@@ -401,7 +401,7 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
 			wantErr(t, err, nil)
 			t.Cleanup(pool.Close)
-			store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true})
+			store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true}))
 			t.Cleanup(func() { store.Close() })
 			migrate(t, store)
 			lease := newLease(t, store, tenure.LeaseConfig{})

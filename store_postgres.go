@@ -83,8 +83,6 @@ type PostgresStore struct {
 	tables postgresTables
 	sql    postgresStatements
 
-	refused error // what is wrong with the config
-
 	// found is nil until the store has looked at the database, and while what it found
 	// there is unfit.
 	found   atomic.Pointer[postgresSetup]
@@ -107,13 +105,16 @@ var _ interface {
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
-// with its settings when they need it; Close closes that. All calls of a store whose
-// config cannot be served are [ErrInvalid]. It panics if pool is nil.
-func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) *PostgresStore {
+// with its settings when they need it; Close closes that. A pool that is nil, or a
+// config that no database can serve, is [ErrInvalid].
+func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, error) {
 	if pool == nil {
-		panic("tenure: NewPostgresStore: pool is nil")
+		return nil, fmt.Errorf("tenure: new Postgres store: %w: pool is nil", ErrInvalid)
 	}
-	return newPostgresStore(pool, cfg, newCutter(), pool.Config().ConnConfig.DialFunc)
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("tenure: new Postgres store: %w", err)
+	}
+	return newPostgresStore(pool, cfg, newCutter(), pool.Config().ConnConfig.DialFunc), nil
 }
 
 // newPostgresStore returns a store that dials its own connections with dial, and cuts
@@ -137,7 +138,6 @@ func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *cutter, di
 		tables: tables,
 		sql:    newPostgresStatements(tables),
 	}
-	s.refused = cfg.validate()
 	s.pruned.Store(time.Now().Unix())
 	s.watches.init(s)
 	for _, g := range s.groups.all() {

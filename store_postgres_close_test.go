@@ -56,7 +56,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 				<-t.Context().Done()
 				pool.Close()
 			}()
-			return tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+			return must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -372,7 +372,7 @@ func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	wantErr(t, err, nil)
 	defer pool.Close()
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{}))
 	defer store.Close()
 	migrate(t, store)
 	const leases = 32

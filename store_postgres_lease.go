@@ -376,9 +376,6 @@ func refusesSetting(err error) bool {
 // application. Bounded is that a statement of its own for the lock_timeout is
 // not needed. The caller must call done when it has finished with them.
 func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
-	if s.refused != nil {
-		return nil, false, nil, s.refused
-	}
 	if !isLeaseCall(ctx) {
 		return s.pool, false, func() {}, nil
 	}

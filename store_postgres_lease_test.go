@@ -72,7 +72,7 @@ func leaseOnly(t *testing.T, url, name string, lifetime, idle time.Duration) *te
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	wantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	return store
 }
@@ -272,7 +272,7 @@ func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	wantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	lease := newLease(t, store, tenure.LeaseConfig{})
 	term := mustAcquire(t, lease)

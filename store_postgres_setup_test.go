@@ -61,7 +61,7 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 			}
 			var terms []*tenure.Term
 			for range 2 {
-				store := tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Logger: quiet})
+				store := must(tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Logger: quiet}))
 				t.Cleanup(func() { store.Close() })
 				term, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 				switch {
@@ -289,7 +289,7 @@ func TestATableWithoutUniqueNamesIsWarnedOfOnce(t *testing.T) {
 			url := postgresURL(t)
 			execPostgres(t, postgresPool(t, url), c.ddl)
 			var log syncBuffer
-			store := tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			store := must(tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 			t.Cleanup(func() { store.Close() })
 			migrate(t, store)
 			for range 3 {

@@ -358,7 +358,7 @@ func TestAColumnOfTheWrongTypeIsNamed(t *testing.T) {
 			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), column) {
 				t.Errorf("open: got %v, want ErrSetup that names %s", err, column)
 			}
-			store := tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet})
+			store := must(tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet}))
 			err = store.Migrate(t.Context())
 			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), column) {
 				t.Errorf("migrate: got %v, want ErrSetup that names %s", err, column)
@@ -382,7 +382,7 @@ func TestARoleThatIsRefusedIsToldAtOnce(t *testing.T) {
 			t.Errorf("%s: open: got %v, want ErrSetup", name, err)
 		}
 		pool := postgresPool(t, bad)
-		err = tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}).Migrate(t.Context())
+		err = must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})).Migrate(t.Context())
 		if !errors.Is(err, tenure.ErrSetup) {
 			t.Errorf("%s: migrate: got %v, want ErrSetup", name, err)
 		}

@@ -61,7 +61,7 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 		}
 		cfg := tenure.PostgresConfig{ListenURL: url, Logger: logger}
 		pool := postgresPool(t, "postgres://127.0.0.1:1/none")
-		store := tenure.NewPostgresStore(pool, cfg)
+		store := must(tenure.NewPostgresStore(pool, cfg))
 		if _, err := store.Get(ctx, leaseKey); err == nil || strings.Contains(err.Error(), secret) {
 			t.Errorf("%s: as a ListenURL of a pool: %v", url, err)
 		}

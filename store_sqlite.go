@@ -57,8 +57,6 @@ type SQLiteStore struct {
 	cfg   SQLiteConfig
 	sql   sqliteStatements
 
-	refused error // what is wrong with the config
-
 	// turn is held by the one who writes. SQLite has one writer at a time anyway,
 	// but lets those who wait for it starve: it does not queue them.
 	turn chan struct{}
@@ -83,11 +81,14 @@ var _ interface {
 // with one connection if it is in memory. The store waits for a lock that is
 // somebody else's as long as a call's context allows; within a busy timeout that
 // is long it would not hear that the context has ended. Standbys that wait keep
-// one of its connections, if there may be three or more. All calls of a store
-// whose config cannot be served are [ErrInvalid]. It panics if db is nil.
-func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
+// one of its connections, if there may be three or more. A database that is
+// nil, or a config that none can serve, is [ErrInvalid].
+func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) (*SQLiteStore, error) {
 	if db == nil {
-		panic("tenure: NewSQLiteStore: db is nil")
+		return nil, fmt.Errorf("tenure: new SQLite store: %w: db is nil", ErrInvalid)
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("tenure: new SQLite store: %w", err)
 	}
 	if cfg.Table == "" {
 		cfg.Table = "objects"
@@ -99,10 +100,9 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) *SQLiteStore {
 		db:      db,
 		cfg:     cfg,
 		sql:     newSQLiteStatements(cfg.Table),
-		refused: cfg.validate(),
 		turn:    make(chan struct{}, 1),
 		watches: sqliteWatches{hub: wake.NewHub[Key](false)},
-	}
+	}, nil
 }
 
 // OpenSQLite opens the file at path, or makes it, and returns a store in it; a
@@ -143,7 +143,10 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		db.Close()
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, sqliteError(err))
 	}
-	store := NewSQLiteStore(db, cfg)
+	store, err := NewSQLiteStore(db, cfg)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	store.owned = true
 	store.sql.lock = "" // its transactions begin with the write lock
 	return store, nil
@@ -230,7 +233,7 @@ func (s *SQLiteStore) SingleReplica() bool { return !s.cfg.Shared }
 
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
-	if err := cmp.Or(key.Validate(), s.refused); err != nil {
+	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
 	var obj Object
@@ -257,7 +260,7 @@ func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	fail := func(err error) ([]Object, error) { return nil, opError(ctx, "list", Key{Type: objectType}, err) }
-	if err := cmp.Or(validList(objectType, after, limit), s.refused); err != nil {
+	if err := validList(objectType, after, limit); err != nil {
 		return fail(err)
 	}
 	rows, err := s.db.QueryContext(ctx, s.sql.list, objectType, after)
@@ -293,7 +296,7 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	if cond.kind == mustCreate && fence == nil && s.refused == nil {
+	if cond.kind == mustCreate && fence == nil {
 		// Most attempts to acquire a lease find it held. To see that they don't need the
 		// write lock, which the holder needs to renew.
 		if _, err := s.version(ctx, s.db, obj.Key); err == nil {
@@ -481,9 +484,6 @@ func (s *SQLiteStore) write(ctx context.Context, fence *Term, fn func(*sql.Tx) e
 // database/sql may close the rows because ctx has ended; it then drops the error of the
 // commit, which that entails, and the scan succeeds.
 func (s *SQLiteStore) transact(ctx context.Context, first string, fn func(*sql.Tx) error) error {
-	if s.refused != nil {
-		return s.refused
-	}
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()

@@ -57,7 +57,7 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 			db := sql.OpenDB(endingConnector{
 				dsn: "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=foreign_keys(1)", ender: ender})
 			defer db.Close()
-			store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true})
+			store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
 			term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
 			old := put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
 			execSQL(t, db, refuseUpdates)

@@ -75,9 +75,6 @@ func (s *fencedSQLite) DeleteAndWake(ctx context.Context, key Key, version int64
 // fence's check. That is prepared before the transaction, which may use the only
 // connection.
 func (s *SQLiteStore) transactChecked(ctx context.Context, fn func(*sql.Tx, *sql.Stmt) error) error {
-	if s.refused != nil {
-		return s.refused
-	}
 	check, err := s.fenceCheck(ctx)
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 			ctx, path := t.Context(), filepath.Join(t.TempDir(), "t.db")
 			migrate(t, openSQLite(t, path))
 			dsn := "file:" + path + "?_pragma=busy_timeout(5000)"
-			store := tenure.NewSQLiteStore(openSQL(t, "sqlite", dsn+params), tenure.SQLiteConfig{})
+			store := must(tenure.NewSQLiteStore(openSQL(t, "sqlite", dsn+params), tenure.SQLiteConfig{}))
 			other := openSQL(t, "sqlite", dsn+"&_txlock=immediate")
 			key := tenure.Key{Type: "t", ID: "1"}
 			old := put(t, store, tenure.Object{Key: key})
@@ -62,7 +62,7 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 
 func TestOnlyASharedSQLiteStoreHasMoreThanOneReplica(t *testing.T) {
 	for shared, want := range map[bool]bool{false: true, true: false} {
-		store := tenure.NewSQLiteStore(sql.OpenDB(untouched{t}), tenure.SQLiteConfig{Shared: shared})
+		store := must(tenure.NewSQLiteStore(sql.OpenDB(untouched{t}), tenure.SQLiteConfig{Shared: shared}))
 		if got := store.SingleReplica(); got != want {
 			t.Errorf("shared %v: got SingleReplica %v", shared, got)
 		}
@@ -240,7 +240,7 @@ func TestOnSQLiteAFencedCallThatHasLittleTimeDoesNotWaitForOneThatHasMore(t *tes
 	migrate(t, openSQLite(t, path))
 	db := openSQL(t, "sqlite", "file:"+path+"?_txlock=immediate")
 	db.SetMaxOpenConns(1)
-	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true})
+	store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
 	t.Cleanup(func() { store.Close() })
 	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
 	fenced, err := tenure.Fence(store, term)

@@ -252,7 +252,7 @@ func TestOnPostgresHandlersOfTheCallersPoolDoNotBreakWatching(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	wantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	migrate(t, store)
 	execPostgres(t, pool, `LISTEN callers`)
@@ -307,7 +307,7 @@ func TestOnPostgresTheListenerAsksTheCallersPoolWhomToConnectAs(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	wantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 
 	listensAs := func() (user string) {
@@ -442,7 +442,7 @@ func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
 		return n == 2
 	})
 
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
 	other := newLease(t, store, tenure.LeaseConfig{Holder: "b"})
@@ -485,7 +485,7 @@ func onSQLite(t *testing.T, conns int, test func(t *testing.T, store *tenure.SQL
 	dsn := "file:" + path + "?_pragma=busy_timeout(5000)&_txlock=immediate"
 	db, other := openSQL(t, "sqlite", dsn), openSQL(t, "sqlite", dsn)
 	db.SetMaxOpenConns(conns)
-	store := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true, Logger: quiet})
+	store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true, Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	test(t, store, db, other)
 }
@@ -658,7 +658,7 @@ func TestOnPostgresALeaseIsReleasedAlsoWhereNobodyCanBeNotified(t *testing.T) {
 func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testing.T) {
 	url := pgtest.URL(t)
 	pool := postgresPool(t, url+"&pool_max_conns=20")
-	store := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet})
+	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
 	t.Cleanup(func() { store.Close() })
 	migrate(t, store)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -706,7 +706,7 @@ func TestOnPostgresAStoreThatHasOnlyReadHearsWhatItWatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url := postgresURL(t)
 			migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
-			store := tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet})
+			store := must(tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: quiet}))
 			t.Cleanup(func() { store.Close() })
 			read(t, newLease(t, store, tenure.LeaseConfig{}))
 			watch := liveWatch(t, store, leaseKey)

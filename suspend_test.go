@@ -102,7 +102,8 @@ func TestATermDoesNotOutlastASuspendThatIsLongerThanItsTrust(t *testing.T) {
 func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		lc, cc := tenure.ObservedConfig(10*time.Second, 3, 3)
+		lc, cc, err := tenure.ObservedConfig(10*time.Second, 3, 3)
+		wantErr(t, err, nil)
 		lc.Holder, lc.Logger = "dead", quiet
 		mustAcquire(t, newLease(t, store, lc))
 		var m machine

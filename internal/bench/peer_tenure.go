@@ -58,7 +58,8 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (repl
 		if err != nil {
 			return nil, err
 		}
-		return &tenureReplica{store: tenure.NewPostgresStore(pool, cfg), pool: pool, options: o}, nil
+		store, err := tenure.NewPostgresStore(pool, cfg)
+		return &tenureReplica{store: store, pool: pool, options: o}, err
 	}
 	url := o.url
 	if o.conns > 0 {

@@ -48,7 +48,8 @@ func openPostgres(ctx context.Context, cfg replicaConfig) (backend, error) {
 		return nil, err
 	}
 	if cfg.SharePool {
-		return &postgresBackend{tenure.NewPostgresStore(pool, tenure.PostgresConfig{}), pool}, nil
+		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
+		return &postgresBackend{store, pool}, err
 	}
 	store, err := tenure.OpenPostgres(ctx, cfg.URL, tenure.PostgresConfig{})
 	if err != nil {

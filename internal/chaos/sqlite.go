@@ -137,7 +137,11 @@ func (db *sqlite) read(ctx context.Context) (*audit, error) {
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, err
 	}
-	return a, a.readObjects(ctx, tenure.NewSQLiteStore(db.books, tenure.SQLiteConfig{Shared: true}))
+	store, err := tenure.NewSQLiteStore(db.books, tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		return nil, err
+	}
+	return a, a.readObjects(ctx, store)
 }
 
 const fileRemoved = "file removed"

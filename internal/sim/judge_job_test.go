@@ -85,7 +85,7 @@ func (j *judge) begins(t *term, valid func() bool) {
 		switch {
 		case other.life != nil && other.life == t.life:
 			j.violated("I5", "%s's jobs of terms %d and %d run at once", t.who, other.token, t.token)
-		case other.token < t.token:
+		case other.token < t.token, other.at.Before(j.restoredAt) && t.at.After(j.restoredAt):
 			j.overlap(other, t)
 		default:
 			j.overlap(t, other)
@@ -96,9 +96,6 @@ func (j *judge) begins(t *term, valid func() bool) {
 
 func (j *judge) overlap(older, newer *term) {
 	why := older.excuse
-	if newer.excuse == "restored" { // it began before, with a token that came back
-		why = newer.excuse
-	}
 	if why == "" && older.life != nil && !older.told.IsZero() && time.Since(older.told) >= older.life.allowed() {
 		why = "late job"
 	}

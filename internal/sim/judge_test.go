@@ -62,6 +62,7 @@ type term struct {
 	life   *life // nil: another program's
 	rules  bool  // whether who wrote it keeps to the rules of the lease
 	token  int64
+	at     time.Time     // when its record landed
 	offer  bool          // not a term: its holder has given up the one before, and leaves the lease to a replica
 	to     string        // an offer's
 	lasts  time.Duration // an offer
@@ -120,7 +121,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		TTLMS   float64 `json:"ttl_ms"`
 	}
 	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
-	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, rules: h.rules, offer: record.Offered, before: old, late: late}
+	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, at: now, rules: h.rules, offer: record.Offered, before: old, late: late}
 	if begun.offer {
 		begun.to, begun.lasts = record.Holder, time.Duration(record.TTLMS)*time.Millisecond
 	}
