@@ -3,6 +3,7 @@ package tenure
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Fencer is implemented by stores that can make their writes depend on a term.
@@ -77,4 +78,20 @@ func (t *Term) fencedOut(now Object) error {
 	}
 	holding, _ := decodeHolding(now, 0) // undecodable is held by unknown
 	return t.lostTo(&LostError{Key: t.key, To: &holding})
+}
+
+// fenceLost stands in the error by which a fence statement fails on Postgres.
+const fenceLost = "the term is over; records that stand: "
+
+// FenceError returns the error of a transaction as [ErrLost] if a statement of
+// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever
+// the driver; any other error, and nil, as it is. The driver's error stays reachable.
+func FenceError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if text := err.Error(); strings.Contains(text, fenceLost) || strings.Contains(text, tombstonesSuffix+".resource_version") {
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
 }

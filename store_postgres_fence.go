@@ -123,6 +123,38 @@ var errFencedTx = fmt.Errorf("tenure: fenced: %w: the transaction is committed o
 func (fencedTx) Commit(context.Context) error   { return errFencedTx }
 func (fencedTx) Rollback(context.Context) error { return errFencedTx }
 
+// FenceStatement returns a statement that fails, and its transaction with it, unless the
+// term is still the lease's: for programs that write by database/sql, an ORM or another
+// driver than pgx, where [PostgresStore.Fenced] does not fit. [FenceError] recognises the
+// failure. It does no I/O.
+//
+// It must be the last statement before COMMIT, in the same database. Any earlier, it
+// protects as well, but its lock on the lease's record holds up the holder's own
+// renewals until the transaction ends, so a long transaction ends its own term. In a
+// transaction of its own it protects nothing. Above READ COMMITTED the server may end the
+// transaction with a serialization failure (40001) because the lease was renewed since
+// its first statement; then try again.
+//
+// A term that is known to be over is [ErrLost]. One of a single replica, which has no
+// lease to lose, gets a statement that always succeeds.
+func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, err error) {
+	if err := term.fences("fence statement"); err != nil {
+		return "", nil, err
+	}
+	if term.local() {
+		return "SELECT 1", nil, nil
+	}
+	tables := s.tables
+	if found := s.found.Load(); found != nil { // the caller's search_path may be another
+		tables = newPostgresTables(found.schema, s.cfg.Table)
+	}
+	// The text is not cast before the rows are counted, as a constant would be.
+	return tables.in(`
+		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + fenceLost + `' || count(*))::int END FROM (
+			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
+		[]any{term.key.Type, term.key.ID, term.payload}, nil
+}
+
 // Fence implements [Fencer].
 func (s *PostgresStore) Fence(term *Term) (Store, error) {
 	if err := term.fences("fence"); err != nil {

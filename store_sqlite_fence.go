@@ -41,6 +41,27 @@ func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx
 	return opError(ctx, "fenced by", term.key, sqliteError(err))
 }
 
+// FenceStatement returns a statement that fails unless the term is still the lease's:
+// for programs that write by an ORM, or in transactions of their own, where
+// [SQLiteStore.Fenced] does not fit. [FenceError] recognises the failure, after which the
+// caller must roll back. It does no I/O.
+//
+// It takes the database's write lock, so it may stand anywhere in a transaction: from
+// then on nobody can take the lease over until the transaction ends, and nobody can
+// renew it either. In a transaction of its own it protects nothing.
+//
+// A term that is known to be over is [ErrLost]. One of a single replica, which has no
+// lease to lose, gets a statement that always succeeds.
+func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err error) {
+	if err := term.fences("fence statement"); err != nil {
+		return "", nil, err
+	}
+	if term.local() {
+		return "SELECT 1", nil, nil
+	}
+	return s.sql.fenceStatement, []any{term.key.Type, term.key.ID, term.payload}, nil
+}
+
 // Fence implements [Fencer].
 func (s *SQLiteStore) Fence(term *Term) (Store, error) {
 	if err := term.fences("fence"); err != nil {

@@ -9,7 +9,7 @@ import (
 
 // sqliteStatements are the statements of one table.
 type sqliteStatements struct {
-	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence string
+	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement string
 }
 
 // The statements name every column, and no conflict target but in our own
@@ -66,6 +66,10 @@ func newSQLiteStatements(table string) sqliteStatements {
 			DELETE FROM {tombstones} WHERE false`),
 		fence: names.Replace(`
 			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
+		// NULL is refused, so this writes nothing or fails; as a write it takes the lock first.
+		fenceStatement: names.Replace(`
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
+			WHERE NOT EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3)`),
 		prune: names.Replace(`
 			DELETE FROM {tombstones} WHERE rowid IN
 				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),

@@ -1,0 +1,123 @@
+// Package fencerace forces late fenced writes against the next term, by whatever driver
+// a transaction is in. It is for tests.
+package fencerace
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Store is a store with a fence for the transactions of any driver.
+type Store interface {
+	tenure.Store
+	FenceStatement(term *tenure.Term) (query string, args []any, err error)
+}
+
+// Setup makes the table that Run writes to.
+const Setup = `CREATE TABLE ledger (token bigint NOT NULL)`
+
+// Run lets transactions of db at an isolation level, each of which ends in a fence
+// statement, race against takeovers of the lease. After a term has begun, nothing may
+// appear that an earlier one has written. Insert is the statement that writes a token,
+// in the placeholders of the driver.
+func Run(t *testing.T, store Store, db *sql.DB, level sql.IsolationLevel, insert string, trials int) {
+	t.Helper()
+	var committed, refused, retried int
+	for trial := range trials {
+		key := tenure.Key{Type: "lease", ID: fmt.Sprint("race-", level, "-", trial)}
+		first, next := newLease(t, store, key, "first"), newLease(t, store, key, "next")
+		term, err := first.TryAcquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var both sync.WaitGroup
+		var late error
+		both.Go(func() { late = write(t.Context(), store, db, level, insert, term) })
+		time.Sleep(rand.N(3 * time.Millisecond))
+		holding, err := first.Read(t.Context())
+		if err == nil {
+			err = store.DeleteIf(t.Context(), key, holding.Version) // as a takeover would, at any time
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := next.TryAcquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := count(t, db, term.Token())
+		both.Wait()
+		if now := count(t, db, term.Token()); now != seen {
+			t.Fatalf("trial %d: the term with token %d has written after the one with %d had begun: %d rows, then %d (%v)",
+				trial, term.Token(), after.Token(), seen, now, late)
+		}
+		switch {
+		case late == nil && seen == 1:
+			committed++
+		case errors.Is(late, tenure.ErrLost) && seen == 0:
+			refused++
+		case late != nil && seen == 0 && isSerialization(late):
+			retried++
+		default:
+			t.Fatalf("trial %d: %d rows, and the write says %v", trial, seen, late)
+		}
+	}
+	t.Logf("%v: %d committed, %d refused, %d to be tried again", level, committed, refused, retried)
+	if committed == 0 || refused+retried == 0 {
+		t.Error("the two never raced")
+	}
+}
+
+// write is a fenced write of one term.
+func write(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLevel, insert string, term *tenure.Term) error {
+	fence, args, err := store.FenceStatement(term)
+	if err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, insert, term.Token()); err != nil {
+		return tenure.FenceError(err)
+	}
+	time.Sleep(rand.N(2 * time.Millisecond))
+	if _, err := tx.ExecContext(ctx, fence, args...); err != nil {
+		return tenure.FenceError(err)
+	}
+	time.Sleep(rand.N(time.Millisecond))
+	return tenure.FenceError(tx.Commit())
+}
+
+func newLease(t *testing.T, store tenure.Store, key tenure.Key, holder string) *tenure.Lease {
+	t.Helper()
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: holder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lease
+}
+
+func count(t *testing.T, db *sql.DB, token int64) (n int) {
+	t.Helper()
+	if err := db.QueryRowContext(t.Context(), fmt.Sprint(`SELECT count(*) FROM ledger WHERE token = `, token)).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// isSerialization reports whether the database asks for another try.
+func isSerialization(err error) bool {
+	text := strings.ToLower(err.Error())
+	return strings.Contains(text, "could not serialize") || strings.Contains(text, "database is locked")
+}
