@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // DB is the store's database, for benchmarks that compare with the bare thing.
@@ -26,7 +28,7 @@ func (s *PostgresStore) LookAgain() {
 
 // ParseURL parses a connection string as the store does.
 func ParseURL(url string) error {
-	_, err := parseURL(url)
+	_, err := pgconns.ParseURL(url)
 	return err
 }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
@@ -51,7 +53,7 @@ func (cfg PostgresConfig) validate() error {
 		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", ErrInvalid, cfg.Schema, more))
 	}
 	if cfg.ListenURL != "" {
-		if _, err := parseURL(cfg.ListenURL); err != nil {
+		if _, err := pgconns.ParseURL(cfg.ListenURL); err != nil {
 			errs = append(errs, fmt.Errorf("%w: ListenURL: %w", ErrInvalid, err))
 		}
 	}
@@ -77,7 +79,7 @@ type PostgresStore struct {
 	pool   *pgxpool.Pool
 	owned  bool
 	config *pgxpool.Config // of connections beside the pool
-	cutter *cutter         // of all connections but those of a caller's pool
+	cutter *pgconns.Cutter // of all connections but those of a caller's pool
 	leases *leasePool
 	cfg    PostgresConfig
 	tables postgresTables
@@ -114,12 +116,12 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, e
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("tenure: new Postgres store: %w", err)
 	}
-	return newPostgresStore(pool, cfg, newCutter(), pool.Config().ConnConfig.DialFunc), nil
+	return newPostgresStore(pool, cfg, pgconns.NewCutter(), pool.Config().ConnConfig.DialFunc), nil
 }
 
 // newPostgresStore returns a store that dials its own connections with dial, and cuts
 // them off with cutter.
-func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *cutter, dial pgconn.DialFunc) *PostgresStore {
+func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *pgconns.Cutter, dial pgconn.DialFunc) *PostgresStore {
 	if cfg.Table == "" {
 		cfg.Table = "objects"
 	}
@@ -128,7 +130,7 @@ func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *cutter, di
 	}
 	tables := newPostgresTables(cfg.Schema, cfg.Table)
 	config := pool.Config()
-	config.ConnConfig.DialFunc = cutter.dial(dial)
+	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	s := &PostgresStore{
 		pool:   pool,
 		cutter: cutter,
@@ -159,7 +161,7 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
-	poolConfig, err := parseURL(url)
+	poolConfig, err := pgconns.ParseURL(url)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err)
 	}
@@ -172,8 +174,8 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if _, ok := poolConfig.ConnConfig.RuntimeParams["application_name"]; !ok {
 		poolConfig.ConnConfig.RuntimeParams["application_name"] = "tenure"
 	}
-	cutter, dial := newCutter(), poolConfig.ConnConfig.DialFunc
-	poolConfig.ConnConfig.DialFunc = cutter.dial(dial)
+	cutter, dial := pgconns.NewCutter(), poolConfig.ConnConfig.DialFunc
+	poolConfig.ConnConfig.DialFunc = cutter.Dial(dial)
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
@@ -203,7 +205,7 @@ const closeTimeout = 4 * time.Second
 // that are under way and for a server that does not answer; then it cuts these
 // connections off, and the calls fail. Coordinators should have ended before.
 func (s *PostgresStore) Close() error {
-	defer time.AfterFunc(closeTimeout, s.cutter.cut).Stop()
+	defer time.AfterFunc(closeTimeout, s.cutter.Cut).Stop()
 	var all sync.WaitGroup
 	all.Go(s.watches.close)
 	all.Go(s.leases.close)

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 const (
@@ -120,7 +122,7 @@ func newLeasePool(config *pgxpool.Config) *leasePool {
 	// Where nothing tells that the connection is dead, no round trip is spent on
 	// asking: what fails is tried again in any case.
 	config.ShouldPing = func(_ context.Context, params pgxpool.ShouldPingParams) bool {
-		return params.IdleDuration > time.Second && !isQuiet(params.Conn.PgConn().Conn())
+		return params.IdleDuration > time.Second && !pgconns.IsQuiet(params.Conn.PgConn().Conn())
 	}
 	config.PingTimeout = cmp.Or(config.PingTimeout, time.Second)
 	if config.ConnConfig.ConnectTimeout == 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -44,11 +45,11 @@ func (w *postgresWatches) init(s *PostgresStore) {
 			if s.cfg.ListenURL == "" {
 				return connect(ctx, s.config)
 			}
-			config, err := parseURL(s.cfg.ListenURL) // which knows the pool_* parameters
+			config, err := pgconns.ParseURL(s.cfg.ListenURL) // which knows the pool_* parameters
 			if err != nil {
 				return nil, err
 			}
-			config.ConnConfig.DialFunc = s.cutter.dial(config.ConnConfig.DialFunc)
+			config.ConnConfig.DialFunc = s.cutter.Dial(config.ConnConfig.DialFunc)
 			return connect(ctx, config)
 		},
 		Notify: s.notify,

@@ -1,6 +1,6 @@
 //go:build unix
 
-package tenure
+package pgconns
 
 import (
 	"net"
@@ -23,7 +23,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !isQuiet(conn) {
+	if !IsQuiet(conn) {
 		t.Error("a connection on which nothing has come is not quiet")
 	}
 
@@ -37,7 +37,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 		read <- raw.Read(func(uintptr) bool { close(reading); <-enough; return true })
 	}()
 	<-reading
-	go func() { quiet <- isQuiet(conn) }()
+	go func() { quiet <- IsQuiet(conn) }()
 	select {
 	case is := <-quiet:
 		if !is {
@@ -52,7 +52,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 	}
 
 	server.Close()
-	for end := time.Now().Add(10 * time.Second); isQuiet(conn); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); IsQuiet(conn); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a connection that the server has closed is quiet")
 		}

@@ -1,4 +1,4 @@
-package tenure
+package pgconns
 
 import (
 	"errors"
@@ -9,11 +9,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// parseURL parses a connection string, a URL or keywords and values. Its error shows
+// ParseURL parses a connection string, a URL or keywords and values. Its error shows
 // nothing of the string, in which the password cannot be told from the rest once it
 // does not parse. So it does not wrap the driver's error either, which holds the
 // string and quotes parts of it.
-func parseURL(url string) (*pgxpool.Config, error) {
+func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse the connection string%s; want postgres://user:password@host:port/database, "+

@@ -1,16 +1,16 @@
 //go:build unix
 
-package tenure
+package pgconns
 
 import (
 	"net"
 	"syscall"
 )
 
-// isQuiet reports whether nothing has come from the server on an idle
+// IsQuiet reports whether nothing has come from the server on an idle
 // connection. Before a server hangs up it says so; and a connection that was cut
 // reads as its end. It asks the kernel only.
-func isQuiet(conn net.Conn) bool {
+func IsQuiet(conn net.Conn) bool {
 	for { // TLS, and ours
 		wrapped, ok := conn.(interface{ NetConn() net.Conn })
 		if !ok {

@@ -1,4 +1,7 @@
-package tenure
+// Package pgconns has what the connections to Postgres need beside the driver: their
+// settings from a URL whose error shows no password, whether a server has hung up, and a
+// way to close sockets by force.
+package pgconns
 
 import (
 	"context"
@@ -7,22 +10,23 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// cutter closes the sockets of connections by force. The driver allows itself 15
+// Cutter closes the sockets of connections by force. The driver allows itself 15
 // seconds to close a connection whose call was cancelled, and if the server hangs it
 // takes all of them.
-type cutter struct {
+type Cutter struct {
 	ctx context.Context
-	cut context.CancelFunc
+	Cut context.CancelFunc // closes them; may be called twice
 }
 
-func newCutter() *cutter {
-	c := &cutter{}
-	c.ctx, c.cut = context.WithCancel(context.Background())
+// NewCutter returns a cutter that has nothing to close yet.
+func NewCutter() *Cutter {
+	c := &Cutter{}
+	c.ctx, c.Cut = context.WithCancel(context.Background())
 	return c
 }
 
-// dial wraps a dial func so that its connections are closed when c cuts them off.
-func (c *cutter) dial(dial pgconn.DialFunc) pgconn.DialFunc {
+// Dial wraps a dial func so that its connections are closed when c cuts them off.
+func (c *Cutter) Dial(dial pgconn.DialFunc) pgconn.DialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
