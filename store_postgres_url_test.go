@@ -61,11 +61,14 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 		}
 		cfg := tenure.PostgresConfig{ListenURL: url, Logger: logger}
 		pool := postgresPool(t, "postgres://127.0.0.1:1/none")
-		store := must(tenure.NewPostgresStore(pool, cfg))
-		if _, err := store.Get(ctx, leaseKey); err == nil || strings.Contains(err.Error(), secret) {
+		store, err := tenure.NewPostgresStore(pool, cfg)
+		if err == nil {
+			_, err = store.Get(ctx, leaseKey)
+			store.Close()
+		}
+		if err == nil || strings.Contains(err.Error(), secret) {
 			t.Errorf("%s: as a ListenURL of a pool: %v", url, err)
 		}
-		store.Close()
 		pool.Close()
 		logger.Info("a config", "config", cfg)
 		logger.Info(fmt.Sprintf("%v %+v", cfg, cfg))
