@@ -125,7 +125,6 @@ const (
 	stateExpired = "expired" // any replica may take it
 	stateOffered = "offered" // the last holder has left it to a replica that has not begun
 	stateFree    = "free"
-	stateUnknown = "unknown" // the row cannot be read as a lease
 )
 
 // leaseView is what people and programs are shown of a lease.
@@ -140,7 +139,6 @@ type leaseView struct {
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
 	TTLMS      int64             `json:"ttl_ms"`
 	Labels     map[string]string `json:"labels,omitempty"`
-	Error      string            `json:"error,omitempty"` // why the state is unknown
 }
 
 // readLease asks the store for a lease. That nobody holds it is no error.
@@ -189,11 +187,9 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 		if err != nil {
 			return nil, err
 		}
-		// Not read once more from the store: one row that cannot be read alone, for
-		// example by its key, must not hide the others.
-		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key)
+		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key) // not read once more from the store
 		if err != nil {
-			view = leaseView{Key: obj.Key.String(), State: stateUnknown, Error: oneLine(err)}
+			return nil, err
 		}
 		views = append(views, view)
 	}
@@ -255,8 +251,6 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 func (v leaseView) expiry() string {
 	left := (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // it may be stamped ahead of the clock
 	switch v.State {
-	case stateUnknown:
-		return "unknown: " + printable(v.Error)
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:
