@@ -119,7 +119,11 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			CREATE TABLE objects_tombstones (object_type TEXT, id TEXT, resource_version INTEGER, PRIMARY KEY (object_type, id));
 			INSERT INTO objects_tombstones VALUES ('x', 'old', 1), ('t', '1', 1)`)
 		before := sqliteTables(t, db)
-		store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: quiet}))
+		store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: quiet})
+		if err != nil {
+			refused(t, err)
+			return
+		}
 		defer store.Close()
 		if table == "" || strings.EqualFold(table, "objects") { // whose tombstones those are
 			wantErr(t, store.Migrate(ctx), nil)
@@ -186,10 +190,14 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: quiet}))
+		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: quiet})
+		if err != nil {
+			refused(t, err)
+			return
+		}
 		defer store.Close()
 		want := maps.Clone(before)
-		err := store.Migrate(ctx)
+		err = store.Migrate(ctx)
 		if err != nil {
 			refused(t, err)
 			if err := useTable(ctx, store); err == nil {
