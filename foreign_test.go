@@ -46,21 +46,33 @@ const foreignTable = `
 // foreignStores runs a test on such a table of both databases.
 func foreignStores(t *testing.T, test func(t *testing.T, store tenure.Store, db *sql.DB)) {
 	t.Run("postgres", func(t *testing.T) {
-		url := postgresURL(t)
-		db := openSQL(t, "pgx", url)
-		execSQL(t, db, fmt.Sprintf(foreignTable, "BYTEA", "JSONB"))
-		store := openPostgres(t, url, tenure.PostgresConfig{})
-		migrate(t, store)
+		store, db := foreignPostgres(t)
 		test(t, store, db)
 	})
 	t.Run("sqlite", func(t *testing.T) {
-		path := t.TempDir() + "/foreign.db"
-		store := openSQLite(t, path)
-		db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-		execSQL(t, db, fmt.Sprintf(foreignTable, "BLOB", "TEXT"))
-		migrate(t, store)
+		store, db := foreignSQLite(t)
 		test(t, store, db)
 	})
+}
+
+func foreignPostgres(t *testing.T) (tenure.Store, *sql.DB) {
+	t.Helper()
+	url := postgresURL(t)
+	db := openSQL(t, "pgx", url)
+	execSQL(t, db, fmt.Sprintf(foreignTable, "BYTEA", "JSONB"))
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	migrate(t, store)
+	return store, db
+}
+
+func foreignSQLite(t *testing.T) (tenure.Store, *sql.DB) {
+	t.Helper()
+	path := t.TempDir() + "/foreign.db"
+	store := openSQLite(t, path)
+	db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	execSQL(t, db, fmt.Sprintf(foreignTable, "BLOB", "TEXT"))
+	migrate(t, store)
+	return store, db
 }
 
 func openSQL(t *testing.T, driver, dsn string) *sql.DB {
@@ -231,13 +243,12 @@ func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *tes
 }
 
 func TestAForeignTableKeepsTheContract(t *testing.T) {
-	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		storetest.Run(t, func(t *testing.T) tenure.Store {
-			execSQL(t, db, `DELETE FROM objects`)
-			execSQL(t, db, `DELETE FROM objects_tombstones`)
-			return store
+	for name, open := range map[string]func(*testing.T) (tenure.Store, *sql.DB){"postgres": foreignPostgres, "sqlite": foreignSQLite} {
+		t.Run(name, func(t *testing.T) {
+			// A database for each rule: a write that one has cancelled may still land.
+			storetest.Run(t, func(t *testing.T) tenure.Store { store, _ := open(t); return store })
 		})
-	})
+	}
 }
 
 func TestAnIDThatIsAnotherTypesIsAClearError(t *testing.T) {
