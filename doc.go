@@ -92,6 +92,12 @@
 // false by themselves at once, but nothing can vouch for the next instant. What
 // must never be done by a holder of the past is to be fenced.
 //
+// A machine or process that is copied while it holds, as by restoring a snapshot of it
+// while the original runs on, works twice until either copy renews next: then the other
+// finds a renewal that is not its own, and ends its term. Its fenced writes are not told
+// apart, for both have the same term. A suspended machine finds out by its wall clock; one
+// whose wall clock is set back while it is suspended has no clock left that tells.
+//
 // A job that does not return when its context ends may overlap with another
 // replica's: the coordinator reports it, stops renewing the lease, and does not
 // compete again until it has returned.
