@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -244,6 +245,8 @@ func TestWhatWasMissedWhileTheConnectionWasGoneIsHealedWhenItIsBack(t *testing.T
 	}
 }
 
+var numbers = regexp.MustCompile(`\d+`)
+
 func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
 	server := pgtest.Cluster(t)
 	url := server.URL()
@@ -274,8 +277,14 @@ func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
 			r.awaitLive(w, true)
 			r.notify(url, "a")
 			received(t, "notified", w)
-			// The loss, that nobody answers, and that the server starts.
-			if lines := r.log.all(); len(lines) == 0 || len(lines) > 3 {
+			// The loss, that nobody answers, that the server starts, and what else a slow
+			// one says, but each of it once, whatever the time and the port.
+			said := make(map[string]bool)
+			lines := r.log.all()
+			for _, line := range lines {
+				said[numbers.ReplaceAllString(line, "")] = true
+			}
+			if len(lines) == 0 || len(said) < len(lines) {
 				t.Errorf("%d lines of one loss:\n%s", len(lines), strings.Join(lines, ""))
 			}
 			if n := query(t, url, connections); n != 1 {
