@@ -220,8 +220,9 @@ func (p *leasePool) openLocked(ctx context.Context) (*leaseConnections, error) {
 	return conns, nil
 }
 
-// retire closes connections once no call uses them any more. It must be called only
-// once for each set.
+// retire closes connections once no call uses them any more. Until then the idle ones
+// stay, too: a call may be about to take one, and the server may have no slot for another.
+// It must be called only once for each set.
 func (p *leasePool) retire(conns *leaseConnections) {
 	p.mu.Lock()
 	conns.retired = true
@@ -229,8 +230,6 @@ func (p *leasePool) retire(conns *leaseConnections) {
 	p.mu.Unlock()
 	if over {
 		p.end(conns)
-	} else {
-		conns.Reset() // those that are idle
 	}
 }
 

@@ -83,7 +83,7 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 					}
 				}
 				if err != nil {
-					sleepFor(ctx, pause)
+					sleepFor(ctx, pause) // or all would steal at the same instant, and hardly any hold
 					continue
 				}
 				terms.Add(1)
@@ -112,7 +112,7 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range workers {
 				lease := newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: slower * ttl})
-				wg.Go(func() { work(ctx, lease, (slower-1)*5*time.Millisecond) })
+				wg.Go(func() { work(ctx, lease, rand.N(slower*5*time.Millisecond)) })
 			}
 			wg.Wait()
 		}, func() bool {

@@ -83,6 +83,9 @@ func write(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLeve
 	if err != nil {
 		return err
 	}
+	// Without this pause the write wins every race where transactions lock the whole
+	// database, as on SQLite.
+	time.Sleep(rand.N(3 * time.Millisecond))
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 	if err != nil {
 		return err

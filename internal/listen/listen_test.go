@@ -618,12 +618,13 @@ func TestAConnectionThatIsSilentIsAskedWhetherItLives(t *testing.T) {
 
 func TestRunClosesItsConnectionsEvenToAServerThatNoLongerAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := &fakeServer{}
+		server := &fakeServer{slow: time.Millisecond} // so that the watch is there first
 		before := goroutines()
 		r := run(t, "", func(l *listen.Listener) { l.Connect, l.Notify = server.connect, server.notify })
 		<-r.watch("a").C()
 		server.mute.Store(true)
 		r.stop()
+		synctest.Wait() // for what is about to end without waiting for anything
 		if n := goroutines(); n > before {
 			t.Errorf("%d goroutines are left of a listener that has ended", n-before)
 		}

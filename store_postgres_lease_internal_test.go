@@ -1,0 +1,44 @@
+package tenure
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/pgtest"
+)
+
+// The server may have no slot for a new connection, so a call that is about to take one
+// from a set must find it there, though the set is being replaced.
+func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	require.NoError(t, err)
+	pool := newLeasePool(config)
+	defer pool.close()
+	ctx := t.Context()
+	old, _, err := pool.get(ctx)
+	require.NoError(t, err)
+	put := sync.OnceFunc(func() { pool.put(old) })
+	defer put()
+	pool.replace(ctx, old.Pool)
+	require.Eventually(t, func() bool { return !pool.is(old.Pool) && isRetired(pool, old) }, time.Minute, time.Millisecond)
+
+	require.Never(t, func() bool { return old.Stat().TotalConns() == 0 }, 100*time.Millisecond, time.Millisecond)
+	before := old.Stat().NewConnsCount()
+	require.NoError(t, old.Ping(ctx))
+	require.Equal(t, before, old.Stat().NewConnsCount(), "it had to connect")
+
+	put()
+	require.Eventually(t, func() bool { return old.Stat().TotalConns() == 0 }, time.Minute, time.Millisecond)
+	require.ErrorContains(t, old.Ping(context.WithoutCancel(ctx)), "closed")
+}
+
+func isRetired(p *leasePool, conns *leaseConnections) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return conns.retired
+}
