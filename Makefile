@@ -33,18 +33,18 @@ bench: ## the benchmarks of this module
 
 .PHONY: bench-peers
 bench-peers: ## this library beside others, on one machine in one run, for some minutes
-	cd internal/bench && go run . -svg bench.svg
+	cd internal/verify/bench && go run . -svg bench.svg
 
 DURATION := 10m
 
 .PHONY: chaos
 chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
-	cd internal/chaos && go run . -duration $(DURATION)
+	cd internal/verify/chaos && go run . -duration $(DURATION)
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes
-	GOGC=400 go test ./internal/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+	GOGC=400 go test ./internal/verify/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
-	go run ./internal/mutants
+	go run ./internal/verify/mutants

@@ -14,7 +14,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // groupedStore writes in groups, though they be of one.

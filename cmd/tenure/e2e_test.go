@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 const (

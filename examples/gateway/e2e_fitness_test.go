@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 func TestAFailingCheckMovesTheJobToAReplicaThatPasses(t *testing.T) {

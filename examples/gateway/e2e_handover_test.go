@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // Each gateway in turn hands over to the next and is replaced by a new process, as

@@ -24,7 +24,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // Run with this in its environment, the test binary is the gateway: so it needs

@@ -1,7 +1,7 @@
 // Command mutants makes one place of the library wrong after another, and runs the
 // tests, which must fail each time. A mutant that survives is a missing test.
 //
-//	go run ./internal/mutants [-suite quick|databases|simulation|whole|command] [-run regexp]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command] [-run regexp]
 //
 // It works on a copy of the module. The cheapest tests come first: those of the
 // root package in virtual time, those that hold the databases to their contract,
@@ -62,7 +62,7 @@ func suites(dir string) ([]suite, error) {
 	return []suite{
 		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
 		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|TookOverAnAsked|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds", ".", "./internal/listen"}},
-		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/sim", "-args", "-sim.for=20s"}},
+		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./storetest"}},
 		{name: command, args: []string{"./cmd/tenure"}},
 	}, nil

@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // postgres is the server that all peers on Postgres share.

@@ -1,8 +1,8 @@
-module github.com/tenurelib/tenure/internal/chaos
+module github.com/tenurelib/tenure/internal/verify/chaos
 
 go 1.25.0
 
-replace github.com/tenurelib/tenure => ../..
+replace github.com/tenurelib/tenure => ../../..
 
 require (
 	github.com/anishathalye/porcupine v1.3.1

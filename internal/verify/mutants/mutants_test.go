@@ -8,7 +8,7 @@ import (
 
 func TestEachMutantsOldTextStandsInItsFileOnce(t *testing.T) {
 	for _, m := range mutants {
-		source, err := os.ReadFile(filepath.Join("..", "..", m.file))
+		source, err := os.ReadFile(filepath.Join("..", "..", "..", m.file))
 		if err != nil {
 			t.Error(err)
 			continue

@@ -1,8 +1,8 @@
-module github.com/tenurelib/tenure/internal/drivers
+module github.com/tenurelib/tenure/internal/verify/drivers
 
 go 1.25.0
 
-replace github.com/tenurelib/tenure => ../..
+replace github.com/tenurelib/tenure => ../../..
 
 require (
 	github.com/lib/pq v1.12.3

@@ -1,4 +1,4 @@
-module github.com/tenurelib/tenure/internal/bench
+module github.com/tenurelib/tenure/internal/verify/bench
 
 go 1.26.0
 
@@ -110,4 +110,4 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-replace github.com/tenurelib/tenure => ../..
+replace github.com/tenurelib/tenure => ../../..

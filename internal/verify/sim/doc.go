@@ -27,5 +27,5 @@
 // goroutines run that are woken at the same instant, nor the library's jitter. So
 // a seed that failed may pass: repeat it, as in
 //
-//	go test ./internal/sim -run TestSimulation -sim.seed=123 -count=50
+//	go test ./internal/verify/sim -run TestSimulation -sim.seed=123 -count=50
 package sim

@@ -7,8 +7,8 @@ import (
 	_ "github.com/lib/pq"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/fencerace"
-	"github.com/tenurelib/tenure/internal/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/fencerace"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
