@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
@@ -43,5 +44,5 @@ func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
 		g.busy, g.apart = true, time.Time{}
 		g.mu.Unlock()
 	}
-	return leaseCall(ctx)
+	return objects.WithLeaseCall(ctx)
 }

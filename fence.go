@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Fencer is implemented by stores that can make their writes depend on a term.
@@ -90,7 +92,7 @@ func FenceError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if text := err.Error(); strings.Contains(text, fenceLost) || strings.Contains(text, tombstonesSuffix+".resource_version") {
+	if text := err.Error(); strings.Contains(text, fenceLost) || strings.Contains(text, objects.TombstonesSuffix+".resource_version") {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
@@ -51,14 +52,14 @@ func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) er
 func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
 	offer := term.offer(leave)
 	if offer == nil {
-		return deleteAndWake(leaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
+		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
 	if term.unconfirmed.Load() {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(term.predecessors))
 	}
-	_, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(term.currentVersion()))
-	if err == nil || !answered(err) {
+	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(term.currentVersion()))
+	if err == nil || !objects.Answered(err) {
 		wakeAll(ctx, l.store, l.cfg.Key)
 	}
 	return err
@@ -189,7 +190,7 @@ func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHand
 // where that replica holds the lease already. A later request replaces an earlier
 // one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
-	if err := cmp.Or(validText("replica", to), validHolder(to)); err != nil {
+	if err := cmp.Or(objects.ValidText("replica", to), validHolder(to)); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
 	var err error
@@ -221,7 +222,7 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	if stands == nil || stands.To != to {
 		obj.Labels = stored(obj).WithRequest(holding.Term, to)
-		if _, err := l.store.PutIf(leaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
+		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -14,7 +15,7 @@ var (
 
 	// ErrLost says that a term is over because the lease is another's, or gone.
 	// The error is a [*LostError] where the store was asked.
-	ErrLost = errors.New("lease lost")
+	ErrLost = objects.ErrLost
 
 	// ErrDeadline says that a term is over because it was not renewed in time,
 	// or never began because the answer to its acquire came too late.

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/sighting"
 )
@@ -79,7 +80,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 
 	errs := []error{
 		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
-		validText("holder", cfg.Holder),
+		objects.ValidText("holder", cfg.Holder),
 		validHolder(cfg.Holder),
 	}
 	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
@@ -263,8 +264,8 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			return l.tooLate(ctx, term)
 		}
 		attempt, version := term.clock(), term.writing()
-		obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), MatchVersion(version))
-		if answered(err) {
+		obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), MatchVersion(version))
+		if objects.Answered(err) {
 			term.refused(version)
 		}
 		switch {
@@ -344,9 +345,9 @@ func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, pr
 	}
 	term.unconfirmed.Store(len(predecessors) > 0)
 	defer l.sends(id)()
-	obj, err := l.store.PutIf(leaseCall(ctx), l.object(term), cond)
+	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
 	if err != nil {
-		if !answered(err) {
+		if !objects.Answered(err) {
 			l.leave(leftover{term: term})
 		}
 		return nil, err
@@ -462,7 +463,7 @@ func (b bounds) write(ctx context.Context) (context.Context, context.CancelFunc)
 func (l *Lease) look(ctx context.Context, calls bounds) (Object, error) {
 	ctx, cancel := calls.read(ctx)
 	defer cancel()
-	obj, err := l.store.Get(leaseCall(ctx), l.cfg.Key)
+	obj, err := l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
 	answered := time.Now()
 	l.mu.Lock()
 	before := l.seen
@@ -541,7 +542,7 @@ func (l *Lease) sawVersion(v int64) (before int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before = l.newest
-	if v < versionLimit/2 {
+	if v < objects.VersionLimit/2 {
 		l.newest = max(l.newest, v)
 	}
 	return before

@@ -10,8 +10,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
-	"unicode/utf8"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -20,27 +20,27 @@ const MaxPayload = 1 << 20
 
 var (
 	// ErrNotFound says that there is no object under the key.
-	ErrNotFound = errors.New("object not found")
+	ErrNotFound = objects.ErrNotFound
 
 	// ErrExists says that an object that was to be created exists already.
-	ErrExists = errors.New("object exists already")
+	ErrExists = objects.ErrExists
 
 	// ErrConflict says that the object is not at the version that the write
 	// was meant for. The error is a [*ConflictError].
-	ErrConflict = errors.New("version conflict")
+	ErrConflict = objects.ErrConflict
 
 	// ErrTaken says that the ID or the name of an object that was to be
 	// written belongs to another object. Trying again cannot help.
-	ErrTaken = errors.New("id or name taken by another object")
+	ErrTaken = objects.ErrTaken
 
 	// ErrInvalid says that an argument can never be accepted. Nothing was sent
 	// to the database.
-	ErrInvalid = errors.New("invalid argument")
+	ErrInvalid = objects.ErrInvalid
 
 	// ErrSetup says that the database needs somebody's hand: a table that is
 	// missing, a column of the wrong type, a role that is refused. Trying
 	// again soon is of no use.
-	ErrSetup = errors.New("store is not set up")
+	ErrSetup = objects.ErrSetup
 )
 
 // ConflictError is the error of a write whose condition named another version
@@ -92,7 +92,7 @@ func (k Key) Validate() error {
 	case k.ID == "":
 		return fmt.Errorf("%w: key %q has an empty id", ErrInvalid, k)
 	}
-	return errors.Join(validText("key type", k.Type), validText("key id", k.ID))
+	return errors.Join(objects.ValidText("key type", k.Type), objects.ValidText("key id", k.ID))
 }
 
 // Object is one row of the store's table.
@@ -118,9 +118,9 @@ type Object struct {
 
 // Validate returns an [ErrInvalid] for an object that no store can accept.
 func (o Object) Validate() error {
-	errs := []error{o.Key.Validate(), validText("name", o.Name)}
+	errs := []error{o.Key.Validate(), objects.ValidText("name", o.Name)}
 	for k, v := range o.Labels {
-		errs = append(errs, validText("label", k), validText(fmt.Sprintf("label %q:", k), v))
+		errs = append(errs, objects.ValidText("label", k), objects.ValidText(fmt.Sprintf("label %q:", k), v))
 	}
 	if len(o.Payload) > MaxPayload {
 		errs = append(errs, fmt.Errorf("%w: payload of %s has %d bytes, more than %d", ErrInvalid, o.Key, len(o.Payload), MaxPayload))
@@ -128,55 +128,57 @@ func (o Object) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validText refuses what Postgres cannot store in a text column.
-func validText(what, s string) error {
-	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-		return fmt.Errorf("%w: %s %q is not UTF-8 text without NUL", ErrInvalid, what, s)
+func (o Object) row() objects.Row {
+	return objects.Row{
+		ID:      objects.ID(o.Key),
+		Name:    objects.EncodeName(o.Name),
+		Labels:  []byte(objects.EncodeLabels(o.Labels)),
+		Payload: objects.EncodePayload(o.Payload),
 	}
-	return nil
+}
+
+func objectOf(r objects.Row) Object {
+	return Object{
+		Key:       Key(r.ID),
+		Name:      r.Name.String,
+		Labels:    objects.DecodeLabels(r.Labels),
+		Payload:   r.Payload,
+		Version:   r.Version,
+		CreatedAt: objects.Stamp(r.Created),
+		UpdatedAt: objects.Stamp(r.Updated),
+		Age:       r.Age,
+	}
+}
+
+// written returns the object as a write has stored it.
+func (o Object) written(r objects.Row) Object {
+	o.Version, o.Age = r.Version, 0
+	o.CreatedAt, o.UpdatedAt = objects.Stamp(r.Created), objects.Stamp(r.Updated)
+	return o
 }
 
 // WriteCondition says what must be true of the stored object for a write to
 // happen. The zero value is [MustCreate], which overwrites nothing.
-type WriteCondition struct {
-	kind    conditionKind
-	version int64
-}
-
-type conditionKind uint8
-
-const (
-	mustCreate conditionKind = iota
-	matchVersion
-	unconditional
-)
+type WriteCondition struct{ c objects.Condition }
 
 // MustCreate is the condition that the object does not exist.
-func MustCreate() WriteCondition { return WriteCondition{kind: mustCreate} }
+func MustCreate() WriteCondition { return WriteCondition{objects.Condition{Kind: objects.MustCreate}} }
 
 // MatchVersion is the condition that the object exists at version v, which is
 // greater than 0.
-func MatchVersion(v int64) WriteCondition { return WriteCondition{kind: matchVersion, version: v} }
+func MatchVersion(v int64) WriteCondition {
+	return WriteCondition{objects.Condition{Kind: objects.MatchVersion, Version: v}}
+}
 
 // Unconditional is no condition: the object is created or replaced.
-func Unconditional() WriteCondition { return WriteCondition{kind: unconditional} }
+func Unconditional() WriteCondition {
+	return WriteCondition{objects.Condition{Kind: objects.Unconditional}}
+}
 
 // Validate returns an [ErrInvalid] for a version that no object can have.
 func (c WriteCondition) Validate() error {
-	if c.kind == matchVersion {
-		return validVersion(c.version)
-	}
-	return nil
-}
-
-// versionLimit is far ahead of any clock or counter, so that a version at or above it
-// must be somebody's mistake. It is replaced by one that does not count from it, and
-// no tombstone remembers it: if it were the greatest of all, no version could follow.
-const versionLimit = 1 << 62
-
-func validVersion(v int64) error {
-	if v <= 0 {
-		return fmt.Errorf("%w: version %d is not positive", ErrInvalid, v)
+	if c.c.Kind == objects.MatchVersion {
+		return objects.ValidVersion(c.c.Version)
 	}
 	return nil
 }
@@ -187,20 +189,20 @@ func validVersion(v int64) error {
 // the check and the write.
 func (c WriteCondition) Check(key Key, current int64) error {
 	switch {
-	case c.kind == mustCreate && current != 0:
+	case c.c.Kind == objects.MustCreate && current != 0:
 		return ErrExists
-	case c.kind == matchVersion && current != c.version:
-		return &ConflictError{Key: key, Wanted: c.version, Current: current}
+	case c.c.Kind == objects.MatchVersion && current != c.c.Version:
+		return &ConflictError{Key: key, Wanted: c.c.Version, Current: current}
 	}
 	return nil
 }
 
 func (c WriteCondition) String() string {
-	switch c.kind {
-	case mustCreate:
+	switch c.c.Kind {
+	case objects.MustCreate:
 		return "must create"
-	case matchVersion:
-		return fmt.Sprintf("match version %d", c.version)
+	case objects.MatchVersion:
+		return fmt.Sprintf("match version %d", c.c.Version)
 	default:
 		return "unconditional"
 	}
@@ -337,26 +339,9 @@ type Lister interface {
 	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
-// tombstoneAge is how far the clock must be past a deleted object's last version
-// before a store forgets it: further than any clock is set back.
-const tombstoneAge = 24 * time.Hour
-
-// tombstonesSuffix is what the name of the tombstones' table adds to that of the
-// objects.
-const tombstonesSuffix = "_tombstones"
-
-// validTable refuses a name that no store can give to its table.
-func validTable(table string) error {
-	if at := len(table) - len(tombstonesSuffix); at >= 0 && strings.EqualFold(table[at:], tombstonesSuffix) {
-		return fmt.Errorf("%w: Table %q ends in %q, which is for the tombstones of table %q",
-			ErrInvalid, table, tombstonesSuffix, table[:at])
-	}
-	return validText("Table", table)
-}
-
 // validList refuses arguments that no [Lister] can accept.
 func validList(objectType, after string, limit int) error {
-	errs := []error{validText("object type", objectType), validText("after", after)}
+	errs := []error{objects.ValidText("object type", objectType), objects.ValidText("after", after)}
 	if objectType == "" {
 		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
 	}
@@ -366,22 +351,10 @@ func validList(objectType, after string, limit int) error {
 	return errors.Join(errs...)
 }
 
-// answered reports whether err is an answer of the store: one of the contract's
-// errors, which leave no doubt about what was written. After any other error of
-// a write, it may have happened.
-func answered(err error) bool {
-	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup, ErrLost} {
-		if errors.Is(err, answer) {
-			return true
-		}
-	}
-	return false
-}
-
 // opError says which operation failed, and on which key; and that its context
 // has ended, where a driver only says that it was interrupted.
 func opError(ctx context.Context, op string, key Key, err error) error {
-	if ended := ctx.Err(); ended != nil && !answered(err) && !errors.Is(err, ended) {
+	if ended := ctx.Err(); ended != nil && !objects.Answered(err) && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)

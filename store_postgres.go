@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
@@ -44,10 +45,10 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // validate returns an [ErrInvalid] for a config that no database can serve.
 func (cfg PostgresConfig) validate() error {
 	const longest = 63 // bytes; Postgres cuts off what is longer
-	errs := []error{validTable(cfg.Table), validText("Schema", cfg.Schema)}
-	if more := len(cfg.Table+tombstonesSuffix) - longest; more > 0 {
+	errs := []error{objects.ValidTable(cfg.Table), objects.ValidText("Schema", cfg.Schema)}
+	if more := len(cfg.Table+objects.TombstonesSuffix) - longest; more > 0 {
 		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
-			ErrInvalid, cfg.Table, more, tombstonesSuffix))
+			ErrInvalid, cfg.Table, more, objects.TombstonesSuffix))
 	}
 	if more := len(cfg.Schema) - longest; more > 0 {
 		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", ErrInvalid, cfg.Schema, more))
@@ -184,7 +185,7 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	store.owned = true
 	store.leases.config.MaxConns = poolConfig.MaxConns
 	err = store.whenUp(ctx, func() error {
-		_, err := store.setup(leaseCall(ctx)) // on a connection that will be needed
+		_, err := store.setup(objects.WithLeaseCall(ctx)) // on a connection that will be needed
 		if errors.Is(err, errNoTable) {
 			return nil // Migrate makes it
 		}
@@ -221,17 +222,18 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
-	if isLeaseCall(ctx) && s.found.Load() != nil {
+	if objects.IsLeaseCall(ctx) && s.found.Load() != nil {
 		_, _ = s.setup(ctx) // a standby only reads, and must notice when the table moves
 	}
-	var r row
+	var r objects.Row
 	var nowUS int64
 	err := s.readRow(ctx, s.sql.get, []any{key.Type, key.ID},
-		&r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
+		&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, s.explain(unreadable(err)))
 	}
-	return r.object(key, time.UnixMicro(nowUS)), nil
+	r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.UnixMicro(nowUS))
+	return objectOf(r), nil
 }
 
 // List implements [Lister].
@@ -248,15 +250,16 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
 	}
-	objects, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (Object, error) {
-		var r row
+	found, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (Object, error) {
+		var r objects.Row
 		var nowUS int64
 		key := Key{Type: objectType}
-		err := rows.Scan(&key.ID, &r.name, &r.labels, &r.payload, &r.version, &r.created, &r.updated, &nowUS)
-		return r.object(key, time.UnixMicro(nowUS)), err
+		err := rows.Scan(&key.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+		r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.UnixMicro(nowUS))
+		return objectOf(r), err
 	})
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(unreadable(err)))
 	}
-	return objects, nil
+	return found, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
@@ -32,17 +33,6 @@ const (
 )
 
 var errStoreClosed = errors.New("the store is closed")
-
-type leaseCallKey struct{}
-
-// leaseCall marks a call to the store as one of a lease. The mark passes through
-// whatever wraps the store, down to [PostgresStore], which has connections that
-// only leases use.
-func leaseCall(ctx context.Context) context.Context {
-	return context.WithValue(ctx, leaseCallKey{}, true)
-}
-
-func isLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) != nil }
 
 // leasePool is the connections that only leases use, so that no renewal ever
 // waits behind the application's queries. They are opened as they are needed.
@@ -377,7 +367,7 @@ func refusesSetting(err error) bool {
 // application. Bounded is that a statement of its own for the lock_timeout is
 // not needed. The caller must call done when it has finished with them.
 func (s *PostgresStore) conns(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
-	if !isLeaseCall(ctx) {
+	if !objects.IsLeaseCall(ctx) {
 		return s.pool, false, func() {}, nil
 	}
 	conns, bounded, err := s.leases.get(ctx)
@@ -413,7 +403,7 @@ func (s *PostgresStore) readRow(ctx context.Context, statement string, args []an
 	return s.call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
 			err := pool.QueryRow(ctx, statement, args...).Scan(dest...)
-			if !isLeaseCall(ctx) || sqlState(err) != lockTimeoutState || ctx.Err() != nil {
+			if !objects.IsLeaseCall(ctx) || sqlState(err) != lockTimeoutState || ctx.Err() != nil {
 				return err
 			}
 		}
@@ -432,7 +422,7 @@ func (s *PostgresStore) call(ctx context.Context, send func(pool *pgxpool.Pool, 
 		err = send(pool, bounded)
 		s.heard(ctx, pool, began, err)
 		done()
-		if !isLeaseCall(ctx) || !refusesSetting(err) || again {
+		if !objects.IsLeaseCall(ctx) || !refusesSetting(err) || again {
 			return err
 		}
 		s.leases.forget()

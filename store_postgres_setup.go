@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/schema"
 )
 
 // migrateLock is the key of the advisory lock that migrations take turns by: of
@@ -32,7 +32,7 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 	err := s.whenUp(ctx, func() error {
 		_, err := s.inspect(ctx)
 		if errors.Is(err, errNoTable) {
-			err = s.createTable(ctx, schema.PostgresObjects)
+			err = s.createTable(ctx, objects.PostgresObjects)
 		}
 		if err != nil {
 			return err
@@ -41,7 +41,7 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 		if err != nil || found.tombstones {
 			return err
 		}
-		if err := s.createTable(ctx, schema.PostgresTombstones); err != nil && !isDenied(err) {
+		if err := s.createTable(ctx, objects.PostgresTombstones); err != nil && !isDenied(err) {
 			return err
 		}
 		return nil

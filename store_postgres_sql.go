@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // postgresTables are the quoted names of the tables.
@@ -26,12 +28,12 @@ func newPostgresTables(schema, table string) postgresTables {
 	return postgresTables{
 		schema:     schema,
 		objects:    quote(table),
-		tombstones: quote(table + tombstonesSuffix),
+		tombstones: quote(table + objects.TombstonesSuffix),
 	}
 }
 
 func (t postgresTables) in(sql string) string {
-	limit := strconv.FormatInt(versionLimit, 10)
+	limit := strconv.FormatInt(objects.VersionLimit, 10)
 	return strings.NewReplacer(
 		"{objects}", t.objects,
 		"{tombstones}", t.tombstones,
@@ -43,7 +45,7 @@ func (t postgresTables) in(sql string) string {
 		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest("+limit+", 9223372036854775807 + resource_version) END",
 		"{version_limit}", limit,
 		"{prune_at_most}", strconv.Itoa(pruneAtMost),
-		"{tombstone_age_us}", strconv.FormatInt(tombstoneAge.Microseconds(), 10),
+		"{tombstone_age_us}", strconv.FormatInt(objects.TombstoneAge.Microseconds(), 10),
 	).Replace(sql)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/wake"
 )
@@ -39,7 +40,7 @@ func (w *postgresWatches) init(s *PostgresStore) {
 		Logger:  s.cfg.Logger,
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
 			// Hints name the schema, so they can't be recognised until the table is found.
-			if _, err := s.setup(leaseCall(ctx)); err != nil {
+			if _, err := s.setup(objects.WithLeaseCall(ctx)); err != nil {
 				return nil, s.explain(err)
 			}
 			if s.cfg.ListenURL == "" {
@@ -60,7 +61,7 @@ func (w *postgresWatches) init(s *PostgresStore) {
 }
 
 func (s *PostgresStore) notify(ctx context.Context, payload string) error {
-	pool, _, done, err := s.conns(leaseCall(ctx))
+	pool, _, done, err := s.conns(objects.WithLeaseCall(ctx))
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
 	if err := key.Validate(); err != nil {
 		return opError(ctx, "wake", key, err)
 	}
-	setup, err := s.setup(leaseCall(ctx))
+	setup, err := s.setup(objects.WithLeaseCall(ctx))
 	if err == nil {
 		err = s.notify(ctx, setup.hint(key))
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // PutIf implements [Store].
@@ -26,7 +28,7 @@ func (s *PostgresStore) putIf(ctx context.Context, obj Object, cond WriteConditi
 	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	var r row
+	var r objects.Row
 	err := s.withSetup(ctx, func(setup *postgresSetup) (err error) {
 		r, err = s.put(ctx, setup, obj, cond, fence)
 		return err
@@ -34,63 +36,63 @@ func (s *PostgresStore) putIf(ctx context.Context, obj Object, cond WriteConditi
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, s.explain(err))
 	}
-	return r.written(obj), nil
+	return obj.written(r), nil
 }
 
-func (s *PostgresStore) put(ctx context.Context, setup *postgresSetup, obj Object, cond WriteCondition, fence *Term) (row, error) {
-	if cond.kind == matchVersion {
+func (s *PostgresStore) put(ctx context.Context, setup *postgresSetup, obj Object, cond WriteCondition, fence *Term) (objects.Row, error) {
+	if cond.c.Kind == objects.MatchVersion {
 		r, err := s.replace(ctx, obj, cond, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
 		current, err := s.version(ctx, obj.Key)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return row{}, err
+			return objects.Row{}, err
 		}
-		return row{}, &ConflictError{Key: obj.Key, Wanted: cond.version, Current: current}
+		return objects.Row{}, &ConflictError{Key: obj.Key, Wanted: cond.c.Version, Current: current}
 	}
 	// What was in the way may be gone before we ask for it; three times, and it is
 	// others' doing.
 	for range 3 {
-		if cond.kind == unconditional {
+		if cond.c.Kind == objects.Unconditional {
 			if r, err := s.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
 				return r, err
 			}
 		}
 		r, err := s.create(ctx, setup, obj, fence)
 		switch {
-		case errors.Is(err, ErrExists) && cond.kind == unconditional:
+		case errors.Is(err, ErrExists) && cond.c.Kind == objects.Unconditional:
 			continue
 		case !errors.Is(err, pgx.ErrNoRows):
 			return r, err
 		}
 		if err := s.inTheWay(ctx, setup, obj, cond); err != nil {
-			return row{}, err
+			return objects.Row{}, err
 		}
 	}
-	if cond.kind == mustCreate {
-		return row{}, ErrExists
+	if cond.c.Kind == objects.MustCreate {
+		return objects.Row{}, ErrExists
 	}
-	return row{}, &ConflictError{Key: obj.Key}
+	return objects.Row{}, &ConflictError{Key: obj.Key}
 }
 
 // replace writes an object that exists, in one round trip, or returns
 // [pgx.ErrNoRows].
-func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (row, error) {
-	var r row
-	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload), cond.version}
-	dest := []any{&r.version, &r.created, &r.updated}
+func (s *PostgresStore) replace(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (objects.Row, error) {
+	var r objects.Row
+	args := []any{obj.Key.Type, obj.Key.ID, objects.EncodeName(obj.Name), objects.EncodeLabels(obj.Labels), objects.EncodePayload(obj.Payload), cond.c.Version}
+	dest := []any{&r.Version, &r.Created, &r.Updated}
 	alone := func() error { return s.writeInTime(ctx, s.sql.replace, s.sql.replaceInTime, args, fence, dest...) }
 	queue := func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(s.sql.replace, args...) }
 	if err := s.grouped(ctx, &s.groups.replace, fence, &groupedWrite{key: obj.Key, size: sizeOf(args), queue: queue, dest: dest, alone: alone}); err != nil {
-		return row{}, err
+		return objects.Row{}, err
 	}
 	return r, nil
 }
 
 // grouped does a write, together with others where it is a lease's.
 func (s *PostgresStore) grouped(ctx context.Context, g *writeGroup, fence *Term, w *groupedWrite) error {
-	if fence != nil || !isLeaseCall(ctx) || !s.leases.groups {
+	if fence != nil || !objects.IsLeaseCall(ctx) || !s.leases.groups {
 		return w.alone()
 	}
 	return g.write(ctx, w)
@@ -112,10 +114,10 @@ func sizeOf(args []any) (bytes int) {
 
 // create inserts an object, in one round trip, or returns [ErrExists] where there is
 // one, or [pgx.ErrNoRows] where something is in its way, it does not know what.
-func (s *PostgresStore) create(ctx context.Context, setup *postgresSetup, obj Object, fence *Term) (row, error) {
-	var r row
-	args := []any{obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels), payloadColumn(obj.Payload)}
-	dest := []any{&r.version, &r.created, &r.updated}
+func (s *PostgresStore) create(ctx context.Context, setup *postgresSetup, obj Object, fence *Term) (objects.Row, error) {
+	var r objects.Row
+	args := []any{obj.Key.Type, obj.Key.ID, objects.EncodeName(obj.Name), objects.EncodeLabels(obj.Labels), objects.EncodePayload(obj.Payload)}
+	dest := []any{&r.Version, &r.Created, &r.Updated}
 	if setup.tombstones && fence == nil {
 		var stands int64
 		queue := func(batch *pgx.Batch) *pgx.QueuedQuery {
@@ -136,9 +138,9 @@ func (s *PostgresStore) create(ctx context.Context, setup *postgresSetup, obj Ob
 		case err == nil:
 			return r, nil
 		case errors.Is(err, pgx.ErrNoRows) && stands > 0:
-			return row{}, ErrExists
+			return objects.Row{}, ErrExists
 		case sqlState(err) != divisionByZeroState:
-			return row{}, err
+			return objects.Row{}, err
 		}
 	}
 	// The insert may have waited for another transaction that deleted the object,
@@ -221,7 +223,7 @@ func scanRow(noRow *error, dest []any) func(pgx.Row) error {
 // nil where the reason is gone meanwhile, or is to be replaced.
 func (s *PostgresStore) inTheWay(ctx context.Context, setup *postgresSetup, obj Object, cond WriteCondition) error {
 	switch _, err := s.version(ctx, obj.Key); {
-	case err == nil && cond.kind == mustCreate:
+	case err == nil && cond.c.Kind == objects.MustCreate:
 		return ErrExists
 	case err == nil:
 		return nil
@@ -261,7 +263,7 @@ func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int6
 
 // deleteIf is DeleteIf or DeleteAndWake, fenced by a term unless that is nil.
 func (s *PostgresStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
-	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
+	if err := errors.Join(key.Validate(), objects.ValidVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
 	err := s.withSetup(ctx, func(setup *postgresSetup) error { return s.remove(ctx, setup, key, version, fence, wake) })

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/wake"
 )
@@ -43,7 +44,7 @@ func (cfg SQLiteConfig) validate() error {
 	if len(cfg.Table) >= len(reserved) && strings.EqualFold(cfg.Table[:len(reserved)], reserved) {
 		return fmt.Errorf("%w: Table %q begins with %q, which SQLite keeps for itself", ErrInvalid, cfg.Table, reserved)
 	}
-	return validTable(cfg.Table)
+	return objects.ValidTable(cfg.Table)
 }
 
 // SQLiteStore is a [Store] in a SQLite database. It imports no driver; the
@@ -249,12 +250,13 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 
 // get returns the object, or [sql.ErrNoRows].
 func (s *SQLiteStore) get(ctx context.Context, conn sqliteConn, key Key) (Object, error) {
-	var r row
-	err := conn.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).Scan(r.sqliteColumns()...)
+	var r objects.Row
+	err := conn.QueryRowContext(ctx, s.sql.get, key.Type, key.ID).Scan(sqliteColumns(&r)...)
 	if err != nil {
 		return Object{}, err
 	}
-	return r.object(key, time.Now()), nil
+	r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.Now())
+	return objectOf(r), nil
 }
 
 // List implements [Lister].
@@ -268,22 +270,23 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 		return fail(sqliteError(err))
 	}
 	defer rows.Close()
-	var objects []Object
-	for len(objects) < limit && rows.Next() {
-		var r row
+	var found []Object
+	for len(found) < limit && rows.Next() {
+		var r objects.Row
 		key := Key{Type: objectType}
-		if err := rows.Scan(append([]any{&key.ID}, r.sqliteColumns()...)...); err != nil {
+		if err := rows.Scan(append([]any{&key.ID}, sqliteColumns(&r)...)...); err != nil {
 			return fail(sqliteError(err))
 		}
 		if key.Validate() != nil { // another program's: no caller could ask for it
 			continue
 		}
-		objects = append(objects, r.object(key, time.Now()))
+		r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.Now())
+		found = append(found, objectOf(r))
 	}
 	if err := rows.Err(); err != nil {
 		return fail(sqliteError(err))
 	}
-	return objects, nil
+	return found, nil
 }
 
 // PutIf implements [Store].
@@ -296,29 +299,29 @@ func (s *SQLiteStore) putIf(ctx context.Context, obj Object, cond WriteCondition
 	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	if cond.kind == mustCreate && fence == nil {
+	if cond.c.Kind == objects.MustCreate && fence == nil {
 		// Most attempts to acquire a lease find it held. To see that they don't need the
 		// write lock, which the holder needs to renew.
 		if _, err := s.version(ctx, s.db, obj.Key); err == nil {
 			return Object{}, opError(ctx, "put", obj.Key, ErrExists)
 		}
 	}
-	var r row
+	var r objects.Row
 	err := s.write(ctx, fence, func(tx *sql.Tx) (err error) {
-		if cond.kind != matchVersion {
+		if cond.c.Kind != objects.MatchVersion {
 			r, err = s.create(ctx, tx, obj, cond)
 			return err
 		}
-		r, err = s.replace(ctx, tx, obj, cond.version)
+		r, err = s.replace(ctx, tx, obj, cond.c.Version)
 		if errors.Is(err, sql.ErrNoRows) {
-			return &ConflictError{Key: obj.Key, Wanted: cond.version}
+			return &ConflictError{Key: obj.Key, Wanted: cond.c.Version}
 		}
 		return err
 	})
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, sqliteError(err))
 	}
-	return r.written(obj), nil
+	return obj.written(r), nil
 }
 
 // sqliteConn is a *sql.DB or a *sql.Tx.
@@ -328,19 +331,19 @@ type sqliteConn interface {
 
 // replace writes an object that exists at a version. It returns [sql.ErrNoRows] where
 // there is no object. Time and version are drawn under the transaction's write lock.
-func (s *SQLiteStore) replace(ctx context.Context, tx *sql.Tx, obj Object, version int64) (r row, err error) {
+func (s *SQLiteStore) replace(ctx context.Context, tx *sql.Tx, obj Object, version int64) (r objects.Row, err error) {
 	now := time.Now()
 	next := now.UnixMicro()
-	if version < versionLimit {
+	if version < objects.VersionLimit {
 		next = max(next, version+1)
 	}
-	r.updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	r.Updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
 	err = s.atVersion(ctx, tx, obj.Key, version, func(version int64) error {
-		return tx.QueryRowContext(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name), encodeLabels(obj.Labels),
-			payloadColumn(obj.Payload), r.updated, next, version).Scan(sqliteVersion{&r.version}, sqliteMillis{&r.created})
+		return tx.QueryRowContext(ctx, s.sql.replace, obj.Key.Type, obj.Key.ID, objects.EncodeName(obj.Name), objects.EncodeLabels(obj.Labels),
+			objects.EncodePayload(obj.Payload), r.Updated, next, version).Scan(sqliteVersion{&r.Version}, sqliteMillis{&r.Created})
 	})
-	if err == nil && r.version != next {
-		err = fmt.Errorf("%w: the column resource_version of table %q stores %d as %d", ErrSetup, s.cfg.Table, next, r.version)
+	if err == nil && r.Version != next {
+		err = fmt.Errorf("%w: the column resource_version of table %q stores %d as %d", ErrSetup, s.cfg.Table, next, r.Version)
 	}
 	return r, err
 }
@@ -364,9 +367,9 @@ func (s *SQLiteStore) atVersion(ctx context.Context, tx *sql.Tx, key Key, versio
 }
 
 // create inserts an object; where it exists and that is allowed, it replaces it.
-func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond WriteCondition) (r row, err error) {
-	done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, nameColumn(obj.Name),
-		encodeLabels(obj.Labels), payloadColumn(obj.Payload))
+func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond WriteCondition) (r objects.Row, err error) {
+	done, err := tx.ExecContext(ctx, s.sql.insert, obj.Key.Type, obj.Key.ID, objects.EncodeName(obj.Name),
+		objects.EncodeLabels(obj.Labels), objects.EncodePayload(obj.Payload))
 	if err != nil {
 		return r, err
 	}
@@ -378,16 +381,16 @@ func (s *SQLiteStore) create(ctx context.Context, tx *sql.Tx, obj Object, cond W
 			return r, s.takenBy(ctx, tx, obj)
 		case err != nil:
 			return r, err
-		case cond.kind == mustCreate:
+		case cond.c.Kind == objects.MustCreate:
 			return r, ErrExists
 		default:
 			return s.replace(ctx, tx, obj, current)
 		}
 	}
 	now := time.Now()
-	r.created = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
-	r.updated = r.created
-	err = tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, r.created, now.UnixMicro()).Scan(sqliteVersion{&r.version})
+	r.Created = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	r.Updated = r.Created
+	err = tx.QueryRowContext(ctx, s.sql.number, obj.Key.Type, obj.Key.ID, r.Created, now.UnixMicro()).Scan(sqliteVersion{&r.Version})
 	return r, err
 }
 
@@ -433,7 +436,7 @@ func (s *SQLiteStore) deleteAndWake(ctx context.Context, key Key, version int64,
 
 // deleteIf is DeleteIf, fenced by a term unless that is nil.
 func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fence *Term) error {
-	if err := errors.Join(key.Validate(), validVersion(version), fence.fenceFor(key)); err != nil {
+	if err := errors.Join(key.Validate(), objects.ValidVersion(version), fence.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
 	err := s.write(ctx, fence, func(tx *sql.Tx) error {
@@ -453,7 +456,7 @@ func (s *SQLiteStore) deleteIf(ctx context.Context, key Key, version int64, fenc
 		if _, err := tx.ExecContext(ctx, s.sql.bury, key.Type, key.ID, version); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, s.sql.prune, time.Now().Add(-tombstoneAge).UnixMicro())
+		_, err = tx.ExecContext(ctx, s.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro())
 		return err
 	})
 	if err != nil {
@@ -470,7 +473,7 @@ func (s *SQLiteStore) write(ctx context.Context, fence *Term, fn func(*sql.Tx) e
 	}
 	return s.transactChecked(ctx, func(tx *sql.Tx, check *sql.Stmt) error {
 		err := fn(tx)
-		if err != nil && !answered(sqliteError(err)) {
+		if err != nil && !objects.Answered(sqliteError(err)) {
 			return err
 		}
 		return cmp.Or(s.checkFence(ctx, tx, check, fence), err)
@@ -515,8 +518,8 @@ func (s *SQLiteStore) transact(ctx context.Context, first string, fn func(*sql.T
 // sqliteColumns returns where to scan the columns of a row. Another program may have
 // stored any value in any of them, and such a row has to be readable as well, or nobody
 // could replace it.
-func (r *row) sqliteColumns() []any {
-	return []any{&r.name, &r.labels, &r.payload, sqliteVersion{&r.version}, sqliteMillis{&r.created}, sqliteMillis{&r.updated}}
+func sqliteColumns(r *objects.Row) []any {
+	return []any{&r.Name, &r.Labels, &r.Payload, sqliteVersion{&r.Version}, sqliteMillis{&r.Created}, sqliteMillis{&r.Updated}}
 }
 
 // sqliteMillis scans a time. A value that is no number is no time.
@@ -535,7 +538,7 @@ type sqliteVersion struct{ version *int64 }
 func (v sqliteVersion) Scan(value any) error {
 	n := sqliteInteger(value)
 	if *v.version = n.Int64; n.Int64 <= 0 {
-		*v.version = max(versionLimit, math.MaxInt64+n.Int64)
+		*v.version = max(objects.VersionLimit, math.MaxInt64+n.Int64)
 	}
 	return nil
 }
@@ -551,14 +554,6 @@ func sqliteInteger(value any) sql.NullInt64 {
 		return sql.NullInt64{}
 	}
 	return n
-}
-
-// payloadColumn keeps an empty payload from becoming NULL.
-func payloadColumn(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
 }
 
 // sqliteError adds to a driver's error what it means here. Drivers differ in

@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tenurelib/tenure/internal/schema"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // sqliteStatements are the statements of one table.
@@ -20,12 +20,12 @@ func newSQLiteStatements(table string) sqliteStatements {
 	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 	names := strings.NewReplacer(
 		"{objects}", quote(table),
-		"{tombstones}", quote(table+tombstonesSuffix),
-		"{tombstones_by_age}", quote(table+tombstonesSuffix+"_by_age"),
-		"{version_limit}", strconv.FormatInt(versionLimit, 10),
+		"{tombstones}", quote(table+objects.TombstonesSuffix),
+		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
+		"{version_limit}", strconv.FormatInt(objects.VersionLimit, 10),
 	)
 	return sqliteStatements{
-		migrate: names.Replace(schema.SQLite),
+		migrate: names.Replace(objects.SQLite),
 		probe: names.Replace(`
 			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
 			FROM {objects} LIMIT 0`),
