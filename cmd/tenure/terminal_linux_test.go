@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"syscall"
 	"testing"
@@ -37,6 +38,9 @@ func newTerminal(t *testing.T) (user, terminal *os.File) {
 
 func TestATerminalThatIsClosedEndsTenure(t *testing.T) {
 	t.Parallel()
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("SIGHUP is ignored, as below nohup")
+	}
 	s := sqliteSite(t)
 	user, terminal := newTerminal(t)
 	cmd := exec.Command(testBinary(t), append([]string{"run", "-key", "svc", "-store", s.store}, s.service(t)...)...)
