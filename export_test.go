@@ -15,17 +15,11 @@ import (
 func (s *SQLiteStore) DB() *sql.DB { return s.db }
 
 // PrunedAt sets when tombstones were last pruned.
-func (s *PostgresStore) PrunedAt(at time.Time) { s.pruned.Store(at.Unix()) }
+func (s *PostgresStore) PrunedAt(at time.Time) { s.table.SetPruned(at) }
 
 // LookAgain makes what was found in the database, if anything, so old that the store
 // looks again.
-func (s *PostgresStore) LookAgain() {
-	if found := s.found.Load(); found != nil {
-		old := *found
-		old.at = old.at.Add(-lookAgain)
-		s.found.Store(&old)
-	}
-}
+func (s *PostgresStore) LookAgain() { s.table.ForceLook() }
 
 // ParseURL parses a connection string as the store does.
 func ParseURL(url string) error {
@@ -34,15 +28,11 @@ func ParseURL(url string) error {
 }
 
 // Pool is the application's.
-func (s *PostgresStore) Pool() *pgxpool.Pool { return s.pool }
+func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
 
 // Grouped makes a call that writes for a lease wait until it goes in a group, as
 // if another were under way.
 func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
-	for _, g := range s.groups.all() {
-		g.mu.Lock()
-		g.busy, g.apart = true, time.Time{}
-		g.mu.Unlock()
-	}
+	s.table.ForceGroups()
 	return objects.WithLeaseCall(ctx)
 }

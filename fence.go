@@ -3,7 +3,6 @@ package tenure
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -34,6 +33,15 @@ func (t *Term) fences(op string) error {
 		return fmt.Errorf("tenure: %s by %s: %w", op, t.key, over) // known already; for all others the store decides
 	}
 	return nil
+}
+
+// fence returns what a store needs to know of the term; nil for none, and for a local
+// one, which has no lease to lose.
+func (t *Term) fence() *objects.Fence {
+	if t == nil || t.local() {
+		return nil
+	}
+	return &objects.Fence{ID: objects.ID(t.key), Record: t.payload, Yield: t.giveWay}
 }
 
 // fenceFor refuses a fenced write to the record that its fence depends on.
@@ -82,9 +90,6 @@ func (t *Term) fencedOut(now Object) error {
 	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }
 
-// fenceLost stands in the error by which a fence statement fails on Postgres.
-const fenceLost = "the term is over; records that stand: "
-
 // FenceError returns the error of a transaction as [ErrLost] if a statement of
 // [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever
 // the driver; any other error, and nil, as it is. The driver's error stays reachable.
@@ -92,7 +97,7 @@ func FenceError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if text := err.Error(); strings.Contains(text, fenceLost) || strings.Contains(text, objects.TombstonesSuffix+".resource_version") {
+	if objects.IsFenceFailure(err) {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err

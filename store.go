@@ -150,6 +150,13 @@ func objectOf(r objects.Row) Object {
 	}
 }
 
+func objectsOf(rows []objects.Row) (all []Object) {
+	for _, r := range rows {
+		all = append(all, objectOf(r))
+	}
+	return all
+}
+
 // written returns the object as a write has stored it.
 func (o Object) written(r objects.Row) Object {
 	o.Version, o.Age = r.Version, 0
@@ -358,6 +365,25 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
+}
+
+// storeError is opError for an error of a store's implementation, which knows neither
+// keys nor terms. It makes the [*ConflictError] that users see, and ends the term of a
+// write whose fence did not hold. The term is nil where nothing was fenced.
+func storeError(ctx context.Context, op string, key Key, term *Term, err error) error {
+	var conflict *objects.Conflict
+	var out *objects.FencedOut
+	switch {
+	case errors.As(err, &conflict):
+		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
+	case errors.As(err, &out) && out.Cause != nil:
+		term.end(ErrLost) // nobody knows to whom
+	case errors.As(err, &out) && out.Now != nil:
+		err = term.fencedOut(objectOf(*out.Now))
+	case errors.As(err, &out):
+		err = term.fencedOut(Object{})
+	}
+	return opError(ctx, op, key, err)
 }
 
 // Update reads an object, lets change make another of it, and writes that if nobody

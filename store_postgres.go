@@ -1,21 +1,20 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/pgobjects"
 )
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
@@ -42,25 +41,6 @@ func (cfg PostgresConfig) String() string {
 // LogValue makes logs show the config as [PostgresConfig.String] does.
 func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.String()) }
 
-// validate returns an [ErrInvalid] for a config that no database can serve.
-func (cfg PostgresConfig) validate() error {
-	const longest = 63 // bytes; Postgres cuts off what is longer
-	errs := []error{objects.ValidTable(cfg.Table), objects.ValidText("Schema", cfg.Schema)}
-	if more := len(cfg.Table+objects.TombstonesSuffix) - longest; more > 0 {
-		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
-			ErrInvalid, cfg.Table, more, objects.TombstonesSuffix))
-	}
-	if more := len(cfg.Schema) - longest; more > 0 {
-		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", ErrInvalid, cfg.Schema, more))
-	}
-	if cfg.ListenURL != "" {
-		if _, err := pgconns.ParseURL(cfg.ListenURL); err != nil {
-			errs = append(errs, fmt.Errorf("%w: ListenURL: %w", ErrInvalid, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.
 //
@@ -77,25 +57,8 @@ func (cfg PostgresConfig) validate() error {
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {
-	pool   *pgxpool.Pool
-	owned  bool
-	config *pgxpool.Config // of connections beside the pool
-	cutter *pgconns.Cutter // of all connections but those of a caller's pool
-	leases *leasePool
-	cfg    PostgresConfig
-	tables postgresTables
-	sql    postgresStatements
-
-	// found is nil until the store has looked at the database, and while what it found
-	// there is unfit.
-	found   atomic.Pointer[postgresSetup]
-	told    atomic.Pointer[postgresSetup] // what was last logged
-	looking atomic.Bool                   // a call is looking again, because found is old
-	reached atomic.Bool                   // the database has answered at least once
-
-	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
-	watches postgresWatches
-	groups  writeGroups
+	conns *pgconns.Conns
+	table *pgobjects.Table
 }
 
 var _ interface {
@@ -114,39 +77,16 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, e
 	if pool == nil {
 		return nil, fmt.Errorf("tenure: new Postgres store: %w: pool is nil", ErrInvalid)
 	}
-	if err := cfg.validate(); err != nil {
+	if err := pgobjects.Config(cfg).Validate(); err != nil {
 		return nil, fmt.Errorf("tenure: new Postgres store: %w", err)
 	}
-	return newPostgresStore(pool, cfg, pgconns.NewCutter(), pool.Config().ConnConfig.DialFunc), nil
+	return newPostgresStore(pgconns.New(pool), cfg), nil
 }
 
-// newPostgresStore returns a store that dials its own connections with dial, and cuts
-// them off with cutter.
-func newPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig, cutter *pgconns.Cutter, dial pgconn.DialFunc) *PostgresStore {
-	if cfg.Table == "" {
-		cfg.Table = "objects"
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
-	tables := newPostgresTables(cfg.Schema, cfg.Table)
-	config := pool.Config()
-	config.ConnConfig.DialFunc = cutter.Dial(dial)
-	s := &PostgresStore{
-		pool:   pool,
-		cutter: cutter,
-		config: config,
-		leases: newLeasePool(config.Copy()),
-		cfg:    cfg,
-		tables: tables,
-		sql:    newPostgresStatements(tables),
-	}
-	s.pruned.Store(time.Now().Unix())
-	s.watches.init(s)
-	for _, g := range s.groups.all() {
-		g.store = s
-	}
-	return s
+func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
+	cfg.Table = cmp.Or(cfg.Table, "objects")
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	return &PostgresStore{conns, pgobjects.New(conns, pgobjects.Config(cfg))}
 }
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
@@ -159,61 +99,51 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	if url == "" {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: the URL is empty", ErrInvalid)
 	}
-	if err := cfg.validate(); err != nil {
+	if err := pgobjects.Config(cfg).Validate(); err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
-	poolConfig, err := pgconns.ParseURL(url)
+	config, err := pgconns.ParseURL(url)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: %w", ErrInvalid, err)
 	}
 	if !strings.Contains(url, "pool_max_conns") {
-		poolConfig.MaxConns = 4
+		config.MaxConns = 4
 	}
-	if poolConfig.ConnConfig.ConnectTimeout == 0 {
-		poolConfig.ConnConfig.ConnectTimeout = connectTimeout
+	if _, ok := config.ConnConfig.RuntimeParams["application_name"]; !ok {
+		config.ConnConfig.RuntimeParams["application_name"] = "tenure"
 	}
-	if _, ok := poolConfig.ConnConfig.RuntimeParams["application_name"]; !ok {
-		poolConfig.ConnConfig.RuntimeParams["application_name"] = "tenure"
-	}
-	cutter, dial := pgconns.NewCutter(), poolConfig.ConnConfig.DialFunc
-	poolConfig.ConnConfig.DialFunc = cutter.Dial(dial)
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	conns, err := pgconns.Open(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
-	store := newPostgresStore(pool, cfg, cutter, dial)
-	store.owned = true
-	store.leases.config.MaxConns = poolConfig.MaxConns
-	err = store.whenUp(ctx, func() error {
-		_, err := store.setup(objects.WithLeaseCall(ctx)) // on a connection that will be needed
-		if errors.Is(err, errNoTable) {
-			return nil // Migrate makes it
-		}
-		return err
-	})
-	if err != nil {
+	store := newPostgresStore(conns, cfg)
+	if err := store.table.AwaitServer(ctx); err != nil {
 		store.Close()
 		return nil, fmt.Errorf("tenure: open Postgres: %w", err)
 	}
 	return store, nil
 }
 
-// closeTimeout is how long Close waits before it cuts connections off.
-const closeTimeout = 4 * time.Second
-
 // Close closes the connections that the store has opened: those of leases and of
 // watches, and the pool if it is [OpenPostgres]'s. It waits some seconds for calls
 // that are under way and for a server that does not answer; then it cuts these
 // connections off, and the calls fail. Coordinators should have ended before.
 func (s *PostgresStore) Close() error {
-	defer time.AfterFunc(closeTimeout, s.cutter.Cut).Stop()
-	var all sync.WaitGroup
-	all.Go(s.watches.close)
-	all.Go(s.leases.close)
-	if s.owned {
-		all.Go(s.pool.Close)
+	s.table.Close()
+	return nil
+}
+
+// Migrate creates what is missing: the schema, the table, the table of tombstones. It
+// changes nothing that exists, and may be called at every start, by many replicas at
+// once. Like [OpenPostgres] it waits for a database that is down. It returns [ErrSetup] if
+// the role may not create what is missing, if a column has a type that does not fit, if a
+// crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
+// hides it from the role. The table of tombstones alone is not required: without it,
+// Migrate logs a warning.
+func (s *PostgresStore) Migrate(ctx context.Context) error {
+	if err := s.table.Migrate(ctx); err != nil {
+		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)
 	}
-	all.Wait()
 	return nil
 }
 
@@ -222,17 +152,10 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
-	if objects.IsLeaseCall(ctx) && s.found.Load() != nil {
-		_, _ = s.setup(ctx) // a standby only reads, and must notice when the table moves
-	}
-	var r objects.Row
-	var nowUS int64
-	err := s.readRow(ctx, s.sql.get, []any{key.Type, key.ID},
-		&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+	r, err := s.table.Get(ctx, objects.ID(key))
 	if err != nil {
-		return Object{}, opError(ctx, "get", key, s.explain(unreadable(err)))
+		return Object{}, opError(ctx, "get", key, err)
 	}
-	r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.UnixMicro(nowUS))
 	return objectOf(r), nil
 }
 
@@ -241,25 +164,156 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 	if err := validList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
-	pool, _, done, err := s.conns(ctx)
+	rows, err := s.table.List(ctx, objectType, after, limit)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
-	defer done()
-	rows, err := pool.Query(ctx, s.sql.list, objectType, after, limit)
-	if err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(err))
+	return objectsOf(rows), nil
+}
+
+// PutIf implements [Store].
+func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	return s.put(ctx, obj, cond, nil)
+}
+
+// DeleteIf implements [Store].
+func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, nil, false)
+}
+
+// DeleteAndWake implements [Notifier].
+func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, nil, true)
+}
+
+// put is PutIf, fenced by a term unless that is nil.
+func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
+	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
+		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	found, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (Object, error) {
-		var r objects.Row
-		var nowUS int64
-		key := Key{Type: objectType}
-		err := rows.Scan(&key.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
-		r.ID, r.Age = objects.ID(key), objects.Age(r.Updated, time.UnixMicro(nowUS))
-		return objectOf(r), err
-	})
+	r, err := s.table.Put(ctx, obj.row(), cond.c, fence.fence())
 	if err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, s.explain(unreadable(err)))
+		return Object{}, storeError(ctx, "put", obj.Key, fence, err)
 	}
-	return found, nil
+	return obj.written(r), nil
+}
+
+// delete is DeleteIf or DeleteAndWake, fenced by a term unless that is nil.
+func (s *PostgresStore) delete(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
+	if err := errors.Join(key.Validate(), objects.ValidVersion(version), fence.fenceFor(key)); err != nil {
+		return opError(ctx, "delete", key, err)
+	}
+	if err := s.table.Delete(ctx, objects.ID(key), version, fence.fence(), wake); err != nil {
+		return storeError(ctx, "delete", key, fence, err)
+	}
+	return nil
+}
+
+// Wake implements [Notifier].
+func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
+	if err := key.Validate(); err != nil {
+		return opError(ctx, "wake", key, err)
+	}
+	if err := s.table.Wake(ctx, objects.ID(key)); err != nil {
+		return opError(ctx, "wake", key, err)
+	}
+	return nil
+}
+
+// Watch implements [Watcher].
+func (s *PostgresStore) Watch(key Key) Subscription {
+	if watch := s.table.Watch(objects.ID(key)); watch != nil {
+		return watch
+	}
+	return noHints{}
+}
+
+// Fenced runs fn in a transaction whose writes, on any tables of this database, commit
+// only if the term is still the lease's. Otherwise it returns [ErrLost] and nothing is
+// written. An error or panic of fn rolls back and is passed on. After an error of the
+// connection during the commit, the writes may have been committed or not, as after any
+// commit, but never after another term began.
+//
+// Nothing is locked on the lease while fn runs, so neither renewals nor a takeover wait
+// for it; only deferred constraints, which run with the commit, hold them up. The server
+// ends a transaction that idles for a minute, or for two TTLs if that is longer, so that a
+// holder that is paused in fn does not keep its row locks.
+//
+// fn must use tx and not the store, must not end the transaction itself (Commit and
+// Rollback are errors), and should return the first error of a statement. It may choose
+// another isolation level by its first statement. Above READ COMMITTED the server ends
+// the transaction with a serialization failure (40001) if the lease was renewed since;
+// then try again.
+func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.Tx) error) error {
+	if err := term.fences("fenced"); err != nil {
+		return err
+	}
+	if fn == nil {
+		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
+	}
+	if term.local() {
+		return pgx.BeginFunc(ctx, s.conns.Pool, fn)
+	}
+	// Long enough for any fn that is alive.
+	fnErr, err := s.table.Fenced(ctx, term.fence(), max(2*term.trusted, time.Minute), fn)
+	if err != nil {
+		return storeError(ctx, "fenced by", term.key, term, err)
+	}
+	return fnErr
+}
+
+// FenceStatement returns a statement that fails, and its transaction with it, unless the
+// term is still the lease's. It is for programs that write by database/sql, an ORM or
+// another driver than pgx, where [PostgresStore.Fenced] does not fit. [FenceError]
+// recognises the failure. It does no I/O.
+//
+// It must be the last statement before COMMIT, in the same database. Any earlier, it
+// protects as well, but its lock on the lease's record holds up the holder's own
+// renewals until the transaction ends, so a long transaction ends its own term. In a
+// transaction of its own it protects nothing. Above READ COMMITTED the server may end the
+// transaction with a serialization failure (40001) because the lease was renewed since
+// its first statement; then try again.
+//
+// A term that is known to be over is [ErrLost]. One of a single replica, which has no
+// lease to lose, gets a statement that always succeeds.
+func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, err error) {
+	if err := term.fences("fence statement"); err != nil {
+		return "", nil, err
+	}
+	if term.local() {
+		return "SELECT 1", nil, nil
+	}
+	query, args = s.table.FenceStatement(term.fence())
+	return query, args, nil
+}
+
+// Fence implements [Fencer].
+func (s *PostgresStore) Fence(term *Term) (Store, error) {
+	if err := term.fences("fence"); err != nil {
+		return nil, err
+	}
+	if term.local() {
+		return s, nil
+	}
+	return &fencedPostgres{s, term}, nil
+}
+
+// fencedPostgres is a store whose writes are fenced by a term.
+type fencedPostgres struct {
+	*PostgresStore
+	term *Term
+}
+
+func (s *fencedPostgres) Fence(*Term) (Store, error) { return nil, errFencedTwice }
+
+func (s *fencedPostgres) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	return s.put(ctx, obj, cond, s.term)
+}
+
+func (s *fencedPostgres) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, s.term, false)
+}
+
+func (s *fencedPostgres) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, s.term, true)
 }

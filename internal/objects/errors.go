@@ -62,6 +62,17 @@ func (e *FencedOut) Is(target error) bool { return target == ErrLost }
 
 func (e *FencedOut) Unwrap() error { return e.Cause }
 
+// FenceLost stands in the error by which a fence statement fails on Postgres.
+const FenceLost = "the term is over; records that stand: "
+
+// IsFenceFailure reports whether a fence statement has failed because its term is over.
+// Drivers differ in their types, so it goes by the text: on Postgres by [FenceLost], on
+// SQLite by the column of the tombstones that refused a NULL.
+func IsFenceFailure(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, FenceLost) || strings.Contains(text, TombstonesSuffix+".resource_version")
+}
+
 // ValidText refuses what Postgres cannot store in a text column.
 func ValidText(what, s string) error {
 	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {

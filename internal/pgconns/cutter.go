@@ -1,6 +1,3 @@
-// Package pgconns has what the connections to Postgres need beside the driver: their
-// settings from a URL whose error shows no password, whether a server has hung up, and a
-// way to close sockets by force.
 package pgconns
 
 import (

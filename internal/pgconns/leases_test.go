@@ -1,4 +1,4 @@
-package tenure
+package pgconns
 
 import (
 	"context"
@@ -12,12 +12,14 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
 // The server may have no slot for a new connection, so a call that is about to take one
 // from a set must find it there, though the set is being replaced.
 func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
 	config, err := pgxpool.ParseConfig(pgtest.URL(t))
 	require.NoError(t, err)
-	pool := newLeasePool(config)
+	pool := newLeases(config)
 	defer pool.close()
 	ctx := t.Context()
 	old, _, err := pool.get(ctx)
@@ -37,7 +39,7 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 	require.ErrorContains(t, old.Ping(context.WithoutCancel(ctx)), "closed")
 }
 
-func isRetired(p *leasePool, conns *leaseConnections) bool {
+func isRetired(p *leases, conns *leaseSet) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return conns.retired

@@ -1,4 +1,4 @@
-package tenure
+package pgobjects
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-func TestOnlyWhatTheServerHasRefusedIsUndone(t *testing.T) {
+func TestOnlyWhatTheServerHasRefusedWasRolledBack(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		err  error
@@ -21,7 +21,7 @@ func TestOnlyWhatTheServerHasRefusedIsUndone(t *testing.T) {
 		{"a connection that breaks", errors.New("unexpected EOF"), false},
 		{"nothing", nil, false},
 	} {
-		if got := undone(c.err); got != c.want {
+		if got := rolledBack(c.err); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}

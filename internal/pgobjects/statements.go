@@ -1,4 +1,4 @@
-package tenure
+package pgobjects
 
 import (
 	"strconv"
@@ -9,8 +9,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// postgresTables are the quoted names of the tables.
-type postgresTables struct {
+// names are the quoted names of the tables.
+type names struct {
 	schema     string // not quoted; may be empty
 	objects    string
 	tombstones string
@@ -18,30 +18,30 @@ type postgresTables struct {
 
 const pruneAtMost = 10000 // tombstones in one statement
 
-func newPostgresTables(schema, table string) postgresTables {
+func newNames(schema, table string) names {
 	quote := func(name string) string {
 		if schema == "" {
 			return pgx.Identifier{name}.Sanitize()
 		}
 		return pgx.Identifier{schema, name}.Sanitize()
 	}
-	return postgresTables{
+	return names{
 		schema:     schema,
 		objects:    quote(table),
 		tombstones: quote(table + objects.TombstonesSuffix),
 	}
 }
 
-func (t postgresTables) in(sql string) string {
+func (n names) in(sql string) string {
 	limit := strconv.FormatInt(objects.VersionLimit, 10)
 	return strings.NewReplacer(
-		"{objects}", t.objects,
-		"{tombstones}", t.tombstones,
+		"{objects}", n.objects,
+		"{tombstones}", n.tombstones,
 		// floor: a cast alone rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-		// What is no positive number is read as one above the limit: as a different one
-		// for each value, almost always, so that a write can still name what was read.
+		// A version that is not positive is read as one above the limit, almost always a
+		// different one for each value, so that a write can still name what was read.
 		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest("+limit+", 9223372036854775807 + resource_version) END",
 		"{version_limit}", limit,
 		"{prune_at_most}", strconv.Itoa(pruneAtMost),
@@ -49,47 +49,31 @@ func (t postgresTables) in(sql string) string {
 	).Replace(sql)
 }
 
-// postgresStatements are the statements of one table.
-type postgresStatements struct {
+// statements are the statements of one table.
+type statements struct {
 	get, list, version, nameTaken, idTaken string
-	setLockTimeout, setStatementTimeout    string
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
-	replace, replaceInTime, fence          string
-	remove                                 map[removeKind]removeStatements
+	replace, fence                         string
+	remove                                 map[removal]string
 	prune                                  string
 }
 
-// removeKind is what a delete does beside deleting. A role may lack the right to
-// notify, so a statement that need not has no word of it.
-type removeKind struct{ buries, wakes bool }
+// removal is what a delete does beside deleting. A role may lack the right to notify, so
+// a statement that need not notify does not mention it.
+type removal struct{ buries, wakes bool }
 
-// removeStatements are a statement that relies on the lock_timeout of its
-// session, and the same with its own.
-type removeStatements struct{ plain, inTime string }
-
-// The statements name every column, and no conflict target but in our own
-// tombstones: the table may be another program's, with more columns and other
-// keys.
-func newPostgresStatements(tables postgresTables) postgresStatements {
-	lockTimeout := func(sql, placeholder string) string {
-		// For this transaction only, so also behind a pooler. NULL leaves it.
-		return tables.in(strings.ReplaceAll(sql, "{lock_timeout}",
-			"set_config('lock_timeout', coalesce("+placeholder+"::text, current_setting('lock_timeout')), true)"))
-	}
+// newStatements names every column, and a conflict target only of our own tombstones: the
+// table may be another program's, with more columns and other keys.
+func newStatements(n names) statements {
 	const numberRow = `
 		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = {number}
 		WHERE object_type = $1 AND id = $2
 			AND xmin = pg_current_xact_id_if_assigned()::xid -- the row that this transaction inserted
 		RETURNING resource_version, created_at_ms, updated_at_ms`
-	const replace = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
-			{from_wait} WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR {version} = $6::bigint)
-			RETURNING resource_version, created_at_ms, updated_at_ms`
 	const gone = `
-			WITH {wait_and} gone AS (
-				DELETE FROM {objects} {using_wait} WHERE object_type = $1 AND id = $2 AND {version} = $3
+			WITH gone AS (
+				DELETE FROM {objects} WHERE object_type = $1 AND id = $2 AND {version} = $3
 				RETURNING resource_version)`
 	const bury = `,
 			buried AS (
@@ -97,44 +81,30 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 				SELECT $1, $2, resource_version FROM gone WHERE resource_version < {version_limit}
 				ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
 					greatest(CASE WHEN t.resource_version < {version_limit} THEN t.resource_version END, excluded.resource_version))`
-	// A release need not be durable: if a crash undoes it, the lease expires. So it
-	// does not wait for the disk, and holds up no other that notifies, for those
-	// commit one after another. Whatever is written behind it is durable only with
-	// it.
+	// A release need not be durable: if a crash undoes it, the lease expires. So it does
+	// not wait for the disk, nor hold up others, because transactions that notify commit
+	// one after another. Whatever is written after it is durable only with it.
 	const notify = `
 			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
 	const count = `
 			SELECT count(*), NULL, NULL FROM gone`
-	// Both forms of a statement that may wait for a lock.
-	const wait = `wait AS MATERIALIZED (SELECT {lock_timeout})`
-	plain := func(sql string) string {
-		return tables.in(strings.NewReplacer("{from_wait}", "", "{using_wait}", "", "{wait_and}", "").Replace(sql))
-	}
-	inTime := func(sql, placeholder string) string {
-		return lockTimeout(strings.NewReplacer("{from_wait}", "FROM wait", "{using_wait}", "USING wait", "{wait_and}", wait+",").Replace(sql), placeholder)
-	}
-	remove := func(sql, placeholder string) removeStatements {
-		return removeStatements{plain: plain(sql), inTime: inTime(sql, placeholder)}
-	}
-	return postgresStatements{
-		get: tables.in(`
+	return statements{
+		get: n.in(`
 			SELECT name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id = $2`),
-		list: tables.in(`
+		list: n.in(`
 			SELECT id, name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id > $2 ORDER BY id LIMIT $3`),
-		version: tables.in(`
+		version: n.in(`
 			SELECT {version} FROM {objects} WHERE object_type = $1 AND id = $2`),
-		nameTaken: tables.in(`
+		nameTaken: n.in(`
 			SELECT object_type, id FROM {objects} WHERE object_type = $1 AND id <> $2 AND name = $3`),
-		idTaken: tables.in(`
+		idTaken: n.in(`
 			SELECT object_type, id FROM {objects} WHERE id = $2 AND object_type <> $1`),
 
-		setLockTimeout:      lockTimeout(`SELECT {lock_timeout}`, "$1"),
-		setStatementTimeout: `SELECT set_config('statement_timeout', $1, true)`,
 		// DO NOTHING rather than an error: no aborted transaction, no line in
 		// the server's log.
-		insertNumbered: tables.in(`
+		insertNumbered: n.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
 			VALUES ($1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us},
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit})))
@@ -143,38 +113,41 @@ func newPostgresStatements(tables postgresTables) postgresStatements {
 		// The version of what stands there now. Fails where that is the object that was
 		// just inserted, and is not above the one that was deleted while the insert
 		// waited.
-		checkNumber: tables.in(`
+		checkNumber: n.in(`
 			SELECT {version}, 1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
 				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2
 					AND t.resource_version >= o.resource_version AND t.resource_version < {version_limit}))::int)
 			FROM {objects} o WHERE object_type = $1 AND id = $2`),
-		insert: tables.in(`
+		insert: n.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
 			VALUES ($1, $2, $3, $4::jsonb, $5, 1, 0, 0) ON CONFLICT DO NOTHING`),
-		number: tables.in(strings.ReplaceAll(numberRow, "{number}", `greatest({now_us},
+		number: n.in(strings.ReplaceAll(numberRow, "{number}", `greatest({now_us},
 			(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))`)),
-		numberByClock: tables.in(strings.ReplaceAll(numberRow, "{number}", `{now_us}`)),
+		numberByClock: n.in(strings.ReplaceAll(numberRow, "{number}", `{now_us}`)),
 
 		// A version of 0 is no condition.
-		replace:       plain(replace),
-		replaceInTime: inTime(`WITH `+wait+replace, "$7"),
+		replace: n.in(`
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
+			WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR {version} = $6::bigint)
+			RETURNING resource_version, created_at_ms, updated_at_ms`),
 
 		// FOR SHARE, at the end: it waits for a takeover that is under way and then
-		// sees it, and makes the next one wait for the commit. Without a lock, and
-		// with FOR KEY SHARE, stale writes get through. Renewals wait for it too,
-		// so it must not stand at the begin.
-		fence: tables.in(`
+		// sees it, and makes the next one wait for the commit. Without a lock, or with
+		// FOR KEY SHARE, stale writes would get through. Renewals wait for it, too, so it
+		// must not stand at the beginning.
+		fence: n.in(`
 			SELECT 1 / count(*) FROM (
 				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 
-		remove: map[removeKind]removeStatements{
-			{buries: true, wakes: true}: remove(gone+bury+notify, "$6"),
-			{buries: true}:              remove(gone+bury+count, "$4"),
-			{wakes: true}:               remove(gone+notify, "$6"),
-			{}:                          remove(gone+count, "$4"),
+		remove: map[removal]string{
+			{buries: true, wakes: true}: n.in(gone + bury + notify),
+			{buries: true}:              n.in(gone + bury + count),
+			{wakes: true}:               n.in(gone + notify),
+			{}:                          n.in(gone + count),
 		},
 
-		prune: tables.in(`
+		prune: n.in(`
 			DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 				SELECT ctid FROM {tombstones} WHERE resource_version < (SELECT {now_us} - {tombstone_age_us})
 				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),

@@ -1,0 +1,255 @@
+// Package pgconns has the connections of a store on Postgres: those that only leases use,
+// what can be concluded from a call that failed, settings from a URL whose error shows no
+// password, and a way to close sockets by force.
+package pgconns
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// closeTimeout is how long Close waits before it cuts connections off.
+const closeTimeout = 4 * time.Second
+
+// Conns are the connections of a store: the application's pool, those that only leases
+// use, and the one that listens. All methods are safe for concurrent use.
+type Conns struct {
+	Pool *pgxpool.Pool // the application's
+
+	owned   bool            // Close closes the pool
+	config  *pgxpool.Config // of connections beside the pool
+	cutter  *Cutter         // of all connections but those of a caller's pool
+	leases  *leases
+	reached atomic.Bool // the database has answered at least once
+}
+
+// New returns the connections of a store in the caller's pool.
+func New(pool *pgxpool.Pool) *Conns {
+	return newConns(pool, NewCutter(), pool.Config().ConnConfig.DialFunc)
+}
+
+// Open opens a pool, which belongs to the Conns. It does not connect yet.
+func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
+	cutter, dial := NewCutter(), config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = cutter.Dial(dial)
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	c := newConns(pool, cutter, dial)
+	c.owned = true
+	c.leases.config.MaxConns = config.MaxConns
+	return c, nil
+}
+
+// newConns dials the connections beside the pool with dial, and cuts them off with
+// cutter.
+func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
+	config := pool.Config()
+	config.ConnConfig.DialFunc = cutter.Dial(dial)
+	return &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy())}
+}
+
+// Close closes the connections, and the pool if it is not the caller's. It calls stop,
+// which ends what uses them in the background. It waits some seconds for calls that are
+// under way and for a server that does not answer; then it cuts these connections off.
+func (c *Conns) Close(stop func()) {
+	defer time.AfterFunc(closeTimeout, c.cutter.Cut).Stop()
+	var all sync.WaitGroup
+	all.Go(stop)
+	all.Go(c.leases.close)
+	if c.owned {
+		all.Go(c.Pool.Close)
+	}
+	all.Wait()
+}
+
+// Reached reports whether the database has ever answered.
+func (c *Conns) Reached() bool { return c.reached.Load() }
+
+// MayGroup reports whether the writes of several leases may share a transaction.
+func (c *Conns) MayGroup() bool { return c.leases.groups }
+
+// For returns the pool for a call: that of the leases, or the application's. Bounded
+// reports whether the sessions have a lock_timeout that suits the call. The caller must
+// call done when it has finished with the pool.
+func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
+	if !objects.IsLeaseCall(ctx) {
+		return c.Pool, false, func() {}, nil
+	}
+	set, bounded, err := c.leases.get(ctx)
+	if err != nil {
+		return nil, false, nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < leaseLockTimeout {
+		bounded = false
+	}
+	return set.Pool, bounded, func() { c.leases.put(set) }, nil
+}
+
+// Call runs send with the pool for ctx, and once more if it turns out that a pooler has
+// come between the store and the server since.
+func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
+	for again := false; ; again = true {
+		pool, bounded, done, err := c.For(ctx)
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		err = send(pool, bounded)
+		c.NoteResult(ctx, pool, began, err)
+		done()
+		if !objects.IsLeaseCall(ctx) || !RefusesSetting(err) || again {
+			return err
+		}
+		c.leases.forget()
+	}
+}
+
+// Write sends statements as one transaction that waits for locks no longer than ctx
+// allows. The statements are queued by queue, perhaps several times: a write whose wait
+// the session's own limit has ended is sent again, with a limit of its own.
+func (c *Conns) Write(ctx context.Context, queue func(batch *pgx.Batch)) error {
+	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
+		for {
+			batch := &pgx.Batch{}
+			if !bounded {
+				LimitLockWait(ctx, batch)
+			}
+			queue(batch)
+			err := pool.SendBatch(ctx, batch).Close()
+			if !bounded || SQLState(err) != stateLockNotAvailable {
+				return err
+			}
+			if _, ok := ctx.Deadline(); ok {
+				bounded = false
+			}
+		}
+	})
+}
+
+// LimitLockWait makes the transaction of a batch wait for locks a little less long than
+// ctx allows, so that it is the server that ends the wait, which keeps the connection.
+// It holds for this transaction only, so it works behind a pooler, too.
+func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return
+	}
+	left := time.Until(deadline)
+	left -= min(left/10, 200*time.Millisecond)
+	limit := min(max(1, left.Milliseconds()), math.MaxInt32)
+	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
+}
+
+// QueryRow reads one row, or returns [pgx.ErrNoRows]. It goes on waiting for a lock
+// after the session's own limit has ended the wait.
+func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest ...any) error {
+	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		for {
+			err := pool.QueryRow(ctx, statement, args...).Scan(dest...)
+			if !objects.IsLeaseCall(ctx) || SQLState(err) != stateLockNotAvailable || ctx.Err() != nil {
+				return err
+			}
+		}
+	})
+}
+
+// NoteResult draws conclusions from how a call ended. If the server did not answer, the
+// other connections of the leases may be dead too, and each would cost a call to find
+// out, so they are replaced. If it refused the call because it is read-only, it may no
+// longer be the primary: the connections stay good, and only new ones find the server
+// that is.
+func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
+	switch {
+	case err == nil || errors.Is(err, pgx.ErrNoRows):
+		c.reached.Store(true)
+	case IsReadOnly(err):
+		if c.owned || c.leases.is(pool) {
+			pool.Reset()
+		}
+	case unanswered(err, time.Since(began)):
+		c.leases.replace(ctx, pool) // does nothing for the application's pool
+	}
+}
+
+// NoteAbandoned is NoteResult for a call that a caller gave up with err, while others
+// still wait for its answer.
+func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
+	if gaveUp(err, time.Since(began)) {
+		c.leases.replace(ctx, pool)
+	}
+}
+
+// unanswered reports whether a call was sent and the server did not answer it. A call
+// that got no connection was not sent, and an answer that can't be decoded is one.
+func unanswered(err error, took time.Duration) bool {
+	switch {
+	case SQLState(err) != "", errors.As(err, new(pgx.ScanArgError)), IsConnecting(err):
+		return false
+	case errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err): // it waited for a connection
+		return false
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return !pgconn.SafeToRetry(err) && gaveUp(err, took)
+	default:
+		return true
+	}
+}
+
+// gaveUp reports whether a call that its context ended with err had waited long enough
+// to blame the server. A caller that cancels a call early has reasons of its own.
+func gaveUp(err error, took time.Duration) bool {
+	return !errors.Is(err, context.Canceled) || took >= time.Second
+}
+
+// Connect opens a connection beside the pools, to the same server or to another URL.
+func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
+	config := c.config
+	if url != "" {
+		var err error
+		if config, err = ParseURL(url); err != nil { // which knows the pool_* parameters
+			return nil, err
+		}
+		config.ConnConfig.DialFunc = c.cutter.Dial(config.ConnConfig.DialFunc)
+	}
+	conn := config.ConnConfig.Copy()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, conn); err != nil {
+			return nil, err
+		}
+	}
+	// Notifications are for whoever waits for them, and a wait that ends must leave the
+	// connection as it is.
+	conn.OnNotification = nil
+	conn.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+	}
+	return pgx.ConnectConfig(ctx, conn)
+}
+
+// ScanRow returns a func that scans a row, or sets noRow to [pgx.ErrNoRows] if there is
+// none, which must not keep the results of the statements behind it from being read.
+func ScanRow(noRow *error, dest []any) func(pgx.Row) error {
+	return func(row pgx.Row) error {
+		err := row.Scan(dest...)
+		if errors.Is(err, pgx.ErrNoRows) {
+			*noRow, err = err, nil
+		}
+		return err
+	}
+}

@@ -1,0 +1,343 @@
+package pgconns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
+	leaseLockTimeout = time.Second // of the leases' sessions, if no pooler stands in between
+	connectTimeout   = 5 * time.Second
+)
+
+var errClosed = errors.New("the store is closed")
+
+// leases are the connections that only leases use, so that no renewal ever waits behind
+// the application's queries. They are opened when they are needed.
+//
+// They connect with a lock_timeout and a preference for indexes, so that no statement
+// needs to set them. A pooler shares its sessions among clients and refuses both; then
+// each transaction sets its own lock_timeout.
+//
+// No connection is closed because it is old, or because it may be dead, until another
+// one is open: the server may have no slot for a new one, and then the term would be
+// lost. Instead, all connections are replaced at once.
+type leases struct {
+	config   *pgxpool.Config
+	groups   bool          // writes may go in groups
+	lifetime time.Duration // after which connections are replaced; 0: never
+	jitter   time.Duration // at most, on top of the lifetime
+
+	closing context.Context // done when the pool is being closed
+	cancel  context.CancelFunc
+	open    sync.WaitGroup // sets of connections, and goroutines that open them
+
+	mu        sync.Mutex
+	current   *leaseSet // nil before the first use, and after close
+	state     sessionState
+	endless   bool // new sessions turn off the role's idle_session_timeout
+	closed    bool
+	replacing bool
+	replaced  time.Time // when the last replacement began
+}
+
+// leaseSet is a set of connections that is replaced as a whole. Its fields are
+// guarded by the mu of leases.
+type leaseSet struct {
+	*pgxpool.Pool
+	due     time.Time // when the set should be replaced; zero: never
+	users   int       // calls that use the set
+	retired bool      // the last call to use it closes it
+}
+
+const (
+	// replaceAtMost is the shortest time between two attempts to replace connections.
+	replaceAtMost = time.Second
+
+	// replaceAgain is the pause after an attempt to replace old connections failed.
+	replaceAgain = 10 * time.Second
+
+	// leastIdle is the shortest time for which an idle connection is kept. A lease that
+	// is renewed less often has a TTL that leaves it time to wait for a new one.
+	leastIdle = 30 * time.Minute
+
+	idleSessionTimeout = "idle_session_timeout"
+)
+
+type sessionState uint8
+
+const (
+	sessionUnknown sessionState = iota
+	sessionOurs
+	sessionPooled
+)
+
+// newLeases takes over the settings of another pool, including its hooks except
+// ShouldPing.
+func newLeases(config *pgxpool.Config) *leases {
+	l := &leases{config: config, lifetime: config.MaxConnLifetime, jitter: config.MaxConnLifetimeJitter}
+	l.closing, l.cancel = context.WithCancel(context.Background())
+	// A hook may prepare a connection for the context of one call. Unless statements are
+	// prepared, a group of them is too large to arrive in one piece.
+	//lint:ignore SA1019 the caller may still use this one
+	l.groups = config.BeforeAcquire == nil && config.PrepareConn == nil &&
+		config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
+	config.MaxConns = max(config.MaxConns, leaseConns)
+	config.MinConns, config.MinIdleConns = 0, 0
+	config.MaxConnLifetime = 0 // a pool closes a connection before it opens the next
+	config.MaxConnIdleTime = max(config.MaxConnIdleTime, leastIdle)
+	// Unless the socket shows that the connection is dead, no round trip is spent on a
+	// ping: a call that fails is retried in any case.
+	config.ShouldPing = func(_ context.Context, params pgxpool.ShouldPingParams) bool {
+		return params.IdleDuration > time.Second && !IsQuiet(params.Conn.PgConn().Conn())
+	}
+	config.PingTimeout = cmp.Or(config.PingTimeout, time.Second)
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	const setting = "lock_timeout"
+	if config.ConnConfig.RuntimeParams[setting] != "" { // the caller's own
+		l.state = sessionPooled
+		return l
+	}
+	before := config.BeforeConnect
+	config.BeforeConnect = func(ctx context.Context, conn *pgx.ConnConfig) error {
+		state, endless := l.sessions()
+		if state != sessionPooled {
+			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
+			// A plan made while the table had one page scans the whole table, and still
+			// does when dead rows fill it. Not enable_seqscan=off: that would make a
+			// trigger's necessary scan look so expensive that it is JIT-compiled, which
+			// takes longer than a lease has.
+			conn.RuntimeParams["random_page_cost"] = cmp.Or(conn.RuntimeParams["random_page_cost"], "0.1")
+			if endless {
+				conn.RuntimeParams[idleSessionTimeout] = "0"
+			}
+		}
+		if before != nil {
+			return before(ctx, conn)
+		}
+		return nil
+	}
+	return l
+}
+
+func (l *leases) sessions() (state sessionState, endless bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state, l.endless
+}
+
+// get returns the current set, and whether its sessions have a lock_timeout, for which
+// the first call has to connect. The caller must give the set back with put.
+func (l *leases) get(ctx context.Context) (set *leaseSet, bounded bool, err error) {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, false, errClosed
+	}
+	if l.current == nil {
+		l.current, err = l.openLocked(ctx)
+		if err != nil {
+			l.mu.Unlock()
+			return nil, false, err
+		}
+	}
+	set, state := l.current, l.state
+	set.users++
+	if !set.due.IsZero() && time.Now().After(set.due) {
+		l.replaceLocked(ctx)
+	}
+	l.mu.Unlock()
+	if state != sessionUnknown {
+		return set, state == sessionOurs, nil
+	}
+
+	state, err = l.findOut(ctx, set)
+	if err != nil {
+		l.put(set)
+		return nil, false, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state = state
+	return set, state == sessionOurs, nil
+}
+
+func (l *leases) put(set *leaseSet) {
+	l.mu.Lock()
+	set.users--
+	over := set.retired && set.users == 0
+	l.mu.Unlock()
+	if over {
+		l.end(set)
+	}
+}
+
+func (l *leases) openLocked(ctx context.Context) (*leaseSet, error) {
+	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), l.config)
+	if err != nil {
+		return nil, err
+	}
+	l.open.Add(1)
+	set := &leaseSet{Pool: pool}
+	if l.lifetime > 0 {
+		set.due = time.Now().Add(l.lifetime + rand.N(max(0, l.jitter)+1))
+	}
+	return set, nil
+}
+
+// retire closes a set once no call uses it any more. Until then its idle connections
+// stay open, too: a call may be about to take one, and the server may have no slot for
+// another. It must be called only once for each set.
+func (l *leases) retire(set *leaseSet) {
+	l.mu.Lock()
+	set.retired = true
+	over := set.users == 0
+	l.mu.Unlock()
+	if over {
+		l.end(set)
+	}
+}
+
+func (l *leases) end(set *leaseSet) {
+	go func() {
+		defer l.open.Done()
+		set.Close()
+	}()
+}
+
+// findOut finds out what kind of sessions a set has, and connects if necessary.
+func (l *leases) findOut(ctx context.Context, set *leaseSet) (state sessionState, err error) {
+	conn, err := set.Acquire(ctx)
+	if err == nil {
+		defer conn.Release()
+		state, err = l.ask(ctx, conn)
+	}
+	if RefusesSetting(err) {
+		return sessionPooled, nil
+	}
+	return state, err
+}
+
+func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, error) {
+	var lock, idle string
+	err := conn.QueryRow(ctx, "SELECT current_setting('lock_timeout'), coalesce(current_setting('"+idleSessionTimeout+"', true), '0')").Scan(&lock, &idle)
+	if err != nil {
+		return sessionUnknown, err
+	}
+	if lock != fmt.Sprintf("%ds", int(leaseLockTimeout.Seconds())) { // a pooler that keeps the setting to itself
+		return sessionPooled, nil
+	}
+	if idle != "0" {
+		// Otherwise the server would end the session between two renewals. Only later
+		// connections set this as they connect, because servers before version 14 would
+		// refuse it.
+		if _, err := conn.Exec(ctx, "SET "+idleSessionTimeout+" = 0"); err != nil {
+			return sessionUnknown, err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.endless = true
+	}
+	return sessionOurs, nil
+}
+
+// replace opens a new set in the background, which then replaces the one with this pool.
+// Until it is open, and if the server has no slot for it, the old one stays in use.
+func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.current != nil && l.current.Pool == pool {
+		l.replaceLocked(ctx)
+	}
+}
+
+func (l *leases) replaceLocked(ctx context.Context) {
+	if l.replacing || time.Since(l.replaced) < replaceAtMost {
+		return
+	}
+	next, err := l.openLocked(ctx)
+	if err != nil {
+		return // impossible: the same config worked before
+	}
+	l.replacing, l.replaced = true, time.Now()
+	l.open.Go(func() {
+		// The caller's hooks may need the values of a call's context.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.config.ConnConfig.ConnectTimeout)
+		defer cancel()
+		defer context.AfterFunc(l.closing, cancel)()
+		l.retire(l.succeed(next, l.connect(ctx, next)))
+	})
+}
+
+// connect opens the first connection of a new set. Its sessions may be of another kind
+// than the old ones: a pooler may have been put in between.
+func (l *leases) connect(ctx context.Context, set *leaseSet) error {
+	if state, _ := l.sessions(); state != sessionPooled {
+		state, err := l.findOut(ctx, set)
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.state = state
+		l.mu.Unlock()
+	}
+	return set.Ping(ctx) // connects without the setting if that was refused
+}
+
+// succeed makes a new set the current one, unless opening it failed with err, and
+// returns the set that is no longer needed.
+func (l *leases) succeed(next *leaseSet, err error) (last *leaseSet) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.replacing = false
+	last = l.current
+	if last == nil || err != nil { // closed, or no slot
+		if again := time.Now().Add(replaceAgain); last != nil && !last.due.IsZero() && last.due.Before(again) {
+			last.due = again
+		}
+		return next
+	}
+	l.current = next
+	return last
+}
+
+// forget makes the next call find out again what kind of sessions these are, unless
+// they are known to be a pooler's.
+func (l *leases) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == sessionOurs {
+		l.state = sessionUnknown
+	}
+}
+
+// close returns when all connections are closed.
+func (l *leases) close() {
+	l.mu.Lock()
+	set := l.current
+	l.current, l.closed = nil, true
+	l.mu.Unlock()
+	l.cancel()
+	if set != nil {
+		l.retire(set)
+	}
+	l.open.Wait()
+}
+
+// is reports whether a pool is the current one.
+func (l *leases) is(pool *pgxpool.Pool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.current != nil && l.current.Pool == pool
+}

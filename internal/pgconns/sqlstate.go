@@ -1,0 +1,59 @@
+package pgconns
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The SQLSTATEs that the stores act upon.
+const (
+	stateProtocolViolation    = "08P01"
+	stateNotSupported         = "0A000"
+	StateDivisionByZero       = "22012" // how a check fails, and its transaction with it
+	stateReadOnly             = "25006"
+	StateIdleTimeout          = "25P03" // idle_in_transaction_session_timeout
+	StateSerializationFailure = "40001"
+	StateDenied               = "42501"
+	stateNoSuchObject         = "42704"
+	stateLockNotAvailable     = "55P03"
+)
+
+// SQLState returns the code of the server's error, or "" if err is none of the server's.
+func SQLState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// IsConnecting reports whether err ended an attempt to connect.
+func IsConnecting(err error) bool { return errors.As(err, new(*pgconn.ConnectError)) }
+
+// RefusesSetting reports whether a connection was refused because of a setting that it
+// asked for, as poolers do, each with an error of its own.
+func RefusesSetting(err error) bool {
+	switch SQLState(err) {
+	case stateProtocolViolation:
+		return strings.Contains(err.Error(), "startup parameter")
+	case stateNotSupported, stateNoSuchObject:
+		return IsConnecting(err)
+	default:
+		return false
+	}
+}
+
+// IsDown reports whether err says that the server cannot be reached, or does not take
+// connections yet.
+func IsDown(err error) bool {
+	if code := SQLState(err); code != "" {
+		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
+	}
+	return IsConnecting(err)
+}
+
+// IsReadOnly reports whether a write was refused because the server, or the session, is
+// read-only.
+func IsReadOnly(err error) bool { return SQLState(err) == stateReadOnly }

@@ -1,0 +1,131 @@
+package pgobjects
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+// Fenced runs fn in a transaction that commits only if the fence holds, and returns the
+// error of fn, or else that of the transaction around it. The transaction may idle for
+// that long, unless the session allows less anyway.
+func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
+	found, err := t.setups.get(ctx)
+	if err != nil {
+		return nil, t.setups.explain(err)
+	}
+	idle = min(idle, math.MaxInt32*time.Millisecond)
+	if found.idleTimeout > 0 {
+		idle = min(idle, found.idleTimeout)
+	}
+	began := time.Now()
+	conn, err := t.conns.Pool.Acquire(ctx)
+	if err != nil {
+		return nil, t.setups.explain(err)
+	}
+	fnErr, err = t.fencedTx(ctx, conn, fence, idle, fn)
+	if failed := cmp.Or(err, fnErr); pgconns.IsReadOnly(failed) {
+		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
+	}
+	switch pgconns.SQLState(err) {
+	case pgconns.StateDivisionByZero, pgconns.StateIdleTimeout: // at the latter the server had rolled back before it heard of the check
+		err = t.fencedOut(ctx, fence, err)
+	case pgconns.StateSerializationFailure:
+		err = fmt.Errorf("above READ COMMITTED, whatever was written since the transaction's first statement may end it, a renewal too; try again: %w", err)
+	}
+	return fnErr, t.setups.explain(err)
+}
+
+// fencedTx runs fn between the begin and the checked commit, and gives the connection
+// back: the caller has to read on, and none of the pool's others need be free.
+func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
+	defer conn.Release() // closes it if it is still in a transaction
+	// Sent as one simple query; it takes no snapshot, so fn may still choose an isolation
+	// level.
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
+		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
+	if err != nil {
+		return nil, err
+	}
+	inTransaction := func() bool { return conn.Conn().PgConn().TxStatus() != 'I' }
+	defer func() { // also where fn panics
+		if inTransaction() {
+			_ = tx.Rollback(ctx) // closes the connection if ctx has ended
+			return
+		}
+		// The transaction has ended, and tx does not know. With a context that
+		// has ended it sends nothing, and refuses whoever has kept it.
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = tx.Commit(ended)
+	}()
+	if err := fn(unendingTx{tx}); err != nil {
+		return err, nil
+	}
+	if !inTransaction() {
+		return nil, fmt.Errorf("%w: fn has ended the transaction, and what it wrote was not fenced", objects.ErrInvalid)
+	}
+	// One round trip: a holder that is paused has sent either nothing of it or all
+	// of it, so that its lock on the lease never waits for its client.
+	fence.Yield(ctx)
+	batch := &pgx.Batch{}
+	pgconns.LimitLockWait(ctx, batch)
+	t.queueFence(batch, fence)
+	batch.Queue("COMMIT")
+	return nil, conn.SendBatch(ctx, batch).Close()
+}
+
+// unendingTx is a transaction that fn cannot end by itself.
+type unendingTx struct{ pgx.Tx }
+
+var errEnding = fmt.Errorf("tenure: fenced: %w: the transaction is committed or rolled back when fn returns", objects.ErrInvalid)
+
+func (unendingTx) Commit(context.Context) error   { return errEnding }
+func (unendingTx) Rollback(context.Context) error { return errEnding }
+
+// FenceStatement returns a statement that fails unless the fence holds.
+func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
+	names := t.setups.names
+	if found := t.setups.found.Load(); found != nil { // the caller's search_path may be another
+		names = newNames(found.schema, t.cfg.Table)
+	}
+	// The text is not cast before the rows are counted, as a constant would be.
+	return names.in(`
+		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
+			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
+		[]any{fence.ID.Type, fence.ID.ID, fence.Record}
+}
+
+// queueFence queues the check that a fence holds, as the last statement of its
+// transaction. If it does not hold, the check fails, and the transaction with it.
+func (t *Table) queueFence(batch *pgx.Batch, fence *objects.Fence) {
+	batch.Queue(t.sql.fence, fence.ID.Type, fence.ID.ID, fence.Record)
+}
+
+// fencedOut returns what the failure of a transaction, which the server has rolled back,
+// says about its fence: an [*objects.FencedOut] unless it still holds.
+func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
+	now, err := t.Get(ctx, fence.ID)
+	switch {
+	case err == nil && bytes.Equal(now.Payload, fence.Record): // it idled too long
+		return cause
+	case err == nil:
+		return &objects.FencedOut{Now: &now}
+	case errors.Is(err, objects.ErrNotFound):
+		return &objects.FencedOut{}
+	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say to whom
+		return &objects.FencedOut{Cause: err}
+	default:
+		return cause
+	}
+}

@@ -1,0 +1,161 @@
+// Package pgobjects keeps objects in a table on PostgreSQL. The root package makes a
+// store of it.
+package pgobjects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/wake"
+)
+
+// Config is the root package's PostgresConfig, with its defaults filled in.
+type Config struct {
+	Schema, Table string
+	Logger        *slog.Logger
+	PollOnly      bool
+	ListenURL     string
+}
+
+// Validate returns an [objects.ErrInvalid] for a config that no database can serve.
+func (cfg Config) Validate() error {
+	const longest = 63 // bytes; Postgres cuts off what is longer
+	errs := []error{objects.ValidTable(cfg.Table), objects.ValidText("Schema", cfg.Schema)}
+	if more := len(cfg.Table+objects.TombstonesSuffix) - longest; more > 0 {
+		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
+			objects.ErrInvalid, cfg.Table, more, objects.TombstonesSuffix))
+	}
+	if more := len(cfg.Schema) - longest; more > 0 {
+		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", objects.ErrInvalid, cfg.Schema, more))
+	}
+	if cfg.ListenURL != "" {
+		if _, err := pgconns.ParseURL(cfg.ListenURL); err != nil {
+			errs = append(errs, fmt.Errorf("%w: ListenURL: %w", objects.ErrInvalid, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Table is a table of objects, and the table of tombstones that belongs to it. All
+// methods are safe for concurrent use.
+type Table struct {
+	conns   *pgconns.Conns
+	cfg     Config
+	sql     statements
+	setups  setups
+	watches watches
+	groups  writeGroups
+	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
+}
+
+// New returns the table of a config that is valid. It does no I/O.
+func New(conns *pgconns.Conns, cfg Config) *Table {
+	names := newNames(cfg.Schema, cfg.Table)
+	t := &Table{conns: conns, cfg: cfg, sql: newStatements(names)}
+	t.pruned.Store(time.Now().Unix())
+	t.setups.conns, t.setups.names, t.setups.logger = conns, names, cfg.Logger
+	t.watches.init(t)
+	for _, g := range t.groups.all() {
+		g.table = t
+	}
+	return t
+}
+
+// String is the quoted name of the table.
+func (t *Table) String() string { return t.setups.names.objects }
+
+// Close closes the connections.
+func (t *Table) Close() { t.conns.Close(t.watches.close) }
+
+// AwaitServer waits for a database that is down, until ctx ends. A table that does not
+// exist yet is no error.
+func (t *Table) AwaitServer(ctx context.Context) error {
+	return t.setups.whenUp(ctx, func() error {
+		_, err := t.setups.get(objects.WithLeaseCall(ctx)) // on a connection that will be needed
+		if errors.Is(err, errNoTable) {
+			return nil // Migrate makes it
+		}
+		return err
+	})
+}
+
+// Migrate creates what is missing. It returns [objects.ErrSetup] if the role may not, or if
+// what is there does not fit.
+func (t *Table) Migrate(ctx context.Context) error {
+	found, err := t.setups.migrate(ctx)
+	if err != nil {
+		return t.setups.explain(err)
+	}
+	t.prune(ctx, found, 0) // for programs that never run for an hour
+	return nil
+}
+
+// Get returns the object, or [objects.ErrNotFound].
+func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
+	if objects.IsLeaseCall(ctx) && t.setups.found.Load() != nil {
+		_, _ = t.setups.get(ctx) // a standby only reads, and must notice when the table moves
+	}
+	r := objects.Row{ID: id}
+	var nowUS int64
+	err := t.conns.QueryRow(ctx, t.sql.get, []any{id.Type, id.ID},
+		&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+	r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
+	return r, t.setups.explain(unreadable(err))
+}
+
+// List returns at most limit objects of a type, those after an ID, ordered by ID.
+func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
+	pool, _, done, err := t.conns.For(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	rows, err := pool.Query(ctx, t.sql.list, objectType, after, limit)
+	if err != nil {
+		return nil, t.setups.explain(err)
+	}
+	found, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (objects.Row, error) {
+		r := objects.Row{ID: objects.ID{Type: objectType}}
+		var nowUS int64
+		err := rows.Scan(&r.ID.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+		r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
+		return r, err
+	})
+	return found, t.setups.explain(unreadable(err))
+}
+
+// Watch returns a watch of an object; nil if the config is PollOnly.
+func (t *Table) Watch(id objects.ID) *wake.Watch[string] {
+	if t.cfg.PollOnly {
+		return nil
+	}
+	return t.watches.watch(id)
+}
+
+// Wake wakes all that watch an object, in other processes too.
+func (t *Table) Wake(ctx context.Context, id objects.ID) error {
+	found, err := t.setups.get(objects.WithLeaseCall(ctx))
+	if err == nil {
+		err = t.notify(ctx, found.hint(id))
+	}
+	return t.setups.explain(err)
+}
+
+func (t *Table) notify(ctx context.Context, hint string) error {
+	pool, _, done, err := t.conns.For(objects.WithLeaseCall(ctx))
+	if err != nil {
+		return err
+	}
+	defer done()
+	// Transactions that notify commit one after another, so none should wait for the disk.
+	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, t.watches.channel, hint)
+	return err
+}

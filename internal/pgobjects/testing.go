@@ -1,0 +1,29 @@
+package pgobjects
+
+import "time"
+
+// The tests of the root package need to hurry what otherwise takes an hour, or a
+// coincidence.
+
+// SetPruned sets when tombstones were last pruned.
+func (t *Table) SetPruned(at time.Time) { t.pruned.Store(at.Unix()) }
+
+// ForceLook makes what was found in the database, if anything, so old that the next call
+// looks again.
+func (t *Table) ForceLook() {
+	if found := t.setups.found.Load(); found != nil {
+		old := *found
+		old.at = old.at.Add(-lookAgain)
+		t.setups.found.Store(&old)
+	}
+}
+
+// ForceGroups makes the next writes of leases wait until they are sent in a group, as if
+// others were under way.
+func (t *Table) ForceGroups() {
+	for _, g := range t.groups.all() {
+		g.mu.Lock()
+		g.busy, g.apart = true, time.Time{}
+		g.mu.Unlock()
+	}
+}

@@ -1,0 +1,258 @@
+package pgobjects
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+// write is the statements that write one object, one of which answers.
+type write struct {
+	id    objects.ID
+	size  int // in bytes, about
+	fence *objects.Fence
+	queue func(*pgx.Batch) *pgx.QueuedQuery // returns the statement that answers
+	dest  []any                             // where the answer goes
+}
+
+// Put writes an object if the condition holds, and returns its new version and times. It
+// returns [objects.ErrExists], an [*objects.Conflict], [objects.ErrTaken], or an
+// [*objects.FencedOut].
+func (t *Table) Put(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
+	err = t.setups.write(ctx, func(found *setup) (err error) {
+		r, err = t.put(ctx, found, obj, cond, fence)
+		return err
+	})
+	return r, t.setups.explain(err)
+}
+
+func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
+	if cond.Kind == objects.MatchVersion {
+		r, err := t.replace(ctx, obj, cond, fence)
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return r, err
+		}
+		current, err := t.version(ctx, obj.ID)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return r, err
+		}
+		return r, &objects.Conflict{Wanted: cond.Version, Current: current}
+	}
+	// What was in the way may be gone before we ask for it. If that happens three times,
+	// others keep creating and deleting it.
+	for range 3 {
+		if cond.Kind == objects.Unconditional {
+			if r, err := t.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
+				return r, err
+			}
+		}
+		r, err := t.create(ctx, found, obj, fence)
+		switch {
+		case errors.Is(err, objects.ErrExists) && cond.Kind == objects.Unconditional:
+			continue
+		case !errors.Is(err, pgx.ErrNoRows):
+			return r, err
+		}
+		if err := t.inTheWay(ctx, found, obj, cond); err != nil {
+			return r, err
+		}
+	}
+	if cond.Kind == objects.MustCreate {
+		return objects.Row{}, objects.ErrExists
+	}
+	return objects.Row{}, &objects.Conflict{}
+}
+
+// replace writes an object that exists, in one round trip, or returns
+// [pgx.ErrNoRows].
+func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
+	args := append(columns(obj), cond.Version)
+	err = t.write(ctx, &t.groups.replace, &write{
+		id: obj.ID, size: sizeOf(obj), fence: fence, dest: []any{&r.Version, &r.Created, &r.Updated},
+		queue: func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(t.sql.replace, args...) },
+	})
+	return r, err
+}
+
+// create inserts an object, in one round trip, or returns [objects.ErrExists] if there is
+// one, or [pgx.ErrNoRows] if something else is in its way.
+func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence *objects.Fence) (r objects.Row, err error) {
+	id, args, dest := obj.ID, columns(obj), []any{&r.Version, &r.Created, &r.Updated}
+	if found.tombstones && fence == nil {
+		var stands int64
+		err := t.write(ctx, &t.groups.create, &write{id: id, size: sizeOf(obj), dest: dest,
+			queue: func(batch *pgx.Batch) *pgx.QueuedQuery {
+				stands = 0
+				answer := batch.Queue(t.sql.insertNumbered, args...)
+				batch.Queue(t.sql.checkNumber, id.Type, id.ID).QueryRow(pgconns.ScanRow(new(error), []any{&stands, nil}))
+				return answer
+			}})
+		switch {
+		case err == nil:
+			return r, nil
+		case errors.Is(err, pgx.ErrNoRows) && stands > 0:
+			return r, objects.ErrExists
+		case pgconns.SQLState(err) != pgconns.StateDivisionByZero:
+			return r, err
+		}
+	}
+	// The insert may have waited for another transaction that deleted the object,
+	// and its version, computed before, is below the deleted one's. So the row is
+	// numbered by a statement of its own, which sees what was waited for.
+	number := t.sql.number
+	if !found.tombstones {
+		number = t.sql.numberByClock
+	}
+	err = t.alone(ctx, &write{id: id, fence: fence, dest: dest,
+		queue: func(batch *pgx.Batch) *pgx.QueuedQuery {
+			batch.Queue(t.sql.insert, args...)
+			return batch.Queue(number, id.Type, id.ID)
+		}})
+	return r, err
+}
+
+// columns are the first arguments of a statement that writes an object.
+func columns(obj objects.Row) []any {
+	return []any{obj.ID.Type, obj.ID.ID, obj.Name, string(obj.Labels), obj.Payload}
+}
+
+func sizeOf(obj objects.Row) int {
+	return len(obj.ID.Type) + len(obj.ID.ID) + len(obj.Name.String) + len(obj.Labels) + len(obj.Payload)
+}
+
+// write does a write, together with others if it is a lease's.
+func (t *Table) write(ctx context.Context, g *writeGroup, w *write) error {
+	if w.fence != nil || !objects.IsLeaseCall(ctx) || !t.conns.MayGroup() {
+		return t.alone(ctx, w)
+	}
+	return g.write(ctx, w)
+}
+
+// alone does a write in a transaction of its own. The fence is checked behind its
+// statements, before they commit. Without an answer it returns [pgx.ErrNoRows].
+func (t *Table) alone(ctx context.Context, w *write) error {
+	if w.fence != nil {
+		w.fence.Yield(ctx)
+	}
+	var noRow error
+	err := t.conns.Write(ctx, func(batch *pgx.Batch) {
+		noRow = nil
+		w.queue(batch).QueryRow(pgconns.ScanRow(&noRow, w.dest))
+		if w.fence != nil {
+			t.queueFence(batch, w.fence)
+		}
+	})
+	if w.fence != nil && pgconns.SQLState(err) == pgconns.StateDivisionByZero {
+		return t.fencedOut(ctx, w.fence, err)
+	}
+	return cmp.Or(err, noRow)
+}
+
+// inTheWay says why an object could not be created: [objects.ErrExists] or
+// [objects.ErrTaken]; nil if the reason is gone meanwhile, or may be replaced.
+func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition) error {
+	switch _, err := t.version(ctx, obj.ID); {
+	case err == nil && cond.Kind == objects.MustCreate:
+		return objects.ErrExists
+	case err == nil:
+		return nil
+	case !errors.Is(err, pgx.ErrNoRows):
+		return err
+	}
+	var other objects.ID
+	err := t.conns.QueryRow(ctx, t.sql.nameTaken, []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
+	if errors.Is(err, pgx.ErrNoRows) && found.idAlone {
+		err = t.conns.QueryRow(ctx, t.sql.idTaken, []any{obj.ID.Type, obj.ID.ID}, &other.Type, &other.ID)
+	}
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: %s", objects.ErrTaken, other)
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	default:
+		return err
+	}
+}
+
+// version returns the object's current version, or [pgx.ErrNoRows].
+func (t *Table) version(ctx context.Context, id objects.ID) (v int64, err error) {
+	err = t.conns.QueryRow(ctx, t.sql.version, []any{id.Type, id.ID}, &v)
+	return v, err
+}
+
+// Delete deletes an object that is at a version, and wakes all that watch it if wake is
+// set; then it need not be durable. It returns [objects.ErrNotFound], an
+// [*objects.Conflict] or an [*objects.FencedOut].
+func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+	err := t.setups.write(ctx, func(found *setup) error { return t.remove(ctx, found, id, version, fence, wake) })
+	return t.setups.explain(err)
+}
+
+func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {
+	var gone int
+	args := []any{id.Type, id.ID, version}
+	if wake {
+		args = append(args, t.watches.channel, found.hint(id))
+	}
+	statement := t.sql.remove[removal{buries: found.tombstones, wakes: wake}]
+	w := &write{id: id, fence: fence, dest: []any{&gone, nil, nil},
+		queue: func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(statement, args...) }}
+	if wake {
+		err = t.write(ctx, &t.groups.remove, w)
+	} else { // must be durable, which the others of a group are not
+		err = t.alone(ctx, w)
+	}
+	if wake && cannotNotify(err) {
+		return t.remove(ctx, found, id, version, fence, false) // better a standby that looks later than a lease that stands
+	}
+	if err != nil {
+		return err
+	}
+	if gone == 1 {
+		t.prune(ctx, found, time.Hour)
+		return nil
+	}
+	current, err := t.version(ctx, id)
+	if err != nil {
+		return err
+	}
+	return &objects.Conflict{Wanted: version, Current: current}
+}
+
+// cannotNotify reports whether a statement may have failed because of its notification:
+// the queue is full, or the role may not notify.
+func cannotNotify(err error) bool {
+	code := pgconns.SQLState(err)
+	return code == pgconns.StateDenied || strings.HasPrefix(code, "54")
+}
+
+// prune deletes tombstones that are old enough, unless that was done lately. There is no
+// index that tells which are: it would cost each delete more than this search costs all
+// of them.
+func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
+	last, now := t.pruned.Load(), time.Now().Unix()
+	if !found.tombstones || now-last < int64(lately.Seconds()) || !t.pruned.CompareAndSwap(last, now) {
+		return
+	}
+	pool, _, done, err := t.conns.For(ctx)
+	if err == nil {
+		defer done()
+		var pruned pgconn.CommandTag
+		pruned, err = pool.Exec(ctx, t.sql.prune)
+		if pruned.RowsAffected() == pruneAtMost {
+			t.pruned.Store(0) // the next delete goes on
+		}
+	}
+	if err != nil {
+		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", err)
+	}
+}
