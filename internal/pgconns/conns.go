@@ -4,6 +4,7 @@
 package pgconns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -121,18 +122,38 @@ func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded 
 	}
 }
 
-// Write sends statements as one transaction that waits for locks no longer than ctx
-// allows. The statements are queued by queue, perhaps several times: a write whose wait
-// the session's own limit has ended is sent again, with a limit of its own.
-func (c *Conns) Write(ctx context.Context, queue func(batch *pgx.Batch)) error {
+// Statement is a statement of a transaction.
+type Statement struct {
+	SQL  string
+	Args []any
+	Dest []any // where to scan the row that it returns; nil: it returns none
+}
+
+// Queue adds the statement to a batch. If its row is missing, it sets noRow to
+// [pgx.ErrNoRows]: an error would keep the results of the statements behind it from being
+// read.
+func (s Statement) Queue(batch *pgx.Batch, noRow *error) {
+	queued := batch.Queue(s.SQL, s.Args...)
+	if s.Dest == nil {
+		return
+	}
+	queued.QueryRow(func(row pgx.Row) error {
+		err := row.Scan(s.Dest...)
+		if errors.Is(err, pgx.ErrNoRows) {
+			*noRow, err = err, nil
+		}
+		return err
+	})
+}
+
+// Write sends statements as one transaction, in one round trip. It waits for locks no
+// longer than ctx allows: if the session's own limit has ended a wait before, it sends
+// the statements again, with a limit of their own. It returns [pgx.ErrNoRows] if a row is
+// missing.
+func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		for {
-			batch := &pgx.Batch{}
-			if !bounded {
-				LimitLockWait(ctx, batch)
-			}
-			queue(batch)
-			err := pool.SendBatch(ctx, batch).Close()
+			err := write(ctx, pool, bounded, statements)
 			if !bounded || SQLState(err) != stateLockNotAvailable {
 				return err
 			}
@@ -141,6 +162,21 @@ func (c *Conns) Write(ctx context.Context, queue func(batch *pgx.Batch)) error {
 			}
 		}
 	})
+}
+
+func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []Statement) error {
+	if bounded && len(statements) == 1 { // a renewal, for one: a sixth faster than as a batch
+		return pool.QueryRow(ctx, statements[0].SQL, statements[0].Args...).Scan(statements[0].Dest...)
+	}
+	batch := &pgx.Batch{}
+	if !bounded {
+		LimitLockWait(ctx, batch)
+	}
+	var noRow error
+	for _, s := range statements {
+		s.Queue(batch, &noRow)
+	}
+	return cmp.Or(pool.SendBatch(ctx, batch).Close(), noRow)
 }
 
 // LimitLockWait makes the transaction of a batch wait for locks a little less long than
@@ -240,16 +276,4 @@ func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
 	return pgx.ConnectConfig(ctx, conn)
-}
-
-// ScanRow returns a func that scans a row, or sets noRow to [pgx.ErrNoRows] if there is
-// none, which must not keep the results of the statements behind it from being read.
-func ScanRow(noRow *error, dest []any) func(pgx.Row) error {
-	return func(row pgx.Row) error {
-		err := row.Scan(dest...)
-		if errors.Is(err, pgx.ErrNoRows) {
-			*noRow, err = err, nil
-		}
-		return err
-	}
 }

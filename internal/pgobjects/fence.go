@@ -80,7 +80,7 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects
 	fence.Yield(ctx)
 	batch := &pgx.Batch{}
 	pgconns.LimitLockWait(ctx, batch)
-	t.queueFence(batch, fence)
+	t.checkFence(fence).Queue(batch, new(error))
 	batch.Queue("COMMIT")
 	return nil, conn.SendBatch(ctx, batch).Close()
 }
@@ -106,10 +106,10 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) 
 		[]any{fence.ID.Type, fence.ID.ID, fence.Record}
 }
 
-// queueFence queues the check that a fence holds, as the last statement of its
-// transaction. If it does not hold, the check fails, and the transaction with it.
-func (t *Table) queueFence(batch *pgx.Batch, fence *objects.Fence) {
-	batch.Queue(t.sql.fence, fence.ID.Type, fence.ID.ID, fence.Record)
+// checkFence checks that a fence holds, as the last statement of a transaction. If it does
+// not hold, the check fails, and the transaction with it.
+func (t *Table) checkFence(fence *objects.Fence) pgconns.Statement {
+	return pgconns.Statement{SQL: t.sql.fence, Args: []any{fence.ID.Type, fence.ID.ID, fence.Record}}
 }
 
 // fencedOut returns what the failure of a transaction, which the server has rolled back,

@@ -80,7 +80,7 @@ type groupedWrite struct {
 	pool *pgxpool.Pool // where to; guarded by the group's mu
 }
 
-// write does a write, alone or in a group. After an error its dest must not be read.
+// write does a write, alone or in a group. After an error what it has scanned must not be read.
 func (g *writeGroup) write(ctx context.Context, write *write) error {
 	deadline, ok := ctx.Deadline()
 	hurried := ok && time.Until(deadline) < 2*groupTimeout
@@ -215,7 +215,9 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	batch := &pgx.Batch{}
 	batch.Queue(`SELECT set_config('statement_timeout', $1, true)`, strconv.FormatInt(each.Milliseconds(), 10))
 	for _, w := range group {
-		w.queue(batch).QueryRow(pgconns.ScanRow(&w.noRow, w.dest))
+		for _, s := range w.statements {
+			s.Queue(batch, &w.noRow)
+		}
 	}
 	err = conn.SendBatch(ctx, batch).Close()
 	g.table.conns.NoteResult(ctx, pool, began, err)

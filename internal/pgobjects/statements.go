@@ -110,13 +110,13 @@ func newStatements(n names) statements {
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit})))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
-		// The version of what stands there now. Fails where that is the object that was
+		// The version of what stands there now; 0: nothing. Fails if that is the object that was
 		// just inserted, and is not above the one that was deleted while the insert
 		// waited.
 		checkNumber: n.in(`
-			SELECT {version}, 1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
+			SELECT coalesce(max({version}), 0), max(1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
 				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2
-					AND t.resource_version >= o.resource_version AND t.resource_version < {version_limit}))::int)
+					AND t.resource_version >= o.resource_version AND t.resource_version < {version_limit}))::int))
 			FROM {objects} o WHERE object_type = $1 AND id = $2`),
 		insert: n.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)

@@ -1,7 +1,6 @@
 package pgobjects
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,13 +14,12 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// write is the statements that write one object, one of which answers.
+// write is the statements that write one object.
 type write struct {
-	id    objects.ID
-	size  int // in bytes, about
-	fence *objects.Fence
-	queue func(*pgx.Batch) *pgx.QueuedQuery // returns the statement that answers
-	dest  []any                             // where the answer goes
+	id         objects.ID
+	size       int // in bytes, about
+	fence      *objects.Fence
+	statements []pgconns.Statement
 }
 
 // Put writes an object if the condition holds, and returns its new version and times. It
@@ -75,11 +73,9 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 // replace writes an object that exists, in one round trip, or returns
 // [pgx.ErrNoRows].
 func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
-	args := append(columns(obj), cond.Version)
-	err = t.write(ctx, &t.groups.replace, &write{
-		id: obj.ID, size: sizeOf(obj), fence: fence, dest: []any{&r.Version, &r.Created, &r.Updated},
-		queue: func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(t.sql.replace, args...) },
-	})
+	err = t.write(ctx, &t.groups.replace, &write{id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
+		{SQL: t.sql.replace, Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
+	}})
 	return r, err
 }
 
@@ -89,13 +85,10 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	id, args, dest := obj.ID, columns(obj), []any{&r.Version, &r.Created, &r.Updated}
 	if found.tombstones && fence == nil {
 		var stands int64
-		err := t.write(ctx, &t.groups.create, &write{id: id, size: sizeOf(obj), dest: dest,
-			queue: func(batch *pgx.Batch) *pgx.QueuedQuery {
-				stands = 0
-				answer := batch.Queue(t.sql.insertNumbered, args...)
-				batch.Queue(t.sql.checkNumber, id.Type, id.ID).QueryRow(pgconns.ScanRow(new(error), []any{&stands, nil}))
-				return answer
-			}})
+		err := t.write(ctx, &t.groups.create, &write{id: id, size: sizeOf(obj), statements: []pgconns.Statement{
+			{SQL: t.sql.insertNumbered, Args: args, Dest: dest},
+			{SQL: t.sql.checkNumber, Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
+		}})
 		switch {
 		case err == nil:
 			return r, nil
@@ -112,11 +105,10 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	if !found.tombstones {
 		number = t.sql.numberByClock
 	}
-	err = t.alone(ctx, &write{id: id, fence: fence, dest: dest,
-		queue: func(batch *pgx.Batch) *pgx.QueuedQuery {
-			batch.Queue(t.sql.insert, args...)
-			return batch.Queue(number, id.Type, id.ID)
-		}})
+	err = t.alone(ctx, &write{id: id, fence: fence, statements: []pgconns.Statement{
+		{SQL: t.sql.insert, Args: args},
+		{SQL: number, Args: []any{id.Type, id.ID}, Dest: dest},
+	}})
 	return r, err
 }
 
@@ -138,23 +130,17 @@ func (t *Table) write(ctx context.Context, g *writeGroup, w *write) error {
 }
 
 // alone does a write in a transaction of its own. The fence is checked behind its
-// statements, before they commit. Without an answer it returns [pgx.ErrNoRows].
+// statements, before they commit.
 func (t *Table) alone(ctx context.Context, w *write) error {
-	if w.fence != nil {
-		w.fence.Yield(ctx)
+	if w.fence == nil {
+		return t.conns.Write(ctx, w.statements...)
 	}
-	var noRow error
-	err := t.conns.Write(ctx, func(batch *pgx.Batch) {
-		noRow = nil
-		w.queue(batch).QueryRow(pgconns.ScanRow(&noRow, w.dest))
-		if w.fence != nil {
-			t.queueFence(batch, w.fence)
-		}
-	})
-	if w.fence != nil && pgconns.SQLState(err) == pgconns.StateDivisionByZero {
+	w.fence.Yield(ctx)
+	err := t.conns.Write(ctx, append(w.statements, t.checkFence(w.fence))...)
+	if pgconns.SQLState(err) == pgconns.StateDivisionByZero {
 		return t.fencedOut(ctx, w.fence, err)
 	}
-	return cmp.Or(err, noRow)
+	return err
 }
 
 // inTheWay says why an object could not be created: [objects.ErrExists] or
@@ -204,8 +190,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 		args = append(args, t.watches.channel, found.hint(id))
 	}
 	statement := t.sql.remove[removal{buries: found.tombstones, wakes: wake}]
-	w := &write{id: id, fence: fence, dest: []any{&gone, nil, nil},
-		queue: func(batch *pgx.Batch) *pgx.QueuedQuery { return batch.Queue(statement, args...) }}
+	w := &write{id: id, fence: fence, statements: []pgconns.Statement{{SQL: statement, Args: args, Dest: []any{&gone, nil, nil}}}}
 	if wake {
 		err = t.write(ctx, &t.groups.remove, w)
 	} else { // must be durable, which the others of a group are not
