@@ -3,9 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,44 +12,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
-
-// script records what happens, in order.
-type script struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (s *script) say(line string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lines = append(s.lines, line)
-}
-
-func (s *script) want(t *testing.T, want ...string) {
-	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !slices.Equal(s.lines, want) {
-		t.Errorf("happened: %q, want %q", s.lines, want)
-	}
-}
-
-// takeover makes b steal the lease of a, which has vanished a second after its
-// renewal, and returns when b has it.
-func takeover(t *testing.T, l *ledger, cfg tenure.CoordinatorConfig) (a, b *replica) {
-	t.Helper()
-	store := storetest.NewMem()
-	a = start(t, l, store, "a", tenure.CoordinatorConfig{})
-	synctest.Wait()
-	b = start(t, l, store, "b", cfg)
-	time.Sleep(time.Minute + time.Second)
-	a.store.SetHook(hang)
-	time.Sleep(29*time.Second + 10*time.Millisecond)
-	if got := b.Status(); got.Holder != "b" {
-		t.Fatalf("b has not the lease: %+v", got)
-	}
-	return a, b
-}
 
 func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -190,25 +150,6 @@ func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 		c.Run(t.Context())
 	})
 }
-
-// fencing is a config whose predecessors are said, and the job.
-func fencing(s *script, fence func(ctx context.Context) error) tenure.CoordinatorConfig {
-	return tenure.CoordinatorConfig{
-		Reconcile: func(ctx context.Context) error {
-			s.say(tenure.TermFromContext(ctx).Holder() + " works")
-			<-ctx.Done()
-			return nil
-		},
-		FencePredecessor: func(ctx context.Context, prev tenure.Holding) error {
-			s.say(tenure.TermFromContext(ctx).Holder() + " fences " + prev.Holder + " at " + prev.Labels["addr"])
-			return fence(ctx)
-		},
-	}
-}
-
-func succeeds(context.Context) error { return nil }
-
-func untilDone(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
 // However the term ends in which a predecessor was to be fenced, the next one fences it.
 func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {

@@ -5,339 +5,125 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// ledger records when jobs begin and end, and fails the test if two overlap.
-type ledger struct {
-	t     *testing.T
-	began time.Time
-
-	mu      sync.Mutex
-	running string
-	lines   []string
-}
-
-func newLedger(t *testing.T) *ledger { return &ledger{t: t, began: time.Now()} }
-
-func (l *ledger) say(format string, args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf("%v ", time.Since(l.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
-}
-
-// run is a job that ends when it is told to.
-func (l *ledger) run(ctx context.Context, name string) {
-	l.begin(name)
-	<-ctx.Done()
-	l.end(name, context.Cause(ctx))
-}
-
-func (l *ledger) begin(name string) {
-	l.say("%s begins", name)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.running != "" {
-		l.t.Errorf("%s's job began while %s's was running", name, l.running)
-	}
-	l.running = name
-}
-
-func (l *ledger) end(name string, why error) {
-	l.mu.Lock()
-	l.running = ""
-	l.mu.Unlock()
-	l.say("%s ends: %v", name, why)
-}
-
-// holder returns whose job runs.
-func (l *ledger) holder() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.running
-}
-
-func (l *ledger) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
-}
-
-// replica is a coordinator that runs, with a store that can be made to fail for
-// it alone.
-type replica struct {
-	*tenure.Coordinator
-	lease *tenure.Lease
-	store *storetest.FaultyStore
-	stop  func() // and wait until Run has returned
-}
-
-// start runs a replica until the test ends. Its job writes to the ledger, unless
-// cfg brings one of its own.
-func start(t *testing.T, l *ledger, store tenure.Store, name string, cfg tenure.CoordinatorConfig) *replica {
-	t.Helper()
-	if cfg.Watch == nil && cfg.Reconcile == nil {
-		cfg.Reconcile = func(ctx context.Context) error { l.run(ctx, name); return nil }
-	}
-	return startWith(t, store, tenure.LeaseConfig{Holder: name}, cfg)
-}
-
-func startWith(t *testing.T, store tenure.Store, leaseConfig tenure.LeaseConfig, cfg tenure.CoordinatorConfig) *replica {
-	t.Helper()
-	if pollOnly {
-		store = struct{ tenure.Store }{store}
-	}
-	faulty := storetest.Faulty(store, nil)
-	lease := newLease(t, faulty, leaseConfig)
-	c, err := tenure.NewCoordinator(lease, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	returned := make(chan error, 1)
-	go func() { returned <- c.Run(ctx) }()
-	stop := sync.OnceFunc(func() {
-		cancel()
-		if err := <-returned; err != nil {
-			t.Errorf("Run of %s: %v", leaseConfig.Holder, err)
-		}
-	})
-	t.Cleanup(stop)
-	return &replica{c, lease, faulty, stop}
-}
-
-// pollOnly makes stores give no hints.
-var pollOnly bool
-
-// settle returns when a lease that was given back has been taken: at once where a
-// standby is woken, else within its AcquireInterval.
-func settle() {
-	if pollOnly {
-		time.Sleep(5 * time.Second)
-	}
-	synctest.Wait()
-}
-
-func TestAllThatHoldsWithWakeUpsHoldsByPolling(t *testing.T) {
-	pollOnly = true
-	defer func() { pollOnly = false }()
-	for name, test := range map[string]func(*testing.T){
-		"one holds":          TestOneReplicaHoldsAndTheOthersStandBy,
-		"release":            TestAReleasedLeaseIsTakenAtOnce,
-		"vanished holder":    TestAVanishedHolderIsReplacedWithinTenMillisecondsOfItsTTL,
-		"stop, then release": TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned,
-		"failing renewals":   TestRenewalsThatFailForAWhileCostNothing,
-		"hanging renewal":    TestARenewalThatHangsEndsTheJobAtTheRenewDeadline,
-		"job that ends":      TestAJobThatEndsGivesTheLeaseToAnotherReplica,
-		"lost lease":         TestAReplicaThatLostTheLeaseCompetesAgain,
-		"stolen lease":       TestAStolenLeaseEndsTheJobAtTheNextRenewal,
-		"stuck job":          TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting,
-		"resignation":        TestResignHandsTheLeaseToAnotherReplica,
-		"interrupted":        TestAShutdownDuringAnAcquireLeavesNoRecord,
-		"resigned twice":     TestAReplicaThatWasAskedToResignWhileItStoppedStaysAwayAllTheSame,
-		"asked to release":   TestAHolderThatIsAskedHandsTheLeaseOver,
-		"named replica":      TestTheReplicaThatIsNamedIsNext,
-		"many faults":        TestManyReplicasUnderFaultsNeverOverlap,
-	} {
-		t.Run(name, test)
-	}
-}
-
-// hang makes every call wait until its context ends: the store is unreachable.
-func hang(ctx context.Context, _ storetest.Call, _ func(context.Context) error) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func refuse(context.Context, storetest.Call, func(context.Context) error) error {
-	return errors.New("connection refused")
-}
-
 func TestOneReplicaHoldsAndTheOthersStandBy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
 		for range 100 {
 			time.Sleep(7 * time.Second)
-			if !a.IsHolder() || b.IsHolder() || l.holder() != "a" {
-				t.Fatalf("a holds: %v, b holds: %v, runs: %q", a.IsHolder(), b.IsHolder(), l.holder())
-			}
+			t.wantHolder(a)
+			require.Equal(t, "a", t.jobs.holder())
 		}
-		got := b.Status()
-		if got.Role != tenure.RoleStandby || got.Holder != "a" || got.Token != 0 || got.TrustLeft != 0 {
-			t.Errorf("standby's status: %+v", got)
-		}
-		got = a.Status()
-		if got.Role != tenure.RoleHolder || got.Holder != "a" || got.Token == 0 || got.TrustLeft < 19*time.Second || got.Terms != 1 {
-			t.Errorf("holder's status: %+v", got)
-		}
+		got := a.Status()
+		require.Equal(t, tenure.RoleHolder, got.Role)
+		require.Equal(t, "a", got.Holder)
+		require.NotZero(t, got.Token)
+		require.GreaterOrEqual(t, got.TrustLeft, 19*time.Second)
+		require.Equal(t, 1, got.Terms)
+		got = b.Status()
+		require.Equal(t, tenure.RoleStandby, got.Role)
+		require.Equal(t, "a", got.Holder)
+		require.Zero(t, got.Token)
+		require.Zero(t, got.TrustLeft)
 	})
 }
 
-func TestAReleasedLeaseIsTakenAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+func TestAtAShutdownTheLeaseGoesToAnotherReplicaAtOnce(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute)
 		a.stop()
-		if a.IsHolder() || l.holder() == "a" {
-			t.Error("a's job outlasts Run")
-		}
-		settle()
-		if !b.IsHolder() || l.holder() != "b" {
-			t.Errorf("b does not hold after a's release:\n%v", l)
-		}
+		t.wantHolder(nil)
+		require.Contains(t, t.jobs.String(), "1m0s a ends: "+tenure.ErrShutdown.Error())
+		t.settle()
+		t.wantHolder(b)
+		require.Equal(t, "b", t.jobs.holder())
 	})
 }
 
 func TestAVanishedHolderIsReplacedWithinTenMillisecondsOfItsTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute + time.Second) // the last renewal was a second ago
 		a.store.SetHook(hang)
 		time.Sleep(29*time.Second + 10*time.Millisecond)
-		if !b.IsHolder() || l.holder() != "b" {
-			t.Errorf("b does not hold:\n%v", l)
-		}
-		if a.IsHolder() {
-			t.Error("a believes to hold")
-		}
+		t.wantHolder(b)
+		require.Equal(t, "b", t.jobs.holder())
 	})
 }
 
 func TestALeaseIsReleasedOnlyWhenNoRenewalIsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var renewing atomic.Bool
-		released := false
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
+	inBubbles(t, func(t *scene) {
+		var s script
+		a := t.start("a")
 		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "delete" {
-				released = true
-				if renewing.Load() {
-					t.Error("the release overtakes a renewal")
-				}
-				return do(ctx)
+			s.say(call.Op)
+			if call.Op == "put" {
+				defer s.say("renewed")
+				return hang(ctx, call, do)
 			}
-			renewing.Store(true)
-			defer renewing.Store(false)
-			return hang(ctx, call, do)
+			return do(ctx)
 		})
 		time.Sleep(11 * time.Second)
-		if !renewing.Load() {
-			t.Fatal("no renewal is under way")
-		}
+		require.Equal(t, []string{"put"}, s.said())
 		a.stop()
-		if !released {
-			t.Error("the lease is not released")
-		}
+		require.Equal(t, []string{"put", "renewed", "delete"}, s.said())
 	})
 }
 
-// Known fault 1 (I4): the lease is released before the job has stopped.
 func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{
-			Watch: func(ctx context.Context) error {
-				<-ctx.Done()
-				return nil
-			},
+	inBubbles(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{
+			Watch: returnsAfter(0),
 			Reconcile: func(ctx context.Context) error {
-				l.begin("a")
+				t.jobs.begin("a")
 				<-ctx.Done()
-				time.Sleep(8 * time.Second) // winds up, longer than any other waits to acquire
-				if _, err := store.Get(context.Background(), leaseKey); err != nil {
+				time.Sleep(8 * time.Second) // winds up, for longer than any standby waits to acquire
+				if _, err := t.store.Get(context.Background(), leaseKey); err != nil {
 					t.Errorf("while the job runs: %v", err)
 				}
-				l.end("a", context.Cause(ctx))
+				t.jobs.end("a", context.Cause(ctx))
 				return nil
 			},
 		})
-		synctest.Wait()
-		start(t, l, store, "b", tenure.CoordinatorConfig{})
+		b := t.start("b")
 		time.Sleep(time.Minute)
 		a.stop()
-		settle()
-		if l.holder() != "b" {
-			t.Errorf("b's job does not run:\n%v", l)
-		}
+		t.settle()
+		t.wantHolder(b)
+		require.Equal(t, "b", t.jobs.holder())
 	})
 }
 
-func TestAJobThatTakesItsTimeToReturnStillHasItsLeaseRenewed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{
-			RenewInterval: 2 * time.Second,
-			RenewDeadline: 4 * time.Second, // so the job has 25 s to return
-			Reconcile: func(ctx context.Context) error {
-				<-ctx.Done()
-				time.Sleep(20 * time.Second)
-				return nil
-			},
-		})
-		synctest.Wait()
-		go a.Resign(context.Background())
-		time.Sleep(19 * time.Second)
-		h, err := a.lease.Read(t.Context())
-		if err != nil || h.Age > 2*time.Second {
-			t.Errorf("got %+v, %v; want a lease renewed not longer than 2 s ago", h, err)
-		}
-		if got := a.Status(); got.Role != tenure.RoleStopping || a.IsHolder() {
-			t.Errorf("role %v, holder %v", got.Role, a.IsHolder())
-		}
-	})
-}
-
-// Known fault 2: any one renewal error drops the lease.
 func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{
-		"refused": refuse,
-		"hanging": hang,
-		"answers lost": func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-			_ = do(ctx)
-			return errLost
-		},
-	} {
+	for name, fault := range map[string]storetest.Hook{"refused": refuse, "hanging": hang, "answers lost": loseAnswer} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, store := newLedger(t), storetest.NewMem()
-				a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-				synctest.Wait()
-				start(t, l, store, "b", tenure.CoordinatorConfig{})
+			inBubbles(t, func(t *scene) {
+				a := t.start("a")
+				t.start("b")
 				time.Sleep(31 * time.Second)
-				a.store.SetHook(fault) // 1 s after a renewal; the deadline is 19 s away
+				a.store.SetHook(fault) // a second after a renewal; the deadline is 19 s away
 				time.Sleep(14*time.Second + 300*time.Millisecond)
-				if a.Status().LastError == "" {
-					t.Error("the error does not show in the status")
-				}
+				require.NotEmpty(t, a.Status().LastError)
 				a.store.SetHook(nil)
 				time.Sleep(time.Minute)
-				if got := a.Status(); got.Terms != 1 || l.holder() != "a" || got.LastError != "" {
-					t.Errorf("%+v\n%v", got, l)
-				}
+				t.wantHolder(a)
+				require.Equal(t, 1, a.Status().Terms)
+				require.Empty(t, a.Status().LastError)
 			})
 		})
 	}
 }
 
-// Known fault 3: a renewal that hangs keeps the job running beyond the TTL.
 func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{
 		"until its context ends": hang,
@@ -347,156 +133,120 @@ func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, store := newLedger(t), storetest.NewMem()
-				a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-				synctest.Wait()
-				b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+			inBubbles(t, func(t *scene) {
+				a, b := t.start("a"), t.start("b")
 				a.store.SetHook(fault)
 				time.Sleep(20*time.Second - time.Millisecond)
-				if l.holder() != "a" {
-					t.Errorf("a's job does not run 20 s after its acquire:\n%v", l)
-				}
+				require.Equal(t, "a", t.jobs.holder(), t.jobs)
 				time.Sleep(time.Millisecond)
 				synctest.Wait()
-				if l.holder() != "" || !strings.Contains(l.String(), "20s a ends: "+tenure.ErrDeadline.Error()) {
-					t.Errorf("a's job did not end at 20 s by its deadline:\n%v", l)
-				}
+				require.Contains(t, t.jobs.String(), "20s a ends: "+tenure.ErrDeadline.Error())
 				time.Sleep(15 * time.Second)
-				if !b.IsHolder() {
-					t.Errorf("b does not hold:\n%v", l)
-				}
+				t.wantHolder(b)
 			})
 		})
 	}
 }
 
-// Known fault 4: a job that died leaves the lease renewed for ever.
 func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 	broken := errors.New("broken")
 	for name, job := range map[string]func(context.Context) error{
-		"by returning":     func(context.Context) error { return nil },
+		"by returning":     succeeds,
 		"by an error":      func(context.Context) error { return broken },
 		"by a false alarm": func(context.Context) error { return tenure.ErrLost },
 		"by Goexit":        func(context.Context) error { runtime.Goexit(); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, store := newLedger(t), storetest.NewMem()
+			inBubbles(t, func(t *scene) {
 				cause := make(chan error, 10)
-				a := start(t, l, store, "a", tenure.CoordinatorConfig{
+				t.start("a", tenure.CoordinatorConfig{
 					Watch: func(ctx context.Context) error {
 						time.Sleep(10 * time.Second)
 						return job(ctx)
 					},
 					Reconcile: func(ctx context.Context) error {
-						l.run(ctx, "a")
+						t.jobs.run(ctx, "a")
 						cause <- context.Cause(ctx)
 						return nil
 					},
 				})
-				synctest.Wait()
-				b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+				b := t.start("b")
 				time.Sleep(15 * time.Second)
-				if err := <-cause; !errors.Is(err, tenure.ErrJobEnded) || !strings.Contains(err.Error(), "watch") {
-					t.Errorf("the other func's context ended by %v, want ErrJobEnded by watch", err)
-				} else if name == "by an error" && !errors.Is(err, broken) {
-					t.Errorf("%v hides the job's error", err)
+				err := <-cause
+				require.ErrorIs(t, err, tenure.ErrJobEnded)
+				require.ErrorContains(t, err, "watch")
+				if name == "by an error" {
+					require.ErrorIs(t, err, broken)
 				}
-				if !b.IsHolder() || a.IsHolder() {
-					t.Errorf("the lease did not go to b within an AcquireInterval:\n%v", l)
-				}
+				t.wantHolder(b)
 			})
 		})
 	}
 }
 
 func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
+	inBubbles(t, func(t *scene) {
 		broken := errors.New("broken")
-		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
-			Watch:     func(ctx context.Context) error { <-ctx.Done(); return nil },
+		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+			Watch:     returnsAfter(0),
 			Reconcile: func(context.Context) error { panic(broken) },
 		})
-		wantErr(t, err, nil)
+		require.NoError(t, err)
 		defer func() {
 			p, ok := recover().(*tenure.JobPanic)
-			if !ok || !errors.Is(p, broken) || !strings.Contains(p.Error(), "coordinator_test.go") {
-				t.Errorf("Run panicked with %v, want a JobPanic with the job's stack", p)
-			}
-			_, err := store.Get(t.Context(), leaseKey)
-			wantErr(t, err, tenure.ErrNotFound)
-			if c.IsHolder() || c.Status().Role != tenure.RoleStandby {
-				t.Errorf("after the panic: %+v", c.Status())
-			}
+			require.True(t, ok)
+			require.ErrorIs(t, p, broken)
+			require.ErrorContains(t, p, "coordinator_test.go", "the stack of the job")
+			_, err := t.store.Get(t.Context(), leaseKey)
+			require.ErrorIs(t, err, tenure.ErrNotFound)
+			require.False(t, c.IsHolder())
+			require.Equal(t, tenure.RoleStandby, c.Status().Role)
 		}()
 		c.Run(t.Context())
-		t.Error("Run returned")
 	})
 }
 
-// Known fault 10: Run ends after the first loss, and no replica competes again.
 func TestAReplicaThatLostTheLeaseCompetesAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		time.Sleep(time.Second)
+	inBubbles(t, func(t *scene) {
+		a := t.start("a")
 		for i := range 5 {
 			a.store.SetHook(hang)
 			time.Sleep(time.Minute)
-			if a.IsHolder() {
-				t.Fatal("a holds though the store hangs")
-			}
+			t.wantHolder(nil)
 			a.store.SetHook(nil)
 			time.Sleep(11 * time.Second)
-			if !a.IsHolder() || a.Status().Terms != i+2 {
-				t.Fatalf("a does not hold again: %+v\n%v", a.Status(), l)
-			}
+			t.wantHolder(a)
+			require.Equal(t, i+2, a.Status().Terms)
 		}
 	})
 }
 
 func TestAStolenLeaseEndsTheJobAtTheNextRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		cause := make(chan error, 1)
-		start(t, l, store, "a", tenure.CoordinatorConfig{
-			Reconcile: func(ctx context.Context) error {
-				<-ctx.Done()
-				cause <- context.Cause(ctx)
-				return nil
-			},
-		})
-		synctest.Wait()
-		obj, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, nil)
-		obj.Payload = []byte(`{"holder":"robber","term":"another","ttl_ms":30000}`)
-		put(t, store, obj)
+	inBubbles(t, func(t *scene) {
+		var cause error
+		var term *tenure.Term
+		t.start("a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			term = tenure.TermFromContext(ctx)
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			return nil
+		}})
+		putRecord(t, t.store, robbersRecord)
 		time.Sleep(10*time.Second + time.Millisecond)
-		select {
-		case err := <-cause:
-			var lost *tenure.LostError
-			if !errors.As(err, &lost) || lost.To.Holder != "robber" {
-				t.Errorf("got cause %v, want a LostError to robber", err)
-			}
-		default:
-			t.Error("the job was not told")
-		}
+		synctest.Wait()
+		wantLost(t, cause, term, "robber")
 	})
 }
 
 func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
+	inBubbles(t, func(t *scene) {
 		stuck := make(chan time.Duration, 1)
 		returnNow := make(chan struct{})
 		first := true
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{
+		a := t.start("a", tenure.CoordinatorConfig{
 			Reconcile: func(ctx context.Context) error {
 				if !first {
-					<-ctx.Done()
-					return nil
+					return untilDone(ctx)
 				}
 				first = false
 				<-returnNow
@@ -504,90 +254,76 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 			},
 			Trace: &tenure.Trace{JobStuck: func(_ *tenure.Term, since time.Duration) { stuck <- since }},
 		})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+		b := t.start("b")
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		wantErr(t, a.Resign(ctx), context.DeadlineExceeded)
+		require.ErrorIs(t, a.Resign(ctx), context.DeadlineExceeded)
 		time.Sleep(9 * time.Second) // TTL − Margin − RenewDeadline, less the second
-		if since := <-stuck; since != 9*time.Second {
-			t.Errorf("reported after %v, want 9s", since)
-		}
-		if got := a.Status(); !got.Stuck || got.Role != tenure.RoleStopping {
-			t.Errorf("status: %+v", got)
-		}
-		if _, err := store.Get(t.Context(), leaseKey); err != nil {
-			t.Errorf("the lease of a running job: %v", err)
-		}
-		time.Sleep(40 * time.Second)
-		if !b.IsHolder() {
-			t.Error("the lease of a stuck job did not expire")
-		}
-		if got := a.Status().Terms; got != 1 {
-			t.Errorf("a has had %d terms while its job was stuck", got)
-		}
+		require.Equal(t, 9*time.Second, <-stuck)
+		require.True(t, a.Status().Stuck)
+		require.Equal(t, tenure.RoleStopping, a.Status().Role)
+		get(t, t.store, leaseKey) // the job runs, so its lease stands
+
+		time.Sleep(40 * time.Second) // and expires, for it is not renewed
+		t.wantHolder(b)
+		require.Equal(t, 1, a.Status().Terms)
 		close(returnNow)
 		b.stop()
 		time.Sleep(11 * time.Second)
-		if got := a.Status(); got.Stuck || !a.IsHolder() {
-			t.Errorf("after its job returned: %+v", got)
-		}
+		require.False(t, a.Status().Stuck)
+		t.wantHolder(a)
 	})
 }
 
 func TestResignHandsTheLeaseToAnotherReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute)
-		wantErr(t, b.Resign(t.Context()), nil) // has nothing to resign
-		wantErr(t, a.Resign(t.Context()), nil)
-		if a.IsHolder() || l.holder() == "a" {
-			t.Error("a holds after Resign returned")
-		}
-		settle()
-		if !b.IsHolder() || !strings.Contains(l.String(), "a ends: "+tenure.ErrResigned.Error()) {
-			t.Errorf("b does not hold:\n%v", l)
-		}
+		require.NoError(t, b.Resign(t.Context())) // has nothing to resign
+		require.NoError(t, a.Resign(t.Context()))
+		require.False(t, a.IsHolder())
+		require.NotEqual(t, "a", t.jobs.holder())
+		t.settle()
+		t.wantHolder(b)
+		require.Contains(t, t.jobs.String(), "a ends: "+tenure.ErrResigned.Error())
 	})
 }
 
 func TestAReplicaThatHasResignedStaysAwayForAsLongAsItSaid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		a := t.start("a")
 		time.Sleep(time.Minute)
-		wantErr(t, a.ResignFor(t.Context(), -1), tenure.ErrInvalid)
-		wantErr(t, a.ResignFor(t.Context(), 5*time.Minute), nil)
+		require.ErrorIs(t, a.ResignFor(t.Context(), -1), tenure.ErrInvalid)
+		require.NoError(t, a.ResignFor(t.Context(), 5*time.Minute))
 		time.Sleep(5*time.Minute - time.Second)
-		if got := a.Status(); got.Terms != 1 {
-			t.Errorf("it competed before: %+v", got)
-		}
+		require.Equal(t, 1, a.Status().Terms)
 		time.Sleep(2 * time.Second)
-		if !a.IsHolder() {
-			t.Error("it does not hold after that")
+		if t.polls {
+			time.Sleep(5 * time.Second)
 		}
+		t.wantHolder(a)
 	})
 }
 
-func TestShutdownTellsTheJobWhy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLedger(t)
-		a := start(t, l, storetest.NewMem(), "a", tenure.CoordinatorConfig{})
-		time.Sleep(time.Second)
-		a.stop()
-		if !strings.Contains(l.String(), "1s a ends: "+tenure.ErrShutdown.Error()) {
-			t.Errorf("got:\n%v", l)
-		}
+func TestAReplicaThatIsToldToResignWhileItStopsStaysAwayAllTheSame(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})
+		a.store.SetHook(hang)
+		time.Sleep(20*time.Second + time.Millisecond) // its renewals have failed for too long
+		a.store.SetHook(nil)
+		require.NoError(t, a.Resign(t.Context()))
+		time.Sleep(7 * time.Second)
+		t.wantHolder(nil) // before every standby has tried
+		time.Sleep(3 * time.Second)
+		t.wantHolder(a)
 	})
 }
 
 func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		slow := storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+	inBubbles(t, func(t *scene) {
+		store := t.store
+		t.store = storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			select {
 			case <-ctx.Done():
@@ -596,216 +332,162 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 				return err
 			}
 		})
-		a := start(t, l, slow, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
+		a := t.start("a")
+		get(t, store, leaseKey)
 		a.stop()
 		_, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, tenure.ErrNotFound)
-		if l.String() != "" {
-			t.Errorf("the job ran:\n%v", l)
-		}
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		require.Empty(t, t.jobs.String(), "the job ran")
 	})
 }
 
 // A process that is paused within an acquire sees the answer late.
 func TestAnAcquireAnsweredAfterTheRenewDeadlineBeginsNoJob(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		paused := false
-		b := start(t, l, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			err := do(ctx)
-			if call.Op == "put" && !paused {
-				paused = true
-				time.Sleep(21 * time.Second) // the trust lasts for 8 s more, and a job may take 9
-			}
-			return err
-		}), "b", tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		// The trust lasts for 8 s more, and a job may take 9.
+		t.store = storetest.Faulty(t.store, only("put", once(answerAfter(21*time.Second))))
+		b := t.start("b")
 		time.Sleep(21*time.Second + time.Millisecond)
-		if got := l.String(); got != "" {
-			t.Errorf("a job was begun:\n%s", got)
-		}
-		if _, err := store.Get(t.Context(), leaseKey); !errors.Is(err, tenure.ErrNotFound) {
-			t.Errorf("the lease is not given back: %v", err)
-		}
+		require.Empty(t, t.jobs.String())
+		_, err := t.store.Get(t.Context(), leaseKey)
+		require.ErrorIs(t, err, tenure.ErrNotFound, "the lease is given back")
 		time.Sleep(5 * time.Second)
-		if !b.IsHolder() {
-			t.Error("b does not compete again")
-		}
+		t.wantHolder(b)
 	})
 }
 
 func TestTheJobsContextCarriesTheTermAndTheCallersValues(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inBubbles(t, func(t *scene) {
 		type key struct{}
-		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"})
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
-		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-			Watch: func(ctx context.Context) error {
-				term := tenure.TermFromContext(ctx)
-				if term == nil || !term.Valid() || term.Holder() != "a" || term.Token() == 0 {
-					t.Errorf("got term %v", term)
-				}
-				if ctx.Value(key{}) != "value" {
-					t.Error("the caller's value is missing")
-				}
-				cancel()
-				<-ctx.Done()
-				return nil
-			},
-		})
-		wantErr(t, err, nil)
-		wantErr(t, c.Run(ctx), nil)
-		if tenure.TermFromContext(t.Context()) != nil {
-			t.Error("a term outside a job")
-		}
+		t.run = context.WithValue(t.run, key{}, "value")
+		jobs := make(chan context.Context, 1)
+		t.start("a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
+			jobs <- ctx
+			return untilDone(ctx)
+		}})
+		job := <-jobs
+		require.Equal(t, "value", job.Value(key{}))
+		term := tenure.TermFromContext(job)
+		require.True(t, term.Valid())
+		require.Equal(t, "a", term.Holder())
+		require.NotZero(t, term.Token())
+		require.Nil(t, tenure.TermFromContext(t.Context()), "a term outside a job")
 	})
 }
 
 func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		store.Single = true
-		l := newLedger(t)
-		ends := 0
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{
-			Reconcile: func(ctx context.Context) error {
-				term := tenure.TermFromContext(ctx)
-				if !term.Valid() || term.Token() == 0 {
-					t.Errorf("got term %+v", term)
-				}
-				if ends++; ends == 1 {
-					return errors.New("fails once")
-				}
-				l.run(ctx, "a")
-				return nil
-			},
+	for name, open := range map[string]func(t *testing.T) tenure.Store{
+		"Mem":    func(*testing.T) tenure.Store { mem := storetest.NewMem(); mem.Single = true; return mem },
+		"Static": func(*testing.T) tenure.Store { return tenure.Static() },
+		"SQLite": func(t *testing.T) tenure.Store {
+			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: quiet})
+			require.NoError(t, err)
+			t.Cleanup(func() { store.Close() })
+			return store
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				var traffic calls
+				t.store = storetest.Faulty(open(t.T), traffic.count("", nil))
+				jobs := 0
+				a := t.start("a", tenure.CoordinatorConfig{Confirmations: 2, Reconcile: func(ctx context.Context) error {
+					term := tenure.TermFromContext(ctx)
+					if !term.Valid() || term.Token() == 0 {
+						t.Errorf("got term %+v", term)
+					}
+					if jobs++; jobs == 1 {
+						return errors.New("fails once")
+					}
+					t.jobs.run(ctx, "a")
+					return nil
+				}})
+				time.Sleep(time.Hour)
+				t.wantHolder(a)
+				require.Equal(t, 2, a.Status().Terms)
+				a.stop()
+				t.wantHolder(nil)
+				require.Empty(t, t.jobs.holder())
+				require.Empty(t, traffic.take())
+			})
 		})
-		a.store.SetHook(func(_ context.Context, call storetest.Call, _ func(context.Context) error) error {
-			t.Errorf("call to the store: %v", call)
-			return errLost
-		})
+	}
+}
+
+func TestAStaticStoreHasNoObjectsAndTakesNone(t *testing.T) {
+	_, err := newLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
+	require.ErrorIs(t, err, tenure.ErrNotFound)
+	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: leaseKey}, tenure.MustCreate())
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a := t.begin(tenure.LeaseConfig{Holder: "a"}, tenure.CoordinatorConfig{})
+		synctest.Wait()
+		b := t.begin(tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
 		time.Sleep(time.Hour)
-		if !a.IsHolder() || a.Status().Terms != 2 {
-			t.Errorf("got %+v, want a second term", a.Status())
-		}
-		a.stop()
-		if a.IsHolder() || l.holder() != "" {
-			t.Error("the job outlasts Run")
-		}
+		t.wantHolder(a)
+		require.Equal(t, 1, a.Status().Terms)
+		require.NoError(t, a.Resign(t.Context()))
+		t.settle()
+		t.wantHolder(b)
+		b.store.SetHook(refuse)
+		time.Sleep(20*time.Second + time.Second)
+		require.False(t, b.IsHolder(), "b holds past its RenewDeadline")
 	})
 }
 
 func TestACoordinatorRunsOnceAtATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		wantErr(t, a.Run(t.Context()), tenure.ErrInvalid)
+	inBubbles(t, func(t *scene) {
+		a := t.start("a")
+		require.ErrorIs(t, a.Run(t.Context()), tenure.ErrInvalid)
 		a.stop()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		wantErr(t, a.Run(ctx), nil)
+		require.NoError(t, a.Run(ctx))
 	})
 }
 
-func TestAStoreThatNeedsSomebodysHandIsAskedSlowly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var asked atomic.Int32
-		store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, func(context.Context) error) error {
-			asked.Add(1)
+func TestAStoreThatNeedsAPersonIsAskedRarely(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		var asked calls
+		store := storetest.Faulty(t.store, asked.count("", func(context.Context, storetest.Call, func(context.Context) error) error {
 			return fmt.Errorf("password authentication failed: %w", tenure.ErrSetup)
-		})
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{})
+		}))
+		t.store = store
+		a := t.start("a")
 		time.Sleep(10 * time.Minute)
-		if n := asked.Load(); n < 20 || n > 30 {
-			t.Errorf("asked %d times in 10 minutes, want once in 30 s", n)
-		}
-		if got := a.Status().LastError; !strings.Contains(got, "password") {
-			t.Errorf("status says %q", got)
-		}
+		require.InDelta(t, 25, asked.take()["put"], 5, "once in 30 s")
+		require.Contains(t, a.Status().LastError, "password")
 		store.SetHook(nil)
 		time.Sleep(30 * time.Second)
-		if !a.IsHolder() {
-			t.Error("a does not hold though the store is well again")
-		}
-	})
-}
-
-func TestALongTTLDoesNotMakeASetupThatWasMendedWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, func(context.Context) error) error {
-			return tenure.ErrSetup
-		})
-		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{TTL: 6 * time.Hour}), tenure.CoordinatorConfig{
-			Watch:           func(ctx context.Context) error { <-ctx.Done(); return nil },
-			AcquireInterval: 5 * time.Second,
-		})
-		wantErr(t, err, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- c.Run(ctx) }()
-		time.Sleep(time.Second)
-		store.SetHook(nil)
-		time.Sleep(time.Minute)
-		if !c.IsHolder() {
-			t.Error("no holder a minute after the setup was mended")
-		}
-		cancel()
-		wantErr(t, <-done, nil)
-	})
-}
-
-func TestAReplicaThatWasAskedToResignWhileItStoppedStaysAwayAllTheSame(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLedger(t)
-		a := start(t, l, storetest.NewMem(), "a", tenure.CoordinatorConfig{
-			Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Second); return nil },
-		})
-		synctest.Wait()
-		a.store.SetHook(hang)
-		time.Sleep(20*time.Second + time.Millisecond) // its renewals have failed for too long
-		a.store.SetHook(nil)
-		wantErr(t, a.Resign(t.Context()), nil)
-		time.Sleep(7 * time.Second)
-		if a.IsHolder() {
-			t.Error("holds again before every standby has tried")
-		}
-		time.Sleep(3 * time.Second)
-		if !a.IsHolder() {
-			t.Error("does not compete again")
-		}
+		t.wantHolder(a)
 	})
 }
 
 func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		replicas := make([]*replica, 5)
-		for i := range replicas {
-			replicas[i] = start(t, l, store, fmt.Sprint("r", i), tenure.CoordinatorConfig{})
+	inBubbles(t, func(t *scene) {
+		for i := range 5 {
+			t.start(fmt.Sprint("r", i))
 		}
-		faults := []storetest.Hook{hang, refuse, nil, nil, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-			err := do(ctx)
-			time.Sleep(3 * time.Second)
-			return err
-		}}
+		faults := []storetest.Hook{hang, refuse, nil, nil, answerAfter(3 * time.Second)}
 		held := 0
-		for i := range 2000 {
-			replicas[i*7%5].store.SetHook(faults[i*3%len(faults)])
+		for i := range 1000 {
+			t.replicas[i*7%5].store.SetHook(faults[i*3%len(faults)])
 			time.Sleep(time.Duration(i%41) * time.Second)
-			if l.holder() != "" {
+			if t.jobs.holder() != "" {
 				held++
 			}
 		}
-		if held < 1000 {
-			t.Errorf("somebody held in %d of 2000 samples", held)
-		}
+		require.Greater(t, held, 500, "samples of 1000 in which a job ran")
 	})
 }
 
 func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 	job := func(context.Context) error { return nil }
 	_, err := tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})
-	wantErr(t, err, tenure.ErrInvalid)
+	require.ErrorIs(t, err, tenure.ErrInvalid)
 	for name, test := range map[string]struct {
 		ttl  time.Duration
 		cfg  tenure.CoordinatorConfig
@@ -824,40 +506,12 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
 		_, err := tenure.NewCoordinator(lease, test.cfg)
 		if test.says == nil {
-			wantErr(t, err, nil)
+			require.NoError(t, err, name)
 			continue
 		}
-		if !errors.Is(err, tenure.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
-			continue
-		}
-		for _, want := range test.says {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %q does not name %q", name, err, want)
-			}
+		require.ErrorIs(t, err, tenure.ErrInvalid, name)
+		for _, says := range test.says {
+			require.ErrorContains(t, err, says, name)
 		}
 	}
-}
-
-func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		a := startWith(t, store, tenure.LeaseConfig{Holder: "a"}, tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
-		time.Sleep(time.Hour)
-		if got := a.Status(); !a.IsHolder() || b.IsHolder() || got.Role != tenure.RoleHolder || got.Terms != 1 {
-			t.Errorf("a: %+v, b: %+v", got, b.Status())
-		}
-		wantErr(t, a.Resign(t.Context()), nil)
-		synctest.Wait()
-		if a.IsHolder() || !b.IsHolder() {
-			t.Errorf("after a has resigned: %+v", b.Status())
-		}
-		b.store.SetHook(refuse)
-		time.Sleep(20*time.Second + time.Second)
-		if b.IsHolder() {
-			t.Error("b holds past its renew deadline")
-		}
-	})
 }

@@ -210,15 +210,6 @@ func TestALongTTLMakesNobodyWaitForAStoreThatHangs(t *testing.T) {
 	}
 }
 
-// copyRenews is a renewal by a copy of the process that holds the lease.
-func copyRenews(t *testing.T, store tenure.Store) {
-	t.Helper()
-	obj, err := store.Get(t.Context(), leaseKey)
-	wantErr(t, err, nil)
-	_, err = store.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version))
-	wantErr(t, err, nil)
-}
-
 func TestARecordThatACopyRenewsIsNoLeftover(t *testing.T) {
 	for name, try := range map[string]func(*tenure.Lease, context.Context) (*tenure.Term, error){
 		"TryAcquire": (*tenure.Lease).TryAcquire, "AcquireOrSteal": (*tenure.Lease).AcquireOrSteal,

@@ -14,17 +14,6 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// three replicas, of which the first holds.
-func three(t *testing.T, l *ledger, store tenure.Store) (a, b, c *replica) {
-	t.Helper()
-	a = start(t, l, store, "a", tenure.CoordinatorConfig{})
-	synctest.Wait()
-	b = start(t, l, store, "b", tenure.CoordinatorConfig{})
-	c = start(t, l, store, "c", tenure.CoordinatorConfig{})
-	time.Sleep(time.Minute + time.Second) // a second after a renewal
-	return a, b, c
-}
-
 func TestAHolderThatIsAskedHandsTheLeaseOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLedger(t), storetest.NewMem()

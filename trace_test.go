@@ -77,22 +77,6 @@ func wantTold(t *testing.T, when string, tale *tale, want ...string) {
 	}
 }
 
-// returnsAfter is a job that takes its time to return.
-func returnsAfter(d time.Duration) func(context.Context) error {
-	return func(ctx context.Context) error {
-		<-ctx.Done()
-		time.Sleep(d)
-		return nil
-	}
-}
-
-func slowly(d time.Duration) storetest.Hook {
-	return func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-		time.Sleep(d)
-		return do(ctx)
-	}
-}
-
 func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()

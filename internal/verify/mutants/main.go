@@ -70,7 +70,7 @@ func suites(dir string) ([]suite, error) {
 
 var (
 	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	bubble   = regexp.MustCompile(`synctest\.Test\(`)
+	bubble   = regexp.MustCompile(`synctest\.Test\(|inBubbles?\(`)
 	database = regexp.MustCompile(`(?i)postgres|sqlite|bouncer|eachStore|foreignStores`)
 )
 
