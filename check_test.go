@@ -1,16 +1,19 @@
 package tenure_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/storetest"
 )
 
 // fitness is a Check that the test decides.
@@ -29,48 +32,39 @@ func (f *fitness) check(_ context.Context, role tenure.Role) error {
 	return nil
 }
 
-func TestAStandbyThatIsNotFitDoesNotCompete(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+func TestAnUnfitStandbyDoesNotCompete(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var fit fitness
 		fit.standby.Store(true)
-		b := start(t, newLedger(t), storetest.NewMem(), "b", tenure.CoordinatorConfig{Check: fit.check})
+		b := t.start("b", tenure.CoordinatorConfig{Check: fit.check})
 		time.Sleep(time.Minute)
-		if got := b.Status(); got.Terms != 0 || !strings.Contains(got.LastError, errUnfit.Error()) {
-			t.Errorf("status %+v", got)
-		}
+		require.Zero(t, b.Status().Terms)
+		require.Contains(t, b.Status().LastError, errUnfit.Error())
 		fit.standby.Store(false)
 		time.Sleep(5 * time.Second)
-		if !b.IsHolder() || b.Status().LastError != "" {
-			t.Errorf("b is fit and does not hold: %+v", b.Status())
-		}
+		t.wantHolder(b)
+		require.Empty(t, b.Status().LastError)
 	})
 }
 
-func TestAHolderThatIsNotFitGivesTheLeaseToOneThatIs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
+func TestAnUnfitHolderGivesTheLeaseToAReplicaThatIsFit(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var fit fitness
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{Check: fit.check})
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{Check: new(fitness).check})
+		t.start("a", tenure.CoordinatorConfig{Check: fit.check})
+		b := t.start("b", tenure.CoordinatorConfig{Check: new(fitness).check})
 		time.Sleep(time.Minute + time.Second)
 		fit.holder.Store(true)
 		time.Sleep(9 * time.Second) // until the next renewal
 		synctest.Wait()
-		if a.IsHolder() || !b.IsHolder() {
-			t.Errorf("b does not hold:\n%v", l)
-		}
-		if got := l.String(); !strings.Contains(got, "a ends: "+tenure.ErrUnhealthy.Error()+": "+errUnfit.Error()) {
-			t.Errorf("the job is not told why:\n%v", got)
-		}
+		t.wantHolder(b)
+		require.Contains(t, t.jobs.String(), "a ends: "+tenure.ErrUnhealthy.Error()+": "+errUnfit.Error())
 	})
 }
 
-func TestAHolderMayFailItsCheckSoManyTimes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLedger(t)
+func TestATermEndsWhenCheckFailuresChecksInARowHaveFailed(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var fit fitness
-		a := start(t, l, storetest.NewMem(), "a", tenure.CoordinatorConfig{Check: fit.check, CheckFailures: 3})
+		a := t.start("a", tenure.CoordinatorConfig{Check: fit.check, CheckFailures: 3})
 		time.Sleep(11 * time.Second)
 		before := fit.asked.Load()
 		fit.holder.Store(true)
@@ -79,123 +73,134 @@ func TestAHolderMayFailItsCheckSoManyTimes(t *testing.T) {
 		}
 		fit.holder.Store(false)
 		time.Sleep(time.Minute)
-		if !a.IsHolder() || a.Status().Terms != 1 || a.Status().LastError != "" {
-			t.Errorf("two failures cost the term: %+v", a.Status())
-		}
+		t.wantHolder(a)
+		require.Equal(t, 1, a.Status().Terms)
+		require.Empty(t, a.Status().LastError)
 		fit.holder.Store(true)
 		time.Sleep(15 * time.Second)
-		if !strings.Contains(l.String(), "a ends: "+tenure.ErrUnhealthy.Error()) {
-			t.Errorf("three failures did not end the term:\n%v", l)
-		}
+		require.Contains(t, t.jobs.String(), "a ends: "+tenure.ErrUnhealthy.Error())
 	})
 }
 
 func TestAHolderThatStaysUnfitIsNotRenewedPastItsDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLedger(t)
+	inBubble(t, func(t *scene) {
 		var fit fitness
-		start(t, l, storetest.NewMem(), "a", tenure.CoordinatorConfig{Check: fit.check, CheckFailures: 1000})
+		a := t.start("a", tenure.CoordinatorConfig{Check: fit.check, CheckFailures: 1000})
 		time.Sleep(11 * time.Second) // renewed a second ago
 		fit.holder.Store(true)
 		time.Sleep(18 * time.Second)
-		if l.holder() != "a" {
-			t.Error("the term ended before its RenewDeadline")
-		}
+		t.wantHolder(a)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if l.holder() != "" || !strings.Contains(l.String(), "30s a ends: "+tenure.ErrUnhealthy.Error()) {
-			t.Errorf("got:\n%v", l)
+		require.Contains(t, t.jobs.String(), "30s a ends: "+tenure.ErrUnhealthy.Error())
+	})
+}
+
+func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var fit fitness
+		a := t.start("a", tenure.CoordinatorConfig{CheckFailures: 5, Check: fit.check})
+		time.Sleep(time.Minute + time.Second)
+		fit.holder.Store(true)
+		for range 200 {
+			require.NoError(t, a.store.Wake(t.Context(), leaseKey))
+			time.Sleep(time.Millisecond)
 		}
+		t.wantHolder(a)
 	})
 }
 
 func TestACheckThatHangsCountsAsFailed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
+	inBubble(t, func(t *scene) {
 		var hangs atomic.Bool
-		let := make(chan struct{})
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{CheckTimeout: 2 * time.Second,
-			Check: func(context.Context, tenure.Role) error { // and does not heed its context
+		released := make(chan struct{})
+		a := t.start("a", tenure.CoordinatorConfig{CheckTimeout: 2 * time.Second,
+			Check: func(context.Context, tenure.Role) error { // and ignores its context
 				if hangs.Load() {
-					<-let
+					<-released
 				}
 				return nil
 			}})
 		time.Sleep(time.Second)
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+		b := t.start("b")
 		hangs.Store(true)
 		time.Sleep(9*time.Second + 2*time.Second)
 		synctest.Wait()
-		if a.IsHolder() || !b.IsHolder() {
-			t.Errorf("b does not hold:\n%v", l)
-		}
+		t.wantHolder(b)
 		b.stop()
 		time.Sleep(5 * time.Minute)
-		if got := a.Status(); got.Terms != 1 || !strings.Contains(got.LastError, "has not returned") {
-			t.Errorf("a competed while its check hung: %+v", got)
-		}
+		require.Equal(t, 1, a.Status().Terms)
+		require.Contains(t, a.Status().LastError, "has not returned")
 		hangs.Store(false)
-		close(let)
+		close(released)
 		time.Sleep(5 * time.Second)
-		if !a.IsHolder() {
-			t.Errorf("a does not hold once its check has returned: %+v", a.Status())
-		}
+		t.wantHolder(a)
 	})
 }
 
-func TestALeaseIsRenewedUncheckedWhileTheJobReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var fit fitness
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{
-			Check:         fit.check,
-			RenewInterval: 2 * time.Second,
-			RenewDeadline: 4 * time.Second, // so the job has 25 s to return
-			Reconcile: func(ctx context.Context) error {
-				<-ctx.Done()
-				time.Sleep(20 * time.Second)
-				return nil
-			},
+func TestWhileTheJobReturnsItsLeaseIsRenewedWithoutAnyCheck(t *testing.T) {
+	for name, end := range map[string]func(t *scene, a *replica){
+		"unfit":    func(*scene, *replica) {},
+		"resigned": func(t *scene, a *replica) { go a.Resign(t.Context()) },
+		"shutdown": func(_ *scene, a *replica) { go a.stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				var fit fitness
+				a := t.start("a", tenure.CoordinatorConfig{
+					Check:         fit.check,
+					RenewInterval: 2 * time.Second,
+					RenewDeadline: 4 * time.Second, // so the job has 25 s to return
+					Reconcile:     returnsAfter(20 * time.Second),
+				})
+				time.Sleep(time.Second)
+				fit.holder.Store(true)
+				end(t, a)
+				time.Sleep(time.Second) // the first renewal is due
+				synctest.Wait()
+				asked := fit.asked.Load()
+				if name != "unfit" {
+					require.EqualValues(t, 1, asked, "once as a standby")
+				}
+				for range 9 {
+					time.Sleep(2 * time.Second)
+					require.Equal(t, tenure.RoleStopping, a.Status().Role)
+					require.False(t, a.IsHolder())
+					got, err := a.lease.Read(t.Context())
+					require.NoError(t, err)
+					require.LessOrEqual(t, got.Age, 2*time.Second)
+				}
+				require.Equal(t, asked, fit.asked.Load())
+			})
 		})
-		time.Sleep(time.Second)
-		fit.holder.Store(true)
-		time.Sleep(2 * time.Second) // the job is told to return
-		asked := fit.asked.Load()
-		time.Sleep(18 * time.Second)
-		h, err := a.lease.Read(t.Context())
-		if err != nil || h.Age > 2*time.Second || a.Status().Role != tenure.RoleStopping {
-			t.Errorf("got %+v, %v, %v; want a lease renewed not longer than 2 s ago", h, err, a.Status().Role)
-		}
-		if got := fit.asked.Load(); got != asked {
-			t.Errorf("checked %d times since the job was told to return", got-asked)
-		}
-	})
+	}
 }
 
 func TestAReplicaWhoseCheckFlapsStaysAwayForLongerEachTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var fit fitness
 		fit.holder.Store(true) // fit to compete, and not to hold
 		var began []time.Time
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{
-			Check:     fit.check,
-			Reconcile: func(ctx context.Context) error { began = append(began, time.Now()); <-ctx.Done(); return nil },
-		})
+		a := t.start("a", tenure.CoordinatorConfig{Check: fit.check, Reconcile: func(ctx context.Context) error {
+			began = append(began, time.Now())
+			return untilDone(ctx)
+		}})
 		time.Sleep(10 * time.Minute)
 		a.stop()
 		const term = 10 * time.Second // each, until its first renewal
-		// The first is longer than any who has resigned stays away, 10 s.
+		// The first is longer than a replica stays away that has resigned, 10 s.
 		for i, least := range []time.Duration{11 * time.Second, 22 * time.Second, 45 * time.Second, 90 * time.Second, 90 * time.Second} {
-			if away := began[i+1].Sub(began[i]) - term; away < least || away > 120*time.Second {
-				t.Errorf("away for %v after term %d, want at least %v and at most 4 TTLs", away, i+1, least)
-			}
+			away := began[i+1].Sub(began[i]) - term
+			require.GreaterOrEqual(t, away, least, "after term %d", i+1)
+			require.LessOrEqual(t, away, 4*30*time.Second, "after term %d", i+1)
 		}
 	})
 }
 
-func TestAReplicaThatHasBeenFitForLongStaysAwayForAsShortAsAtFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+func TestAReplicaThatHasBeenFitForLongStaysAwayOnlyBriefly(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var fit fitness
-		a := start(t, newLedger(t), storetest.NewMem(), "a", tenure.CoordinatorConfig{Check: fit.check})
+		a := t.start("a", tenure.CoordinatorConfig{Check: fit.check})
 		for range 5 {
 			time.Sleep(5 * time.Minute)
 			fit.holder.Store(true)
@@ -204,59 +209,53 @@ func TestAReplicaThatHasBeenFitForLongStaysAwayForAsShortAsAtFirst(t *testing.T)
 			}
 			fit.holder.Store(false)
 			time.Sleep(16 * time.Second) // 3 AcquireIntervals, and a second
-			if !a.IsHolder() {
-				t.Error("still away")
-			}
+			t.wantHolder(a)
 		}
 	})
 }
 
-func TestALeaseIsReleasedThoughTheChecksErrorSaysThatItIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
+func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var unfit atomic.Bool
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
+		t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
 			if unfit.Load() {
 				return &tenure.LostError{Key: leaseKey} // of another lease, or of a fenced write that was mistaken
 			}
 			return nil
 		}})
-		synctest.Wait()
 		unfit.Store(true)
 		time.Sleep(11 * time.Second)
-		_, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, tenure.ErrNotFound)
-		if a.IsHolder() {
-			t.Error("a holds although it is not fit")
-		}
+		_, err := t.store.Get(t.Context(), leaseKey)
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		t.wantHolder(nil)
 	})
 }
 
-func TestWhileTheJobReturnsTheLeaseIsRenewedWithoutACheck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
+// Otherwise its status would show for hours a holder that is long gone.
+func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
 		var fit fitness
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{
-			Check: fit.check,
-			Reconcile: func(ctx context.Context) error {
-				<-ctx.Done()
-				time.Sleep(8 * time.Second)
-				return nil
-			},
-		})
-		time.Sleep(25 * time.Second) // the next renewal is due in 5 s
-		asked := fit.asked.Load()
-		fit.holder.Store(true)
-		stopped := make(chan struct{})
-		go func() { a.stop(); close(stopped) }()
-		time.Sleep(7 * time.Second)
-		holding, err := a.lease.Read(t.Context())
-		if err != nil || holding.Age > 2*time.Second {
-			t.Errorf("the lease was renewed %v ago: %v", holding.Age, err)
+		fit.standby.Store(true)
+		var log bytes.Buffer
+		unfit := t.start("unfit", tenure.CoordinatorConfig{Check: fit.check, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		time.Sleep(45 * time.Second) // a TTL, the time between two checks, and a bit
+		require.Equal(t, "a", unfit.Status().Holder)
+		require.Contains(t, unfit.Status().LastError, errUnfit.Error())
+		b := t.start("b")
+		time.Sleep(time.Second)
+		require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+		time.Sleep(45 * time.Second)
+		t.wantHolder(b)
+		for _, r := range []*replica{a, unfit} {
+			require.Equal(t, "b", r.Status().Holder)
+			require.NotZero(t, r.Status().RenewedAt)
 		}
-		if got := fit.asked.Load() - asked; got != 0 {
-			t.Errorf("asked %d times whether it is fit to hold what it gives back", got)
-		}
-		<-stopped
+		b.stop()
+		time.Sleep(45 * time.Second)
+		require.Empty(t, a.Status().Holder)
+		require.Empty(t, unfit.Status().Holder)
+		unfit.stop()
+		require.Equal(t, 1, strings.Count(log.String(), "not fit"), &log)
 	})
 }

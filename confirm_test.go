@@ -279,17 +279,3 @@ func TestAReclaimedLeaseNeedsNoConfirmation(t *testing.T) {
 	})
 }
 
-func TestAStaticStoreRunsTheJobWithoutADatabase(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := tenure.Static()
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{Confirmations: 2})
-		time.Sleep(time.Hour)
-		if got := a.Status(); !a.IsHolder() || got.Terms != 1 || got.Token == 0 {
-			t.Errorf("status %+v", got)
-		}
-		_, err := a.lease.Read(t.Context())
-		wantErr(t, err, tenure.ErrNotFound)
-		_, err = store.PutIf(t.Context(), tenure.Object{Key: leaseKey}, tenure.MustCreate())
-		wantErr(t, err, errors.ErrUnsupported)
-	})
-}

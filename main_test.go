@@ -302,14 +302,14 @@ func (t *scene) begin(leaseConfig tenure.LeaseConfig, cfg tenure.CoordinatorConf
 	c, err := tenure.NewCoordinator(lease, cfg)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.run)
-	returned := make(chan error, 1)
-	go func() { returned <- c.Run(ctx) }()
-	stop := sync.OnceFunc(func() {
-		cancel()
-		if err := <-returned; err != nil {
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		if err := c.Run(ctx); err != nil {
 			t.Errorf("Run of %s: %v", leaseConfig.Holder, err)
 		}
-	})
+	}()
+	stop := func() { cancel(); <-returned }
 	t.Cleanup(stop)
 	r := &replica{c, lease, store, stop}
 	t.replicas = append(t.replicas, r)

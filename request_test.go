@@ -361,28 +361,6 @@ func TestHintsInVainMakeAHolderRenewLittleMore(t *testing.T) {
 	}
 }
 
-func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		var unfit atomic.Bool
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{CheckFailures: 5, Check: func(context.Context, tenure.Role) error {
-			if unfit.Load() {
-				return errors.New("a hiccup")
-			}
-			return nil
-		}})
-		time.Sleep(time.Minute + time.Second)
-		unfit.Store(true)
-		for range 200 {
-			wantErr(t, store.Wake(t.Context(), leaseKey), nil)
-			time.Sleep(time.Millisecond)
-		}
-		if !a.IsHolder() {
-			t.Error("failed five times within 200 ms")
-		}
-	})
-}
-
 func TestAReplicaWhoseLastTryFailedTakesWhatItIsOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLedger(t), storetest.NewMem()

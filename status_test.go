@@ -1,10 +1,8 @@
 package tenure_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -279,42 +277,3 @@ func TestASlowReaderOfChangesGetsTheLatestAndKeepsNobodyWaiting(t *testing.T) {
 	})
 }
 
-// Otherwise it would tell for hours of one who is long gone.
-func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		var fit fitness
-		fit.standby.Store(true)
-		var log bytes.Buffer
-		unfit := start(t, l, store, "unfit", tenure.CoordinatorConfig{Check: fit.check, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		time.Sleep(45 * time.Second) // a TTL, and what is between two checks, and a bit
-		if got := unfit.Status(); got.Holder != "a" || !strings.Contains(got.LastError, errUnfit.Error()) {
-			t.Errorf("who is not fit tells of %+v", got)
-		}
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
-		time.Sleep(time.Second)
-		wantErr(t, a.ResignFor(t.Context(), time.Hour), nil)
-		time.Sleep(45 * time.Second)
-		if !b.IsHolder() {
-			t.Fatalf("b does not hold:\n%v", l)
-		}
-		for _, r := range []*replica{a, unfit} {
-			if got := r.Status(); got.Holder != "b" || got.RenewedAt.IsZero() {
-				t.Errorf("%s tells of %+v", got.Replica, got)
-			}
-		}
-		b.stop()
-		time.Sleep(45 * time.Second)
-		for _, r := range []*replica{a, unfit} {
-			if got := r.Status(); got.Holder != "" {
-				t.Errorf("where nobody holds %s tells of %+v", got.Replica, got)
-			}
-		}
-		unfit.stop()
-		if got := strings.Count(log.String(), "not fit"); got != 1 {
-			t.Errorf("%d lines say that it is not fit:\n%s", got, &log)
-		}
-	})
-}
