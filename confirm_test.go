@@ -3,149 +3,133 @@ package tenure_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, s := newLedger(t), &script{}
-		cfg := tenure.CoordinatorConfig{
-			Confirmations: 2,
-			FencePredecessor: func(ctx context.Context, prev tenure.Holding) error {
-				s.say("fenced " + prev.Holder)
-				if term := tenure.TermFromContext(ctx); term == nil || term.Holder() != "b" {
-					t.Errorf("the context has the term %v", term)
-				}
-				return nil
-			},
-		}
-		cfg.Reconcile = func(ctx context.Context) error { s.say("job"); <-ctx.Done(); return nil }
-		_, b := takeover(t, l, cfg)
+	inBubble(t, func(t *scene) {
+		cfg := t.fencing(succeeds)
+		cfg.Confirmations = 2
+		_, b := t.takeover(cfg)
 		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			s.say(call.Op)
+			t.say(call.Op)
 			return do(ctx)
 		})
 		time.Sleep(19 * time.Second)
-		if got := b.Status(); got.Role != tenure.RoleConfirming || b.IsHolder() || got.Token == 0 || got.TrustLeft == 0 {
-			t.Errorf("while it confirms: %+v, IsHolder %v", got, b.IsHolder())
-		}
-		s.want(t, "put")
+		got := b.Status()
+		require.Equal(t, tenure.RoleConfirming, got.Role)
+		require.NotZero(t, got.Token)
+		require.NotZero(t, got.TrustLeft)
+		require.False(t, b.IsHolder())
+		require.Equal(t, []string{"put"}, t.said())
 		time.Sleep(2 * time.Second)
-		if got := b.Status(); got.Role != tenure.RoleHolder || !b.IsHolder() {
-			t.Errorf("after it has confirmed: %+v", got)
-		}
-		s.want(t, "put", "put", "fenced a", "put", "job") // the third says that all is well now
+		require.Equal(t, tenure.RoleHolder, b.Status().Role)
+		t.wantHolder(b)
+		require.Equal(t, []string{"put", "put", "b fences a at ", "put", "b works"}, t.said()) // the third drops a from the record
 	})
 }
 
 func TestWithoutATakeoverThereIsNothingToConfirm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		cfg := tenure.CoordinatorConfig{
-			Confirmations:    3,
-			FencePredecessor: func(context.Context, tenure.Holding) error { t.Error("fenced"); return nil },
-		}
-		a := start(t, l, store, "a", cfg)
-		synctest.Wait()
-		if !a.IsHolder() {
-			t.Error("the first term ever waits")
-		}
-		b := start(t, l, store, "b", cfg)
+	inBubble(t, func(t *scene) {
+		cfg := t.fencing(succeeds)
+		cfg.Confirmations = 3
+		a := t.start("a", cfg)
+		t.wantHolder(a)
+		b := t.start("b", cfg)
 		time.Sleep(time.Minute)
 		a.stop()
-		settle()
-		if !b.IsHolder() {
-			t.Error("a term after a release waits")
-		}
+		synctest.Wait()
+		t.wantHolder(b)
+		require.Equal(t, []string{"a works", "b works"}, t.said())
 	})
 }
 
 func TestAPredecessorIsFencedUntilThatSucceeds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var tries atomic.Int32
-		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{
-			FencePredecessor: func(context.Context, tenure.Holding) error {
-				if tries.Add(1) < 5 {
-					return errors.New("the power switch does not answer")
-				}
-				return nil
-			},
-		})
-		if got := b.Status(); got.Role != tenure.RoleConfirming || !strings.Contains(got.LastError, "power switch") {
-			t.Errorf("while it fences: %+v", got)
-		}
+	inBubble(t, func(t *scene) {
+		tries := 0
+		_, b := t.takeover(t.fencing(func(context.Context) error {
+			if tries++; tries < 5 {
+				return errors.New("the power switch does not answer")
+			}
+			return nil
+		}))
+		require.Equal(t, tenure.RoleConfirming, b.Status().Role)
+		require.Contains(t, b.Status().LastError, "power switch")
 		time.Sleep(15 * time.Second)
-		if tries.Load() != 5 || !b.IsHolder() {
-			t.Errorf("%d tries, %+v", tries.Load(), b.Status())
+		t.wantHolder(b)
+		require.Equal(t, 5, tries)
+	})
+}
+
+// Hints make a holder renew; otherwise they could confirm a takeover at once.
+func TestHintsConfirmNothing(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 2})
+		for range 19 {
+			require.NoError(t, b.store.Wake(t.Context(), leaseKey))
+			time.Sleep(time.Second)
 		}
+		t.wantHolder(nil) // two renewals take 20 s
+		time.Sleep(2 * time.Second)
+		t.wantHolder(b)
 	})
 }
 
 func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
 	for name, end := range map[string]struct {
-		act   func(t *testing.T, b *replica)
+		act   func(t *scene, b *replica)
 		cause error
 		until time.Duration // the job is told to return
 	}{
-		"shutdown": {func(t *testing.T, b *replica) { go b.stop() }, tenure.ErrShutdown, 0},
-		"resigned": {func(t *testing.T, b *replica) { go b.Resign(t.Context()) }, tenure.ErrResigned, 0},
-		"deadline": {func(t *testing.T, b *replica) { b.store.SetHook(refuse) }, tenure.ErrDeadline, 20 * time.Second},
+		"shutdown": {func(_ *scene, b *replica) { go b.stop() }, tenure.ErrShutdown, 0},
+		"resigned": {func(t *scene, b *replica) { go b.Resign(t.Context()) }, tenure.ErrResigned, 0},
+		"deadline": {func(_ *scene, b *replica) { b.store.SetHook(refuse) }, tenure.ErrDeadline, 20 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, s := newLedger(t), &script{}
-				_, b := takeover(t, l, tenure.CoordinatorConfig{
-					FencePredecessor: func(ctx context.Context, _ tenure.Holding) error {
-						<-ctx.Done()
-						time.Sleep(3 * time.Second) // as a job may
-						if errors.Is(context.Cause(ctx), end.cause) {
-							s.say("told")
-						}
-						return nil
-					},
-				})
+			inBubble(t, func(t *scene) {
+				cause := make(chan error, 1)
+				_, b := t.takeover(t.fencing(func(ctx context.Context) error {
+					<-ctx.Done()
+					time.Sleep(3 * time.Second) // as a job may
+					cause <- context.Cause(ctx)
+					return nil
+				}))
 				end.act(t, b)
 				time.Sleep(end.until + 2*time.Second)
 				b.store.SetHook(nil)
-				if _, err := b.lease.Read(t.Context()); err != nil {
-					t.Errorf("the lease is released while its predecessor is being fenced: %v", err)
-				}
+				_, err := b.lease.Read(t.Context())
+				require.NoError(t, err, "the lease stands while the predecessor is being fenced")
 				time.Sleep(2 * time.Second)
-				s.want(t, "told")
-				if strings.Contains(l.String(), "b begins") {
-					t.Errorf("b's job ran:\n%v", l)
-				}
+				require.ErrorIs(t, <-cause, end.cause)
+				require.Equal(t, []string{"b fences a at "}, t.said())
 			})
 		})
 	}
 }
 
-func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
+func TestAPanicWhileFencingGivesTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		time.Sleep(30 * time.Second)
-		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Holder: "b"}), tenure.CoordinatorConfig{
-			Reconcile:        func(context.Context) error { t.Error("the job runs"); return nil },
-			FencePredecessor: func(context.Context, tenure.Holding) error { panic("boom") },
-		})
-		wantErr(t, err, nil)
+		lease := newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		c, err := tenure.NewCoordinator(lease, t.fencing(func(context.Context) error { panic("boom") }))
+		require.NoError(t, err)
 		defer func() {
-			if p, ok := recover().(*tenure.JobPanic); !ok || p.Value != "boom" {
-				t.Errorf("got %v", p)
-			}
-			holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(context.Background())
-			wantErr(t, err, nil)
-			if holding.Holder != "" || holding.OfferedTo != "" {
-				t.Errorf("the lease is not left to anybody: %+v", holding)
-			}
+			p, ok := recover().(*tenure.JobPanic)
+			require.True(t, ok)
+			require.Equal(t, "boom", p.Value)
+			holding, err := lease.Read(context.Background())
+			require.NoError(t, err)
+			require.Equal(t, "", holding.Holder+holding.OfferedTo, "it is left to anybody")
+			require.Equal(t, []string{"b fences a at "}, t.said())
 		}()
 		c.Run(t.Context())
 	})
@@ -153,129 +137,90 @@ func TestAPanicWhileFencingPutsTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 
 // However the term ends in which a predecessor was to be fenced, the next one fences it.
 func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
-	for name, scene := range map[string]struct {
-		act  func(t *testing.T, b *replica)
+	type act = func(t *scene, b *replica)
+	crash := func(_ *scene, b *replica) { b.store.SetHook(hang) }
+	for name, test := range map[string]struct {
+		act  act
+		next tenure.LeaseConfig
 		want []string // from then on
 	}{
-		"shutdown":         {func(_ *testing.T, b *replica) { b.stop() }, []string{"c fences a at 10.0.0.1", "c works"}},
-		"resigned":         {func(t *testing.T, b *replica) { b.Resign(t.Context()) }, []string{"c fences a at 10.0.0.1", "c works"}},
-		"asked to release": {func(t *testing.T, b *replica) { b.lease.RequestRelease(t.Context()) }, []string{"c fences a at 10.0.0.1", "c works"}},
-		"asked for c":      {func(t *testing.T, b *replica) { b.lease.RequestHandover(t.Context(), "c") }, []string{"c fences a at 10.0.0.1", "c works"}},
-		"crash": {func(_ *testing.T, b *replica) { b.store.SetHook(hang) },
-			[]string{"c fences a at 10.0.0.1", "c fences b at 10.0.0.2", "c works"}},
-		"crash and reclaim": {func(_ *testing.T, b *replica) { b.store.SetHook(hang) },
-			[]string{"b fences a at 10.0.0.1", "b works"}},
-		"release refused": {func(t *testing.T, b *replica) {
+		"shutdown":         {func(_ *scene, b *replica) { b.stop() }, tenure.LeaseConfig{}, nil},
+		"resigned":         {func(t *scene, b *replica) { b.Resign(t.Context()) }, tenure.LeaseConfig{}, nil},
+		"asked to release": {func(t *scene, b *replica) { b.lease.RequestRelease(t.Context()) }, tenure.LeaseConfig{}, nil},
+		"asked for c":      {func(t *scene, b *replica) { b.lease.RequestHandover(t.Context(), "c") }, tenure.LeaseConfig{}, nil},
+		"release refused": {func(t *scene, b *replica) { // and as it has resigned, it is not back before c
 			b.store.SetHook(refuse)
 			go b.Resign(t.Context())
 			time.Sleep(10 * time.Second)
 			b.store.SetHook(nil)
-		}, []string{"c fences a at 10.0.0.1", "c works"}}, // b has resigned, and is not back before c
+		}, tenure.LeaseConfig{}, nil},
+		"crash": {crash, tenure.LeaseConfig{}, []string{"c fences a at 10.0.0.1", "c fences b at 10.0.0.2", "c works"}},
+		"crash and restart": {crash, tenure.LeaseConfig{Holder: "b", AssumeUniqueHolder: true},
+			[]string{"b fences a at 10.0.0.1", "b works"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, s := storetest.NewMem(), &script{}
+			inBubble(t, func(t *scene) {
+				if test.want == nil {
+					test.want = []string{"c fences a at 10.0.0.1", "c works"}
+				}
 				addr := func(a string) map[string]string { return map[string]string{"addr": a} }
-				mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a", Labels: addr("10.0.0.1")}))
+				mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: addr("10.0.0.1")}))
 				var tries atomic.Int32
-				b := startWith(t, store, tenure.LeaseConfig{Holder: "b", Labels: addr("10.0.0.2")},
-					fencing(s, func(ctx context.Context) error {
-						if tries.Add(1) > 1 {
-							return nil
-						}
-						return untilDone(ctx)
-					}))
+				b := t.startWith(tenure.LeaseConfig{Holder: "b", Labels: addr("10.0.0.2")}, t.fencing(func(ctx context.Context) error {
+					if tries.Add(1) > 1 {
+						return nil
+					}
+					return untilDone(ctx)
+				}))
 				time.Sleep(45 * time.Second) // and a renewal
-				s.want(t, "b fences a at 10.0.0.1")
-				if name == "crash and reclaim" {
-					scene.act(t, b)
-					startWith(t, store, tenure.LeaseConfig{Holder: "b", AssumeUniqueHolder: true}, fencing(s, succeeds))
+				require.Equal(t, []string{"b fences a at 10.0.0.1"}, t.said())
+				if test.next.AssumeUniqueHolder { // the next b finds the first one gone
+					test.act(t, b)
+					t.startWith(test.next, t.fencing(succeeds))
 				} else {
-					startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
-					synctest.Wait()
-					scene.act(t, b)
+					t.start("c", t.fencing(succeeds))
+					test.act(t, b)
 				}
 				time.Sleep(time.Minute)
-				s.want(t, append([]string{"b fences a at 10.0.0.1"}, scene.want...)...)
+				require.Equal(t, test.want, t.said()[1:])
 			})
 		})
 	}
 }
 
 func TestATakeoverWhoseAnswerWasLostIsConfirmed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, s := storetest.NewMem(), &script{}
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, succeeds))
-		synctest.Wait()
-		var lost atomic.Bool
-		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+	inBubble(t, func(t *scene) {
+		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		b := t.start("b", t.fencing(succeeds))
+		lost := false
+		b.store.SetHook(only("put", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
-			if call.Op == "put" && err == nil && !lost.Swap(true) {
-				return errors.New("connection reset")
+			if err == nil && !lost {
+				lost, err = true, errLost
 			}
 			return err
-		})
+		}))
 		time.Sleep(time.Minute)
-		s.want(t, "b fences a at ", "b works")
-	})
-}
-
-// Once the takeover is confirmed, only the confirming replica is its successor's concern.
-func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, s := storetest.NewMem(), &script{}
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, succeeds))
-		time.Sleep(time.Minute)
-		startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
-		b.store.SetHook(hang)
-		time.Sleep(time.Minute)
-		s.want(t, "b fences a at ", "b works", "c fences b at ", "c works")
+		require.Equal(t, []string{"b fences a at ", "b works"}, t.said())
 	})
 }
 
 func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, store := t.Context(), storetest.NewMem()
+	inBubble(t, func(t *scene) {
 		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
-		term := mustAcquire(t, newLease(t, store, unique))
+		term := mustAcquire(t, newLease(t, t.store, unique))
 		for _, other := range []tenure.LeaseConfig{{Holder: "pod-1", AssumeUniqueHolder: true}, {Holder: "pod-0"}} {
-			_, err := newLease(t, store, other).AcquireOrSteal(ctx)
-			wantErr(t, err, tenure.ErrHeld)
+			_, err := newLease(t, t.store, other).AcquireOrSteal(t.Context())
+			require.ErrorIs(t, err, tenure.ErrHeld)
 		}
+		restarted := newLease(t, t.store, unique)
+		require.Greater(t, mustAcquire(t, restarted).Token(), term.Token())
+		_, err := restarted.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld) // its own term, of this life
 
-		anew := newLease(t, store, unique) // after a restart
-		again := mustAcquire(t, anew)
-		if again.Token() <= term.Token() {
-			t.Errorf("token %d follows %d", again.Token(), term.Token())
-		}
-		_, err := anew.AcquireOrSteal(ctx)
-		wantErr(t, err, tenure.ErrHeld) // its own term, of this life
-
-		_, err = tenure.NewLease(store, tenure.LeaseConfig{AssumeUniqueHolder: true})
-		wantErr(t, err, tenure.ErrInvalid)
+		cfg := t.fencing(succeeds) // but it does not fence itself, nor wait
+		cfg.Confirmations = 2
+		t.startWith(unique, cfg)
+		require.Equal(t, []string{"pod-0 works"}, t.said())
 	})
 }
-
-func TestAReclaimedLeaseNeedsNoConfirmation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
-		mustAcquire(t, newLease(t, store, unique))
-		ran := false
-		c, err := tenure.NewCoordinator(newLease(t, store, unique), tenure.CoordinatorConfig{
-			Reconcile:        func(ctx context.Context) error { ran = true; <-ctx.Done(); return nil },
-			Confirmations:    2,
-			FencePredecessor: func(context.Context, tenure.Holding) error { t.Error("it fences itself"); return nil },
-		})
-		wantErr(t, err, nil)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		wantErr(t, c.Run(ctx), nil)
-		if !ran {
-			t.Error("the job did not run")
-		}
-	})
-}
-

@@ -42,7 +42,7 @@ func TestAtAShutdownTheLeaseGoesToAnotherReplicaAtOnce(t *testing.T) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute)
 		a.stop()
-		t.wantHolder(nil)
+		require.False(t, a.IsHolder())
 		require.Contains(t, t.jobs.String(), "1m0s a ends: "+tenure.ErrShutdown.Error())
 		t.settle()
 		t.wantHolder(b)

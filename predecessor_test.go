@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
@@ -14,83 +15,79 @@ import (
 
 // It was cut off and is well again: its job has returned long ago.
 func TestNoReplicaFencesItself(t *testing.T) {
-	for name, scene := range map[string]struct {
-		act  func(t *testing.T, b *replica)
+	for name, test := range map[string]struct {
+		act  func(t *scene, b *replica)
 		want []string
 	}{
-		"shutdown": {func(_ *testing.T, b *replica) { b.stop() }, nil},
-		"handover": {func(t *testing.T, b *replica) { wantErr(t, b.lease.RequestHandover(t.Context(), "a"), nil) }, nil},
-		"crash":    {func(_ *testing.T, b *replica) { b.store.SetHook(hang) }, []string{"a fences b at "}},
+		"shutdown": {func(_ *scene, b *replica) { b.stop() }, []string{"a works"}},
+		"handover": {func(t *scene, b *replica) { require.NoError(t, b.lease.RequestHandover(t.Context(), "a")) }, []string{"a works"}},
+		"crash":    {func(_ *scene, b *replica) { b.store.SetHook(hang) }, []string{"a fences b at ", "a works"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, s := storetest.NewMem(), &script{}
-				a := startWith(t, store, tenure.LeaseConfig{Holder: "a"}, fencing(s, succeeds))
-				synctest.Wait()
-				b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, untilDone))
+			inBubble(t, func(t *scene) {
+				a, b := t.start("a", t.fencing(succeeds)), t.start("b", t.fencing(untilDone))
 				time.Sleep(time.Minute)
 				a.store.SetHook(hang)
 				time.Sleep(40 * time.Second) // b has it, and cannot fence a
 				a.store.SetHook(nil)
 				time.Sleep(20 * time.Second)
-				scene.act(t, b)
+				test.act(t, b)
 				time.Sleep(time.Minute)
-				s.want(t, append(append([]string{"a works", "b fences a at "}, scene.want...), "a works")...)
+				require.Equal(t, append([]string{"a works", "b fences a at "}, test.want...), t.said())
 			})
 		})
 	}
 }
 
 func TestAReplicaThatWasAloneFencesNobodyAfterAnOutage(t *testing.T) {
-	for _, reclaim := range []bool{false, true} {
-		t.Run(fmt.Sprint("reclaim ", reclaim), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store, s := storetest.NewMem(), &script{}
-				a := startWith(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: reclaim}, fencing(s, succeeds))
+	for _, unique := range []bool{false, true} {
+		t.Run(fmt.Sprint("AssumeUniqueHolder ", unique), func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: unique}, t.fencing(succeeds))
 				time.Sleep(time.Minute)
 				a.store.SetHook(refuse)
 				time.Sleep(90 * time.Second)
 				a.store.SetHook(nil)
 				time.Sleep(time.Minute)
-				s.want(t, "a works", "a works")
+				require.Equal(t, []string{"a works", "a works"}, t.said())
 			})
 		})
 	}
 }
 
 func TestOfTwoPredecessorsWithOneNameBothAreFenced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, s := storetest.NewMem(), &script{}
+	inBubble(t, func(t *scene) {
 		addr := func(a string) map[string]string { return map[string]string{"addr": a} }
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "x", Labels: addr("1")}))
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "x", Labels: addr("2")}, fencing(s, untilDone))
+		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "x", Labels: addr("1")}))
+		b := t.startWith(tenure.LeaseConfig{Holder: "x", Labels: addr("2")}, t.fencing(untilDone))
 		time.Sleep(45 * time.Second)
 		b.store.SetHook(hang)
-		startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
+		t.start("c", t.fencing(succeeds))
 		time.Sleep(time.Minute)
-		s.want(t, "x fences x at 1", "c fences x at 1", "c fences x at 2", "c works")
+		require.Equal(t, []string{"x fences x at 1", "c fences x at 1", "c fences x at 2", "c works"}, t.said())
 	})
 }
 
-func TestAReplicaThatCrashesAtWorkLeavesItsPredecessorInPeace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, s := storetest.NewMem(), &script{}
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, fencing(s, succeeds))
-		time.Sleep(31 * time.Second) // b works, and its next renewal comes in 9 s
-		s.want(t, "b fences a at ", "b works")
-		b.store.SetHook(hang)
-		startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
-		time.Sleep(time.Minute)
-		s.want(t, "b fences a at ", "b works", "c fences b at ", "c works")
-	})
+// Once b works, only b concerns its successor; even if b has not renewed since.
+func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
+	for _, until := range []time.Duration{31 * time.Second, time.Minute} {
+		inBubble(t, func(t *scene) {
+			mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+			b := t.start("b", t.fencing(succeeds))
+			time.Sleep(until)
+			require.Equal(t, []string{"b fences a at ", "b works"}, t.said())
+			b.store.SetHook(hang)
+			t.start("c", t.fencing(succeeds))
+			time.Sleep(time.Minute)
+			require.Equal(t, []string{"c fences b at ", "c works"}, t.said()[2:])
+		})
+	}
 }
 
-func TestWhatAPredecessorsFenceDoesToItsLabelsStaysThere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, s := storetest.NewMem(), &script{}
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "1"}}))
-		cfg := fencing(s, succeeds)
+func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "1"}}))
+		cfg := t.fencing(succeeds)
 		cfg.FencePredecessor = func(ctx context.Context, prev tenure.Holding) error {
 			for ctx.Err() == nil {
 				prev.Labels["addr"] += "!"
@@ -98,27 +95,26 @@ func TestWhatAPredecessorsFenceDoesToItsLabelsStaysThere(t *testing.T) {
 			}
 			return ctx.Err()
 		}
-		b := startWith(t, store, tenure.LeaseConfig{Holder: "b"}, cfg)
+		b := t.start("b", cfg)
 		time.Sleep(time.Minute)
 		b.stop()
-		startWith(t, store, tenure.LeaseConfig{Holder: "c"}, fencing(s, succeeds))
+		t.start("c", t.fencing(succeeds))
 		time.Sleep(time.Second)
-		s.want(t, "c fences a at 1", "c works")
+		require.Equal(t, []string{"c fences a at 1", "c works"}, t.said())
 	})
 }
 
-// That it leaves the lease to anybody is no reason to come back itself.
-func TestAReplicaThatHasNotConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{FencePredecessor: func(ctx context.Context, _ tenure.Holding) error { return untilDone(ctx) }})
-		wantErr(t, b.ResignFor(t.Context(), time.Hour), nil)
+// It leaves the lease to anybody, which is no reason to come back itself.
+func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		_, b := t.takeover(t.fencing(untilDone))
+		require.NoError(t, b.ResignFor(t.Context(), time.Hour))
 		for range 10 {
 			time.Sleep(10 * time.Millisecond)
-			wantErr(t, b.store.Wake(t.Context(), leaseKey), nil)
+			require.NoError(t, b.store.Wake(t.Context(), leaseKey))
 		}
-		if got := b.Status(); got.Role != tenure.RoleStandby || got.Terms != 1 {
-			t.Errorf("right after it resigned for an hour: %+v", got)
-		}
+		require.Equal(t, tenure.RoleStandby, b.Status().Role)
+		require.Equal(t, 1, b.Status().Terms)
 	})
 }
 
@@ -132,20 +128,16 @@ func TestATermMayBeReleasedTwiceAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-func TestWhoLosesToAnOfferKnowsThatNobodyHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{})
+func TestAHolderThatLosesItsTermToAnOfferKnowsThatNobodyHolds(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
 		time.Sleep(time.Second)
-		obj, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, nil)
-		obj.Payload = []byte(`{"holder":"gone","acquired_at_ms":1,"term":"an offer","ttl_ms":30000,"offered":true}`)
-		put(t, store, obj)
-		wantErr(t, store.Wake(t.Context(), leaseKey), nil)
+		putRecord(t, t.store, `{"holder":"gone","acquired_at_ms":1,"term":"an offer","ttl_ms":30000,"offered":true}`)
+		require.NoError(t, a.store.Wake(t.Context(), leaseKey))
 		time.Sleep(29 * time.Second)
 		got := a.Status()
-		if got.Holder != "" || len(got.Recent) != 1 || got.Recent[0].ID == "an offer" {
-			t.Errorf("status: %+v", got)
-		}
+		require.Empty(t, got.Holder)
+		require.Len(t, got.Recent, 1)
+		require.NotEqual(t, "an offer", got.Recent[0].ID)
 	})
 }

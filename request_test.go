@@ -190,24 +190,6 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 	})
 }
 
-// Else hints could make a takeover count as confirmed at once.
-func TestHintsConfirmNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{Confirmations: 2})
-		for range 19 {
-			wantErr(t, b.store.Wake(t.Context(), leaseKey), nil)
-			time.Sleep(time.Second)
-		}
-		if b.IsHolder() {
-			t.Error("confirmed after 19 s, by two renewals that come every 10 s")
-		}
-		time.Sleep(2 * time.Second)
-		if !b.IsHolder() {
-			t.Error("not confirmed after 21 s")
-		}
-	})
-}
-
 // Its record keeps our label, and its renewals don't touch that.
 func TestAProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
