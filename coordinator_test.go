@@ -473,14 +473,14 @@ func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
 		}
 		faults := []storetest.Hook{hang, refuse, nil, nil, answerAfter(3 * time.Second)}
 		held := 0
-		for i := range 1000 {
+		for i := range 400 {
 			t.replicas[i*7%5].store.SetHook(faults[i*3%len(faults)])
 			time.Sleep(time.Duration(i%41) * time.Second)
 			if t.jobs.holder() != "" {
 				held++
 			}
 		}
-		require.Greater(t, held, 500, "samples of 1000 in which a job ran")
+		require.Greater(t, held, 200, "samples of 400 in which a job ran")
 	})
 }
 

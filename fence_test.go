@@ -648,15 +648,3 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	all.Wait()
 }
 
-func TestARefusedTokenIsNotKeptFromOthers(t *testing.T) {
-	ctx, store := t.Context(), movableStore(storetest.NewMem())
-	witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
-	term := mustAcquire(t, witness)
-	wantErr(t, witness.Release(ctx, term), nil)
-	restored := storetest.NewMem()
-	restored.Now = func() time.Time { return time.Now().Add(-time.Hour) }
-	store.Store(restored)
-	_, err := witness.AcquireOrSteal(ctx)
-	wantErr(t, err, tenure.ErrSetup)
-	mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))
-}

@@ -1,7 +1,6 @@
 package tenure_test
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -73,24 +72,6 @@ func foreignSQLite(t *testing.T) (tenure.Store, *sql.DB) {
 	execSQL(t, db, fmt.Sprintf(foreignTable, "BLOB", "TEXT"))
 	migrate(t, store)
 	return store, db
-}
-
-func openSQL(t *testing.T, driver, dsn string) *sql.DB {
-	t.Helper()
-	db, err := sql.Open(driver, dsn)
-	wantErr(t, err, nil)
-	t.Cleanup(func() { db.Close() })
-	return db
-}
-
-func execSQL(t *testing.T, db *sql.DB, query string, args ...any) (changed int64) {
-	t.Helper()
-	result, err := db.ExecContext(context.Background(), query, args...)
-	if err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-	changed, _ = result.RowsAffected()
-	return changed
 }
 
 // peer is a replica of the other program: it stamps rows by its own clock, and

@@ -17,22 +17,6 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// wantHeld fails unless another holds the lease.
-func (t *scene) wantHeld(lease *tenure.Lease) {
-	t.Helper()
-	_, err := lease.AcquireOrSteal(t.Context())
-	require.ErrorIs(t, err, tenure.ErrHeld)
-}
-
-// wantTakeoverAfter fails unless the lease can be taken over after that time and not before.
-func (t *scene) wantTakeoverAfter(d time.Duration, lease *tenure.Lease) {
-	t.Helper()
-	time.Sleep(d - time.Millisecond)
-	t.wantHeld(lease)
-	time.Sleep(time.Millisecond)
-	mustAcquire(t, lease)
-}
-
 func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()

@@ -159,15 +159,6 @@ func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
 	}
 }
 
-func awaitThat(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
-
 // eachSession asks all sessions that the clients of a bouncer share.
 func eachSession(t *testing.T, bounced, query string) (answers []string) {
 	t.Helper()

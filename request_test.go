@@ -2,425 +2,362 @@ package tenure_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
+// settleRequest returns when a request has been met.
+func (t *scene) settleRequest() {
+	if t.polls {
+		time.Sleep(10 * time.Second) // until the next renewal
+	}
+	t.settle()
+}
+
 func TestAHolderThatIsAskedHandsTheLeaseOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a, b, c := three(t, l, store)
-		wantErr(t, b.lease.RequestRelease(t.Context()), nil)
-		if pollOnly {
-			time.Sleep(10 * time.Second) // until the next renewal
-		}
-		settle()
-		if a.IsHolder() || !b.IsHolder() && !c.IsHolder() {
-			t.Errorf("a holds: %v, b: %v, c: %v", a.IsHolder(), b.IsHolder(), c.IsHolder())
-		}
-		if !strings.Contains(l.String(), "a ends: lease resigned: on request") {
-			t.Errorf("a's job was not told why:\n%v", l)
-		}
+	inBubbles(t, func(t *scene) {
+		a, b, c := t.three()
+		require.NoError(t, b.lease.RequestRelease(t.Context()))
+		t.settleRequest()
+		require.False(t, a.IsHolder())
+		require.True(t, b.IsHolder() || c.IsHolder(), t.jobs)
+		require.Contains(t, t.jobs.String(), "a ends: lease resigned: on request")
 	})
 }
 
-func TestTheReplicaThatIsNamedIsNext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a, b, c := three(t, l, store)
-		for round := range 20 {
-			from, to, other := a, b, c
-			if round%2 == 1 {
-				from, to, other = b, a, c
-			}
+func TestTheNamedReplicaIsNext(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		from, to, other := t.three()
+		for range 20 {
 			before := from.Status().Token
-			wantErr(t, other.lease.RequestHandover(t.Context(), to.Status().Replica), nil)
-			if pollOnly {
-				time.Sleep(10 * time.Second)
-			}
-			settle()
-			time.Sleep(10 * time.Millisecond) // for which one who has just resigned hears nothing
+			t.request(other, to)
+			t.settleRequest()
+			time.Sleep(10 * time.Millisecond) // in which a replica that has just resigned ignores hints
 			synctest.Wait()
-			if got := to.Status(); !to.IsHolder() || got.Token <= before {
-				t.Fatalf("round %d: %s does not hold: %+v, the token before was %d\n%v", round, got.Replica, got, before, l)
-			}
+			t.wantHolder(to)
+			require.Greater(t, to.Status().Token, before)
 			holding, err := other.lease.Read(t.Context())
-			if err != nil || holding.Holder == "" || len(holding.Labels) > 0 {
-				t.Errorf("what is left of the request: %+v, error %v", holding, err)
-			}
+			require.NoError(t, err)
+			require.NotEmpty(t, holding.Holder)
+			require.Empty(t, holding.Labels, "what is left of the request")
 			time.Sleep(time.Minute + time.Second)
+			from, to = to, from
 		}
 	})
 }
 
-func TestAnOfferThatNobodyTakesGoesToAnyReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		cfg := tenure.CoordinatorConfig{
-			Confirmations:    3,
-			FencePredecessor: func(context.Context, tenure.Holding) error { t.Error("fenced"); return nil },
-		}
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, l, store, "b", cfg)
+func TestTheNamedReplicaIsNextHoweverTheTermEnds(t *testing.T) {
+	for range 10 { // or it might be next by chance
+		inBubble(t, func(t *scene) { // by a shutdown, before the holder has seen the request
+			a, b, _ := t.three()
+			silent := newLease(t, bare(t.store), tenure.LeaseConfig{})
+			require.NoError(t, silent.RequestHandover(t.Context(), "b"))
+			a.stop()
+			time.Sleep(time.Second)
+			t.wantHolder(b)
+		})
+		inBubble(t, func(t *scene) { // before its takeover is confirmed
+			t.takeover(t.fencing(untilDone))
+			c, d := t.start("c"), t.start("d")
+			time.Sleep(time.Second)
+			t.request(c, d)
+			time.Sleep(12 * time.Second)
+			t.wantHolder(d)
+		})
+	}
+}
+
+func TestAnOfferThatIsNotTakenGoesToAnyReplica(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
+		cfg := t.fencing(succeeds) // there is nothing to confirm
+		cfg.Confirmations = 3
+		b := t.start("b", cfg)
 		time.Sleep(time.Minute + time.Second)
-		wantErr(t, b.lease.RequestHandover(t.Context(), "a"), nil) // who holds it
-		synctest.Wait()
-		if !a.IsHolder() {
-			t.Fatal("a does not hold any more")
-		}
-		wantErr(t, b.lease.RequestHandover(t.Context(), "nobody"), nil)
+		require.NoError(t, b.lease.RequestHandover(t.Context(), "nobody"))
 		time.Sleep(6 * time.Second)
+		t.wantHolder(nil)
 		holding, err := b.lease.Read(t.Context())
-		if a.IsHolder() || b.IsHolder() || err != nil || holding.Holder != "" || holding.OfferedTo != "nobody" {
-			t.Errorf("while the offer stands: a holds %v, b %v, read %+v, error %v", a.IsHolder(), b.IsHolder(), holding, err)
-		}
+		require.NoError(t, err)
+		require.Empty(t, holding.Holder)
+		require.Equal(t, "nobody", holding.OfferedTo)
 		time.Sleep(time.Second)
-		if a.IsHolder() || !b.IsHolder() {
-			t.Errorf("after the offer: a holds %v, b %v", a.IsHolder(), b.IsHolder())
-		}
+		t.wantHolder(b)
+		require.Equal(t, []string{"b works"}, t.said())
+		require.Contains(t, t.jobs.String(), "a ends")
+		require.Equal(t, 1, a.Status().Terms)
 	})
 }
 
+func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		cfg := tenure.CoordinatorConfig{AcquireInterval: 10 * time.Minute}
+		t.start("a", cfg)
+		b := t.start("b", cfg)
+		time.Sleep(time.Minute)
+		require.NoError(t, b.lease.RequestHandover(t.Context(), "a misspelt one"))
+		time.Sleep(31 * time.Second)
+		t.wantHolder(b)
+	})
+}
+
+// Although it has just ended a term, is not woken, or cannot look when it is.
 func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a, b, c := three(t, l, store)
-		for _, to := range []*replica{b, a, b, c, a} {
-			wantErr(t, c.lease.RequestHandover(t.Context(), to.Status().Replica), nil)
-			time.Sleep(50 * time.Millisecond)
-			if !to.IsHolder() {
-				t.Fatalf("%s does not hold:\n%v", to.Status().Replica, l)
-			}
+	t.Run("right after its term", func(t *testing.T) {
+		for _, gap := range []time.Duration{0, time.Millisecond, 4 * time.Millisecond, 6 * time.Millisecond, 20 * time.Millisecond} {
+			inBubble(t, func(t *scene) {
+				a, b, c := t.three()
+				t.request(c, b)
+				synctest.Wait()
+				time.Sleep(gap)
+				t.wantHolder(b)
+				for _, next := range []*replica{a, b, c, a} {
+					t.request(c, next)
+					time.Sleep(20 * time.Millisecond)
+					t.wantHolder(next)
+				}
+			})
 		}
+	})
+	t.Run("by polling", func(t *testing.T) {
+		inBubble(t, func(t *scene) {
+			t.store = bare(t.store)
+			a, _, c := t.three()
+			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+			time.Sleep(time.Minute)
+			t.request(c, a)
+			time.Sleep(10*time.Second + 5*time.Second) // until the holder's next renewal, and a's next look
+			t.wantHolder(a)
+		})
+	})
+	t.Run("when its look has failed", func(t *testing.T) {
+		inBubble(t, func(t *scene) {
+			a, b := t.start("a"), t.start("b")
+			time.Sleep(time.Second)
+			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+			time.Sleep(time.Minute)
+			a.store.SetHook(refuse)
+			t.request(b, a)
+			time.Sleep(time.Second)
+			a.store.SetHook(nil)
+			time.Sleep(2 * time.Second) // it looks again within a quarter of the AcquireInterval
+			t.wantHolder(a)
+		})
+	})
+	t.Run("when its last try has failed", func(t *testing.T) {
+		inBubble(t, func(t *scene) {
+			a, mem := t.start("a"), t.store
+			t.store = storetest.Faulty(mem, once(refuse))
+			b := t.start("b")
+			time.Sleep(time.Second)
+			t.request(a, b)
+			time.Sleep(time.Second)
+			t.wantHolder(b)
+		})
 	})
 }
 
 // A request writes to the record, which makes it look younger.
 func TestARequestToAHolderThatHasVanishedDelaysNoTakeover(t *testing.T) {
 	for _, expiry := range []tenure.ExpiryPolicy{tenure.StoreClock, tenure.Observed} {
-		synctest.Test(t, func(t *testing.T) {
-			store := storetest.NewMem()
-			gone := newLease(t, store, tenure.LeaseConfig{Holder: "gone"})
+		inBubble(t, func(t *scene) {
+			gone := newLease(t, t.store, tenure.LeaseConfig{Holder: "gone"})
 			mustAcquire(t, gone)
-			cfg := tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil }}
-			b := startWith(t, store, tenure.LeaseConfig{Holder: "b", Expiry: expiry}, cfg)
+			b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: expiry}, tenure.CoordinatorConfig{})
 			for range 28 {
 				time.Sleep(time.Second)
-				wantErr(t, b.lease.RequestHandover(t.Context(), "c"), nil)
+				require.NoError(t, b.lease.RequestHandover(t.Context(), "c"))
 			}
 			holding, err := gone.Read(t.Context())
-			wantErr(t, err, nil)
-			if holding.Age < 27*time.Second || holding.Age > 28*time.Second {
-				t.Errorf("after 28 s the record's age is %v", holding.Age)
-			}
+			require.NoError(t, err)
+			require.InDelta(t, 28*time.Second, holding.Age, float64(time.Second))
 			time.Sleep(time.Second)
-			if b.IsHolder() {
-				t.Error("taken over too early")
-			}
+			t.wantHolder(nil)
 			time.Sleep(time.Second + 35*time.Millisecond) // and 28 roundings of an age
-			if !b.IsHolder() {
-				t.Errorf("policy %d: not taken over: %+v", expiry, b.Status())
-			}
+			t.wantHolder(b)
 		})
 	}
 }
 
-func TestARequestThatCannotBeMetSaysWhy(t *testing.T) {
-	store := storetest.NewMem()
-	lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
-	wantErr(t, lease.RequestRelease(t.Context()), tenure.ErrNotFound)
-	wantErr(t, lease.RequestHandover(t.Context(), "b\x00"), tenure.ErrInvalid)
-	wantErr(t, lease.RequestHandover(t.Context(), strings.Repeat("b", tenure.MaxPayload)), tenure.ErrInvalid)
-	obj := put(t, store, tenure.Object{Key: mustAcquire(t, lease).Key(), Payload: []byte(`{"holder":"another program"}`)})
-	wantErr(t, lease.RequestRelease(t.Context()), errors.ErrUnsupported)
-	if now, err := store.Get(t.Context(), obj.Key); err != nil || now.Version != obj.Version {
-		t.Errorf("its record was written to: %+v, error %v", now, err)
-	}
-	_, err := tenure.NewLease(store, tenure.LeaseConfig{Labels: map[string]string{"tenure.release": ""}})
-	wantErr(t, err, tenure.ErrInvalid)
+// As if the request had not been written, whatever the clock said to the one that wrote it.
+func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		mem := storetest.NewMem()
+		var ahead atomic.Int64
+		mem.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		lease := newLease(t, storetest.Faulty(mem, only("get", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			ahead.Store(int64(time.Hour))
+			defer ahead.Store(0)
+			return do(ctx)
+		})), tenure.LeaseConfig{})
+		mustAcquire(t, lease)
+		time.Sleep(20 * time.Second)
+		require.NoError(t, lease.RequestRelease(t.Context()))
+		holding, err := newLease(t, mem, tenure.LeaseConfig{}).Read(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 20*time.Second, holding.Age)
+		require.Equal(t, 20*time.Second, time.Since(holding.RenewedAt))
+	})
 }
 
-// The answers of its last writes are lost, of all or of the first.
-func TestAHandoverWhoseAnswerWasLostIsOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		a, b, _ := three(t, l, store)
+func TestARequestThatCannotBeMetSaysWhy(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		lease := newLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
+		require.ErrorIs(t, lease.RequestRelease(t.Context()), tenure.ErrNotFound)
+		require.ErrorIs(t, lease.RequestHandover(t.Context(), "b\x00"), tenure.ErrInvalid)
+		require.ErrorIs(t, lease.RequestHandover(t.Context(), strings.Repeat("b", tenure.MaxPayload)), tenure.ErrInvalid)
+		putRecord(t, t.store, `{"holder":"another program"}`)
+		before := get(t, t.store, leaseKey)
+		require.ErrorIs(t, lease.RequestRelease(t.Context()), errors.ErrUnsupported)
+		require.Equal(t, before.Version, get(t, t.store, leaseKey).Version)
+	})
+}
+
+func TestARequestThatIsMetOrWasMadeAlreadyIsNotWrittenAgain(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a, _, c := t.three()
+		silent := newLease(t, bare(t.store), tenure.LeaseConfig{}) // gives no hint
+		request := func(lease *tenure.Lease, to string) (written bool) {
+			t.Helper()
+			before := get(t, t.store, leaseKey)
+			require.NoError(t, lease.RequestHandover(t.Context(), to))
+			return get(t, t.store, leaseKey).Version != before.Version
+		}
+		require.False(t, request(c.lease, "a"), "which holds the lease")
+		require.True(t, request(silent, "gone"))
+		require.False(t, request(silent, "gone"))
+		require.True(t, request(silent, "a"), "which takes back the other request")
+		time.Sleep(time.Minute)
+		t.wantHolder(a)
+		require.NotContains(t, t.jobs.String(), "a ends")
+		require.NoError(t, c.lease.RequestHandover(t.Context(), "gone"))
+		time.Sleep(time.Second)
+		for _, to := range []string{"gone", "c"} {
+			require.ErrorIs(t, c.lease.RequestHandover(t.Context(), to), tenure.ErrNotFound)
+		}
+	})
+}
+
+func TestAHandoverWhoseAnswerWasLostTakesPlace(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a, b, c := t.three()
 		lost := 0
 		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			if err == nil && call.Op == "put" && strings.Contains(string(call.Object.Payload), "offered") {
 				lost++
-				return errors.New("connection reset")
+				return errLost
 			}
 			return err
 		})
-		wantErr(t, b.lease.RequestHandover(t.Context(), "b"), nil)
+		t.request(c, b)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if !b.IsHolder() || lost != 1 {
-			t.Errorf("b does not hold, %d answers were lost:\n%v", lost, l)
-		}
+		t.wantHolder(b)
+		require.Equal(t, 1, lost)
 	})
 }
 
 func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		fenced := make(chan tenure.Store, 1)
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
-			f, err := tenure.Fence(store, tenure.TermFromContext(ctx))
-			wantErr(t, err, nil)
-			fenced <- f
-			<-ctx.Done()
-			return nil
+	inBubble(t, func(t *scene) {
+		terms := make(chan *tenure.Term, 1)
+		a := t.start("a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
+			terms <- tenure.TermFromContext(ctx)
+			return untilDone(ctx)
 		}})
-		wantErr(t, func() error { synctest.Wait(); return a.lease.RequestHandover(t.Context(), "b") }(), nil)
+		fenced, err := tenure.Fence(t.store, <-terms)
+		require.NoError(t, err)
+		require.NoError(t, a.lease.RequestHandover(t.Context(), "b"))
 		time.Sleep(time.Second) // offered, and taken by nobody
-		_, err := (<-fenced).PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
-		wantErr(t, err, tenure.ErrLost)
+		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+		require.ErrorIs(t, err, tenure.ErrLost)
 	})
 }
 
-// Its record keeps our label, and its renewals don't touch that.
-func TestAProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
-	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		ours, _, ttl := acquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 200 * time.Millisecond})
-		wantErr(t, ours.RequestRelease(t.Context()), nil)
-		time.Sleep(ttl) // it has a clock of its own
-		theirs := &peer{t: t, db: db, ttl: ttl}
-		if !theirs.acquire() {
-			t.Fatal("no takeover")
+// Its record keeps our label, and its renewals leave that as it is.
+func TestAnotherProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		ours := newLease(t, t.store, tenure.LeaseConfig{})
+		mustAcquire(t, ours)
+		require.NoError(t, ours.RequestRelease(t.Context()))
+		time.Sleep(30 * time.Second)
+		for range 60 {
+			obj := get(t, t.store, leaseKey)
+			require.NotEmpty(t, obj.Labels)
+			obj.Payload = []byte(`{"holder":"another program","acquired_at_ms":1}`)
+			put(t, t.store, obj)
+			t.wantHeld(ours)
+			time.Sleep(2 * time.Second)
 		}
-		for end := time.Now().Add(3 * ttl); time.Now().Before(end); time.Sleep(ttl / 20) {
-			if !theirs.renew() {
-				t.Fatal("it lost its lease")
-			}
-			if term, err := ours.AcquireOrSteal(t.Context()); err == nil {
-				t.Fatalf("stolen, with token %d, from one that has just renewed", term.Token())
-			}
-		}
+		t.wantTakeoverAfter(28*time.Second, ours)
 	})
 }
 
-func TestTheReplicaThatIsNamedIsNextAlsoWhereTheHolderShutsDownFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for range 10 {
-			l, store := newLedger(t), storetest.NewMem()
-			a, b, c := three(t, l, store)
-			unheard := newLease(t, struct{ tenure.Store }{store}, tenure.LeaseConfig{})
-			wantErr(t, unheard.RequestHandover(t.Context(), "b"), nil)
-			a.stop()
-			time.Sleep(time.Second)
-			if !b.IsHolder() {
-				t.Errorf("b does not hold:\n%v", l)
-			}
-			b.stop()
-			c.stop()
-		}
-	})
-}
-
-func TestTheReplicaThatIsNamedIsNextAlsoWhereATakeoverWasNotConfirmed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for range 10 {
-			l := newLedger(t)
-			_, b := takeover(t, l, tenure.CoordinatorConfig{FencePredecessor: func(ctx context.Context, _ tenure.Holding) error { return untilDone(ctx) }})
-			c := start(t, l, b.store, "c", tenure.CoordinatorConfig{})
-			d := start(t, l, b.store, "d", tenure.CoordinatorConfig{})
-			time.Sleep(time.Second)
-			wantErr(t, c.lease.RequestHandover(t.Context(), "d"), nil)
-			time.Sleep(12 * time.Second)
-			if !d.IsHolder() {
-				t.Errorf("d does not hold:\n%v", l)
-			}
-			c.stop()
-			d.stop()
-			b.stop()
-		}
-	})
-}
-
-func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		cfg := tenure.CoordinatorConfig{AcquireInterval: 10 * time.Minute}
-		start(t, l, store, "a", cfg)
-		synctest.Wait()
-		b := start(t, l, store, "b", cfg)
-		time.Sleep(time.Minute)
-		wantErr(t, b.lease.RequestHandover(t.Context(), "a misspelt one"), nil)
-		time.Sleep(31 * time.Second)
-		if !b.IsHolder() {
-			t.Errorf("b does not hold:\n%v", l)
-		}
-	})
-}
-
-// As if the request had not been written, whatever the clock said to who wrote it.
-func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		var ahead atomic.Int64
-		store.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
-		lease := newLease(t, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "get" {
-				ahead.Store(int64(time.Hour))
-				defer ahead.Store(0)
-			}
-			return do(ctx)
-		}), tenure.LeaseConfig{})
-		mustAcquire(t, lease)
-		time.Sleep(20 * time.Second)
-		wantErr(t, lease.RequestRelease(t.Context()), nil)
-		holding, err := newLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
-		wantErr(t, err, nil)
-		if ago := time.Since(holding.RenewedAt); holding.Age != 20*time.Second || ago != 20*time.Second {
-			t.Errorf("renewed 20 s ago, not %v, at an age of %v", ago, holding.Age)
-		}
-	})
-}
-
-func TestWhatIsAskedAlreadyOrIsSoIsNotWrittenAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		_, _, c := three(t, l, store)
-		read := func() tenure.Object {
-			obj, err := store.Get(t.Context(), leaseKey)
-			wantErr(t, err, nil)
-			return obj
-		}
-		silent := newLease(t, struct{ tenure.Store }{store}, tenure.LeaseConfig{})
-		was := read()
-		wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil) // who holds it
-		if got := read(); got.Version != was.Version {
-			t.Error("written for nothing")
-		}
-		wantErr(t, silent.RequestHandover(t.Context(), "gone"), nil)
-		was = read()
-		wantErr(t, silent.RequestHandover(t.Context(), "gone"), nil)
-		if got := read(); got.Version != was.Version {
-			t.Error("written twice")
-		}
-		wantErr(t, silent.RequestHandover(t.Context(), "a"), nil) // which takes the other one back
-		time.Sleep(time.Minute)
-		if strings.Contains(l.String(), "a ends") {
-			t.Errorf("a was to stay:\n%v", l)
-		}
-		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), nil)
-		time.Sleep(time.Second)
-		wantErr(t, c.lease.RequestHandover(t.Context(), "gone"), tenure.ErrNotFound)
-		wantErr(t, c.lease.RequestHandover(t.Context(), "c"), tenure.ErrNotFound)
-	})
-}
-
-func TestHintsInVainMakeAHolderRenewLittleMore(t *testing.T) {
+func TestSpuriousHintsMakeAHolderRenewLittleMore(t *testing.T) {
 	for _, every := range []time.Duration{time.Millisecond, 11 * time.Millisecond, time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			store := storetest.NewMem()
-			a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{})
-			synctest.Wait()
-			var puts atomic.Int32
-			a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-				puts.Add(1)
-				return do(ctx)
-			})
+		inBubble(t, func(t *scene) {
+			a := t.start("a")
+			waker := t.store.(tenure.Notifier)
+			var traffic calls
+			a.store.SetHook(traffic.count("", nil))
 			for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(every) {
-				wantErr(t, store.Wake(t.Context(), leaseKey), nil)
+				require.NoError(t, waker.Wake(t.Context(), leaseKey))
 			}
-			if n := puts.Load(); n < 60 || n > 125 {
-				t.Errorf("a hint each %v: %d renewals in 60 intervals", every, n)
-			}
+			got := traffic.take()
+			require.InDelta(t, 92, got["put"], 33, "renewals in 60 intervals, with a hint each %v", every)
+			require.Len(t, got, 1)
 		})
 	}
 }
 
-func TestAReplicaWhoseLastTryFailedTakesWhatItIsOffered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		start(t, l, store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		var tries atomic.Int32
-		b := start(t, l, storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-			if tries.Add(1) == 1 {
-				return errors.New("connection refused")
-			}
-			return do(ctx)
-		}), "b", tenure.CoordinatorConfig{})
-		time.Sleep(time.Second)
-		wantErr(t, newLease(t, store, tenure.LeaseConfig{}).RequestHandover(t.Context(), "b"), nil)
-		time.Sleep(time.Second)
-		if !b.IsHolder() {
-			t.Errorf("b does not hold after %d calls:\n%v", tries.Load(), l)
-		}
-	})
-}
-
-// One that has just ended a term, one that is not woken, and one whose look fails.
-func TestAReplicaThatStaysAwayIsFoundByItsName(t *testing.T) {
-	t.Run("right after its term", func(t *testing.T) {
-		for _, gap := range []time.Duration{0, time.Millisecond, 4 * time.Millisecond, 6 * time.Millisecond, 20 * time.Millisecond} {
-			synctest.Test(t, func(t *testing.T) {
-				l, store := newLedger(t), storetest.NewMem()
-				a, b, c := three(t, l, store)
-				wantErr(t, c.lease.RequestHandover(t.Context(), "b"), nil)
-				synctest.Wait()
-				time.Sleep(gap)
-				if !b.IsHolder() {
-					t.Fatalf("b does not hold:\n%v", l)
-				}
-				wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil)
-				time.Sleep(20 * time.Millisecond)
-				if !a.IsHolder() {
-					t.Errorf("a does not hold 20 ms after it was asked for, %v after b was:\n%v", gap, l)
-				}
+// On real databases, each replica with a store of its own, as in processes of their own.
+func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		key := tenure.Key{Type: "lease", ID: "round"}
+		began := make(chan string, 16)
+		for i := range 3 {
+			store := open().(storeWatcher)
+			c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(i), TTL: 10 * time.Minute}), tenure.CoordinatorConfig{
+				AcquireInterval: 50 * time.Millisecond, // a former holder stays away for twice that
+				Watch: func(ctx context.Context) error {
+					began <- tenure.TermFromContext(ctx).Holder()
+					return untilDone(ctx)
+				},
 			})
+			require.NoError(t, err)
+			liveWatch(t, store, key)
+			var running sync.WaitGroup
+			running.Go(func() { c.Run(ctx) })
+			t.Cleanup(running.Wait) // before the store is closed
+			if i == 0 {
+				<-began
+			}
 		}
-	})
-	t.Run("by polling", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			l, store := newLedger(t), storetest.Faulty(storetest.NewMem(), nil)
-			a, _, c := three(t, l, struct{ tenure.Store }{store})
-			wantErr(t, a.ResignFor(t.Context(), time.Hour), nil)
-			time.Sleep(time.Minute)
-			wantErr(t, c.lease.RequestHandover(t.Context(), "a"), nil)
-			time.Sleep(10*time.Second + 5*time.Second) // until the holder's next renewal, and a's next look
-			if !a.IsHolder() {
-				t.Errorf("a does not hold:\n%v", l)
+		asker := newLease(t, open(), tenure.LeaseConfig{Key: key})
+		for round := range 9 {
+			next := fmt.Sprint((round + 1) % 3)
+			sent := time.Now()
+			require.NoError(t, asker.RequestHandover(t.Context(), next))
+			select {
+			case got := <-began:
+				t.Logf("%s after %v", got, time.Since(sent).Round(100*time.Microsecond))
+				require.Equal(t, next, got, "round %d", round)
+			case <-time.After(patience): // a renewal comes after three
+				t.Fatalf("round %d: nobody holds after %v", round, time.Since(sent))
 			}
-		})
-	})
-	t.Run("when its look fails", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			l, store := newLedger(t), storetest.NewMem()
-			var down atomic.Bool
-			a := start(t, l, storetest.Faulty(store, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-				if down.Load() {
-					return errors.New("connection refused")
-				}
-				return do(ctx)
-			}), "a", tenure.CoordinatorConfig{})
-			synctest.Wait()
-			b := start(t, l, store, "b", tenure.CoordinatorConfig{})
-			time.Sleep(time.Second)
-			wantErr(t, a.ResignFor(t.Context(), time.Hour), nil)
-			time.Sleep(time.Minute)
-			down.Store(true)
-			wantErr(t, b.lease.RequestHandover(t.Context(), "a"), nil)
-			time.Sleep(time.Second)
-			down.Store(false)
-			time.Sleep(2 * time.Second) // it looks again within a quarter of the AcquireInterval
-			if !a.IsHolder() {
-				t.Errorf("a does not hold:\n%v", l)
-			}
-		})
+		}
 	})
 }

@@ -13,13 +13,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
-
-func postgresURL(t testing.TB) string { return pgtest.URL(t) }
 
 // A version that is computed before its statement waits for a lock is an old
 // one by the time the wait is over: an insert waits for a transaction that
@@ -76,21 +73,6 @@ func TestAVersionIsDrawnAfterTheWaitForALock(t *testing.T) {
 	if obj := <-created; obj.Version <= deleted {
 		t.Errorf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
 	}
-}
-
-// awaitLockWait returns when a statement in this database waits for a lock.
-func awaitLockWait(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	awaitThat(t, "something waits for a lock", func() bool { return lockWaits(t, pool) > 0 })
-}
-
-// lockWaits counts the statements in this database that wait for a lock.
-func lockWaits(t *testing.T, pool *pgxpool.Pool) (n int) {
-	t.Helper()
-	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-		WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
-	wantErr(t, err, nil)
-	return n
 }
 
 // inTime makes a call with a limit that it is to end before, and again with a longer

@@ -21,29 +21,7 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// storeWatcher is what all stores of this module are.
-type storeWatcher interface {
-	tenure.Store
-	tenure.Watcher
-	tenure.Notifier
-}
-
 var watchedKey = tenure.Key{Type: "t", ID: "watched"}
-
-func beginWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscription {
-	t.Helper()
-	watch := store.Watch(key)
-	t.Cleanup(watch.Stop)
-	return watch
-}
-
-// liveWatch begins to watch, and returns when hints can be expected.
-func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscription {
-	t.Helper()
-	watch := beginWatch(t, store, key)
-	awaitThat(t, "a watch is live", watch.Live)
-	return watch
-}
 
 // takeHint takes the hint that is there.
 func takeHint(watch tenure.Subscription) bool {

@@ -6,41 +6,38 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// I3, over what happens to a database.
 func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 	server := pgtest.Cluster(t)
 	var last int64
 	begin := func(when string) (*tenure.PostgresStore, *tenure.Lease, *tenure.Term) {
 		t.Helper()
-		store := openPostgres(t, server.URL(), tenure.PostgresConfig{}) // a new process, as it were
+		store := openPostgres(t, server.URL(), tenure.PostgresConfig{}) // as a new process would
 		migrate(t, store)
 		lease, term, _ := acquireBriefly(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
-		if term.Token() <= last {
-			t.Errorf("%s: token %d follows %d", when, term.Token(), last)
-		}
+		require.Greater(t, term.Token(), last, when)
 		last = term.Token()
 		return store, lease, term
 	}
 	store, lease, term := begin("first")
-	wantErr(t, lease.Release(t.Context(), term), nil)
+	require.NoError(t, lease.Release(t.Context(), term))
 	store.Close()
 	begin("after a release and a restart")
-	wantErr(t, server.Restart("immediate"), nil)
+	require.NoError(t, server.Restart("immediate"))
 	begin("after a crash of the database, the lease being held")
 	_, lease, term = begin("after an expiry")
-	wantErr(t, lease.Release(t.Context(), term), nil)
-	wantErr(t, server.Restart("immediate"), nil)
+	require.NoError(t, lease.Release(t.Context(), term))
+	require.NoError(t, server.Restart("immediate"))
 	begin("after a crash of the database, the lease being free")
 
 	pool := postgresPool(t, server.URL())
@@ -55,75 +52,103 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 	begin("after the loss of all rows")
 }
 
-// movable is a store that a test can replace behind everybody's back.
-type movable struct{ atomic.Pointer[storetest.Mem] }
+// restorable is a store that a test can replace by another, as the restore of a dump does.
+type restorable struct{ atomic.Pointer[storetest.Mem] }
 
-func movableStore(mem *storetest.Mem) *movable {
-	m := &movable{}
-	m.Store(mem)
-	return m
+func (r *restorable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return r.Load().Get(ctx, key)
 }
 
-func (m *movable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return m.Load().Get(ctx, key)
+func (r *restorable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return r.Load().PutIf(ctx, obj, cond)
 }
 
-func (m *movable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return m.Load().PutIf(ctx, obj, cond)
+func (r *restorable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return r.Load().DeleteIf(ctx, key, version)
 }
 
-func (m *movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.Load().DeleteIf(ctx, key, version)
+// restore returns a restored store, whose tombstones are lost. Only together with a clock
+// that is behind can that repeat a token.
+func (r *restorable) restore() (behind *atomic.Int64) {
+	behind = new(atomic.Int64)
+	behind.Store(int64(time.Hour))
+	mem := storetest.NewMem()
+	mem.Now = func() time.Time { return time.Now().Add(-time.Duration(behind.Load())) }
+	r.Store(mem)
+	return behind
 }
 
-// Only a restore together with a clock that is behind can repeat a token. Who
-// has seen a greater one refuses, and says so.
+func newRestorable() *restorable {
+	r := new(restorable)
+	r.Store(storetest.NewMem())
+	return r
+}
+
 func TestAReplicaThatHasSeenAGreaterTokenRefusesASmallerOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, store := t.Context(), movableStore(storetest.NewMem())
+	inBubble(t, func(t *scene) {
+		ctx, store := t.Context(), newRestorable()
 		holder := newLease(t, store, tenure.LeaseConfig{Holder: "holder"})
 		witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
 		term := mustAcquire(t, holder)
-		_, err := witness.AcquireOrSteal(ctx)
-		wantErr(t, err, tenure.ErrHeld)
+		t.wantHeld(witness)
 
-		behind := time.Hour
-		restored := storetest.NewMem() // which also lacks the tombstones
-		restored.Now = func() time.Time { return time.Now().Add(-behind) }
-		store.Store(restored)
-		wantErr(t, holder.Renew(ctx, term), tenure.ErrLost)
+		behind := store.restore()
+		require.ErrorIs(t, holder.Renew(ctx, term), tenure.ErrLost)
 		for _, lease := range []*tenure.Lease{holder, witness, holder} {
 			_, err := lease.AcquireOrSteal(ctx)
-			if errors.Is(err, tenure.ErrHeld) { // by the other, who refused: until it expires
+			if errors.Is(err, tenure.ErrHeld) { // by the other, which refused: until it expires
 				time.Sleep(30 * time.Second)
 				_, err = lease.AcquireOrSteal(ctx)
 			}
-			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), fmt.Sprint("would follow ", term.Token())) ||
-				!strings.Contains(err.Error(), "resource_version") {
-				t.Errorf("got %v, want ErrSetup that says what to do", err)
-			}
+			require.ErrorIs(t, err, tenure.ErrSetup)
+			require.ErrorContains(t, err, fmt.Sprint("would follow ", term.Token()))
+			require.ErrorContains(t, err, "resource_version", "what to do")
 		}
 
-		behind = 0 // the operator sets the clock right
+		behind.Store(0) // the operator sets the clock right
 		time.Sleep(30 * time.Second)
-		if next := mustAcquire(t, witness); next.Token() <= term.Token() {
-			t.Errorf("token %d follows %d", next.Token(), term.Token())
-		}
+		require.Greater(t, mustAcquire(t, witness).Token(), term.Token())
+	})
+}
+
+func TestATokenThatOneReplicaRefusesIsLeftToAnother(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		store := newRestorable()
+		witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
+		term := mustAcquire(t, witness)
+		require.NoError(t, witness.Release(t.Context(), term))
+		store.restore()
+		_, err := witness.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))
+	})
+	inBubble(t, func(t *scene) { // the restored table has the record of a dead holder
+		store := newRestorable()
+		t.store = store
+		witness := t.start("witness")
+		time.Sleep(time.Minute)
+		store.restore()
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, tenure.RoleStandby, witness.Status().Role)
+		require.Contains(t, witness.Status().LastError, "fencing token")
+		t.start("fresh", t.fencing(succeeds))
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"fresh fences dead at ", "fresh works"}, t.said())
 	})
 }
 
 func TestOpeningWarnsThatCommitsAreNotSynchronous(t *testing.T) {
 	url := postgresURL(t)
-	for _, setting := range []struct {
-		value string
-		warns bool
-	}{{"off", true}, {"on", false}} {
+	for value, warns := range map[string]bool{"off": true, "on": false} {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&log, nil))
-		store := openPostgres(t, url+"&synchronous_commit="+setting.value, tenure.PostgresConfig{Logger: logger})
+		store := openPostgres(t, url+"&synchronous_commit="+value, tenure.PostgresConfig{Logger: logger})
 		migrate(t, store)
-		if got := strings.Contains(log.String(), "synchronous_commit is off"); got != setting.warns {
-			t.Errorf("%s: warned: %v; logged:\n%s", setting.value, got, &log)
+		if warns {
+			require.Contains(t, log.String(), "synchronous_commit is off")
+		} else {
+			require.NotContains(t, log.String(), "synchronous_commit")
 		}
 	}
 }
