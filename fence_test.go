@@ -647,4 +647,3 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	cancel()
 	all.Wait()
 }
-

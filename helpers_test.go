@@ -472,4 +472,3 @@ func (s *script) fencing(fence func(ctx context.Context) error) tenure.Coordinat
 func succeeds(context.Context) error { return nil }
 
 func untilDone(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-

@@ -204,4 +204,3 @@ func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscr
 	awaitThat(t, "a watch is live", watch.Live)
 	return watch
 }
-

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -17,101 +16,91 @@ import (
 )
 
 func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLedger(t), storetest.NewMem()
-		began := time.Now()
-		job := tenure.CoordinatorConfig{Reconcile: returnsAfter(0)}
-		a := startWith(t, store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}}, job)
-		synctest.Wait()
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
+	inBubble(t, func(t *scene) {
+		began, labels := time.Now(), map[string]string{"address": "10.0.0.1"}
+		a := t.startWith(tenure.LeaseConfig{Holder: "a", Labels: labels}, tenure.CoordinatorConfig{})
+		b := t.start("b")
 		a.store.SetHook(slowly(20 * time.Millisecond))
 		time.Sleep(35 * time.Second)
 
 		got := a.Status()
-		if got.Lease != leaseKey || got.Replica != "a" || got.Role != tenure.RoleHolder || got.Reason != "acquired" || !got.Since.Equal(began) {
-			t.Errorf("holder's role: %+v", got)
-		}
-		if got.Holder != "a" || got.Labels["address"] != "10.0.0.1" || !got.HeldSince.Equal(began) || got.Token == 0 {
-			t.Errorf("holder's term: %+v", got)
-		}
-		if renewed := began.Add(30 * time.Second); !got.RenewedAt.Equal(renewed) ||
-			got.RenewalLatency != 20*time.Millisecond || got.TrustLeft != 24*time.Second {
-			t.Errorf("holder's last renewal: %+v", got)
-		}
-		if got.Terms != 1 || got.Stuck || got.LastError != "" || len(got.Recent) != 0 {
-			t.Errorf("holder's past: %+v", got)
-		}
-
 		token := got.Token
+		require.NotZero(t, token)
+		require.Equal(t, tenure.Status{
+			Lease: leaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
+			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
+			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
+			Terms: 1, Recent: []tenure.PastTerm{},
+		}, got)
+		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
-		if got.Role != tenure.RoleStandby || got.Reason != "held by a" || got.Holder != "a" || got.Labels["address"] != "10.0.0.1" ||
-			!got.HeldSince.Equal(began) || got.RenewedAt.Before(began) || got.Token != 0 || got.TrustLeft != 0 || got.RenewalLatency != 0 {
-			t.Errorf("standby: %+v", got)
-		}
+		require.Equal(t, tenure.Status{
+			Lease: leaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
+			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
+			Recent: []tenure.PastTerm{},
+		}, got)
+		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
 		a.store.SetHook(refuse)
 		time.Sleep(time.Minute)
 		got = b.Status()
-		if got.Role != tenure.RoleHolder || got.Reason != "stolen from a" || got.Holder != "b" || got.Labels != nil {
-			t.Errorf("after b's steal: %+v", got)
-		}
-		if len(got.Recent) != 1 || got.Recent[0].Holder != "a" || !got.Recent[0].Began.Equal(began) || got.Recent[0].Reason != "expired" {
-			t.Errorf("b's recent terms: %+v", got.Recent)
-		}
-		id := got.Recent[0].ID
+		require.Equal(t, tenure.RoleHolder, got.Role)
+		require.Equal(t, "stolen from a", got.Reason)
+		require.Equal(t, "b", got.Holder)
+		require.Nil(t, got.Labels)
+		require.Len(t, got.Recent, 1)
+		past := got.Recent[0]
+		require.Equal(t, tenure.PastTerm{ID: past.ID, Holder: "a", Began: past.Began, Ended: past.Ended, Reason: "expired"}, past)
+		require.True(t, past.Began.Equal(began), "%+v", past)
 		got = a.Status()
-		if len(got.Recent) != 1 || got.Recent[0].ID != id || got.Recent[0].Token != token || got.Recent[0].Reason != tenure.ErrDeadline.Error() {
-			t.Errorf("a's recent terms: %+v; want that of ID %s, token %d", got.Recent, id, token)
-		}
-		if got.LastError != "connection refused" || got.Role != tenure.RoleStandby || got.Holder != "" {
-			t.Errorf("after a's loss: %+v", got)
-		}
+		require.Equal(t, tenure.RoleStandby, got.Role)
+		require.Empty(t, got.Holder)
+		require.Equal(t, "connection refused", got.LastError)
+		require.Len(t, got.Recent, 1)
+		own := got.Recent[0]
+		require.Equal(t, tenure.PastTerm{ID: past.ID, Holder: "a", Token: token, Began: own.Began, Ended: own.Ended, Reason: tenure.ErrDeadline.Error()}, own)
 	})
 }
 
 func TestAStatusKeepsTheLastTenTerms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
 		var tokens []int64 // the latest first
 		for range 12 {
 			time.Sleep(time.Minute)
 			tokens = slices.Insert(tokens, 0, a.Status().Token)
-			wantErr(t, a.Resign(t.Context()), nil)
+			require.NoError(t, a.Resign(t.Context()))
 		}
 		var got []int64
 		for _, past := range a.Status().Recent {
 			got = append(got, past.Token)
-			if past.Holder != "a" || past.Reason != tenure.ErrResigned.Error() || past.Ended.Sub(past.Began) < 50*time.Second {
-				t.Errorf("got %+v", past)
-			}
+			require.Equal(t, "a", past.Holder)
+			require.Equal(t, tenure.ErrResigned.Error(), past.Reason)
+			require.GreaterOrEqual(t, past.Ended.Sub(past.Began), 50*time.Second)
 		}
-		if !slices.Equal(got, tokens[:10]) {
-			t.Errorf("got the terms of tokens %v, want %v", got, tokens[:10])
-		}
+		require.Equal(t, tokens[:10], got)
 	})
 }
 
 func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "a"}))
-		b := start(t, nil, store, "b", tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
+	inBubble(t, func(t *scene) {
+		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		b := t.start("b")
 		time.Sleep(20 * time.Second)
-		obj, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, nil)
-		obj.Payload = []byte(`{"holder":"robber","term":"another","ttl_ms":30000}`)
-		put(t, store, obj)
+		putRecord(t, t.store, robbersRecord)
 		time.Sleep(20 * time.Second)
 		got := b.Status()
-		if len(got.Recent) != 1 || got.Recent[0].Holder != "a" || got.Recent[0].Reason != "followed by robber" || got.Holder != "robber" {
-			t.Errorf("after the robber's steal: %+v", got)
-		}
-		wantErr(t, store.DeleteIf(t.Context(), leaseKey, put(t, store, obj).Version), nil)
+		require.Len(t, got.Recent, 1)
+		require.Equal(t, "a", got.Recent[0].Holder)
+		require.Equal(t, "followed by robber", got.Recent[0].Reason)
+		require.Equal(t, "robber", got.Holder)
+		removeRecord(t, t.store)
 		time.Sleep(time.Minute)
 		got = b.Status()
-		if len(got.Recent) != 2 || got.Recent[0].Holder != "robber" || got.Recent[0].Reason != "released" || got.Reason != "acquired" {
-			t.Errorf("after the robber's release: %+v", got)
-		}
+		require.Len(t, got.Recent, 2)
+		require.Equal(t, "robber", got.Recent[0].Holder)
+		require.Equal(t, "released", got.Recent[0].Reason)
+		require.Equal(t, "acquired", got.Reason)
 	})
 }
 
@@ -124,7 +113,7 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
 	}
 	got, err := json.Marshal(status)
-	wantErr(t, err, nil)
+	require.NoError(t, err)
 	const want = `{"lease":"reconciler_lease/singleton","replica":"a","role":"stopping","since":"2026-01-02T03:04:05Z","reason":"lease resigned",` +
 		`"holder":"a","labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","renewed_at":"2026-01-02T03:04:05Z",` +
 		`"token":7,"terms":3,"stuck":true,"last_error":"refused",` +
@@ -144,95 +133,70 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	require.ErrorIs(t, json.Unmarshal([]byte(`{"lease":"singleton"}`), &read), tenure.ErrInvalid)
 }
 
-func TestAStandbyAndADatabaseThatIsDownAreHealthy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		a := start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{})
-		synctest.Wait()
-		b := start(t, newLedger(t), store, "b", tenure.CoordinatorConfig{})
+func TestAStandbyAndAReplicaWithoutItsDatabaseAreHealthy(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
 		a.store.SetHook(hang)
 		for range 600 {
 			time.Sleep(100 * time.Millisecond)
-			for _, r := range []*replica{a, b} {
-				if err := r.Healthy(0); err != nil {
-					t.Fatalf("%s: %v; %+v", r.Status().Replica, err, r.Status())
-				}
-			}
+			require.NoError(t, a.Healthy(0))
+			require.NoError(t, b.Healthy(0))
 		}
-		if !b.IsHolder() {
-			t.Error("b has not taken over: the test has shown nothing")
-		}
+		t.wantHolder(b)
 	})
 }
 
 func TestAReplicaWhoseJobIsStuckIsUnhealthyUntilItReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Minute)})
-		synctest.Wait()
+	inBubble(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Minute)})
 		go a.Resign(t.Context())
 		time.Sleep(8 * time.Second)
-		wantErr(t, a.Healthy(time.Hour), nil)
+		require.NoError(t, a.Healthy(time.Hour))
 		time.Sleep(2 * time.Second)
-		if err := a.Healthy(time.Hour); err == nil || !strings.Contains(err.Error(), "still runs") {
-			t.Errorf("got %v, want that the job still runs", err)
-		}
+		require.ErrorContains(t, a.Healthy(time.Hour), "still runs")
 		time.Sleep(time.Minute)
-		wantErr(t, a.Healthy(0), nil)
+		require.NoError(t, a.Healthy(0))
 	})
 }
 
 func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		release := make(chan struct{})
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{
-			Reconcile: returnsAfter(0),
-			Trace:     &tenure.Trace{Lost: func(*tenure.Term, error) { <-release }}, // stops the coordinator in its tracks
+		a := t.start("a", tenure.CoordinatorConfig{
+			Trace: &tenure.Trace{Lost: func(*tenure.Term, error) { <-release }}, // stops the coordinator in its tracks
 		})
-		synctest.Wait()
 		a.store.SetHook(refuse)
 		time.Sleep(29*time.Second + 5*time.Second) // TTL − Margin, and the tolerance
-		wantErr(t, a.Healthy(5*time.Second), nil)
+		require.NoError(t, a.Healthy(5*time.Second))
 		time.Sleep(time.Millisecond)
-		if err := a.Healthy(5 * time.Second); err == nil || !strings.Contains(err.Error(), "ended 5.001s ago") {
-			t.Errorf("got %v, want that the trust ended 5.001s ago", err)
-		}
+		require.ErrorContains(t, a.Healthy(5*time.Second), "ended 5.001s ago")
 		a.store.SetHook(nil)
 		close(release)
 		time.Sleep(time.Minute)
-		wantErr(t, a.Healthy(0), nil)
+		require.NoError(t, a.Healthy(0))
 	})
 }
 
 func TestChangesBeginWithTheStatusAsItIs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, err := tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}),
-			tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
-		wantErr(t, err, nil)
-		var first []tenure.Status
-		for status := range c.Changes(t.Context()) {
-			first = append(first, status)
-			break
-		}
-		if len(first) != 1 || first[0].Replica != "a" || first[0].Role != tenure.RoleStandby {
-			t.Errorf("got %+v", first)
-		}
-	})
+	c, err := tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{})
+	require.NoError(t, err)
+	for status := range c.Changes(t.Context()) {
+		require.Equal(t, "a", status.Replica)
+		require.Equal(t, tenure.RoleStandby, status.Role)
+		return
+	}
+	t.Error("there is no first status")
 }
 
-func TestEachChangeReachesAReaderOfChangesAndRenewalsDoNot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		a := start(t, nil, store, "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})
-		synctest.Wait()
+func TestAReaderOfChangesSeesEachChangeAndNoRenewal(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})
 		ctx, cancel := context.WithCancel(t.Context())
-		var mu sync.Mutex
 		var seen []string
-		var readers sync.WaitGroup
-		readers.Go(func() {
+		var reader sync.WaitGroup
+		reader.Go(func() {
 			for s := range a.Changes(ctx) {
-				mu.Lock()
 				seen = append(seen, s.Role.String()+" "+s.Holder+" "+s.LastError)
-				mu.Unlock()
 			}
 		})
 		time.Sleep(55 * time.Second)
@@ -240,27 +204,22 @@ func TestEachChangeReachesAReaderOfChangesAndRenewalsDoNot(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		a.store.SetHook(nil)
 		time.Sleep(10 * time.Second)
-		wantErr(t, a.Resign(t.Context()), nil)
+		require.NoError(t, a.Resign(t.Context()))
 		synctest.Wait()
 		cancel()
-		readers.Wait()
-		want := []string{"holder a ", "holder a connection refused", "holder a ", "stopping a ", "standby  "}
-		if !slices.Equal(seen, want) {
-			t.Errorf("got %q, want %q", seen, want)
-		}
+		reader.Wait()
+		require.Equal(t, []string{"holder a ", "holder a connection refused", "holder a ", "stopping a ", "standby  "}, seen)
 	})
 }
 
-func TestASlowReaderOfChangesGetsTheLatestAndKeepsNobodyWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		a := start(t, nil, store, "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0)})
-		synctest.Wait()
+func TestASlowReaderOfChangesGetsTheLatestAndDelaysNobody(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
 		var terms []int
-		var readers sync.WaitGroup
-		readers.Go(func() {
+		var reader sync.WaitGroup
+		reader.Go(func() {
 			for s := range a.Changes(ctx) {
 				terms = append(terms, s.Terms)
 				time.Sleep(10 * time.Minute)
@@ -268,12 +227,10 @@ func TestASlowReaderOfChangesGetsTheLatestAndKeepsNobodyWaiting(t *testing.T) {
 		})
 		for range 5 {
 			time.Sleep(time.Minute)
-			wantErr(t, a.Resign(t.Context()), nil)
+			require.NoError(t, a.Resign(t.Context()))
 		}
-		readers.Wait()
-		if !slices.Equal(terms, []int{1, 6}) || !a.IsHolder() {
-			t.Errorf("a reader saw after how many terms: %v; want 1, then 6", terms)
-		}
+		reader.Wait()
+		require.Equal(t, []int{1, 6}, terms)
+		t.wantHolder(a)
 	})
 }
-

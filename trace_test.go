@@ -4,18 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// tale is what a trace was told, in order. What is told several times in a row
-// stands there once: how often a standby looks is random.
+// tale is what a trace was told, in order. What is told several times in a row stands there
+// once: how often a standby looks is random.
 type tale struct{ script }
 
 func (s *tale) tell(format string, args ...any) {
@@ -70,179 +71,122 @@ func (s *tale) trace() *tenure.Trace {
 	}
 }
 
-func wantTold(t *testing.T, when string, tale *tale, want ...string) {
-	t.Helper()
-	if got := tale.since(); !slices.Equal(got, want) {
-		t.Errorf("%s: told\n  %s\nwant\n  %s", when, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
-	}
-}
-
 func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
+	inBubble(t, func(t *scene) {
 		var ofA, ofB tale
-		a := start(t, nil, store, "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(6 * time.Second), Trace: ofA.trace()})
-		synctest.Wait()
-		wantTold(t, "a acquires", &ofA, "attempt: got it", "acquired", `holder: "a"`, "job started")
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(6 * time.Second), Trace: ofA.trace()})
+		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
-		b := start(t, nil, store, "b", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Trace: ofB.trace()})
+		b := t.start("b", tenure.CoordinatorConfig{Trace: ofB.trace()})
 		a.store.SetHook(slowly(30 * time.Millisecond))
 		time.Sleep(11 * time.Second)
-		wantTold(t, "a renews", &ofA, "renewed in 30ms, with 18.97s left")
-		wantTold(t, "b stands by", &ofB, "attempt: held", `holder: "a"`, "attempt: held")
+		require.Equal(t, []string{"renewed in 30ms, with 18.97s left"}, ofA.since())
+		require.Equal(t, []string{"attempt: held", `holder: "a"`, "attempt: held"}, ofB.since())
 
 		a.store.SetHook(refuse)
 		time.Sleep(14 * time.Second)
-		wantTold(t, "a's renewals fail", &ofA, "renewal failed: connection refused")
+		require.Equal(t, []string{"renewal failed: connection refused"}, ofA.since())
 
 		a.store.SetHook(nil)
 		time.Sleep(5 * time.Second)
-		if got := ofA.since(); len(got) != 1 || !strings.HasPrefix(got[0], "renewed in 0s, with ") {
-			t.Errorf("a renews again: told %q", got)
-		}
+		got := ofA.since()
+		require.Len(t, got, 1)
+		require.Contains(t, got[0], "renewed in 0s, with ")
 
 		a.store.SetHook(refuse)
 		time.Sleep(70 * time.Second)
-		wantTold(t, "a loses the lease", &ofA, "renewal failed: connection refused", "lost: lease not renewed in time",
-			"renewal failed: connection refused", "job ended after 6s: lease not renewed in time", `holder: ""`, "attempt: error")
-		wantTold(t, "b steals it", &ofB, "attempt: held", "attempt: got it", "stolen from a", `holder: "b"`, "job started",
-			"renewed in 0s, with 19s left")
+		require.Equal(t, []string{"renewal failed: connection refused", "lost: lease not renewed in time", "renewal failed: connection refused",
+			"job ended after 6s: lease not renewed in time", `holder: ""`, "attempt: error"}, ofA.since())
+		require.Equal(t, []string{"attempt: held", "attempt: got it", "stolen from a", `holder: "b"`, "job started", "renewed in 0s, with 19s left"}, ofB.since())
 
 		a.store.SetHook(nil)
 		time.Sleep(40 * time.Second)
-		wantTold(t, "a hears of b", &ofA, "attempt: held", `holder: "b"`, "attempt: held")
+		require.Equal(t, []string{"attempt: held", `holder: "b"`, "attempt: held"}, ofA.since())
 
-		wantErr(t, b.Resign(t.Context()), nil)
-		time.Sleep(4 * time.Millisecond) // a, whose term has ended ill, yields
-		settle()
-		wantTold(t, "b resigns", &ofB, "renewed in 0s, with 19s left", "job ended after 0s: lease resigned",
-			"released: lease resigned", `holder: ""`)
-		wantTold(t, "a is woken", &ofA, "attempt: got it", "acquired", `holder: "a"`, "job started")
+		require.NoError(t, b.Resign(t.Context()))
+		time.Sleep(4 * time.Millisecond) // a, whose last term it lost, gives others a head start
+		synctest.Wait()
+		require.Equal(t, []string{"renewed in 0s, with 19s left", "job ended after 0s: lease resigned", "released: lease resigned", `holder: ""`}, ofB.since())
+		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
 		a.stop()
-		wantTold(t, "a is shut down", &ofA, "job ended after 6s: coordinator shuts down", "released: coordinator shuts down", `holder: ""`)
+		require.Equal(t, []string{"job ended after 6s: coordinator shuts down", "released: coordinator shuts down", `holder: ""`}, ofA.since())
 	})
 }
 
-func TestATraceIsToldOfATermThatAnotherTook(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		var told tale
-		start(t, nil, store, "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second), Trace: told.trace()})
-		synctest.Wait()
-		obj, err := store.Get(t.Context(), leaseKey)
-		wantErr(t, err, nil)
-		obj.Payload = []byte(`{"holder":"robber","term":"another","ttl_ms":30000}`)
-		put(t, store, obj)
-		time.Sleep(20 * time.Second)
-		wantTold(t, "a is robbed", &told, "attempt: got it", "acquired", `holder: "a"`, "job started",
+func TestATraceIsToldHowATermEnds(t *testing.T) {
+	for name, test := range map[string]struct {
+		winds time.Duration // up the job
+		end   func(t *scene, a *replica)
+		want  []string
+	}{
+		"lost to another": {time.Second, func(t *scene, _ *replica) {
+			putRecord(t, t.store, robbersRecord)
+			time.Sleep(20 * time.Second)
+		}, []string{
 			"lost: lease lost: reconciler_lease/singleton is held by robber", `holder: "robber"`,
-			"job ended after 1s: lease lost: reconciler_lease/singleton is held by robber", "attempt: held")
-	})
-}
-
-func TestATraceIsToldOfAJobThatIsStuck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told tale
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Minute), Trace: told.trace()})
-		synctest.Wait()
-		told.since()
-		wantErr(t, a.Resign(t.Context()), nil)
-		wantTold(t, "a's job is stuck", &told, "job stuck for 9s", "job ended after 1m0s: lease resigned",
-			"released: lease resigned", `holder: ""`)
-	})
+			"job ended after 1s: lease lost: reconciler_lease/singleton is held by robber", "attempt: held"}},
+		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
+			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
+		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(refuse); a.stop() }, []string{
+			"job ended after 0s: coordinator shuts down", "lost: coordinator shuts down\nconnection refused", `holder: ""`}},
+		"released after its deadline": {0, func(_ *scene, a *replica) {
+			a.store.SetHook(only("put", refuse))
+			time.Sleep(21 * time.Second)
+		}, []string{
+			"renewal failed: connection refused", "lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
+			"released: lease not renewed in time", `holder: ""`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				var told tale
+				a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(test.winds), Trace: told.trace()})
+				told.since()
+				test.end(t, a)
+				require.Equal(t, test.want, told.since())
+			})
+		})
+	}
 }
 
 func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var told tale
-		c, err := tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Reconcile: func(context.Context) error { panic("broken") },
 			Trace:     told.trace(),
 		})
-		wantErr(t, err, nil)
-		defer func() {
-			if recover() == nil {
-				t.Error("Run did not panic")
-			}
-			wantTold(t, "a's job panics", &told, "attempt: got it", "acquired", `holder: "a"`, "job started",
-				"job ended after 0s: job ended: reconcile panicked: broken", "released: job ended: reconcile panicked: broken", `holder: ""`)
-		}()
-		c.Run(t.Context())
+		require.NoError(t, err)
+		require.Panics(t, func() { c.Run(t.Context()) })
+		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started",
+			"job ended after 0s: job ended: reconcile panicked: broken", "released: job ended: reconcile panicked: broken", `holder: ""`}, told.since())
 	})
 }
 
-func TestATraceIsToldOfALeaseThatCouldNotBeReleased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var told tale
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Trace: told.trace()})
-		synctest.Wait()
-		told.since()
-		a.store.SetHook(refuse)
-		a.stop()
-		wantTold(t, "a cannot release", &told, "job ended after 0s: coordinator shuts down",
-			"lost: coordinator shuts down\nconnection refused", `holder: ""`)
+		t.store = storetest.Faulty(t.store, slowly(time.Second))
+		t.start("a", tenure.CoordinatorConfig{Trace: told.trace()}).stop()
+		require.Equal(t, []string{"attempt: got it"}, told.since(), "shut down while it acquires")
 	})
-}
-
-func TestATraceIsToldOfALeaseThatIsReleasedAfterItsDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var told tale
-		a := start(t, nil, storetest.NewMem(), "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Trace: told.trace()})
-		synctest.Wait()
-		told.since()
-		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "put" {
-				return errLost
-			}
-			return do(ctx)
-		})
-		time.Sleep(21 * time.Second)
-		got := told.since()
-		if len(got) == 0 || !strings.HasPrefix(got[0], "renewal failed") {
-			t.Fatalf("told %q", got)
-		}
-		want := []string{"lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
-			"released: lease not renewed in time", `holder: ""`}
-		if !slices.Equal(got[1:], want) {
-			t.Errorf("told %q, want %q", got[1:], want)
-		}
-	})
-}
-
-func TestATermThatNeverBeganIsNotTraced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told tale
-		store := storetest.Faulty(storetest.NewMem(), slowly(time.Second))
-		c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{}),
-			tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Trace: told.trace()})
-		wantErr(t, err, nil)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		wantErr(t, c.Run(ctx), nil)
-		wantTold(t, "a is shut down while it acquires", &told, "attempt: got it")
-	})
-}
-
-func TestATermThatIsNotConfirmedRunsNoJobThatATraceCouldBeToldOf(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told tale
-		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{Confirmations: 3, Reconcile: returnsAfter(0), Trace: told.trace()})
+		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 3, Trace: told.trace()})
 		told.since()
 		b.stop()
-		wantTold(t, "b stops before it has confirmed", &told, "released: coordinator shuts down", `holder: ""`)
+		require.Equal(t, []string{"released: coordinator shuts down", `holder: ""`}, told.since(), "shut down while it confirms")
 	})
 }
 
-func TestAFuncOfATraceFindsWhatItIsToldInTheStatus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+func TestTheStatusShowsToATraceWhatItIsTold(t *testing.T) {
+	inBubble(t, func(t *scene) {
 		var c *tenure.Coordinator
-		var err error
-		roles := map[string]tenure.Role{}
-		holders := map[string]string{}
-		note := func(what string) { roles[what], holders[what] = c.Status().Role, c.Status().Holder }
-		c, err = tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
-			Reconcile: returnsAfter(0),
+		var seen []string
+		note := func(what string) {
+			seen = append(seen, strings.TrimSpace(fmt.Sprint(what, ": ", c.Status().Role, " ", c.Status().Holder)))
+		}
+		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Trace: &tenure.Trace{
 				Acquired:   func(*tenure.Term, *tenure.Holding) { note("acquired") },
 				JobStarted: func(*tenure.Term) { note("job started") },
@@ -250,15 +194,10 @@ func TestAFuncOfATraceFindsWhatItIsToldInTheStatus(t *testing.T) {
 				Released:   func(*tenure.Term, error) { note("released") },
 			},
 		})
-		wantErr(t, err, nil)
+		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		wantErr(t, c.Run(ctx), nil)
-		if got, want := fmt.Sprint(roles), "map[acquired:confirming job ended:stopping job started:holder released:stopping]"; got != want {
-			t.Errorf("roles: got %s, want %s", got, want)
-		}
-		if got, want := fmt.Sprint(holders), "map[acquired:a job ended:a job started:a released:]"; got != want {
-			t.Errorf("holders: got %s, want %s", got, want)
-		}
+		require.NoError(t, c.Run(ctx))
+		require.Equal(t, []string{"acquired: confirming a", "job started: holder a", "job ended: stopping a", "released: stopping"}, seen)
 	})
 }
