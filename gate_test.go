@@ -4,6 +4,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 )
 
@@ -13,7 +15,7 @@ func TestAGateAdmitsNoTokenBelowTheHighestThatItHasSeen(t *testing.T) {
 		token int64
 		want  error
 	}{{7, nil}, {7, nil}, {6, tenure.ErrLost}, {9, nil}, {7, tenure.ErrLost}, {9, nil}, {8, tenure.ErrLost}, {10, nil}} {
-		wantErr(t, gate.Admit(step.token), step.want)
+		require.ErrorIs(t, gate.Admit(step.token), step.want, "token %d", step.token)
 	}
 }
 
@@ -30,5 +32,5 @@ func TestAGateNeverGoesBackUnderConcurrency(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	wantErr(t, gate.Admit(9_998), tenure.ErrLost)
+	require.ErrorIs(t, gate.Admit(9_998), tenure.ErrLost)
 }

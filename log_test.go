@@ -4,27 +4,26 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// journal counts the lines of a log, by what they say.
+// journal counts the lines of a log from a level on, by what they say.
 type journal struct {
 	mu      sync.Mutex
 	lines   map[string]int
-	unnamed []string // lines of info and above without a replica or a holder
+	unnamed []string // lines of level info without a replica or a holder
 }
 
-// logTo returns a logger for the lines of a level and above.
-func logTo(j *journal, level slog.Level) *slog.Logger {
+func (j *journal) logger(level slog.Level) *slog.Logger {
 	return slog.New(journalHandler{j, level, nil})
 }
 
@@ -50,6 +49,9 @@ func (h journalHandler) Handle(_ context.Context, r slog.Record) error {
 	line := r.Level.String() + " " + r.Message + " by " + values["replica"]
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.lines == nil {
+		h.lines = map[string]int{}
+	}
 	h.lines[line]++
 	_, held := values["holder"]
 	if r.Level == slog.LevelInfo && (values["replica"] == "" || !held) {
@@ -63,82 +65,63 @@ func (j *journal) take() map[string]int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	lines := j.lines
-	j.lines = map[string]int{}
+	j.lines = nil
 	return lines
 }
 
 func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j := &journal{lines: map[string]int{}}
-		store := storetest.NewMem()
-		replica := func(name string) *replica {
-			return start(t, nil, struct{ tenure.Store }{store}, name, tenure.CoordinatorConfig{ // polls
-				Reconcile: returnsAfter(0), Logger: logTo(j, slog.LevelInfo),
-			})
-		}
-		want := func(when string, want map[string]int) {
-			t.Helper()
-			if got := j.take(); !maps.Equal(got, want) {
-				t.Errorf("%s: logged %v, want %v", when, got, want)
-			}
-		}
-		a := replica("a")
-		synctest.Wait()
-		b := replica("b")
-		synctest.Wait()
-		want("a acquires", map[string]int{"INFO lease acquired by a": 1, "INFO lease has another holder by b": 1})
+	inBubble(t, func(t *scene) {
+		var j journal
+		t.store = bare(t.store) // so that standbys poll
+		logged := tenure.CoordinatorConfig{Logger: j.logger(slog.LevelInfo)}
+		a, b := t.start("a", logged), t.start("b", logged)
+		require.Equal(t, map[string]int{"INFO lease acquired by a": 1, "INFO lease has another holder by b": 1}, j.take())
 		time.Sleep(time.Hour)
-		want("an hour", nil)
+		require.Empty(t, j.take())
 
 		a.store.SetHook(refuse)
 		time.Sleep(time.Hour)
-		want("a is cut off", map[string]int{
+		require.Equal(t, map[string]int{
 			"WARN lease not renewed, trying again by a": 1,
 			"INFO lease lost by a":                      1,
 			"INFO lease acquired by b":                  1,
-		})
+		}, j.take())
 		a.store.SetHook(nil)
 		time.Sleep(time.Hour)
-		want("a is back", map[string]int{"INFO lease has another holder by a": 1})
+		require.Equal(t, map[string]int{"INFO lease has another holder by a": 1}, j.take())
 
-		wantErr(t, b.Resign(t.Context()), nil)
+		require.NoError(t, b.Resign(t.Context()))
 		time.Sleep(time.Hour)
-		want("b resigns", map[string]int{
+		require.Equal(t, map[string]int{
 			"INFO lease released by b":           1,
 			"INFO lease acquired by a":           1,
 			"INFO lease has another holder by b": 1,
-		})
-		if len(j.unnamed) != 0 {
-			t.Errorf("lines without replica and holder: %q", j.unnamed)
-		}
+		}, j.take())
+		require.Empty(t, j.unnamed)
 	})
 }
 
-func TestAttemptsAreLoggedForThoseWhoDebug(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j := &journal{lines: map[string]int{}}
-		store := struct{ tenure.Store }{storetest.NewMem()}
-		start(t, nil, store, "a", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Logger: quiet})
-		synctest.Wait()
-		start(t, nil, store, "b", tenure.CoordinatorConfig{Reconcile: returnsAfter(0), Logger: logTo(j, slog.LevelDebug)})
+func TestAttemptsAreLoggedAtLevelDebug(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		t.store = bare(t.store)
+		t.start("a", tenure.CoordinatorConfig{Logger: quiet})
+		t.start("b", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelDebug)})
 		time.Sleep(time.Minute)
-		if n := j.take()["DEBUG lease is held by b"]; n < 12 || n > 20 { // every 5 s, jittered
-			t.Errorf("%d attempts were logged in a minute, want 12 to 20", n)
-		}
+		require.InDelta(t, 16, j.take()["DEBUG lease is held by b"], 4, "one each 5 s, jittered")
 	})
 }
 
 func TestAnErrorWhosePortDiffersEachTimeIsLoggedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j := &journal{lines: map[string]int{}}
+	inBubble(t, func(t *scene) {
+		var j journal
 		var port atomic.Int32
-		refused := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, func(context.Context) error) error {
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error {
 			return fmt.Errorf("read tcp 127.0.0.1:%d: connection reset by peer", 40000+port.Add(1))
 		})
-		start(t, newLedger(t), refused, "a", tenure.CoordinatorConfig{Logger: logTo(j, slog.LevelWarn)})
+		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
 		time.Sleep(time.Minute)
-		if got := j.take(); port.Load() < 10 || len(got) != 1 || got["WARN lease cannot be acquired by a"] != 1 {
-			t.Errorf("after %d errors: %v", port.Load(), got)
-		}
+		require.GreaterOrEqual(t, port.Load(), int32(10))
+		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 1}, j.take())
 	})
 }

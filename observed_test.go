@@ -3,17 +3,20 @@ package tenure_test
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// wrongClock is what a replica sees of a database through a clock that is wrong,
-// differently each time it looks.
+// wrongClock is a database seen through a clock that is wrong, differently each time it is
+// looked at.
 type wrongClock struct{ tenure.Store }
 
 func wrong() time.Duration { return rand.N(48*time.Hour) - 24*time.Hour }
@@ -24,82 +27,63 @@ func (s wrongClock) Get(ctx context.Context, key tenure.Key) (tenure.Object, err
 	return obj, err
 }
 
-func TestWhereOnlyWhatIsObservedCountsNoClockDecides(t *testing.T) {
+func TestWithObservedConfigNoClockDecides(t *testing.T) {
 	const interval, missed, takeovers = 2 * time.Second, 5, 100
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewMem()
-		var mu sync.Mutex
-		var offset time.Duration // of the database's clock
-		jump := func() {
-			mu.Lock()
-			defer mu.Unlock()
-			offset = wrong()
-		}
-		store.Now = func() time.Time {
+	const ttl, acquireInterval = missed * interval, missed * interval / 6
+	inBubble(t, func(t *scene) {
+		var mu sync.Mutex         // guards what follows
+		var offset time.Duration  // of the database's clock
+		var writer *replica       // of the record
+		var first, last time.Time // write of the writer
+		mem := storetest.NewMem()
+		mem.Now = func() time.Time {
 			mu.Lock()
 			defer mu.Unlock()
 			return time.Now().Add(offset)
 		}
-		l := newLedger(t)
-		var writer *replica        // who wrote the record last
-		var wrote, since time.Time // the last write, and the writer's first
-		var replicas []*replica
-		for _, name := range []string{"a", "b", "c"} {
-			leaseConfig, cfg, err := tenure.ObservedConfig(interval, missed, 0)
-			wantErr(t, err, nil)
-			leaseConfig.Holder = name
-			cfg.Reconcile = func(ctx context.Context) error { l.run(ctx, name); return nil }
-			replicas = append(replicas, startWith(t, wrongClock{store}, leaseConfig, cfg))
-		}
-		watch := func(r *replica) storetest.Hook {
-			return func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		t.store = wrongClock{mem}
+		watch := func(r *replica) {
+			r.store.SetHook(only("put", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 				err := do(ctx)
-				if call.Op == "put" && err == nil {
-					mu.Lock()
-					defer mu.Unlock()
-					if writer != r { // a takeover
-						writer, since = r, time.Now()
-					}
-					wrote = time.Now()
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil && writer != r { // a takeover
+					writer, first = r, time.Now()
+				}
+				if err == nil {
+					last = time.Now()
 				}
 				return err
-			}
+			}))
 		}
-		for _, r := range replicas {
-			r.store.SetHook(watch(r))
+		for _, name := range []string{"a", "b", "c"} {
+			leaseConfig, cfg, err := tenure.ObservedConfig(interval, missed, 0)
+			require.NoError(t, err)
+			leaseConfig.Holder = name
+			watch(t.startWith(leaseConfig, cfg))
 		}
-		const ttl, acquireInterval = missed * interval, missed * interval / 6
 		for range takeovers {
 			time.Sleep(ttl + acquireInterval + rand.N(10*time.Second))
-			jump()
-			var holder *replica
-			for _, r := range replicas {
-				if r.IsHolder() {
-					holder = r
-				}
-			}
-			if holder == nil {
-				t.Fatalf("nobody holds:\n%v", l)
-			}
+			i := slices.IndexFunc(t.replicas, func(r *replica) bool { return r.IsHolder() })
+			require.NotEqual(t, -1, i, "nobody holds:\n%v", t.jobs)
+			holder := t.replicas[i]
 			holder.store.SetHook(hang)
 			mu.Lock()
-			last := wrote
+			renewed := last
 			mu.Unlock()
-			var taken time.Time
-			for end := time.Now().Add(ttl + acquireInterval); taken.IsZero() && time.Now().Before(end); {
-				time.Sleep(100 * time.Millisecond)
-				jump()
-				synctest.Wait()
+			for end := time.Now().Add(ttl + acquireInterval); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 				mu.Lock()
-				if writer != holder {
-					taken = since
-				}
+				offset = wrong()
 				mu.Unlock()
 			}
-			if after := taken.Sub(last); after < ttl || after > ttl+acquireInterval {
-				t.Fatalf("taken over %v after the last renewal, want within %v and %v", after, ttl, ttl+acquireInterval)
-			}
-			holder.store.SetHook(watch(holder))
+			synctest.Wait()
+			mu.Lock()
+			next, after := writer, first.Sub(renewed)
+			mu.Unlock()
+			require.NotSame(t, holder, next, "not taken over")
+			require.GreaterOrEqual(t, after, ttl, "from the last renewal to the takeover")
+			require.LessOrEqual(t, after, ttl+acquireInterval, "from the last renewal to the takeover")
+			watch(holder)
 		}
 	})
 }

@@ -4,25 +4,21 @@ import (
 	"os"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 )
 
 func TestAReplicaIsNamedByTheFirstVariableThatIsSetElseByItsHost(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	names := []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"}
 	for _, name := range names {
 		t.Setenv(name, "by "+name)
 	}
 	for _, name := range names {
-		if got, want := tenure.ReplicaID(), "by "+name; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		require.Equal(t, "by "+name, tenure.ReplicaID())
 		t.Setenv(name, "")
 	}
-	if got := tenure.ReplicaID(); got != host {
-		t.Errorf("got %q, want the host's name %q", got, host)
-	}
+	require.Equal(t, host, tenure.ReplicaID())
 }
