@@ -287,6 +287,18 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 	return query, args, nil
 }
 
+// PutStatement returns a statement that writes an object that exists, if it is at that
+// version, and that fails otherwise, and its transaction with it: for a transaction that
+// writes other tables of the same database, too, by whatever driver. It does no I/O. It
+// neither creates an object nor wakes those that watch it.
+func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
+	if err := errors.Join(obj.Validate(), objects.ValidVersion(version)); err != nil {
+		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
+	}
+	query, args = s.table.PutStatement(obj.row(), version)
+	return query, args, nil
+}
+
 // Fence implements [Fencer].
 func (s *PostgresStore) Fence(term *Term) (Store, error) {
 	if err := term.fences("fence"); err != nil {

@@ -65,6 +65,9 @@ func (e *FencedOut) Unwrap() error { return e.Cause }
 // FenceLost stands in the error by which a fence statement fails on Postgres.
 const FenceLost = "the term is over; records that stand: "
 
+// PutConflict stands in the error by which a put statement fails on Postgres.
+const PutConflict = "the object has another version; records that have this one: "
+
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
 // Drivers differ in their types, so it goes by the text: on Postgres by [FenceLost], on
 // SQLite by the column of the tombstones that refused a NULL.

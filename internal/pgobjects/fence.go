@@ -95,15 +95,29 @@ func (unendingTx) Rollback(context.Context) error { return errEnding }
 
 // FenceStatement returns a statement that fails unless the fence holds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
-	names := t.setups.names
-	if found := t.setups.found.Load(); found != nil { // the caller's search_path may be another
-		names = newNames(found.schema, t.cfg.Table)
-	}
 	// The text is not cast before the rows are counted, as a constant would be.
-	return names.in(`
+	return t.qualified().in(`
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
 			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 		[]any{fence.ID.Type, fence.ID.ID, fence.Record}
+}
+
+// PutStatement returns a statement that replaces an object, or fails unless it is at a
+// version.
+func (t *Table) PutStatement(obj objects.Row, version int64) (query string, args []any) {
+	return t.qualified().in(`
+		WITH written AS (` + replace + ` AND {version} = $6::bigint RETURNING 1)
+		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.PutConflict + `' || count(*))::int END FROM written`),
+		append(columns(obj), version)
+}
+
+// qualified returns the names of the tables with their schema, because the caller's
+// search_path may be another.
+func (t *Table) qualified() names {
+	if found := t.setups.found.Load(); found != nil {
+		return newNames(found.schema, t.cfg.Table)
+	}
+	return t.setups.names
 }
 
 // checkFence checks that a fence holds, as the last statement of a transaction. If it does
