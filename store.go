@@ -85,15 +85,7 @@ func (k *Key) UnmarshalText(text []byte) error {
 }
 
 // Validate returns an [ErrInvalid] for a key that no store can accept.
-func (k Key) Validate() error {
-	switch {
-	case k.Type == "":
-		return fmt.Errorf("%w: key %q has an empty type", ErrInvalid, k)
-	case k.ID == "":
-		return fmt.Errorf("%w: key %q has an empty id", ErrInvalid, k)
-	}
-	return errors.Join(objects.ValidText("key type", k.Type), objects.ValidText("key id", k.ID))
-}
+func (k Key) Validate() error { return objects.ID(k).Validate() }
 
 // Object is one row of the store's table.
 type Object struct {
