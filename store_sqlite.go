@@ -44,7 +44,7 @@ func (cfg *SQLiteConfig) complete() error {
 type SQLiteStore struct {
 	table  *sqliteobjects.Table
 	shared bool
-	term   *Term // that fences the writes; nil: none does
+	term   *Term // whose fence all writes pass; nil: they are not fenced
 }
 
 var _ interface {
