@@ -128,7 +128,7 @@ func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
 
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	if err := validList(objectType, after, limit); err != nil {
+	if err := objects.ValidList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
 	rows, err := s.table.List(ctx, objectType, after, limit)

@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -288,6 +290,44 @@ func (t *Term) hasOffered(h *Holding) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.offered != nil && h != nil && h.isOffer() && h.Term == t.offered.Term && h.OfferedTo == t.offered.Holder
+}
+
+// fences refuses a term that no write can depend on.
+func (t *Term) fences(op string) error {
+	if t == nil || t.id == "" {
+		return fmt.Errorf("tenure: %s: %w: no term is given; see TermFromContext", op, ErrInvalid)
+	}
+	if over := t.over(); !t.local() && errors.Is(over, ErrLost) {
+		return fmt.Errorf("tenure: %s by %s: %w", op, t.key, over) // known already; for all others the store decides
+	}
+	return nil
+}
+
+// fence returns what a store needs to know of the term; nil for none, and for a local
+// one, which has no lease to lose.
+func (t *Term) fence() *objects.Fence {
+	if t == nil || t.local() {
+		return nil
+	}
+	return &objects.Fence{ID: objects.ID(t.key), Record: t.payload, Yield: t.giveWay}
+}
+
+// fenceFor refuses a fenced write to the record that its fence depends on.
+func (t *Term) fenceFor(key Key) error {
+	if t != nil && key == t.key {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
+	}
+	return nil
+}
+
+// fencedOut ends a term whose record is not, or no longer, the lease's. The row is what
+// stands in its place; nil: nothing.
+func (t *Term) fencedOut(now *objects.Row) error {
+	if now == nil {
+		return t.lostTo(&LostError{Key: t.key})
+	}
+	holding, _ := decodeHolding(objectOf(*now), 0) // one that can't be decoded is held by unknown
+	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }
 
 // Gate keeps stale holders away from a resource outside the database. The

@@ -84,6 +84,18 @@ func ValidText(what, s string) error {
 	return nil
 }
 
+// ValidList refuses arguments with which no store can list objects.
+func ValidList(objectType, after string, limit int) error {
+	errs := []error{ValidText("object type", objectType), ValidText("after", after)}
+	if objectType == "" {
+		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
+	}
+	if limit < 1 {
+		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
+	}
+	return errors.Join(errs...)
+}
+
 // ValidVersion refuses a version that no object can have.
 func ValidVersion(v int64) error {
 	if v <= 0 {
