@@ -246,3 +246,19 @@ func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err 
 	query, args = s.table.FenceStatement(term.fence())
 	return query, args, nil
 }
+
+// PutStatement returns a statement that writes an object that exists, if it is at that
+// version, and that fails otherwise: for a transaction that writes other tables of the same
+// database, too, which must then be rolled back. It does no I/O. It neither creates an object
+// nor wakes those that watch it.
+func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
+	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
+	if s.term != nil { // the statement would not be
+		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
+	}
+	query, args = s.table.PutStatement(obj.row(), version)
+	return query, args, nil
+}

@@ -114,7 +114,7 @@ func (s *Schedule) State(ctx context.Context) (State, error) {
 const (
 	// lookAgain is how often the store is asked for the time, at least: its clock may be
 	// set, and a sleep stands still while the machine is suspended.
-	lookAgain = time.Minute
+	lookAgain = 5 * time.Minute
 
 	storePause  = 2 * time.Second // after the store could not be asked
 	storeLonger = 5 * time.Second // allowed for marking a slot as done after the context has ended

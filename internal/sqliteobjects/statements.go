@@ -9,7 +9,7 @@ import (
 
 // statements are the statements of one table.
 type statements struct {
-	migrate, probe, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement string
+	migrate, probe, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement, putStatement string
 }
 
 // The statements name every column, and no conflict target except in the tombstones, which
@@ -70,6 +70,13 @@ func newStatements(table string) statements {
 		fenceStatement: names.Replace(`
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
 			WHERE NOT EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3)`),
+		// abs of the smallest integer is an error. The search for the row needs the value, so it
+		// fails also if there is no row.
+		putStatement: names.Replace(`
+			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
+			WHERE object_type = ?1 AND id = (SELECT CASE
+				WHEN EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?8) THEN ?2
+				ELSE abs(min(-9223372036854775808, ?8)) END)`),
 		prune: names.Replace(`
 			DELETE FROM {tombstones} WHERE rowid IN
 				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),

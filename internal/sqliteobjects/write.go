@@ -62,12 +62,7 @@ func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond obj
 // replace writes an object that exists at a version. It returns [sql.ErrNoRows] where there
 // is none. Time and version are drawn under the transaction's write lock.
 func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version int64) error {
-	now := time.Now()
-	next := now.UnixMicro()
-	if version < objects.VersionLimit {
-		next = max(next, version+1)
-	}
-	r.Updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	next := stamp(r, version)
 	err := t.atVersion(ctx, tx, r.ID, version, func(version int64) error {
 		return tx.QueryRowContext(ctx, t.sql.replace, r.ID.Type, r.ID.ID, r.Name, string(r.Labels),
 			r.Payload, r.Updated, next, version).Scan(versionColumn{&r.Version}, millisColumn{&r.Created})
@@ -76,6 +71,24 @@ func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version
 		return fmt.Errorf("%w: the column resource_version of table %q stores %d as %d", objects.ErrSetup, t.name, next, r.Version)
 	}
 	return err
+}
+
+// stamp sets the time of a write, and returns the version that follows another.
+func stamp(r *objects.Row, version int64) (next int64) {
+	now := time.Now()
+	r.Updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	next = now.UnixMicro()
+	if version < objects.VersionLimit {
+		next = max(next, version+1)
+	}
+	return next
+}
+
+// PutStatement returns a statement that replaces an object, or fails unless it is at a
+// version.
+func (t *Table) PutStatement(r objects.Row, version int64) (query string, args []any) {
+	next := stamp(&r, version)
+	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}
 }
 
 // takenBy names the object that has this one's name, or on another program's table its ID.
