@@ -323,3 +323,40 @@ func TestAMillionMissedSlotsCostAFewSteps(t *testing.T) {
 		require.Less(t, calls.Load(), int64(100))
 	})
 }
+
+func TestAFormerHolderBeginsNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran := storetest.NewMem(), &slots{}
+		holdFor(t, 10*time.Hour, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(59 * time.Minute)
+		// Another program takes the lease, which this replica will notice when it renews.
+		key := tenure.Key{Type: "lease", ID: "test"}
+		obj, err := store.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.NoError(t, store.DeleteIf(t.Context(), key, obj.Version))
+		other, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "other", TTL: 10 * time.Hour, Logger: quiet})
+		require.NoError(t, err)
+		_, err = other.TryAcquire(t.Context())
+		require.NoError(t, err)
+		time.Sleep(5 * time.Minute)
+		require.Empty(t, ran.take(time.Now()))
+	})
+}
+
+func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Shared: true, Logger: quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		require.NoError(t, store.Migrate(t.Context()))
+		ran, began := &slots{}, time.Now()
+		ran.do = func(_ context.Context, slot schedule.Slot) error {
+			_, _, err := slot.Statement() // and forgets it
+			return err
+		}
+		stop := holdFor(t, 15*time.Minute, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(62*time.Minute + 30*time.Second)
+		stop()
+		require.Equal(t, []float64{1, 1, 1}, ran.take(began))
+	})
+}
