@@ -63,13 +63,15 @@ type Trace struct {
 // noTrace is what all coordinators without a trace share.
 var noTrace Trace
 
-// monitor is the one place in which what happens to a coordinator is recorded for
-// [Coordinator.Status], logged, and passed on to the trace.
+// monitor is the one place that records what happens to a coordinator: one method for
+// each event updates the status, logs, and calls the trace, in this order, so that a func
+// of the trace finds the event in the status.
 type monitor struct {
 	lease   Key
 	replica string
 	logger  *slog.Logger
 	trace   *Trace
+	told    string // the holder that the trace was last told of; for Run's goroutine only
 
 	renewals sync.Mutex // held while the trace is told of a renewal: two goroutines renew
 
@@ -77,144 +79,130 @@ type monitor struct {
 	state state
 }
 
-// event is something that happened. Its parts are done in this order, so that a func
-// of the trace finds the event in the status. Each may be left out.
-type event struct {
-	record func(*state, *event) // under the mutex; it may still change what is logged
-	level  slog.Level
-	msg    string // empty: nothing is logged
-	args   []any
-	trace  func(*Trace)
-}
-
-func (m *monitor) note(e event) {
+func (m *monitor) update(change func(*state)) {
 	m.mu.Lock()
-	before := m.state.holder
-	if e.record != nil {
-		e.record(&m.state, &e)
-	}
-	holder := m.state.holder
-	m.mu.Unlock()
-	if e.msg != "" {
-		m.log().Log(context.Background(), e.level, e.msg, e.args...)
-	}
-	if e.trace != nil {
-		e.trace(m.trace)
-	}
-	if changed := m.trace.HolderChanged; changed != nil && holder != before {
-		changed(holder)
-	}
+	defer m.mu.Unlock()
+	change(&m.state)
 }
 
-// log returns the logger, with what all lines of this coordinator say. To keep it
-// would cost each of many leases more memory than their terms do.
+// log returns the logger with the attributes that all lines of this coordinator have. It
+// is made for each line: kept, it would cost a program with many leases more memory than
+// their terms do.
 func (m *monitor) log() *slog.Logger {
 	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
 }
 
-// attempted notes an attempt of a standby to acquire.
-func (m *monitor) attempted(took time.Duration, err error) {
-	m.note(event{trace: func(t *Trace) {
-		if t.Attempt != nil {
-			t.Attempt(took, err)
-		}
-	}})
+// traceHolder tells the trace who holds the lease, if that has changed.
+func (m *monitor) traceHolder() {
+	m.mu.Lock()
+	holder := m.state.holder
+	m.mu.Unlock()
+	if holder == m.told {
+		return
+	}
+	m.told = holder
+	if m.trace.HolderChanged != nil {
+		m.trace.HolderChanged(holder)
+	}
 }
 
-// sawHolder notes the record that was read; nil: there is none.
+// attempted notes a standby's attempt to acquire.
+func (m *monitor) attempted(took time.Duration, err error) {
+	if m.trace.Attempt != nil {
+		m.trace.Attempt(took, err)
+	}
+}
+
+// sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
-	m.note(event{record: func(s *state, e *event) {
+	var holder string
+	var changed bool
+	m.update(func(s *state) {
 		before := s.holder
 		s.saw(h)
-		if s.holder == before {
-			return
+		holder, changed = s.holder, s.holder != before
+		if changed {
+			s.reason = "held by " + cmp.Or(holder, "nobody")
+			s.publish()
 		}
-		s.reason = "held by " + cmp.Or(s.holder, "nobody")
-		s.publish()
-		e.level, e.msg, e.args = slog.LevelInfo, "lease has another holder", []any{"holder", s.holder}
-	}})
+	})
+	if changed {
+		m.log().Info("lease has another holder", "holder", holder)
+	}
+	m.traceHolder()
 }
 
-// storeAnswered notes that a call to the store went well.
+// storeAnswered notes that a call to the store succeeded.
 func (m *monitor) storeAnswered() {
-	m.note(event{record: func(s *state, _ *event) { s.noteError(nil) }})
+	m.update(func(s *state) { s.noteError(nil) })
 }
 
-// failed logs an error of the store: as a warning when it is a new one, at debug while
-// it stays the same.
+// failed logs an error of the store: as a warning if it is a new one, at debug level
+// while it stays the same.
 func (m *monitor) failed(msg string, err error) {
-	m.note(event{level: slog.LevelDebug, msg: msg, args: []any{"error", err}, record: func(s *state, e *event) {
+	level := slog.LevelDebug
+	m.update(func(s *state) {
 		if s.noteError(err) {
-			e.level = slog.LevelWarn
+			level = slog.LevelWarn
 		}
-	}})
+	})
+	m.log().Log(context.Background(), level, msg, "error", err)
 }
 
-// termBegan notes that a term has begun. Its job has not; it begins at once unless the
-// takeover must be confirmed.
+// termBegan notes that a term has begun. Its job begins at once unless the takeover must
+// be confirmed first.
 func (m *monitor) termBegan(term *Term, mustConfirm bool) {
 	from := term.stolenFrom
-	m.note(event{
-		record: func(s *state, _ *event) {
-			reason, ended := "acquired", "released"
-			if from != nil {
-				reason, ended = "stolen from "+from.Holder, "expired"
-				s.saw(from)
-			}
-			if s.seen != nil {
-				s.endTerm(s.seen.past(ended))
-			}
-			s.held, s.holder, s.seen = term, term.Holder(), nil
-			s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
-			s.token = term.Token()
-			s.terms++
-			s.become(RoleConfirming, reason)
-			if mustConfirm {
-				s.publish()
-			}
-		},
-		level: slog.LevelInfo, msg: "lease acquired", args: []any{"holder", term.Holder(), "token", term.Token()},
-		trace: func(t *Trace) {
-			if t.Acquired != nil {
-				t.Acquired(term, from)
-			}
-		},
+	m.update(func(s *state) {
+		reason, ended := "acquired", "released"
+		if from != nil {
+			reason, ended = "stolen from "+from.Holder, "expired"
+			s.saw(from)
+		}
+		if s.seen != nil {
+			s.endTerm(s.seen.past(ended))
+		}
+		s.held, s.holder, s.seen = term, term.Holder(), nil
+		s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
+		s.token = term.Token()
+		s.terms++
+		s.become(RoleConfirming, reason)
+		if mustConfirm {
+			s.publish()
+		}
 	})
+	m.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
+	if m.trace.Acquired != nil {
+		m.trace.Acquired(term, from)
+	}
+	m.traceHolder()
 }
 
 // jobBegins notes that a term's job begins.
 func (m *monitor) jobBegins(term *Term) {
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.working = true
-			s.become(RoleHolder, s.reason)
-			s.publish()
-		},
-		trace: func(t *Trace) {
-			if t.JobStarted != nil {
-				t.JobStarted(term)
-			}
-		},
+	m.update(func(s *state) {
+		s.working = true
+		s.become(RoleHolder, s.reason)
+		s.publish()
 	})
+	if m.trace.JobStarted != nil {
+		m.trace.JobStarted(term)
+	}
 }
 
-// renewed notes a renewal that was sent at began, when so much trust was left.
+// renewed notes a renewal that was sent at began, when trustLeft remained.
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.latency = took
-			s.noteError(nil)
-		},
-		level: slog.LevelDebug, msg: "lease renewed", args: []any{"token", term.Token()},
-		trace: func(t *Trace) {
-			if t.Renewed != nil {
-				t.Renewed(term, took, trustLeft-took)
-			}
-		},
+	m.update(func(s *state) {
+		s.latency = took
+		s.noteError(nil)
 	})
+	m.log().Debug("lease renewed", "token", term.Token())
+	if m.trace.Renewed != nil {
+		m.trace.Renewed(term, took, trustLeft-took)
+	}
 }
 
 // renewalFailed notes a renewal that will be tried again.
@@ -222,15 +210,26 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 	m.failed("lease not renewed, trying again", err)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
-	m.note(event{trace: func(t *Trace) {
-		if t.RenewalFailed != nil {
-			t.RenewalFailed(term, err, term.Remaining())
-		}
-	}})
+	if m.trace.RenewalFailed != nil {
+		m.trace.RenewalFailed(term, err, term.Remaining())
+	}
 }
 
 // termOver notes that a term is over, before its job is.
 func (m *monitor) termOver(term *Term, cause error) {
+	var holder string
+	m.update(func(s *state) {
+		var lost *LostError
+		if errors.As(cause, &lost) {
+			s.holder, s.seen = "", nil
+			if lost.To != nil && !lost.To.isOffer() {
+				s.holder, s.seen = lost.To.Holder, lost.To
+			}
+		}
+		s.become(RoleStopping, cause.Error())
+		s.publish()
+		holder = s.holder
+	})
 	level, msg := slog.LevelDebug, "job is told to return"
 	switch {
 	case errors.Is(cause, ErrJobEnded):
@@ -240,26 +239,11 @@ func (m *monitor) termOver(term *Term, cause error) {
 	case isLoss(cause):
 		level, msg = slog.LevelInfo, "lease lost"
 	}
-	m.note(event{
-		level: level, msg: msg,
-		record: func(s *state, e *event) {
-			var lost *LostError
-			if errors.As(cause, &lost) {
-				s.holder, s.seen = "", nil
-				if lost.To != nil && !lost.To.isOffer() {
-					s.holder, s.seen = lost.To.Holder, lost.To
-				}
-			}
-			s.become(RoleStopping, cause.Error())
-			s.publish()
-			e.args = []any{"holder", s.holder, "token", term.Token(), "cause", cause}
-		},
-		trace: func(t *Trace) {
-			if t.Lost != nil && isLoss(cause) {
-				t.Lost(term, cause)
-			}
-		},
-	})
+	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+	if m.trace.Lost != nil && isLoss(cause) {
+		m.trace.Lost(term, cause)
+	}
+	m.traceHolder()
 }
 
 // isLoss reports whether a term with this cause is over because the lease is, and
@@ -271,89 +255,70 @@ func isLoss(cause error) bool {
 
 // jobStuck notes that a job did not return in time.
 func (m *monitor) jobStuck(term *Term, since time.Duration) {
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.stuck = true
-			s.publish()
-		},
-		level: slog.LevelError, msg: "job does not return although its context has ended; its lease is renewed no longer",
-		args: []any{"token", term.Token(), "waited", since},
-		trace: func(t *Trace) {
-			if t.JobStuck != nil {
-				t.JobStuck(term, since)
-			}
-		},
+	m.update(func(s *state) {
+		s.stuck = true
+		s.publish()
 	})
+	m.log().Error("job does not return although its context has ended; its lease is renewed no longer",
+		"token", term.Token(), "waited", since)
+	if m.trace.JobStuck != nil {
+		m.trace.JobStuck(term, since)
+	}
 }
 
 // jobReturned notes that all of a job has returned.
 func (m *monitor) jobReturned(term *Term, cause error) {
 	var worked bool
 	var took time.Duration
-	m.note(event{
-		level: slog.LevelDebug, msg: "job returned",
-		record: func(s *state, e *event) {
-			worked, took = s.working, time.Since(s.since)
-			s.working = false
-			if s.stuck {
-				s.stuck = false
-				s.publish()
-			}
-			e.args = []any{"token", term.Token(), "took", took}
-		},
-		trace: func(t *Trace) {
-			if t.JobEnded != nil && worked {
-				t.JobEnded(term, cause, took)
-			}
-		},
+	m.update(func(s *state) {
+		worked, took = s.working, time.Since(s.since)
+		s.working = false
+		if s.stuck {
+			s.stuck = false
+			s.publish()
+		}
 	})
+	m.log().Debug("job returned", "token", term.Token(), "took", took)
+	if m.trace.JobEnded != nil && worked {
+		m.trace.JobEnded(term, cause, took)
+	}
 }
 
 // released notes that a lease was given back. A term that came when the coordinator
 // was shutting down has not begun for the status and the trace.
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.noteError(nil)
-			if began = s.held == term; began {
-				s.holder, s.seen = "", nil
-			}
-		},
-		level: slog.LevelInfo, msg: "lease released", args: []any{"holder", term.Holder(), "token", term.Token(), "cause", cause},
-		trace: func(t *Trace) {
-			if t.Released != nil && began {
-				t.Released(term, cause)
-			}
-		},
+	m.update(func(s *state) {
+		s.noteError(nil)
+		if began = s.held == term; began {
+			s.holder, s.seen = "", nil
+		}
 	})
+	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+	if m.trace.Released != nil && began {
+		m.trace.Released(term, cause)
+	}
+	m.traceHolder()
 }
 
 // notReleased notes that a lease could not be given back: err is [ErrLost] where
 // it was another's already. Otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
-	if !errors.Is(err, ErrLost) {
+	if errors.Is(err, ErrLost) {
+		m.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+	} else {
 		m.failed("lease cannot be released; it will expire", err)
 	}
 	var began bool
-	e := event{
-		record: func(s *state, _ *event) { began = s.held == term },
-		trace: func(t *Trace) {
-			if t.Lost != nil && began && !isLoss(cause) { // otherwise it was told already
-				t.Lost(term, errors.Join(cause, err))
-			}
-		},
+	m.update(func(s *state) { began = s.held == term })
+	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise it was told already
+		m.trace.Lost(term, errors.Join(cause, err))
 	}
-	if errors.Is(err, ErrLost) {
-		e.level, e.msg = slog.LevelInfo, "lease lost before it was released"
-		e.args = []any{"holder", term.Holder(), "token", term.Token(), "error", err}
-	}
-	m.note(e)
 }
 
 // termLeft notes that nothing is left to do for the term held.
 func (m *monitor) termLeft() {
-	m.note(event{record: func(s *state, _ *event) {
+	m.update(func(s *state) {
 		s.endTerm(PastTerm{
 			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
 			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
@@ -364,7 +329,8 @@ func (m *monitor) termLeft() {
 		}
 		s.become(RoleStandby, s.reason)
 		s.publish()
-	}})
+	})
+	m.traceHolder()
 }
 
 func (m *monitor) lastToken() int64 {
