@@ -289,7 +289,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	c.enterTerm(keeper)
 	keeper.start()
 	job := newJob(ctx, jobScope{term, c})
-	if c.mustConfirm(term) {
+	if term.unconfirmed() != nil {
 		job.start(confirmName, keeper.confirm)
 	} else {
 		c.startJob(term, job)
@@ -313,17 +313,11 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	return c.stayAway(term, cause, resign)
 }
 
-// mustConfirm reports whether a term's job may not begin at once: the lease was
-// taken over from a holder that had not released it.
-func (c *Coordinator) mustConfirm(term *Term) bool {
-	return len(term.predecessors) > 0 && (c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil)
-}
-
 func (c *Coordinator) enterTerm(keeper *keeper) {
 	c.mu.Lock()
 	c.keeper = keeper
 	c.mu.Unlock()
-	c.monitor.termBegan(keeper.term, c.mustConfirm(keeper.term))
+	c.monitor.termBegan(keeper.term)
 }
 
 // leaveTerm is called when nothing is left to do for the term held: the lease was given
@@ -459,6 +453,11 @@ const longestCall = 10 * time.Second
 // renewal and the renew deadline two can hang, one after the other.
 func (c *Coordinator) callTimeout() time.Duration {
 	return min((c.cfg.RenewDeadline-c.cfg.RenewInterval)/2, longestCall)
+}
+
+// caller is how this coordinator acquires.
+func (c *Coordinator) caller() caller {
+	return caller{timeout: c.callTimeout(), confirms: c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil}
 }
 
 // retryPause returns how long to wait after so many failures in a row before this one.

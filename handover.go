@@ -55,8 +55,8 @@ func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) err
 		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
-	if term.unconfirmed.Load() {
-		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(term.predecessors))
+	if predecessors := term.unconfirmed(); predecessors != nil {
+		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
 	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
@@ -128,7 +128,7 @@ func (l *Lease) leftoverOf(term string) (o leftover, ok bool) {
 // removeLeftover removes a record that was just read, if it is a leftover of this lease,
 // or leaves it to the replica to which it was to be handed over. It reports whether
 // the record is gone.
-func (l *Lease) removeLeftover(ctx context.Context, calls bounds, obj Object) (removed bool, err error) {
+func (l *Lease) removeLeftover(ctx context.Context, by caller, obj Object) (removed bool, err error) {
 	h, _ := decodeHolding(obj, l.cfg.TTL)
 	o, ok := l.leftoverOf(h.Term)
 	if !ok {
@@ -143,7 +143,7 @@ func (l *Lease) removeLeftover(ctx context.Context, calls bounds, obj Object) (r
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	ctx, cancel := calls.write(ctx)
+	ctx, cancel := by.write(ctx)
 	defer cancel()
 	if err := l.release(ctx, o.term, o.leave); err != nil && !errors.Is(err, ErrLost) {
 		return false, err
@@ -207,7 +207,7 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	obj, err := l.look(ctx, bounds{})
+	obj, err := l.look(ctx, caller{})
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ type keeper struct {
 func newKeeper(c *Coordinator, term *Term, hints Subscription) *keeper {
 	k := &keeper{c: c, term: term, hints: hints}
 	k.over, k.end = context.WithCancelCause(context.Background())
-	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
+	if term.unconfirmed() != nil && c.cfg.Confirmations > 0 {
 		k.confirmed = make(chan struct{})
 	}
 	return k
@@ -192,7 +192,7 @@ func (k *keeper) check(ctx context.Context) error {
 // confirm returns nil when the predecessors of the term are surely gone. It runs as a
 // job's funcs do: its context ends with the term.
 func (k *keeper) confirm(ctx context.Context) error {
-	began := time.Now()
+	began, predecessors := time.Now(), k.term.unconfirmed()
 	if k.confirmed != nil {
 		select {
 		case <-k.confirmed:
@@ -201,17 +201,17 @@ func (k *keeper) confirm(ctx context.Context) error {
 		}
 	}
 	if k.c.cfg.FencePredecessor != nil {
-		for _, prev := range k.term.predecessors {
+		for _, prev := range predecessors {
 			if err := k.fencePredecessor(ctx, prev); err != nil {
 				return err
 			}
 		}
 	}
-	last := k.term.predecessors[len(k.term.predecessors)-1]
+	last := predecessors[len(predecessors)-1]
 	k.c.monitor.log().Info("takeover confirmed", "predecessor", last.Holder, "token", k.term.Token(), "took", time.Since(began))
 	// Renewed at once, for the record still says that it is not: if this replica
 	// crashes, a predecessor that has recovered is not fenced again.
-	k.term.unconfirmed.Store(false)
+	k.term.confirm()
 	if err := k.renew(ctx); err != nil {
 		k.c.monitor.renewalFailed(k.term, err)
 	}

@@ -164,18 +164,18 @@ func (l *Lease) Key() Key { return l.cfg.Key }
 // [ErrHeld] where a record stands, expired or not.
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 	for range 2 {
-		term, err := l.begin(ctx, bounds{}, MustCreate(), nil)
+		term, err := l.begin(ctx, caller{}, MustCreate(), nil)
 		if !errors.Is(err, ErrExists) {
 			return term, err
 		}
-		obj, err := l.look(ctx, bounds{})
+		obj, err := l.look(ctx, caller{})
 		if errors.Is(err, ErrNotFound) { // released since
 			return nil, l.heldByUnknown()
 		}
 		if err != nil {
 			return nil, err
 		}
-		removed, err := l.removeLeftover(ctx, bounds{}, obj)
+		removed, err := l.removeLeftover(ctx, caller{}, obj)
 		if err != nil {
 			return nil, err
 		}
@@ -184,7 +184,7 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 		}
 		held := l.held(obj)
 		if l.mayTake(held.Holding) {
-			if term, err := l.takeOver(ctx, bounds{}, held.Holding); !errors.Is(err, ErrConflict) {
+			if term, err := l.takeOver(ctx, caller{}, held.Holding); !errors.Is(err, ErrConflict) {
 				return term, err
 			}
 		}
@@ -197,17 +197,17 @@ func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 // it returns [ErrHeld]; [ErrNotFound] where there is no record; [ErrConflict]
 // where another replica wrote first.
 func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
-	return l.stealExpired(ctx, bounds{})
+	return l.stealExpired(ctx, caller{})
 }
 
-func (l *Lease) stealExpired(ctx context.Context, calls bounds) (*Term, error) {
-	obj, err := l.look(ctx, calls)
+func (l *Lease) stealExpired(ctx context.Context, by caller) (*Term, error) {
+	obj, err := l.look(ctx, by)
 	if err != nil {
 		return nil, err
 	}
 	held := l.held(obj)
 	if held.canExpireIn > 0 {
-		switch removed, err := l.removeLeftover(ctx, calls, obj); {
+		switch removed, err := l.removeLeftover(ctx, by, obj); {
 		case err != nil:
 			return nil, err
 		case removed:
@@ -216,27 +216,27 @@ func (l *Lease) stealExpired(ctx context.Context, calls bounds) (*Term, error) {
 			return nil, held
 		}
 	}
-	return l.takeOver(ctx, calls, held.Holding)
+	return l.takeOver(ctx, by, held.Holding)
 }
 
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it
 // returns [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquireOrSteal(ctx, bounds{}, l.lastSeen() == nil)
+	return l.acquireOrSteal(ctx, caller{}, l.lastSeen() == nil)
 }
 
 // acquireOrSteal tries at first what is likely to succeed.
-func (l *Lease) acquireOrSteal(ctx context.Context, calls bounds, likelyFree bool) (*Term, error) {
+func (l *Lease) acquireOrSteal(ctx context.Context, by caller, likelyFree bool) (*Term, error) {
 	// A look may be overtaken by another replica's write, and so again the next:
 	// after three times the lease is held by somebody quicker.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, calls, MustCreate(), nil)
+			term, err := l.begin(ctx, by, MustCreate(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
 		}
-		term, err := l.stealExpired(ctx, calls)
+		term, err := l.stealExpired(ctx, by)
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -300,7 +300,7 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 // Read returns who holds the lease, or to which replica it was left, see [Holding.OfferedTo]. It
 // returns [ErrNotFound] where there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	obj, err := l.look(ctx, bounds{})
+	obj, err := l.look(ctx, caller{})
 	if err != nil {
 		return Holding{}, err
 	}
@@ -308,9 +308,9 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 }
 
 // takeOver begins a term in the place of another's record.
-func (l *Lease) takeOver(ctx context.Context, calls bounds, from Holding) (*Term, error) {
+func (l *Lease) takeOver(ctx context.Context, by caller, from Holding) (*Term, error) {
 	mayTake := l.mayTake(from)
-	term, err := l.begin(ctx, calls, MatchVersion(from.Version), l.predecessors(from))
+	term, err := l.begin(ctx, by, MatchVersion(from.Version), l.predecessors(from))
 	if err == nil && !mayTake && !from.isOffer() {
 		term.stolenFrom = &from
 	}
@@ -318,24 +318,23 @@ func (l *Lease) takeOver(ctx context.Context, calls bounds, from Holding) (*Term
 }
 
 // begin writes the record of a new term.
-func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, predecessors []Holding) (*Term, error) {
+func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, predecessors []Holding) (*Term, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
 	}
-	ctx, cancel := calls.write(ctx)
+	ctx, cancel := by.write(ctx)
 	defer cancel()
 	now := clock.From(ctx)
 	attempt := now()
 	id := uuid.NewString()
 	term := &Term{
-		key:          l.cfg.Key,
-		id:           id,
-		holder:       l.cfg.Holder,
-		acquiredAt:   attempt.Mono,
-		trusted:      l.cfg.TTL - l.cfg.Margin,
-		clock:        now,
-		unsure:       1, // the write that begins it
-		predecessors: predecessors,
+		key:        l.cfg.Key,
+		id:         id,
+		holder:     l.cfg.Holder,
+		acquiredAt: attempt.Mono,
+		trusted:    l.cfg.TTL - l.cfg.Margin,
+		clock:      now,
+		unsure:     1, // the write that begins it
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -343,7 +342,9 @@ func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, pr
 			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
 		}.Encode(),
 	}
-	term.unconfirmed.Store(len(predecessors) > 0)
+	if len(predecessors) > 0 {
+		term.predecessors.Store(&predecessors)
+	}
 	defer l.sends(id)()
 	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
 	if err != nil {
@@ -367,7 +368,9 @@ func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, pr
 		l.giveUpUnused(ctx, term)
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
-	term.unconfirmed.Store(false) // the caller says so if somebody is to confirm it
+	if !by.confirms {
+		term.confirm()
+	}
 	return term, nil
 }
 
@@ -384,8 +387,8 @@ func (l *Lease) giveUpUnused(ctx context.Context, term *Term) {
 // object is the record of a term.
 func (l *Lease) object(term *Term) Object {
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
-	if term.unconfirmed.Load() {
-		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(term.predecessors))
+	if predecessors := term.unconfirmed(); predecessors != nil {
+		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
 	return obj
 }
@@ -406,7 +409,7 @@ func (l *Lease) owns(op string, term *Term) error {
 // lost, and notes its version. Otherwise the term is over.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
-	obj, err := l.look(ctx, bounds{})
+	obj, err := l.look(ctx, caller{})
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
@@ -439,29 +442,32 @@ func (l *Lease) recognises(term *Term, known int64, obj Object) bool {
 	return true
 }
 
-// bounds limits each call that an acquire makes. The zero value leaves that to the
-// caller's context.
-type bounds struct{ each time.Duration }
+// caller is who makes an acquire. The zero value is a program that calls the methods of
+// [Lease] itself.
+type caller struct {
+	timeout  time.Duration // of each call to the store; 0: the context alone bounds them
+	confirms bool          // a takeover is confirmed before the job begins
+}
 
-func (b bounds) read(ctx context.Context) (context.Context, context.CancelFunc) {
-	if b.each == 0 {
+func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, b.each)
+	return context.WithTimeout(ctx, by.timeout)
 }
 
 // write is not ended by a shutdown: an acquire that is cut off halfway may leave the
 // record of a term that nobody holds, and all would have to wait for its TTL.
-func (b bounds) write(ctx context.Context) (context.Context, context.CancelFunc) {
-	if b.each == 0 {
+func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(context.WithoutCancel(ctx), b.each)
+	return context.WithTimeout(context.WithoutCancel(ctx), by.timeout)
 }
 
 // look reads the record and notes since when it has stood as it is.
-func (l *Lease) look(ctx context.Context, calls bounds) (Object, error) {
-	ctx, cancel := calls.read(ctx)
+func (l *Lease) look(ctx context.Context, by caller) (Object, error) {
+	ctx, cancel := by.read(ctx)
 	defer cancel()
 	obj, err := l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
 	answered := time.Now()

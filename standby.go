@@ -93,10 +93,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, bounds{c.callTimeout()}, likelyFree || c.lease.lastSeen() == nil)
-	if err == nil {
-		term.unconfirmed.Store(c.mustConfirm(term))
-	}
+	term, err := c.lease.acquireOrSteal(ctx, c.caller(), likelyFree || c.lease.lastSeen() == nil)
 	s.took = time.Since(began)
 	c.monitor.attempted(s.took, err)
 	return term, err
@@ -213,11 +210,11 @@ func (s *standby) nextLook(err error) time.Duration {
 // replica has left behind. It reports whether the lease is left to this replica by
 // name: that it is left to any is no reason to come back.
 func (s *standby) look(ctx context.Context) (mine bool, err error) {
-	c, calls := s.c, bounds{s.c.callTimeout()}
-	obj, err := c.lease.look(ctx, calls)
+	c, by := s.c, s.c.caller()
+	obj, err := c.lease.look(ctx, by)
 	if err == nil {
 		var removed bool
-		if removed, err = c.lease.removeLeftover(ctx, calls, obj); removed {
+		if removed, err = c.lease.removeLeftover(ctx, by, obj); removed {
 			err = ErrNotFound
 		}
 	}

@@ -29,9 +29,8 @@ type Term struct {
 	payload    []byte        // the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 
-	stolenFrom   *Holding    // nil: nobody held the lease
-	predecessors []Holding   // who may still be at work, the last of them last
-	unconfirmed  atomic.Bool // and it is to be made sure that they are not
+	stolenFrom   *Holding                  // nil: nobody held the lease
+	predecessors atomic.Pointer[[]Holding] // see unconfirmed
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
 	asked      atomic.Pointer[record.Request] // to give the lease up; the last request seen
@@ -140,6 +139,19 @@ func (t *Term) Valid() bool {
 	t.end(ErrDeadline) // or a wall clock that is set back would revive it
 	return false
 }
+
+// unconfirmed returns the holders from which the lease was taken over and which may still
+// be at work, the last of them last. It is nil where there are none, and once the takeover
+// is confirmed.
+func (t *Term) unconfirmed() []Holding {
+	if predecessors := t.predecessors.Load(); predecessors != nil {
+		return *predecessors
+	}
+	return nil
+}
+
+// confirm notes that the predecessors are gone, or that nobody is going to make sure of it.
+func (t *Term) confirm() { t.predecessors.Store(nil) }
 
 // end makes the term invalid for good. The first cause stays.
 func (t *Term) end(cause error) { t.ended.CompareAndSwap(nil, &cause) }
@@ -277,7 +289,7 @@ func (t *Term) offer(leave time.Duration) *record.Payload {
 		to = request.To
 	}
 	switch {
-	case to == "" && !t.unconfirmed.Load():
+	case to == "" && t.unconfirmed() == nil:
 		t.offered = nil
 	case t.offered == nil || t.offered.Holder != to:
 		t.offered = record.Offer(to, leave)

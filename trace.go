@@ -151,7 +151,7 @@ func (m *monitor) failed(msg string, err error) {
 
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
 // be confirmed first.
-func (m *monitor) termBegan(term *Term, mustConfirm bool) {
+func (m *monitor) termBegan(term *Term) {
 	from := term.stolenFrom
 	m.update(func(s *state) {
 		reason, ended := "acquired", "released"
@@ -167,7 +167,7 @@ func (m *monitor) termBegan(term *Term, mustConfirm bool) {
 		s.token = term.Token()
 		s.terms++
 		s.become(RoleConfirming, reason)
-		if mustConfirm {
+		if term.unconfirmed() != nil {
 			s.publish()
 		}
 	})
