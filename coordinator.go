@@ -205,9 +205,12 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 //
 // All methods are safe for concurrent use.
 type Coordinator struct {
-	lease   *Lease
-	cfg     CoordinatorConfig
-	single  bool
+	lease        *Lease
+	cfg          CoordinatorConfig
+	caller       caller        // how it calls the store
+	longestSleep time.Duration // of whatever goes by the trust in a term
+	single       bool
+
 	monitor monitor
 	running atomic.Bool
 	term    atomic.Pointer[Term] // while its job runs and has not been told to stop
@@ -221,6 +224,10 @@ type Coordinator struct {
 	resign *resignation
 }
 
+// longestCall is the most that a call to the store may take, however long the TTL is:
+// so long does a shutdown wait for a store that hangs.
+const longestCall = 10 * time.Second
+
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts
 // nothing. An [ErrInvalid] names everything that is wrong with the config.
 func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
@@ -232,8 +239,18 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		return nil, fmt.Errorf("tenure: new coordinator: %w", err)
 	}
 	return &Coordinator{
-		lease:  lease,
-		cfg:    cfg,
+		lease: lease,
+		cfg:   cfg,
+		caller: caller{
+			// Between the time for a renewal and the renew deadline two calls can hang, one
+			// after the other.
+			timeout:  min((cfg.RenewDeadline-cfg.RenewInterval)/2, longestCall),
+			confirms: cfg.Confirmations > 0 || cfg.FencePredecessor != nil,
+		},
+		// A timer stands still while the machine is suspended, so each stretch ends with a
+		// look at both clocks, early enough that the Margin covers it.
+		longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond),
+
 		single: isExclusive(lease.store),
 		checks: checks{check: cfg.Check, timeout: cfg.CheckTimeout},
 		monitor: monitor{
@@ -391,14 +408,7 @@ func (c *Coordinator) untilDeadline(term *Term) time.Duration {
 	if term.local() {
 		return time.Hour
 	}
-	return min(c.cfg.RenewDeadline-term.sinceRenewal(), c.longestSleep())
-}
-
-// longestSleep is how long anything may sleep that goes by the trust in a term. A
-// timer stands still while the machine is suspended, so each stretch ends with a look
-// at both clocks, early enough that the Margin covers it.
-func (c *Coordinator) longestSleep() time.Duration {
-	return max(c.lease.cfg.Margin/2, 10*time.Millisecond)
+	return min(c.cfg.RenewDeadline-term.sinceRenewal(), c.longestSleep)
 }
 
 // awaitJob returns when the job has. A job that takes longer than the trust
@@ -417,50 +427,4 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 			c.monitor.jobStuck(term, time.Since(told))
 		}
 	}
-}
-
-// giveBack releases the lease, unless it is another's already. Where a request has
-// named a replica, it is left to that one for a time in which also one that polls
-// finds it.
-func (c *Coordinator) giveBack(term *Term, cause error) error {
-	if isLoss(cause) && errors.Is(cause, ErrLost) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
-	defer cancel()
-	leave := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
-	for {
-		err := c.lease.release(ctx, term, leave)
-		switch {
-		case err == nil:
-			c.monitor.released(term, cause)
-			return nil
-		case errors.Is(err, ErrLost):
-			c.monitor.notReleased(term, cause, err)
-			return nil
-		case !pace.Sleep(ctx, pace.Jitter(c.callTimeout()/10)):
-			c.monitor.notReleased(term, cause, err)
-			return err
-		}
-	}
-}
-
-// longestCall is the most that a call to the store may take, however long the TTL is:
-// so long does a shutdown wait for a store that hangs.
-const longestCall = 10 * time.Second
-
-// callTimeout bounds one call to the store, so that between the time for a
-// renewal and the renew deadline two can hang, one after the other.
-func (c *Coordinator) callTimeout() time.Duration {
-	return min((c.cfg.RenewDeadline-c.cfg.RenewInterval)/2, longestCall)
-}
-
-// caller is how this coordinator acquires.
-func (c *Coordinator) caller() caller {
-	return caller{timeout: c.callTimeout(), confirms: c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil}
-}
-
-// retryPause returns how long to wait after so many failures in a row before this one.
-func (c *Coordinator) retryPause(failures int) time.Duration {
-	return pace.Retry(c.cfg.RenewInterval, longestRetryPause, failures)
 }

@@ -134,7 +134,7 @@ func (k *keeper) keep(ctx context.Context) error {
 		if ctx.Err() == nil {
 			c.monitor.renewalFailed(term, err)
 		}
-		next = c.retryPause(failures)
+		next = k.retryPause(failures)
 		failures++
 	}
 }
@@ -144,13 +144,18 @@ func (k *keeper) untilRenewal() time.Duration {
 	return k.c.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
+// retryPause returns how long to wait after so many failures in a row before this one.
+func (k *keeper) retryPause(failures int) time.Duration {
+	return pace.Retry(k.c.cfg.RenewInterval, longestRetryPause, failures)
+}
+
 // await waits for at most longest, or until a hint comes. Where the machine was
 // suspended meanwhile, a renewal that is overdue by then is not waited for any longer.
 func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (woken, ok bool) {
 	inTime := k.untilRenewal() > 0 // otherwise it is tried again, after a pause
 	for {
 		// The goroutine that owns the term looks more often.
-		step := min(longest, max(k.c.longestSleep(), k.c.cfg.RenewInterval/4))
+		step := min(longest, max(k.c.longestSleep, k.c.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = longest-step, ignoreFor-step
 		if woken || !ok || longest <= 0 || inTime && k.untilRenewal() <= 0 {
@@ -160,7 +165,7 @@ func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (w
 }
 
 func (k *keeper) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(k.c.callTimeout(), k.term.Remaining()))
+	ctx, cancel := context.WithTimeout(ctx, min(k.c.caller.timeout, k.term.Remaining()))
 	defer cancel()
 	began, trustLeft := time.Now(), k.term.Remaining()
 	if err := k.c.lease.Renew(ctx, k.term); err != nil {
@@ -236,7 +241,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
 		k.c.monitor.failed("predecessor not fenced, trying again", err)
-		if !pace.Sleep(ctx, k.c.retryPause(failures)) {
+		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}
 	}

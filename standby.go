@@ -30,7 +30,7 @@ func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 		}
 	}
 	if s.c.lease.leftAnything() { // otherwise the others would wait until it expires
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.callTimeout())
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
 	}
@@ -78,7 +78,7 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 	case ctx.Err() != nil:
 		c.giveBack(term, ErrShutdown)
 		return nil, ctx.Err()
-	case c.untilDeadline(term) <= 0:
+	case term.sinceRenewal() >= c.cfg.RenewDeadline:
 		// A job would be told to return as it begins, with too little trust left
 		// for the time that it may take.
 		c.giveBack(term, ErrDeadline)
@@ -93,7 +93,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, c.caller(), likelyFree || c.lease.lastSeen() == nil)
+	term, err := c.lease.acquireOrSteal(ctx, c.caller, likelyFree || c.lease.lastSeen() == nil)
 	s.took = time.Since(began)
 	c.monitor.attempted(s.took, err)
 	return term, err
@@ -210,7 +210,7 @@ func (s *standby) nextLook(err error) time.Duration {
 // replica has left behind. It reports whether the lease is left to this replica by
 // name: that it is left to any is no reason to come back.
 func (s *standby) look(ctx context.Context) (mine bool, err error) {
-	c, by := s.c, s.c.caller()
+	c, by := s.c, s.c.caller
 	obj, err := c.lease.look(ctx, by)
 	if err == nil {
 		var removed bool
