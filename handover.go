@@ -5,29 +5,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Release ends the term, deletes its record, in one call to the store, and wakes
-// the standbys, so that another replica may begin at once. It returns [ErrLost] where
-// the lease was another's already, or gone. After any other error the record may still
-// stand: Release may be called again, and the next acquire by this lease removes it first.
+// Release ends the term, deletes its record in one call to the store, and wakes the
+// standbys, so that another replica may begin at once. It returns [ErrLost] if the lease
+// was already another's, or gone. After any other error the record may still stand: Release
+// may be called again, and the next acquire by this lease removes it first.
 //
-// On Postgres it does not wait for the disk: where the database crashes at that
-// moment the record stands again, and expires.
+// On Postgres it does not wait for the disk: if the database crashes at that moment, the
+// record stands again and expires.
 //
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
 
-// release is Release, but leaves the lease for so long to the replica that a request
-// has named, if one has: 0 is to nobody.
-func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) error {
-	if err := l.owns("release", term); err != nil {
+// release is Release, except that for the time of offerFor it leaves the lease to the
+// replica that a request has named, if there is one.
+func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration) error {
+	if err := term.isFor("release", l.cfg.Key); err != nil {
 		return err
 	}
 	term.end(ErrLost)
@@ -35,21 +33,21 @@ func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) er
 		return nil
 	}
 	for range 3 {
-		err := l.giveUp(ctx, term, leave)
+		err := l.vacate(ctx, term, offerFor)
 		if errors.Is(err, ErrConflict) {
 			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal had landed whose answer was lost, or a request
+				continue // a renewal whose answer was lost had landed, or a request
 			}
 		}
-		return l.released(ctx, term, leave, err)
+		return l.releaseResult(ctx, term, offerFor, err)
 	}
-	l.leave(leftover{term: term, leave: leave, release: true})
-	return fmt.Errorf("tenure: release %s: another write came first, again and again: %w", l.cfg.Key, ErrConflict)
+	l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
+	return fmt.Errorf("tenure: release %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
-// giveUp deletes a term's record, or puts an offer in its place, and wakes the standbys.
-func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
-	offer := term.offer(leave)
+// vacate deletes a term's record, or replaces it by an offer, and wakes the standbys.
+func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
+	offer := term.offer(offerFor)
 	if offer == nil {
 		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
 	}
@@ -64,17 +62,17 @@ func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) err
 	return err
 }
 
-// released judges how a release ended.
-func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, err error) error {
+// releaseResult judges how a release ended.
+func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Duration, err error) error {
 	var lost *LostError
 	switch {
-	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer of a try before was lost
+	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer to an earlier try was lost
 		wakeAll(ctx, l.store, l.cfg.Key)
 		return nil
 	case err == nil || errors.Is(err, ErrLost):
 		return err
 	case !errors.Is(err, ErrNotFound):
-		l.leave(leftover{term: term, leave: leave, release: true})
+		l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
 		term.deleteSent.Store(true)
 		return err
 	case term.deleteSent.Load(): // gone by a release whose answer was lost
@@ -84,59 +82,17 @@ func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, e
 	}
 }
 
-// leftover is a term whose record this lease may have left in the store although
-// nobody relies on it: its acquire or its release failed without a clear answer. Such
-// a record is never taken up again. It is removed, which wakes the others: one that
-// was taken up again and again would stay young, and keep the lease from a replica
-// that could hold it.
-type leftover struct {
-	term    *Term
-	leave   time.Duration // see [Lease.release]
-	release bool          // that failed; otherwise an acquire
-	at      time.Time
-}
-
-// leave notes a term that may stand in the store although nobody relies on it.
-func (l *Lease) leave(left leftover) {
-	const most = 64 // a store that is down makes one at each attempt
-	left.at = time.Now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == left.term.id })
-	if len(l.leftover) == most {
-		l.leftover = l.leftover[1:]
-	}
-	l.leftover = append(l.leftover, left)
-}
-
-// hasExpired reports whether a leftover's record has expired by now, like any record
-// that nobody renews.
-func (l *Lease) hasExpired(o leftover) bool { return time.Since(o.at) > l.cfg.TTL }
-
-// leftoverOf returns the leftover of a term.
-func (l *Lease) leftoverOf(term string) (o leftover, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.leftover, func(o leftover) bool { return o.term.id == term })
-	if i < 0 {
-		return o, false
-	}
-	return l.leftover[i], true
-}
-
-// removeLeftover removes a record that was just read, if it is a leftover of this lease,
-// or leaves it to the replica to which it was to be handed over. It reports whether
-// the record is gone.
-func (l *Lease) removeLeftover(ctx context.Context, by caller, obj Object) (removed bool, err error) {
+// removeOrphan removes a record that was just read if it is an orphan of this lease, or
+// offers it to the replica to which it was to be handed over. It reports whether the
+// record is gone.
+func (l *Lease) removeOrphan(ctx context.Context, by caller, obj Object) (removed bool, err error) {
 	h, _ := decodeHolding(obj, l.cfg.TTL)
-	o, ok := l.leftoverOf(h.Term)
+	o, ok := l.memory.orphan(h.Term)
 	if !ok {
 		return false, nil
 	}
 	if !l.recognises(o.term, o.term.currentVersion(), obj) { // a copy of this process goes on with it
-		l.mu.Lock()
-		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == h.Term })
-		l.mu.Unlock()
+		l.memory.dropOrphan(h.Term)
 		return false, nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -144,24 +100,10 @@ func (l *Lease) removeLeftover(ctx context.Context, by caller, obj Object) (remo
 	}
 	ctx, cancel := by.write(ctx)
 	defer cancel()
-	if err := l.release(ctx, o.term, o.leave); err != nil && !errors.Is(err, ErrLost) {
+	if err := l.release(ctx, o.term, o.offerFor); err != nil && !errors.Is(err, ErrLost) {
 		return false, err
 	}
 	return true, nil
-}
-
-// owesRelease reports whether a release has failed whose record may still stand.
-func (l *Lease) owesRelease() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.release && !l.hasExpired(o) })
-}
-
-// leftAnything reports whether anything may stand that this lease has left behind.
-func (l *Lease) leftAnything() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return !l.hasExpired(o) })
 }
 
 // requestCause is why the term ends whose holder does what it was asked.
@@ -227,43 +169,4 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	wakeAll(ctx, l.store, l.cfg.Key) // where that fails, it is found at the next renewal
 	return nil
-}
-
-// predecessors returns the holders that may still be at work when this lease takes
-// over a record: its own, unless that gave it up, and those of which that one was not
-// sure; but not this replica itself. Of one holder the last term counts.
-func (l *Lease) predecessors(h Holding) []Holding {
-	others := slices.Clone(h.unconfirmed)
-	if !h.isOffer() {
-		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
-		others = append(others, h)
-	}
-	return slices.DeleteFunc(others, l.own)
-}
-
-// own reports whether a record is of a term of this replica, whose job has returned.
-func (l *Lease) own(h Holding) bool {
-	l.mu.Lock()
-	begun := h.Term != "" && h.Term == l.begun && h.Term != l.copied
-	l.mu.Unlock()
-	_, left := l.leftoverOf(h.Term)
-	return begun || left || l.reclaims(h)
-}
-
-// mayTake reports whether the record need not expire before this lease takes it
-// over.
-func (l *Lease) mayTake(holding Holding) bool { return l.reclaims(holding) || l.offered(holding) }
-
-func (l *Lease) offered(h Holding) bool {
-	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
-}
-
-// reclaims reports whether the record is one that an earlier life of this replica
-// has left. That it names the same holder does not tell: it may be the term that
-// this very lease has begun, or begins in another goroutine.
-func (l *Lease) reclaims(holding Holding) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.cfg.AssumeUniqueHolder && holding.Term != "" && holding.Term != l.begun && !slices.Contains(l.sent, holding.Term) &&
-		holding.Holder == l.cfg.Holder
 }

@@ -115,7 +115,7 @@ func (k *keeper) keep(ctx context.Context) error {
 		if over := term.over(); over != nil {
 			return over
 		}
-		if request := term.asked.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
+		if request := term.request.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
 			k.end(requestCause(request))
 		}
 		if err == nil {

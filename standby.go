@@ -29,7 +29,7 @@ func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 			return term
 		}
 	}
-	if s.c.lease.leftAnything() { // otherwise the others would wait until it expires
+	if s.c.lease.memory.hasOrphans() { // otherwise the others would wait until it expires
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
@@ -62,7 +62,7 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 		}
 	}
 	if err := c.checks.ask(ctx, RoleStandby); err != nil {
-		if !c.single && (time.Since(s.looked) > c.lease.cfg.TTL || c.lease.leftAnything()) {
+		if !c.single && (time.Since(s.looked) > c.lease.cfg.TTL || c.lease.memory.hasOrphans()) {
 			// So that its status does not show a holder that is gone, and so that nothing
 			// that it has left behind keeps the others waiting.
 			s.looked = time.Now()
@@ -93,7 +93,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, c.caller, likelyFree || c.lease.lastSeen() == nil)
+	term, err := c.lease.acquire(ctx, c.caller, likelyFree || c.lease.memory.lastSeen() == nil, true)
 	s.took = time.Since(began)
 	c.monitor.attempted(s.took, err)
 	return term, err
@@ -172,7 +172,7 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	for {
 		// A release that has failed is done first, and the others get their time from
 		// then on: this replica must not be back before they have seen it.
-		owed, wait := c.lease.owesRelease(), min(look, time.Until(end))
+		owed, wait := c.lease.memory.owesRelease(), min(look, time.Until(end))
 		if owed {
 			wait = min(look, pace.Jitter(c.cfg.AcquireInterval/4))
 		}
@@ -184,7 +184,7 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 		if mine {
 			return true
 		}
-		if owed && !c.lease.owesRelease() {
+		if owed && !c.lease.memory.owesRelease() {
 			if back := time.Now().Add(pace.Jitter(c.cfg.AcquireInterval)); back.After(end) {
 				end = back
 			}
@@ -214,7 +214,7 @@ func (s *standby) look(ctx context.Context) (mine bool, err error) {
 	obj, err := c.lease.look(ctx, by)
 	if err == nil {
 		var removed bool
-		if removed, err = c.lease.removeLeftover(ctx, by, obj); removed {
+		if removed, err = c.lease.removeOrphan(ctx, by, obj); removed {
 			err = ErrNotFound
 		}
 	}
