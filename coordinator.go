@@ -313,7 +313,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	}
 
 	cause := c.untilOver(ctx, term, keeper, job)
-	keeper.winding.Store(true)
+	keeper.stopping.Store(true)
 	c.term.Store(nil)
 	c.monitor.termOver(term, cause)
 	job.cancel(cause)
@@ -397,7 +397,7 @@ func (c *Coordinator) timeLeft(term *Term, keeper *keeper) (time.Duration, error
 	}
 	left := c.untilDeadline(term)
 	if left <= 0 {
-		return 0, keeper.late()
+		return 0, keeper.overdueCause()
 	}
 	return left, nil
 }

@@ -106,14 +106,6 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, obj Object) (remove
 	return true, nil
 }
 
-// requestCause is why the term ends whose holder does what it was asked.
-func requestCause(r *record.Request) error {
-	if r.To == "" {
-		return fmt.Errorf("%w: on request", ErrResigned)
-	}
-	return fmt.Errorf("%w: on request, in favour of %s", ErrResigned, r.To)
-}
-
 // RequestRelease asks the holder, through the store, to give the lease up: as
 // [Coordinator.Resign] would in its process. It returns when the request is
 // stored. The holder's coordinator obeys as soon as it is woken, or at its next

@@ -30,7 +30,7 @@ var mutants = []mutant{
 		"return min(r.Mono.Sub(now.Mono), r.Wall.Sub(now.Wall))", "return r.Mono.Sub(now.Mono)",
 		"the monotonic clock stands still while a machine is suspended"},
 	{"after a suspend the keeper sleeps on", "keeper.go",
-		" || inTime && k.untilRenewal() <= 0 {", " || inTime && k.untilRenewal() <= -time.Hour {",
+		" || !wasDue && k.untilRenewal() <= 0 {", " || !wasDue && k.untilRenewal() <= -time.Hour {",
 		"a renewal that is overdue waits for its timer, which stood still, and the term ends"},
 	{"what is awake sleeps past the Margin", "coordinator.go",
 		"longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond)", "longestSleep: time.Hour",
@@ -96,7 +96,7 @@ var mutants = []mutant{
 		"if s.c.lease.memory.hasOrphans() {", "if false {",
 		"the others wait for the TTL"},
 	{"a confirmation counts whenever it comes", "keeper.go",
-		"if began.Sub(counted) >= c.cfg.RenewInterval {", "if began.Sub(counted) >= 0 {",
+		" || began.Sub(k.counted) < k.c.cfg.RenewInterval {", " || began.Sub(k.counted) < 0 {",
 		"a wall clock that is set ahead shortens it"},
 
 	// Renewal and release.
@@ -160,7 +160,7 @@ var mutants = []mutant{
 		"least = max(least, resign.away)", "least = 2 * pace.Jitter(every)",
 		"it comes back too early"},
 	{"the job's lease is checked while it returns", "coordinator.go",
-		"keeper.winding.Store(true)\n", "",
+		"keeper.stopping.Store(true)\n", "",
 		"a replica that is not fit loses its lease while its job returns"},
 
 	// Fitness and takeovers.
