@@ -22,8 +22,8 @@ import (
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
 
-// release is Release, except that for the time of offerFor it leaves the lease to the
-// replica that a request has named, if there is one.
+// release is Release, except that it offers the lease for this long to the replica that a
+// request has named, if there is one.
 func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration) error {
 	if err := term.isFor("release", l.cfg.Key); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	return err
 }
 
-// releaseResult judges how a release ended.
+// releaseResult judges the error of a release.
 func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Duration, err error) error {
 	var lost *LostError
 	switch {
@@ -82,9 +82,8 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	}
 }
 
-// removeOrphan removes a record that was just read if it is an orphan of this lease, or
-// offers it to the replica to which it was to be handed over. It reports whether the
-// record is gone.
+// removeOrphan releases a record that was just read if it is an orphan of this lease, to the
+// replica for which it was meant if there is one. It reports whether it did.
 func (l *Lease) removeOrphan(ctx context.Context, by caller, obj Object) (removed bool, err error) {
 	h, _ := decodeHolding(obj, l.cfg.TTL)
 	o, ok := l.memory.orphan(h.Term)
@@ -106,28 +105,26 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, obj Object) (remove
 	return true, nil
 }
 
-// RequestRelease asks the holder, through the store, to give the lease up: as
-// [Coordinator.Resign] would in its process. It returns when the request is
-// stored. The holder's coordinator obeys as soon as it is woken, or at its next
-// renewal. A holder that has vanished doesn't, and its lease expires as it would
-// have without the request; nor does one that has no [Coordinator]. [ErrNotFound]
-// says that nobody holds the lease, [errors.ErrUnsupported] that its record was
-// written by another program.
+// RequestRelease asks the holder, through the store, to release the lease, as
+// [Coordinator.Resign] does within its process. It returns when the request is stored. The
+// holder's coordinator obeys when it is woken, or at its next renewal. A holder that has
+// vanished does not, and its lease expires as it would have without the request; nor does a
+// holder without a [Coordinator]. [ErrNotFound] says that nobody holds the lease,
+// [errors.ErrUnsupported] that its record was written by another program.
 //
-// Any process may ask that can write to the store; its Lease need not compete.
+// Any process that can write to the store may ask; its Lease need not compete.
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
-// RequestHandover is [Lease.RequestRelease], and names the replica, by its Holder,
-// that shall be next. For a time it alone may begin a term, then any: for 5/4 of the
-// old holder's AcquireInterval, a second at least, the TTL at most. It returns nil
-// where that replica holds the lease already. A later request replaces an earlier
-// one that was not obeyed yet.
+// RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For
+// a while only that one may begin a term, then any: for 5/4 of the old holder's
+// AcquireInterval, but at least a second and at most the TTL. It returns nil if that replica
+// already holds the lease. A later request replaces an earlier one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	if err := cmp.Or(objects.ValidText("replica", to), validHolder(to)); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
 	var err error
-	for range 5 { // renewals come in between
+	for range 5 { // a renewal may come first
 		if err = l.request(ctx, to); !errors.Is(err, ErrConflict) {
 			break
 		}
@@ -144,21 +141,21 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	holding, stands := l.decode(obj), stored(obj).Request()
+	holding, pending := l.decode(obj), stored(obj).Request()
 	switch {
 	case holding.isOffer():
 		return fmt.Errorf("%s is %s: %w", l.cfg.Key, holding.how(), ErrNotFound)
-	case to != "" && holding.Holder == to && stands == nil:
+	case to != "" && holding.Holder == to && pending == nil:
 		return nil
 	case holding.Term == "":
 		return fmt.Errorf("%s is held by a program that cannot be asked: %w", l.cfg.Key, errors.ErrUnsupported)
 	}
-	if stands == nil || stands.To != to {
+	if pending == nil || pending.To != to {
 		obj.Labels = stored(obj).WithRequest(holding.Term, to)
 		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
 			return err
 		}
 	}
-	wakeAll(ctx, l.store, l.cfg.Key) // where that fails, it is found at the next renewal
+	wakeAll(ctx, l.store, l.cfg.Key) // if that fails, the holder finds it at its next renewal
 	return nil
 }

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,52 +27,39 @@ const (
 
 var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
 
-// LeaseConfig configures a [Lease]. The zero value serves: one lease per table.
+// LeaseConfig configures a [Lease]. The zero value is ready to use: one lease per table.
 type LeaseConfig struct {
 	Key    Key               // default {"reconciler_lease", "singleton"}
-	Name   string            // the object's name; default "reconciler-lease" for the default key, else the key's ID
-	Holder string            // default ReplicaID(); shown to people, never trusted for safety
-	TTL    time.Duration     // default 30s; from 10ms to a year
-	Margin time.Duration     // default TTL/30; the holder's trust ends this long before the TTL does
-	Labels map[string]string // told to observers: an address, a build
+	Name   string            // of the object; default "reconciler-lease" for the default key, else the key's ID
+	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
+	TTL    time.Duration     // for how long after its last renewal the lease counts as held; default 30s; from 10ms to a year
+	Margin time.Duration     // the holder's own trust ends this long before the TTL does; default TTL/30
+	Labels map[string]string // shown to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock
 	Logger *slog.Logger      // default slog.Default()
 
-	// AssumeUniqueHolder lets this replica take a lease over at once, although it has not
-	// expired, where the record names its own Holder: a replica that crashed and
-	// was started anew does not wait for the TTL of its own last term. It is right
-	// only where of one Holder there is never more than one process, not for a
-	// moment: a pod of a StatefulSet, a unit of systemd on a host whose name it
-	// bears. It is wrong where a name can be given twice, as by an orchestrator that
-	// replaces what it cannot reach. Holder must be set.
+	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
+	// record names its own Holder: a replica that crashed and restarted does not wait for
+	// the TTL of its own last term. It is safe only if there is never more than one process
+	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
+	// unit that is named after its host. It is not safe if a name can be given out twice,
+	// for example by an orchestrator that replaces what it cannot reach. Holder must be set.
 	AssumeUniqueHolder bool
 }
 
-// withDefaults returns the config with its zero fields filled, or an error that
-// names everything that is wrong with it.
+// withDefaults returns the config with its zero fields filled in, or an error that names
+// everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
-	if cfg.Key == (Key{}) {
-		cfg.Key = defaultKey
+	cfg.Key = cmp.Or(cfg.Key, defaultKey)
+	if cfg.Name == "" && cfg.Key == defaultKey {
+		cfg.Name = defaultName
 	}
-	if cfg.Name == "" {
-		cfg.Name = cfg.Key.ID
-		if cfg.Key == defaultKey {
-			cfg.Name = defaultName
-		}
-	}
+	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
 	unnamed := cfg.Holder == ""
-	if unnamed {
-		cfg.Holder = ReplicaID()
-	}
-	if cfg.TTL == 0 {
-		cfg.TTL = DefaultTTL
-	}
-	if cfg.Margin == 0 {
-		cfg.Margin = cfg.TTL / 30
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
+	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
+	cfg.TTL = cmp.Or(cfg.TTL, DefaultTTL)
+	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	cfg.Labels = maps.Clone(cfg.Labels)
 
 	errs := []error{
@@ -86,11 +74,11 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	}
 	for name := range cfg.Labels {
 		if strings.HasPrefix(name, record.Reserved) {
-			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
+			errs = append(errs, fmt.Errorf("%w: the label %q has the prefix %q, which is reserved", ErrInvalid, name, record.Reserved))
 		}
 	}
 	if cfg.AssumeUniqueHolder && unnamed {
-		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
+		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty", ErrInvalid))
 	}
 	if cfg.Expiry > Observed {
 		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
@@ -98,17 +86,17 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// ExpiryPolicy says by what a standby judges that a holder's TTL has passed.
+// ExpiryPolicy says how a standby decides that a holder's TTL has passed.
 type ExpiryPolicy uint8
 
 const (
-	// StoreClock steals when the record's age, by the store's clock, has
+	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would.
 	StoreClock ExpiryPolicy = iota
 
-	// Observed steals when this replica has watched the record stand unchanged
-	// for its TTL, on its own monotonic clock. It is for databases whose clock
-	// may jump, and costs a TTL of waiting after each start.
+	// Observed lets a standby steal when it has itself seen the record unchanged for the
+	// TTL, by its own monotonic clock. It is for databases whose clock may jump, and makes
+	// a replica wait for a TTL after each start.
 	Observed
 )
 

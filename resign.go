@@ -9,19 +9,17 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// Resign ends the current term, if there is one, and returns when the job has
-// returned and the lease has been given back; the replica then stays away for
-// long enough that another can win. An error says that the lease could not be
-// released, or that ctx was done before; the resignation stands all the same.
+// Resign ends the current term, if there is one, and returns when the job has returned and
+// the lease is released. The replica then stays away for long enough that another can win.
+// An error says that the lease could not be released, or that ctx was done first; the
+// resignation stands all the same.
 //
-// A job that resigns must not wait for itself to return: it passes its own
-// context.
+// A job that resigns passes its own context, or it would wait for itself to return.
 func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
 
-// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back; a handover to it by name,
-// see [Lease.RequestHandover], brings it back before. Where several resign from
-// one term, the first one's time counts.
+// ResignFor is [Coordinator.Resign] with the least time for which this replica stays away
+// after the release. A handover to it by name, see [Lease.RequestHandover], brings it back
+// earlier. If it is called several times in one term, the first call's time counts.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
@@ -31,19 +29,19 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 		return nil
 	}
 	select {
-	case <-resign.over:
+	case <-resign.done:
 		return resign.err
 	case <-ctx.Done():
 		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
 	}
 }
 
-// askToResign returns the resignation of the current term; nil: there is none.
+// askToResign returns the resignation from the current term; nil if there is no term.
 func (c *Coordinator) askToResign(away time.Duration) *resignation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.keeper != nil && c.resign == nil {
-		c.resign = &resignation{away: away, over: make(chan struct{})}
+		c.resign = &resignation{away: away, done: make(chan struct{})}
 		c.keeper.end(ErrResigned)
 	}
 	return c.resign
@@ -51,23 +49,22 @@ func (c *Coordinator) askToResign(away time.Duration) *resignation {
 
 // resignation is how Resign reaches the goroutine that owns the term.
 type resignation struct {
-	away time.Duration // how long to stay away at least
-	over chan struct{} // closed when the lease has been given back
-	err  error         // of that; set before over is closed
+	away time.Duration // the least time to stay away
+	done chan struct{} // closed when the term is over
+	err  error         // of the release; set before done is closed
 }
 
-// giveBack releases the lease, unless it is another's already. Where a request has
-// named a replica, it is left to that one for a time in which also one that polls
-// finds it.
-func (c *Coordinator) giveBack(term *Term, cause error) error {
+// release releases the lease, unless it is already another's. If a request has named a
+// replica, the lease is offered to that one for long enough that it finds out by polling.
+func (c *Coordinator) release(term *Term, cause error) error {
 	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.caller.timeout)
 	defer cancel()
-	leave := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
+	offerFor := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
 	for {
-		err := c.lease.release(ctx, term, leave)
+		err := c.lease.release(ctx, term, offerFor)
 		switch {
 		case err == nil:
 			c.monitor.released(term, cause)
@@ -82,7 +79,7 @@ func (c *Coordinator) giveBack(term *Term, cause error) error {
 	}
 }
 
-// longestStayAway is the most TTLs for which an unhealthy replica stays away.
+// longestStayAway is how many TTLs an unhealthy replica stays away at most.
 const longestStayAway = 4
 
 // stayAway returns how long this replica does not compete after a term.
@@ -96,12 +93,12 @@ func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) tim
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		// At first for longer than one that has resigned, so that it does not win again
-		// where a healthy one was asked to hand over.
+		// Even the first time for longer than after a resignation, so that it does not win
+		// again when a healthy replica was asked to hand over.
 		away := c.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*c.lease.cfg.TTL)
 		return max(least, pace.Jitter(away))
 	case errors.Is(cause, ErrJobEnded):
-		return max(least, 2*pace.Jitter(every)) // every standby tries before
+		return max(least, 2*pace.Jitter(every)) // every standby tries first
 	default:
 		return max(least, pace.Jitter(every))
 	}

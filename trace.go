@@ -9,58 +9,57 @@ import (
 	"time"
 )
 
-// Trace is a set of funcs that a [Coordinator] calls as things happen, once it has
-// noted them in its status and log. Any may be nil, and costs nothing then.
+// Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
+// updated its status and its log. Any of them may be nil.
 //
-// Renewed and RenewalFailed are called by the goroutines that renew, one at a time,
-// the others by that of [Coordinator.Run]: so two may be called at once. They must not
-// panic, and must return quickly: the next renewal waits for the ones, the end of a
-// term for the others. They may call the coordinator's methods, but not wait in Resign.
+// Renewed and RenewalFailed are called by the goroutines that renew, one at a time, and the
+// others by the goroutine of [Coordinator.Run], so two may be called at once. They must not
+// panic, and must return quickly: the next renewal waits for the former, the end of a term
+// for the latter. They may call the coordinator's methods, but must not wait in Resign.
 //
-// Each term is Acquired once. At its end it is Lost, or Released, or first the one
-// and then the other: where it was not renewed in time and could be released after all.
+// Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
+// Released, if it was not renewed in time but could be released all the same.
 type Trace struct {
-	// Attempt is called when an attempt of a standby to acquire has ended, after
-	// so long. The error is nil where it has the lease now, and [ErrHeld], as a
-	// rule, where another has it.
+	// Attempt is called after each attempt of a standby to acquire the lease, with the time
+	// that it took. The error is nil if it got the lease, and normally [ErrHeld] if not.
 	Attempt func(took time.Duration, err error)
 
-	// Acquired is called when a term has begun. The predecessor is the holder from
-	// whom it was stolen, as it was read last before; nil: nobody held the lease.
+	// Acquired is called when a term has begun. The predecessor is the holder from which
+	// the lease was stolen, as it was last read; nil if nobody held the lease.
 	Acquired func(term *Term, predecessor *Holding)
 
-	// Renewed is called when a renewal has succeeded. It took so long, and so much
-	// trust had been left when its answer came.
+	// Renewed is called after a renewal, with the time that it took and the trust that was
+	// left when its answer came.
 	Renewed func(term *Term, took, trustLeft time.Duration)
 
-	// RenewalFailed is called when a renewal has failed, or was not sent because
-	// the replica is not fit to hold ([ErrUnhealthy]), and will be tried again.
+	// RenewalFailed is called when a renewal has failed, or was not sent because this
+	// replica is not healthy ([ErrUnhealthy]), and will be tried again.
 	RenewalFailed func(term *Term, err error, trustLeft time.Duration)
 
-	// Lost is called when the lease is another's or gone, when it was not renewed
-	// in time, right before the job is told to return; or when it could not be
-	// released after the job has returned, and will expire.
+	// Lost is called right before the job is told to return, if the lease is another's or
+	// gone or was not renewed in time; and after the job has returned, if the lease could
+	// not be released and has to expire.
 	Lost func(term *Term, cause error)
 
-	// Released is called when the lease has been given back.
+	// Released is called when the lease is released.
 	Released func(term *Term, cause error)
 
-	// JobStarted is called right before the job's funcs are. JobEnded is called
-	// when they have returned, so long after they were told to, or the first of them
+	// JobStarted is called right before the job's funcs are. JobEnded is called when all of
+	// them have returned, with the time since they were told to, or since the first one
 	// returned.
 	JobStarted func(term *Term)
 	JobEnded   func(term *Term, cause error, took time.Duration)
 
-	// JobStuck is called when the job has not returned although its context
-	// ended so long ago. The lease is no longer renewed, and will expire.
+	// JobStuck is called when the job has not returned, although its context ended that
+	// long ago. The lease is no longer renewed, and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
-	// HolderChanged is called when this replica finds that another holds the lease
-	// than before, or itself; empty: nobody, as far as it knows.
+	// HolderChanged is called when this replica sees another holder than before, which may
+	// be itself. Empty means nobody, as far as it knows.
 	HolderChanged func(holder string)
 }
 
-// noTrace is what all coordinators without a trace share.
+// noTrace is shared by all coordinators without a trace.
 var noTrace Trace
 
 // monitor is the one place that records what happens to a coordinator: one method for
@@ -85,9 +84,8 @@ func (m *monitor) update(change func(*state)) {
 	change(&m.state)
 }
 
-// log returns the logger with the attributes that all lines of this coordinator have. It
-// is made for each line: kept, it would cost a program with many leases more memory than
-// their terms do.
+// log returns the logger, with what all lines of this coordinator say. A program with many
+// leases would need more memory to keep these loggers than for its terms.
 func (m *monitor) log() *slog.Logger {
 	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
 }
@@ -160,7 +158,7 @@ func (m *monitor) termBegan(term *Term) {
 			s.saw(from)
 		}
 		if s.seen != nil {
-			s.endTerm(s.seen.past(ended))
+			s.endTerm(s.seen.pastTerm(ended))
 		}
 		s.held, s.holder, s.seen = term, term.Holder(), nil
 		s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
@@ -178,7 +176,7 @@ func (m *monitor) termBegan(term *Term) {
 	m.traceHolder()
 }
 
-// jobBegins notes that a term's job begins.
+// jobBegins notes that a term's job is about to begin.
 func (m *monitor) jobBegins(term *Term) {
 	m.update(func(s *state) {
 		s.working = true
@@ -215,8 +213,8 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 	}
 }
 
-// termOver notes that a term is over, before its job is.
-func (m *monitor) termOver(term *Term, cause error) {
+// termEnding notes that a term is over and its job is about to be told so.
+func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
 	m.update(func(s *state) {
 		var lost *LostError
@@ -235,7 +233,7 @@ func (m *monitor) termOver(term *Term, cause error) {
 	case errors.Is(cause, ErrJobEnded):
 		level, msg = slog.LevelWarn, "job ended before its term"
 	case errors.Is(cause, ErrUnhealthy):
-		level, msg = slog.LevelWarn, "replica is not fit to hold the lease"
+		level, msg = slog.LevelWarn, "replica is unhealthy and gives the lease up"
 	case isLoss(cause):
 		level, msg = slog.LevelInfo, "lease lost"
 	}
@@ -246,8 +244,9 @@ func (m *monitor) termOver(term *Term, cause error) {
 	m.traceHolder()
 }
 
-// isLoss reports whether a term with this cause is over because the lease is, and
-// not by a decision of this replica. A job's or a check's word is not enough.
+// isLoss reports whether a term with this cause is over because the lease is lost, and not
+// by a decision of this replica. That an error of the job or of its check says so does not
+// count.
 func isLoss(cause error) bool {
 	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
 		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
@@ -259,14 +258,14 @@ func (m *monitor) jobStuck(term *Term, since time.Duration) {
 		s.stuck = true
 		s.publish()
 	})
-	m.log().Error("job does not return although its context has ended; its lease is renewed no longer",
+	m.log().Error("job has not returned although its context has ended; its lease is no longer renewed",
 		"token", term.Token(), "waited", since)
 	if m.trace.JobStuck != nil {
 		m.trace.JobStuck(term, since)
 	}
 }
 
-// jobReturned notes that all of a job has returned.
+// jobReturned notes that all of the job's funcs have returned.
 func (m *monitor) jobReturned(term *Term, cause error) {
 	var worked bool
 	var took time.Duration
@@ -284,8 +283,8 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 	}
 }
 
-// released notes that a lease was given back. A term that came when the coordinator
-// was shutting down has not begun for the status and the trace.
+// released notes that a lease is released. A term that was acquired too late, or during a
+// shutdown, is not in the status, and the trace was never told of it.
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
 	m.update(func(s *state) {
@@ -301,8 +300,8 @@ func (m *monitor) released(term *Term, cause error) {
 	m.traceHolder()
 }
 
-// notReleased notes that a lease could not be given back: err is [ErrLost] where
-// it was another's already. Otherwise it will expire.
+// notReleased notes that a lease could not be released. It was already another's if err is
+// [ErrLost]; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
 		m.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
@@ -311,20 +310,20 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 	}
 	var began bool
 	m.update(func(s *state) { began = s.held == term })
-	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise it was told already
+	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
 		m.trace.Lost(term, errors.Join(cause, err))
 	}
 }
 
-// termLeft notes that nothing is left to do for the term held.
-func (m *monitor) termLeft() {
+// termEnded notes that nothing remains to be done for the term.
+func (m *monitor) termEnded() {
 	m.update(func(s *state) {
 		s.endTerm(PastTerm{
 			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
 			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
 		})
 		s.held = nil
-		if s.seen == nil { // nobody, or the record of this replica that could not be released
+		if s.seen == nil { // nobody holds it, or this replica's own record could not be released
 			s.holder = ""
 		}
 		s.become(RoleStandby, s.reason)
