@@ -229,7 +229,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
 	}
 	defer c.running.Store(false)
-	defer c.checks.wait()
+	defer c.checks.calls.Wait()
 	c.headStart.Gives = false
 	var hints Subscription = noHints{}
 	if !c.single {
@@ -319,10 +319,11 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 
 // untilOver returns why the term is over.
 func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
-	// This timer waits for no I/O: it fires even while a renewal hangs.
-	deadline := time.NewTimer(c.untilDeadline(term))
-	defer deadline.Stop()
 	for {
+		next, err := c.untilCheck(term, keeper)
+		if err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
@@ -337,12 +338,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 				return err // the term ended at the same moment
 			}
 			c.startJob(term, job)
-		case <-deadline.C:
-			next, err := c.untilCheck(term, keeper)
-			if err != nil {
-				return err
-			}
-			deadline.Reset(next)
+		case <-time.After(next): // waits for no I/O: it fires even while a renewal hangs
 		}
 	}
 }
@@ -353,20 +349,14 @@ func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, err
 	if err := term.over(); err != nil {
 		return 0, err
 	}
-	next := c.untilDeadline(term)
-	if next <= 0 {
+	if term.local() {
+		return time.Hour, nil
+	}
+	untilDeadline := c.cfg.RenewDeadline - term.sinceRenewal()
+	if untilDeadline <= 0 {
 		return 0, keeper.overdueCause()
 	}
-	return next, nil
-}
-
-// untilDeadline returns how long untilOver may sleep, 0 or less if the term was not renewed
-// in time.
-func (c *Coordinator) untilDeadline(term *Term) time.Duration {
-	if term.local() {
-		return time.Hour
-	}
-	return min(c.cfg.RenewDeadline-term.sinceRenewal(), c.longestSleep)
+	return min(untilDeadline, c.longestSleep), nil
 }
 
 // awaitJob returns when the job has returned. If that takes longer than the trust allows, it

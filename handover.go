@@ -84,14 +84,13 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 
 // removeOrphan releases a record that was just read if it is an orphan of this lease, to the
 // replica for which it was meant if there is one. It reports whether it did.
-func (l *Lease) removeOrphan(ctx context.Context, by caller, obj Object) (removed bool, err error) {
-	h, _ := decodeHolding(obj, l.cfg.TTL)
-	o, ok := l.memory.orphan(h.Term)
+func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
+	o, ok := l.memory.orphan(read.holding.Term)
 	if !ok {
 		return false, nil
 	}
-	if !l.recognises(o.term, o.term.currentVersion(), obj) { // a copy of this process goes on with it
-		l.memory.dropOrphan(h.Term)
+	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process goes on with it
+		l.memory.dropOrphan(o.term.id)
 		return false, nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -137,11 +136,11 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	obj, err := l.look(ctx, caller{})
+	read, err := l.look(ctx, caller{})
 	if err != nil {
 		return err
 	}
-	holding, pending := l.decode(obj), stored(obj).Request()
+	obj, holding, pending := read.Object, read.holding, read.stored.Request()
 	switch {
 	case holding.isOffer():
 		return fmt.Errorf("%s is %s: %w", l.cfg.Key, holding.how(), ErrNotFound)
@@ -151,7 +150,7 @@ func (l *Lease) request(ctx context.Context, to string) error {
 		return fmt.Errorf("%s is held by a program that cannot be asked: %w", l.cfg.Key, errors.ErrUnsupported)
 	}
 	if pending == nil || pending.To != to {
-		obj.Labels = stored(obj).WithRequest(holding.Term, to)
+		obj.Labels = read.stored.WithRequest(holding.Term, to)
 		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
 			return err
 		}

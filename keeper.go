@@ -262,12 +262,12 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 }
 
 // checks runs the caller's Check, one call at a time. A call that ignores the end of its
-// context counts as failed, and no other begins until it has returned. Only one goroutine
-// may use checks at a time: Run's as a standby, the keeper's as a holder.
+// context counts as failed, and no other begins until it has returned.
 type checks struct {
 	check   func(context.Context, Role) error // nil: every replica is healthy
 	timeout time.Duration
-	running chan struct{} // closed when the last call has returned; nil before the first
+	running atomic.Bool
+	calls   sync.WaitGroup
 }
 
 // ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
@@ -275,17 +275,16 @@ func (c *checks) ask(ctx context.Context, role Role) error {
 	if c.check == nil {
 		return nil
 	}
-	if !c.idle() {
+	if !c.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: the previous check has not returned", ErrUnhealthy)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	returned, result := make(chan struct{}), make(chan error, 1)
-	c.running = returned
-	go func() {
-		defer close(returned)
+	result := make(chan error, 1)
+	c.calls.Go(func() {
+		defer c.running.Store(false)
 		result <- c.check(ctx, role)
-	}()
+	})
 	select {
 	case err := <-result:
 		if err != nil {
@@ -294,24 +293,5 @@ func (c *checks) ask(ctx context.Context, role Role) error {
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, ctx.Err())
-	}
-}
-
-func (c *checks) idle() bool {
-	if c.running == nil {
-		return true
-	}
-	select {
-	case <-c.running:
-		return true
-	default:
-		return false
-	}
-}
-
-// wait returns when no check is running.
-func (c *checks) wait() {
-	if c.running != nil {
-		<-c.running
 	}
 }

@@ -169,14 +169,14 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 // takeOver begins a term in place of the record that stands: one that this lease may take,
 // or, to steal it, one that has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
-	obj, err := l.look(ctx, by)
+	read, err := l.look(ctx, by)
 	if err != nil {
 		return nil, err
 	}
-	held := l.held(obj)
+	held := l.held(read)
 	from := held.Holding
 	if !steal || held.canExpireIn > 0 {
-		switch removed, err := l.removeOrphan(ctx, by, obj); {
+		switch removed, err := l.removeOrphan(ctx, by, read); {
 		case err != nil:
 			return nil, err
 		case removed:
@@ -321,9 +321,6 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 // Read returns who holds the lease, or to which replica it is offered, see
 // [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	obj, err := l.look(ctx, caller{})
-	if err != nil {
-		return Holding{}, err
-	}
-	return l.decode(obj), nil
+	read, err := l.look(ctx, caller{})
+	return read.holding, err
 }

@@ -23,7 +23,7 @@ type caller struct {
 
 func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {
 	if by.timeout == 0 {
-		return ctx, func() {}
+		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, by.timeout)
 }
@@ -31,31 +31,45 @@ func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc)
 // write returns a context that a shutdown does not end: an acquire that is cut off halfway
 // may leave the record of a term that nobody holds, and everybody would wait for its TTL.
 func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
-	if by.timeout == 0 {
-		return ctx, func() {}
+	if by.timeout != 0 {
+		ctx = context.WithoutCancel(ctx)
 	}
-	return context.WithTimeout(context.WithoutCancel(ctx), by.timeout)
+	return by.read(ctx)
+}
+
+// reading is a lease's object as it was read.
+type reading struct {
+	Object
+	stored  record.Object // the same, for package record
+	holding Holding
 }
 
 // look reads the record and remembers since when it has stood unchanged.
-func (l *Lease) look(ctx context.Context, by caller) (Object, error) {
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	ctx, cancel := by.read(ctx)
 	defer cancel()
-	obj, err := l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
+	r.Object, err = l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
 	answered := time.Now()
-	switch {
-	case err == nil:
-		read := stored(obj)
-		if l.memory.saw(&read, answered) {
-			if _, err := decodeHolding(obj, l.cfg.TTL); err != nil {
-				l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
-					"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
-			}
-		}
-	case errors.Is(err, ErrNotFound):
+	if errors.Is(err, ErrNotFound) {
 		l.memory.saw(nil, answered)
 	}
-	return obj, err
+	if err != nil {
+		return r, err
+	}
+	r.stored = stored(r.Object)
+	var undecodable error
+	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
+	if l.memory.saw(&r.stored, answered) && undecodable != nil {
+		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
+	}
+	// Versions written by other programs do not count. Nor does that of a term that we are
+	// just beginning, if we read its record before the answer arrives: its token would seem
+	// to repeat one that was seen already.
+	if r.holding.Term != "" && !l.memory.isBeginning(r.holding.Term) {
+		l.memory.sawVersion(r.Version)
+	}
+	return r, nil
 }
 
 // reread looks at a record that was not at the version at which the term left it. It
@@ -63,27 +77,25 @@ func (l *Lease) look(ctx context.Context, by caller) (Object, error) {
 // and notes its version. Otherwise it ends the term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
-	obj, err := l.look(ctx, caller{})
+	r, err := l.look(ctx, caller{})
 	switch {
 	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
 	case err != nil:
 		return err
-	case !bytes.Equal(obj.Payload, term.payload):
-		holding := l.decode(obj)
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding})
-	case !l.recognises(term, known, obj):
-		holding := l.decode(obj)
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding, toCopy: true})
+	case !bytes.Equal(r.Payload, term.payload):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
+	case !l.recognises(term, known, r):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, toCopy: true})
 	}
 	return nil
 }
 
 // recognises reports whether a record with the term's payload was written by the term
 // itself and not by a copy of this process. If so, it notes the version and any request.
-func (l *Lease) recognises(term *Term, known int64, obj Object) bool {
-	request := stored(obj).Request()
-	if !term.recognise(known, obj.Version, request) {
+func (l *Lease) recognises(term *Term, known int64, r reading) bool {
+	request := r.stored.Request()
+	if !term.recognise(known, r.Version, request) {
 		l.memory.foundCopy(term.id)
 		return false
 	}
@@ -93,23 +105,11 @@ func (l *Lease) recognises(term *Term, known int64, obj Object) bool {
 	return true
 }
 
-func (l *Lease) decode(obj Object) Holding {
-	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
-	// Versions written by other programs do not count. Nor does that of a term that we
-	// are just beginning, if we read its record before the answer arrives: its token would
-	// seem to repeat one that was seen already.
-	if holding.Term != "" && !l.memory.isBeginning(holding.Term) {
-		l.memory.sawVersion(obj.Version)
-	}
-	return holding
-}
-
-// held says who holds the lease, given an object that was just read, and how soon it can
-// expire: 0 or less if it has.
-func (l *Lease) held(obj Object) *HeldError {
-	h, _ := record.Read(stored(obj), l.cfg.TTL) // look has logged the error
-	in, byAge := l.memory.lastSeen().CanExpireIn(stored(obj), h, l.cfg.Expiry == Observed)
-	return &HeldError{Holding: l.decode(obj), canExpireIn: in, byAge: byAge}
+// held says who holds the lease, and how soon the record can expire: 0 or less if it has.
+func (l *Lease) held(r reading) *HeldError {
+	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
+	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
 }
 
 // heldByUnknown is for a record that was gone again when it was read.

@@ -211,10 +211,10 @@ func (s *standby) nextLook(err error) time.Duration {
 // any replica is no reason to come back.
 func (s *standby) look(ctx context.Context) (isOurs bool, err error) {
 	c := s.c
-	obj, err := c.lease.look(ctx, c.caller)
+	read, err := c.lease.look(ctx, c.caller)
 	if err == nil {
 		var removed bool
-		if removed, err = c.lease.removeOrphan(ctx, c.caller, obj); removed {
+		if removed, err = c.lease.removeOrphan(ctx, c.caller, read); removed {
 			err = ErrNotFound
 		}
 	}
@@ -225,7 +225,6 @@ func (s *standby) look(ctx context.Context) (isOurs bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	holding := c.lease.decode(obj)
-	c.monitor.sawHolder(&holding)
-	return holding.isOffer() && holding.OfferedTo == c.lease.cfg.Holder, nil
+	c.monitor.sawHolder(&read.holding)
+	return read.holding.isOffer() && read.holding.OfferedTo == c.lease.cfg.Holder, nil
 }
