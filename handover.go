@@ -122,16 +122,15 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	if err := cmp.Or(objects.ValidText("replica", to), validHolder(to)); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
-	var err error
-	for range 5 { // a renewal may come first
-		if err = l.request(ctx, to); !errors.Is(err, ErrConflict) {
-			break
+	for tries := 1; ; tries++ {
+		err := l.request(ctx, to)
+		if err == nil {
+			return nil
+		}
+		if tries == 5 || !errors.Is(err, ErrConflict) { // a renewal may come first
+			return fmt.Errorf("tenure: request release: %w", err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("tenure: request release: %w", err)
-	}
-	return nil
 }
 
 // request writes a request into the record as it stands.

@@ -137,11 +137,9 @@ func (c *Coordinator) status() Status {
 		Terms:     s.terms,
 		Stuck:     s.stuck,
 		LastError: s.lastError,
-		Recent:    make([]PastTerm, 0, len(s.past)),
+		Recent:    append([]PastTerm{}, s.past...), // never null in JSON
 	}
-	for _, past := range slices.Backward(s.past) {
-		status.Recent = append(status.Recent, past)
-	}
+	slices.Reverse(status.Recent)
 	if s.held != nil {
 		status.Token, status.RenewalLatency = s.held.Token(), s.latency
 		if !s.held.local() {
@@ -259,26 +257,23 @@ func (s *state) saw(h *Holding) {
 // endTerm notes a term that is over.
 func (s *state) endTerm(term PastTerm) {
 	const most = 10
-	if len(s.past) == most {
-		copy(s.past, s.past[1:])
-		s.past = s.past[:most-1]
-	}
 	s.past = append(s.past, term)
+	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
 }
 
 // noteError notes the error of the last call to the store, or nil. It reports whether that is
 // a change, and if so publishes it.
 func (s *state) noteError(err error) (changed bool) {
-	last := s.lastError
-	s.lastError = ""
+	text := ""
 	if err != nil {
-		s.lastError = err.Error()
+		text = err.Error()
 	}
-	if s.lastError == last || listen.Gist(s.lastError) == listen.Gist(last) {
-		return false
+	changed = listen.Gist(text) != listen.Gist(s.lastError)
+	s.lastError = text
+	if changed {
+		s.publish()
 	}
-	s.publish()
-	return true
+	return changed
 }
 
 // publish wakes all readers of [Coordinator.Changes].

@@ -111,10 +111,7 @@ func (t *Term) Deadline() time.Time {
 		return time.Time{}
 	}
 	now := t.clock()
-	if left := trust.deadline.Until(now); left < trust.deadline.Mono.Sub(now.Mono) {
-		return now.Mono.Add(left)
-	}
-	return trust.deadline.Mono
+	return now.Mono.Add(trust.deadline.Until(now))
 }
 
 // Remaining returns how much trust is left: 0 once the term is over. It consults the wall
@@ -203,11 +200,11 @@ func (t *Term) lastAttempt() clock.Reading { return t.trust.Load().deadline.Add(
 
 // renewal notes that a renewal is under way, until done is called.
 func (t *Term) renewal() (done func()) {
-	ended := make(chan struct{})
+	renewing := make(chan struct{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.renewing = ended
-	return func() { close(ended) }
+	t.renewing = renewing
+	return func() { close(renewing) }
 }
 
 // giveWay lets a renewal that is under way go first. Fenced writes share their lock on the
@@ -220,11 +217,6 @@ func (t *Term) giveWay(ctx context.Context) {
 	t.mu.Unlock()
 	if renewing == nil {
 		return
-	}
-	select {
-	case <-renewing:
-		return
-	default:
 	}
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
