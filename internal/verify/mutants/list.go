@@ -56,7 +56,7 @@ var mutants = []mutant{
 		`!onlyObserved && h.Term != "" && h.Age > 0`, `!onlyObserved && h.Age > 0`,
 		"it was stamped by whatever clock that program has"},
 	{"a negative age counts", "internal/sighting/sighting.go",
-		"h.Age > 0 {\n\t\treturn min(left, h.TTL-h.Age), true", "h.Age != 0 {\n\t\treturn min(left, h.TTL-h.Age.Abs()), true",
+		"h.Age > 0 {\n\t\treturn min(in, h.TTL-h.Age), true", "h.Age != 0 {\n\t\treturn min(in, h.TTL-h.Age.Abs()), true",
 		"a record from a clock that was ahead is young"},
 	{"Observed is ignored", "internal/sighting/sighting.go",
 		`if !onlyObserved && h.Term`, `if h.Term`,
