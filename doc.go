@@ -102,29 +102,25 @@
 //
 // # When a standby looks
 //
-// A standby looks when it is woken, and when the record can expire. A release wakes all
-// standbys, and a request wakes the holder: on Postgres by a notification, for which one
-// connection per store listens; on SQLite through the store, or in other processes by
-// polling the file. If no hint can be expected, because the store gives none, the connection
-// is down or the record is another program's, and with [Observed], a standby also looks
-// once in an AcquireInterval. Hints may be lost, and nothing is decided by one alone; a
-// flood of spurious ones costs no more than polling.
-//
-// To spare the database a thundering herd, a standby that came second at the last release,
-// or whose last term failed, gives the others a head start of up to 4 ms, and then reads
-// before it writes. A replica that stays away or is unhealthy does not compete, but looks
-// once in a TTL, so that its status shows the holder.
+// A standby looks at the record when it is woken, and when the record can expire. A release
+// wakes all standbys, and a request wakes the holder: on Postgres by a notification, for
+// which one connection per store listens; on SQLite through the store, or in other processes
+// by polling the file. If no hint can be expected, and with [Observed], a standby also looks
+// once in an AcquireInterval. Hints may be lost: nothing is decided by one alone, and a
+// flood of spurious ones costs no more than polling. To spare the database a thundering
+// herd, a standby that came second at the last release, or whose last term failed, gives the
+// others a head start of up to 4 ms.
 //
 // # Handover and takeover
 //
 // [Lease.RequestRelease] and [Lease.RequestHandover] write a request into the record, which
-// does not count as a renewal. The holder finds it when a hint wakes it, or at its next
-// renewal, ends its job and releases the lease; if a replica was named, by a record that
-// offers the lease to that replica for a while, and brings it back if it stays away.
+// does not count as a renewal. The holder finds it when it is woken, or at its next renewal,
+// ends its job and releases the lease; if a replica was named, by a record that offers the
+// lease to that replica for a while.
 //
 // A term that was stolen may have to be confirmed before its job begins, see
-// [CoordinatorConfig]. Until it is, its record names the holders before it, so that the next
-// replica confirms, and fences, for them too if this one crashes or releases the lease.
+// [CoordinatorConfig]. Until it is, its record names the holders before it, so that if this
+// replica crashes or releases the lease, the next one confirms, and fences, for them too.
 //
 // # Concurrency
 //

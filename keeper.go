@@ -138,7 +138,7 @@ func (k *keeper) untilRenewal() time.Duration {
 	return k.c.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
-// retryPause returns how long to wait after so many failures in a row before this one.
+// retryPause returns how long to wait after a failure that followed this many others.
 func (k *keeper) retryPause(failures int) time.Duration {
 	return pace.Retry(k.c.cfg.RenewInterval, longestRetryPause, failures)
 }

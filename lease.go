@@ -143,11 +143,12 @@ func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 // AcquireOrSteal begins a term if the lease is free or expired; otherwise it returns
 // [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquire(ctx, caller{}, l.memory.lastSeen() == nil, true)
+	return l.acquire(ctx, caller{}, false, true)
 }
 
 // acquire creates the record or takes it over, beginning with what is likelier to succeed.
 func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) (*Term, error) {
+	likelyFree = likelyFree || l.memory.lastSeen() == nil
 	// Another replica's write may come between our read and our write. If it has done so
 	// three times, the lease is held by a faster one.
 	for range 3 {

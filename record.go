@@ -132,9 +132,8 @@ func (l *Lease) reclaims(h Holding) bool {
 }
 
 // predecessors returns the holders that may still be at work if this lease takes over a
-// record: the record's own holder, unless it gave the lease up, and those that it had not
-// confirmed to be gone; but not this replica itself. Of each holder only the last term
-// counts.
+// record: the record's own, unless it has released the lease, and those that it had not
+// confirmed to be gone; but not this replica. Of each holder only the last term counts.
 func (l *Lease) predecessors(h Holding) []Holding {
 	others := slices.Clone(h.unconfirmed)
 	if !h.isOffer() {
@@ -150,8 +149,7 @@ func (l *Lease) isOwn(h Holding) bool {
 	return l.memory.isLast(h.Term) || isOrphan || l.reclaims(h)
 }
 
-// validHolder refuses a name that a record has no room for: escaped in JSON it may
-// become six times as long.
+// validHolder refuses a name for which a record has no room.
 func validHolder(name string) error {
 	if len(name) > record.LongestHolder {
 		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), record.LongestHolder)
@@ -159,10 +157,10 @@ func validHolder(name string) error {
 	return nil
 }
 
-// orphan is a term whose record this lease may have left in the store although nobody
-// relies on it: its acquire or its release failed without a clear answer. Such a record is
-// never taken up again but removed, which wakes the standbys. One that was taken up again
-// and again would stay young, and keep the lease from a replica that is able to hold it.
+// orphan is a term whose record may be in the store although nobody relies on it: its
+// acquire or its release failed without a clear answer. The record is removed, which wakes
+// the standbys, and never taken up again: it would stay young, again and again, and keep the
+// lease from a replica that is able to hold it.
 type orphan struct {
 	term          *Term
 	releaseFailed bool          // otherwise it is the acquire that failed
@@ -179,7 +177,7 @@ type memory struct {
 	newest    int64    // the greatest version that the record of any term had
 	last      string   // the last term that this lease began
 	copied    string   // the last term that a copy of this process holds too
-	beginning []string // terms whose first write is under way; nil: none
+	beginning []string // terms whose first write is under way
 }
 
 // saw notes a record that was read, or nil if there was none, and when the answer came. It
@@ -227,9 +225,7 @@ func (m *memory) begins(term string) (done func()) {
 	return func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.beginning = slices.DeleteFunc(m.beginning, func(id string) bool { return id == term }); len(m.beginning) == 0 {
-			m.beginning = nil // while the lease is held it would only take up space
-		}
+		m.beginning = slices.DeleteFunc(m.beginning, func(id string) bool { return id == term })
 	}
 }
 

@@ -93,7 +93,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquire(ctx, c.caller, likelyFree || c.lease.memory.lastSeen() == nil, true)
+	term, err := c.lease.acquire(ctx, c.caller, likelyFree, true)
 	s.took = time.Since(began)
 	c.monitor.attempted(s.took, err)
 	return term, err

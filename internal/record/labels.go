@@ -26,7 +26,7 @@ const (
 // So it contains the version and time from before, and readers go by those.
 type Request struct {
 	Term        string `json:"term"`          // to which it applies: another program may keep the label in its own record
-	To          string `json:"to,omitempty"`  // the replica that shall be next; empty: any
+	To          string `json:"to,omitempty"`  // the replica that gets the lease next; empty: any
 	Version     int64  `json:"version"`       // of the last renewal
 	RenewedAtMS int64  `json:"renewed_at_ms"` // by the store's clock
 }
