@@ -127,8 +127,8 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 // Key returns the key of the lease.
 func (l *Lease) Key() Key { return l.cfg.Key }
 
-// TryAcquire begins a term if nobody holds the lease, in one write. It returns [ErrHeld] if
-// there is a record, even an expired one.
+// TryAcquire begins a term if the lease is free, in one write. If another term's record
+// stands, even an expired one, it returns [ErrHeld].
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 	return l.acquire(ctx, caller{}, true, false)
 }

@@ -128,7 +128,7 @@ func (l *Lease) isOffered(h Holding) bool {
 // names the same holder is not enough: it may be of a term that this very lease has begun,
 // or is beginning in another goroutine.
 func (l *Lease) reclaims(h Holding) bool {
-	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !l.memory.isNew(h.Term)
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !l.memory.ofThisRun(h.Term)
 }
 
 // predecessors returns the holders that may still be at work if this lease takes over a
@@ -256,8 +256,9 @@ func (m *memory) isLast(term string) bool {
 	return term != "" && term == m.last && term != m.copied
 }
 
-// isNew reports whether a term is the last that this lease began, or is beginning.
-func (m *memory) isNew(term string) bool {
+// ofThisRun reports whether a term is the last that this lease began, or one that it is
+// beginning.
+func (m *memory) ofThisRun(term string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return term == m.last || slices.Contains(m.beginning, term)
