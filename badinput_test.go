@@ -274,7 +274,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"an expiry that is none", newLease(tenure.LeaseConfig{Expiry: 7}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: Expiry 7 is neither StoreClock nor Observed"},
 		{"a reclaim by nobody", newLease(tenure.LeaseConfig{AssumeUniqueHolder: true}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: AssumeUniqueHolder is set, and Holder is empty: it must be one that only this process has"},
+			"tenure: new lease: invalid argument: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty"},
 		{"all that at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is not between 10ms and 8760h0m0s\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
 		{"an observed interval of 0", observed(0, 3), tenure.ErrInvalid,

@@ -10,50 +10,51 @@ import (
 )
 
 var (
-	// ErrHeld says that another term stands. The error is a [*HeldError].
+	// ErrHeld says that another replica holds the lease. The error is a [*HeldError].
 	ErrHeld = errors.New("lease is held")
 
-	// ErrLost says that a term is over because the lease is another's, or gone.
-	// The error is a [*LostError] where the store was asked.
+	// ErrLost says that a term is over because the lease is another's, or its record is
+	// gone. The error is a [*LostError] if the store was asked.
 	ErrLost = objects.ErrLost
 
-	// ErrDeadline says that a term is over because it was not renewed in time,
-	// or never began because the answer to its acquire came too late.
+	// ErrDeadline says that a term is over because it was not renewed in time, or never
+	// began because the answer to its acquire came too late.
 	ErrDeadline = errors.New("lease not renewed in time")
 )
 
-// Holding is what a lease's record tells: who holds it, and until when at most.
+// Holding is what a lease's record says: who holds the lease, and since when.
 type Holding struct {
 	Key        Key
-	Holder     string // for people; "unknown" where the record does not tell; empty: nobody holds the lease
+	Holder     string // for people to read; "unknown" if the record doesn't say; empty: nobody holds the lease
 	Term       string // the term's ID; empty in a record of another program
 	Version    int64
-	TTL        time.Duration // the holder's, else the reader's own
+	TTL        time.Duration // the holder's; the reader's own if the record doesn't say
 	AcquiredAt time.Time     // by the holder's clock
 	RenewedAt  time.Time     // by the store's clock
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
 
-	// OfferedTo is the replica to which the last holder has left the lease, for the
-	// TTL, where Holder is empty. Any replica may take it where this is empty too.
+	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
+	// empty. Until the TTL has passed only that one may take it. If OfferedTo is empty too,
+	// any replica may.
 	OfferedTo string
 
-	unconfirmed []Holding // from whom the term was taken over, until that is confirmed
+	unconfirmed []Holding // see [Term.unconfirmed]
 }
 
-// isOffer reports whether nobody holds the lease, because its last holder has given it
-// up in favour of a replica, or of any.
+// isOffer reports whether nobody holds the lease because its last holder has offered it to
+// one replica, or to all.
 func (h *Holding) isOffer() bool { return h.Holder == "" }
 
-// how says in whose hands the lease is.
+// how says who has the lease.
 func (h *Holding) how() string {
 	switch {
 	case !h.isOffer():
 		return "held by " + h.Holder
 	case h.OfferedTo == "":
-		return "left to anybody"
+		return "offered to any replica"
 	default:
-		return "left to " + h.OfferedTo
+		return "offered to " + h.OfferedTo
 	}
 }
 
@@ -61,13 +62,13 @@ func (h *Holding) sameTerm(other *Holding) bool {
 	return h.Term == other.Term && h.Holder == other.Holder
 }
 
-// stored is a lease's object as [record] takes it.
+// stored converts a lease's object for package record.
 func stored(obj Object) record.Object {
 	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
 }
 
-// decodeHolding reads a lease's object. It always returns a Holding that a standby can
-// act upon; the error says what was wrong with the record.
+// decodeHolding reads a lease's object. It always returns a Holding that a standby can act
+// on; the error says what is wrong with the record.
 func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	h, err := record.Read(stored(obj), ownTTL)
 	if err != nil {
@@ -90,7 +91,7 @@ func newHolding(key Key, r record.Holding) Holding {
 	return h
 }
 
-// recorded returns holdings as a record tells of them.
+// recorded converts holdings for package record.
 func recorded(holdings []Holding) (rs []record.Holding) {
 	for _, h := range holdings {
 		rs = append(rs, record.Holding{
@@ -101,13 +102,13 @@ func recorded(holdings []Holding) (rs []record.Holding) {
 	return rs
 }
 
-// HeldError is the error of an acquire or steal while another term stands. It
+// HeldError is the error of an acquire or steal while another replica holds the lease. It
 // is [ErrHeld].
 type HeldError struct {
 	Holding Holding
 
-	canExpireIn time.Duration // how soon a steal may succeed at the earliest
-	byAge       bool          // by the record's age, so that to look before then is of no use
+	canExpireIn time.Duration // until a steal may succeed
+	byAge       bool          // canExpireIn goes by the record's age, so looking earlier is useless
 }
 
 func (e *HeldError) Error() string {
@@ -120,13 +121,13 @@ func (e *HeldError) Error() string {
 // Is makes the error match [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// LostError is the error of a renewal, a release or a fenced write whose term is
-// over. It is [ErrLost].
+// LostError is the error of a renewal, a release or a fenced write whose term is over. It
+// is [ErrLost].
 type LostError struct {
 	Key Key
-	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
+	To  *Holding // who holds the lease now, or to whom it is offered; nil: the record is gone
 
-	toCopy bool // of this very process: To is the term that is lost
+	toCopy bool // of this process: To is the term that is lost
 }
 
 func (e *LostError) Error() string {

@@ -313,7 +313,7 @@ func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
 			}
 		}
 		unfit.stop()
-		if got := strings.Count(log.String(), "not fit"); got != 1 {
+		if got := strings.Count(log.String(), "replica is unhealthy and does not compete"); got != 1 {
 			t.Errorf("%d lines say that it is not fit:\n%s", got, &log)
 		}
 	})

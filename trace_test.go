@@ -136,7 +136,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		wantTold(t, "a is woken", &ofA, "attempt: got it", "acquired", `holder: "a"`, "job started")
 
 		a.stop()
-		wantTold(t, "a is shut down", &ofA, "job ended after 6s: coordinator shuts down", "released: coordinator shuts down", `holder: ""`)
+		wantTold(t, "a is shut down", &ofA, "job ended after 6s: coordinator is shutting down", "released: coordinator is shutting down", `holder: ""`)
 	})
 }
 
@@ -196,8 +196,8 @@ func TestATraceIsToldOfALeaseThatCouldNotBeReleased(t *testing.T) {
 		told.since()
 		a.store.SetHook(refuse)
 		a.stop()
-		wantTold(t, "a cannot release", &told, "job ended after 0s: coordinator shuts down",
-			"lost: coordinator shuts down\nconnection refused", `holder: ""`)
+		wantTold(t, "a cannot release", &told, "job ended after 0s: coordinator is shutting down",
+			"lost: coordinator is shutting down\nconnection refused", `holder: ""`)
 	})
 }
 
@@ -246,7 +246,7 @@ func TestATermThatIsNotConfirmedRunsNoJobThatATraceCouldBeToldOf(t *testing.T) {
 		_, b := takeover(t, newLedger(t), tenure.CoordinatorConfig{Confirmations: 3, Reconcile: returnsAfter(0), Trace: told.trace()})
 		told.since()
 		b.stop()
-		wantTold(t, "b stops before it has confirmed", &told, "released: coordinator shuts down", `holder: ""`)
+		wantTold(t, "b stops before it has confirmed", &told, "released: coordinator is shutting down", `holder: ""`)
 	})
 }
 
