@@ -54,7 +54,7 @@ func Open(ctx context.Context, path, name string, logger *slog.Logger) (*Table, 
 	return t, nil
 }
 
-// DB returns the database.
+// DB returns the database, for tests that look behind the table.
 func (t *Table) DB() *sql.DB { return t.db }
 
 // String returns the name of the table.
