@@ -25,7 +25,6 @@ type replica struct {
 	*tenure.SQLiteStore
 	crashed atomic.Bool
 	ahead   atomic.Int64 // of the clock, a duration
-	term    *tenure.Term
 }
 
 var errCrashed = errors.New("crashed")
