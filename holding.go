@@ -131,7 +131,7 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // is [ErrLost].
 type LostError struct {
 	Key Key
-	To  *Holding // who holds the lease now, or to whom it is offered; nil: the record is gone
+	To  *Holding // who holds the lease now, or who is offered it; nil: the record is gone
 
 	toCopy bool // of this process: To is the term that is lost
 }

@@ -491,7 +491,7 @@ func storeError(ctx context.Context, op string, key Key, term *Term, err error) 
 	case errors.As(err, &conflict):
 		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
 	case errors.As(err, &out) && out.Cause != nil:
-		term.end(ErrLost) // nobody knows to whom
+		term.end(ErrLost) // nobody knows who holds it now
 	case errors.As(err, &out):
 		err = term.fencedOut(out.Now)
 	}

@@ -52,7 +52,7 @@ type FencedOut struct {
 
 func (e *FencedOut) Error() string {
 	if e.Cause != nil {
-		return fmt.Sprintf("%v (to whom, cannot be read: %v)", ErrLost, e.Cause)
+		return fmt.Sprintf("%v (its record can't be read: %v)", ErrLost, e.Cause)
 	}
 	return ErrLost.Error()
 }

@@ -46,7 +46,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	return fnErr, t.setups.explain(err)
 }
 
-// fencedTx runs fn between the begin and the checked commit, and gives the connection
+// fencedTx runs fn between BEGIN and the checked commit, and gives the connection
 // back: the caller has to read on, and none of the pool's others need be free.
 func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
@@ -137,7 +137,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 		return &objects.FencedOut{Now: &now}
 	case errors.Is(err, objects.ErrNotFound):
 		return &objects.FencedOut{}
-	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say to whom
+	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say who holds it now
 		return &objects.FencedOut{Cause: err}
 	default:
 		return cause
