@@ -197,18 +197,18 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
 			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
 	}
-	// Versions written by other programs do not count. Nor does that of a term that we are
-	// just beginning, if we read its record before the answer arrives: its token would seem
-	// to repeat one that was seen already.
+	// The versions of other programs' records do not count. Nor does the version of a term
+	// that this replica is just beginning, in case the record is read before the answer to
+	// its acquire arrives: then its token would seem to repeat a known one.
 	if r.holding.Term != "" && !l.memory.isBeginning(r.holding.Term) {
 		l.memory.sawVersion(r.Version)
 	}
 	return r, nil
 }
 
-// reread looks at a record that was not at the version at which the term left it. It
-// returns nil if the record is still the term's, because of a write whose answer was lost,
-// and notes its version. Otherwise it ends the term.
+// reread looks at the record of a term after a write found another version than the term
+// knows. If the record is still the term's, because of a write whose answer was lost,
+// reread notes the version and returns nil. If it is not, reread ends the term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
 	r, err := l.look(ctx, caller{})
@@ -239,14 +239,16 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	return true
 }
 
-// held says who holds the lease, and how soon the record can expire: 0 or less if it has.
+// held returns who holds the lease, and how long it will be until the record can expire: 0
+// or less if it has expired.
 func (l *Lease) held(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
 	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
 	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
 }
 
-// heldByUnknown is for a record that was gone again when it was read.
+// heldByUnknown is the error if a record was in the way of an acquire and had vanished when
+// it was read.
 func (l *Lease) heldByUnknown() *HeldError {
 	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
@@ -428,7 +430,8 @@ func (m *memory) orphan(term string) (o orphan, ok bool) {
 	return m.orphans[i], true
 }
 
-// owesRelease reports whether the record of a term may stand whose release has failed.
+// owesRelease reports whether there may be a record left of a term that could not be
+// released.
 func (m *memory) owesRelease() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrUnhealthy says that a term is over because [CoordinatorConfig.Check] failed, or
-// because FencePredecessor did for too long.
+// because FencePredecessor kept failing for too long.
 var ErrUnhealthy = errors.New("replica is unhealthy")
 
 const (
@@ -169,7 +169,7 @@ func (k *keeper) renew(ctx context.Context) error {
 	return nil
 }
 
-// requestCause is why a term ends whose holder does as it was asked.
+// requestCause is why a term ends if its holder was asked to hand the lease over.
 func requestCause(r *record.Request) error {
 	if r.To == "" {
 		return fmt.Errorf("%w: on request", ErrResigned)

@@ -234,7 +234,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.began(id)
 	if newest := l.memory.sawVersion(obj.Version); obj.Version <= newest {
-		l.abandon(ctx, term) // to a replica that has seen less and can go on
+		l.abandon(ctx, term) // a replica that does not know the newer token can still hold
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
 	}
@@ -248,9 +248,8 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	return term, nil
 }
 
-// abandon releases a term that has just begun and that nobody can use, at once: its record
-// would make all others wait for a TTL, and this replica's next attempt might make it
-// young again.
+// abandon releases a term that has just begun and that nobody can use. It does so at once,
+// because all others would have to wait for a TTL.
 func (l *Lease) abandon(ctx context.Context, term *Term) {
 	term.end(ErrLost)
 	if l.vacate(ctx, term, 0) != nil {

@@ -29,7 +29,7 @@ func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 			return term
 		}
 	}
-	if s.c.lease.memory.hasOrphans() { // or the others would wait until they expire
+	if s.c.lease.memory.hasOrphans() { // the other replicas would have to wait until they expire
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)

@@ -39,7 +39,7 @@ func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 func (r *Role) UnmarshalText(text []byte) error {
 	role := slices.Index(roles[:], string(text))
 	if role < 0 {
-		return fmt.Errorf("tenure: %w: %q is no role", ErrInvalid, text)
+		return fmt.Errorf("tenure: %w: %q is not a role", ErrInvalid, text)
 	}
 	*r = Role(role)
 	return nil

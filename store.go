@@ -201,9 +201,8 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// This is the least that a store must do. It may also implement [Lister], [Fencer],
-// [Watcher], [Notifier] and [Exclusive]. The package storetest has the contract as a test
-// suite, for stores that are written elsewhere:
+// A store may also implement [Lister], [Fencer], [Watcher], [Notifier] and [Exclusive]. The
+// package storetest has the contract as a test suite, for stores that are written elsewhere:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any
@@ -211,9 +210,10 @@ func (c WriteCondition) String() string {
 //   - Of any number of concurrent writes with [MustCreate], or with [MatchVersion] of one
 //     version, exactly one succeeds.
 //   - Times and ages are the store's: no caller's clock is compared with another's.
-//   - A call that was cancelled, or failed without one of the errors below, may or may not
-//     have written, but never half. Its error says which operation on which key, and keeps
-//     its cause for [errors.Is] and [errors.As].
+//   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
+//     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other
+//     error it may or may not have written, but never half. An error says which operation on
+//     which key, and keeps its cause for [errors.Is] and [errors.As].
 //   - No call waits longer for a lock than its context allows.
 //   - Invalid arguments are [ErrInvalid] before any I/O.
 //
@@ -244,7 +244,7 @@ type Lister interface {
 // List yields all objects of a type, page by page. It is not a snapshot: an object that is
 // written meanwhile may be seen before or after the write, and one that is created or
 // deleted meanwhile may or may not be seen. The first error ends the sequence; for a store
-// that is no [Lister] it is [errors.ErrUnsupported].
+// that is not a [Lister] it is [errors.ErrUnsupported].
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
@@ -254,7 +254,7 @@ func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object,
 		}
 		lister, ok := store.(Lister)
 		if !ok {
-			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is no Lister", objectType, errors.ErrUnsupported, store))
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is not a Lister", objectType, errors.ErrUnsupported, store))
 			return
 		}
 		for after := ""; ; {
@@ -381,7 +381,7 @@ type Fencer interface {
 // tables of your own, use [PostgresStore.Fenced] or [SQLiteStore.Fenced].
 //
 // For a term of a single replica, which has no lease to lose, Fence returns the store as it
-// is. A store that is no [Fencer] is [errors.ErrUnsupported].
+// is. A store that is not a [Fencer] is [errors.ErrUnsupported].
 func Fence(store Store, term *Term) (Store, error) {
 	if store == nil {
 		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
@@ -394,7 +394,7 @@ func Fence(store Store, term *Term) (Store, error) {
 	}
 	fencer, ok := store.(Fencer)
 	if !ok {
-		return nil, fmt.Errorf("tenure: fence: %w: %T is no Fencer", errors.ErrUnsupported, store)
+		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
 	}
 	return fencer.Fence(term)
 }

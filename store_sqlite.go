@@ -253,7 +253,7 @@ func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err 
 // nor wakes those that watch it.
 func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
 	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
-	if s.term != nil { // the statement would not be
+	if s.term != nil { // the statement would not be fenced
 		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
 	}
 	if err != nil {

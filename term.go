@@ -134,7 +134,7 @@ func (t *Term) Valid() bool {
 	if t.timeLeft() > 0 {
 		return true
 	}
-	t.end(ErrDeadline) // or a wall clock that is set back would revive it
+	t.end(ErrDeadline) // otherwise the term would be valid again if the wall clock were set back
 	return false
 }
 

@@ -36,7 +36,7 @@ var mutants = []mutant{
 		"longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond)", "longestSleep: time.Hour",
 		"a timer stands still while the machine is suspended, and the job is told too late"},
 	{"a term that was over may be valid again", "term.go",
-		"t.end(ErrDeadline) // or a wall clock that is set back would revive it", "",
+		"t.end(ErrDeadline) // otherwise the term would be valid again if the wall clock were set back", "",
 		"the wall clock is set back, and two replicas trust their terms"},
 	{"the answer of an earlier renewal takes trust back", "term.go",
 		"if !attempt.Mono.Before(t.lastAttempt().Mono) {", "if true {",
