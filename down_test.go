@@ -86,7 +86,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 
 // goroutines counts those that run code of the library or of its driver.
 func goroutines() (n int) {
-	return stacksOf("tenurelib/tenure.", "internal/listen.", "pgx/v5/pgxpool.", "database/sql.")
+	return stacksOf("tenurelib/tenure.", "internal/listen.", "internal/sqliteobjects.", "pgx/v5/pgxpool.", "database/sql.")
 }
 
 // stacksOf counts the goroutines that run code of these.

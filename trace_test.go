@@ -110,7 +110,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
 		a.stop()
-		require.Equal(t, []string{"job ended after 6s: coordinator shuts down", "released: coordinator shuts down", `holder: ""`}, ofA.since())
+		require.Equal(t, []string{"job ended after 6s: coordinator is shutting down", "released: coordinator is shutting down", `holder: ""`}, ofA.since())
 	})
 }
 
@@ -175,7 +175,7 @@ func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 3, Trace: told.trace()})
 		told.since()
 		b.stop()
-		require.Equal(t, []string{"released: coordinator shuts down", `holder: ""`}, told.since(), "shut down while it confirms")
+		require.Equal(t, []string{"released: coordinator is shutting down", `holder: ""`}, told.since(), "shut down while it confirms")
 	})
 }
 
