@@ -129,7 +129,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
 			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
 		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(refuse); a.stop() }, []string{
-			"job ended after 0s: coordinator shuts down", "lost: coordinator shuts down\nconnection refused", `holder: ""`}},
+			"job ended after 0s: coordinator is shutting down", "lost: coordinator is shutting down\nconnection refused", `holder: ""`}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
 			a.store.SetHook(only("put", refuse))
 			time.Sleep(21 * time.Second)
