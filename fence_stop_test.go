@@ -15,14 +15,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 )
 
 const pausedTTL = 2 * time.Second
 
-// A holder that is stopped in the middle of fn: a process of its own, which is
-// this test again, with the URL in its environment.
+// The holder that is stopped in the middle of fn is a process of its own: this test again,
+// with the URL in its environment.
 func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	const urlVar = "TENURE_TEST_STOPPED_HOLDER"
 	if url := os.Getenv(urlVar); url != "" {
@@ -39,10 +40,10 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	child.Env = append(os.Environ(), urlVar+"="+url)
 	child.Stderr = os.Stderr
 	out, err := child.StdoutPipe()
-	wantErr(t, err, nil)
+	require.NoError(t, err)
 	goOn, err := child.StdinPipe()
-	wantErr(t, err, nil)
-	wantErr(t, child.Start(), nil)
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
 	defer child.Process.Kill()
 	lines := bufio.NewScanner(out)
 	await := func(want string) string {
@@ -57,10 +58,9 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	}
 	await("in fn")
 	stopped := time.Now()
-	wantErr(t, child.Process.Signal(syscall.SIGSTOP), nil)
+	require.NoError(t, child.Process.Signal(syscall.SIGSTOP))
 
-	// The stopped transaction is open meanwhile, until the server ends it after a
-	// minute.
+	// The stopped transaction stays open, until the server ends it after a minute.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	standby := newLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
@@ -73,17 +73,15 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	}
 	t.Logf("taken over %v after the stop, with a TTL of %v", time.Since(stopped), pausedTTL)
 
-	wantErr(t, child.Process.Signal(syscall.SIGCONT), nil)
+	require.NoError(t, child.Process.Signal(syscall.SIGCONT))
 	fmt.Fprintln(goOn, "go on")
-	if got := await("fenced:"); !strings.Contains(got, tenure.ErrLost.Error()) || !strings.Contains(got, "standby") {
-		t.Errorf("the stopped holder was told %q, want that its lease is lost to standby", got)
-	}
-	wantErr(t, child.Wait(), nil)
+	got := await("fenced:")
+	require.Contains(t, got, tenure.ErrLost.Error())
+	require.Contains(t, got, "standby")
+	require.NoError(t, child.Wait())
 	var rows int
-	wantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ledger`).Scan(&rows), nil)
-	if rows != 0 {
-		t.Errorf("%d rows of the stopped holder", rows)
-	}
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ledger`).Scan(&rows))
+	require.Zero(t, rows)
 }
 
 func stoppedHolder(t *testing.T, url string) {

@@ -5,11 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
@@ -173,6 +175,15 @@ func openSQL(t *testing.T, driver, dsn string) *sql.DB {
 	return db
 }
 
+// countRows counts the rows of the table ledger.
+func countRows(t *testing.T, db interface {
+	QueryRowContext(context.Context, string, ...any) *sql.Row
+}) (n int) {
+	t.Helper()
+	require.NoError(t, db.QueryRowContext(context.Background(), `SELECT count(*) FROM ledger`).Scan(&n))
+	return n
+}
+
 func execSQL(t *testing.T, db *sql.DB, query string, args ...any) (changed int64) {
 	t.Helper()
 	result, err := db.ExecContext(context.Background(), query, args...)
@@ -203,4 +214,16 @@ func liveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscr
 	watch := beginWatch(t, store, key)
 	awaitThat(t, "a watch is live", watch.Live)
 	return watch
+}
+
+func sleepFor(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+func percentile(d []time.Duration, p int) time.Duration {
+	slices.Sort(d)
+	return d[len(d)*p/100]
 }

@@ -77,24 +77,6 @@ func TestThroughPgBouncerALeaseIsAcquiredRenewedStolenAndReleased(t *testing.T) 
 	}
 }
 
-func TestThroughPgBouncerNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
-	for order, run := range fenceOrders {
-		t.Run(order, func(t *testing.T) {
-			f := newFenceTrial(t, lockedPostgres, "", takeoverSQL)
-			f.store = openPostgres(t, throughBouncer(t, f.pool.Config().ConnString()), tenure.PostgresConfig{})
-			seen, final, err := run(f)
-			if final != seen {
-				t.Errorf("a stale write landed: the new holder saw %d rows, and then there were %d", seen, final)
-			}
-			if final == 0 {
-				wantErr(t, err, tenure.ErrLost)
-			} else {
-				wantErr(t, err, nil)
-			}
-		})
-	}
-}
-
 func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
 	ctx, direct := t.Context(), postgresURL(t)
 	bounced, pool := throughBouncer(t, direct), postgresPool(t, direct)
@@ -239,7 +221,7 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	direct := postgresURL(t)
 	migrate(t, openPostgres(t, direct, tenure.PostgresConfig{}))
-	counted, trips := countRoundTrips(t, throughBouncer(t, direct))
+	counted, trips := pgtest.CountRoundTrips(t, throughBouncer(t, direct))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	store := openPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})

@@ -1,4 +1,4 @@
-package tenure_test
+package pgtest
 
 import (
 	"io"
@@ -9,15 +9,19 @@ import (
 	"testing"
 )
 
-// countRoundTrips returns the URL of a proxy to that server, and a count of how
-// often a client's message followed an answer of the server.
-func countRoundTrips(t *testing.T, url string) (proxied string, trips func() int) {
+// CountRoundTrips returns the URL of a proxy to that server, and a count of how often a
+// client's message followed an answer of the server.
+func CountRoundTrips(t testing.TB, url string) (proxied string, trips func() int) {
 	t.Helper()
 	u, err := neturl.Parse(url)
-	wantErr(t, err, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	server := u.Host
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	wantErr(t, err, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	u.Host = listener.Addr().String()
 
 	var count atomic.Int64
@@ -71,8 +75,7 @@ type readHook struct {
 	read func()
 }
 
-// onRead calls a func after each read. (And hides ReadFrom and WriteTo, which
-// would pass it by.)
+// onRead calls a func after each read. It hides ReadFrom and WriteTo, which would bypass it.
 func onRead(r io.Reader, read func()) io.Reader { return &readHook{r, read} }
 
 func (r *readHook) Read(p []byte) (int, error) {
