@@ -2,17 +2,11 @@ package tenure
 
 import (
 	"context"
-	"database/sql"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
-
-// DB is the store's database, for benchmarks that compare with the bare thing.
-func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
 
 // PrunedAt sets when tombstones were last pruned.
 func (s *PostgresStore) PrunedAt(at time.Time) { s.table.SetPruned(at) }
@@ -26,9 +20,6 @@ func ParseURL(url string) error {
 	_, err := pgconns.ParseURL(url)
 	return err
 }
-
-// Pool is the application's.
-func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
 
 // Grouped makes a call that writes for a lease wait until it goes in a group, as
 // if another were under way.

@@ -287,7 +287,7 @@ func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
 	for timeout, said := time.After(patience), false; !said; {
 		select {
 		case line := <-log:
-			said = strings.Contains(line, "not heard")
+			said = strings.Contains(line, "did not arrive")
 		case <-timeout:
 			t.Fatal("a store that hears nothing does not say so")
 		}

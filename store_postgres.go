@@ -125,6 +125,10 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 	return store, nil
 }
 
+// Pool returns the pool of the application's connections: the caller's, or the one that
+// [OpenPostgres] opened, which Close closes. Leases do not use it.
+func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
+
 // Close closes the connections that the store has opened: those of leases and of
 // watches, and the pool if it is [OpenPostgres]'s. It waits some seconds for calls
 // that are under way and for a server that does not answer; then it cuts these

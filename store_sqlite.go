@@ -107,6 +107,10 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 	return nil
 }
 
+// DB returns the database: the caller's, or the one that [OpenSQLite] opened, which Close
+// closes.
+func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
+
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error { return s.table.Close() }
 
