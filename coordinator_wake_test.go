@@ -182,7 +182,7 @@ func TestAReplicaThatRefusesATokenIsNotWokenByItself(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.Contains(t, a.Status().LastError, "fencing token")
 		require.Equal(t, 1, a.Status().Terms)
-		require.InDelta(t, 2, traffic.take()["put"], 1, "acquires in a minute")
+		require.LessOrEqual(t, traffic.take()["put"], 6, "acquires in a minute")
 	})
 }
 
