@@ -119,14 +119,14 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 		}
 		awaitTold("a")
 
-		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to leave "+key+" to c\n" {
+		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c\n" {
 			t.Errorf("handover: %q", got)
 		}
 		if next := s.awaitStart(t, 1); next.who != "c" {
 			t.Errorf("it was handed over to %s", next.who)
 		}
 		awaitTold("c")
-		if got := s.ask(t, "handover", "-to", "c"); got != "c holds "+key+" already\n" {
+		if got := s.ask(t, "handover", "-to", "c"); got != "c already holds "+key+"\n" {
 			t.Errorf("a second handover: %q", got)
 		}
 		if got := s.ask(t, "resign", "-json"); got != `{"key":"`+key+`","holder":"c"}`+"\n" {
