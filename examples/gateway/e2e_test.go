@@ -492,7 +492,7 @@ func (f *fleet) pausedHolder(t *testing.T) {
 		t.Errorf("the next token is %d, want more than %d", got, token)
 	}
 
-	// The holder answers a request first that arrived before it continues.
+	// Send a request now, so that it is the first that the holder answers when it continues.
 	conn, err := net.Dial("tcp", holder.addr)
 	if err != nil {
 		t.Fatal(err)
