@@ -13,7 +13,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Metrics are those of one replica and one lease. All methods are safe for
+// Metrics records the metrics of one replica and one lease. All methods are safe for
 // concurrent use.
 type Metrics struct {
 	lease        metric.MeasurementOption
@@ -26,17 +26,17 @@ type Metrics struct {
 	drainDuration   metric.Float64Histogram
 
 	mu          sync.Mutex
-	term        *tenure.Term    // the last that began; nil: there was none
-	predecessor *tenure.Holding // whose expired lease was taken over
-	working     bool            // its job runs
-	ended       bool            // it was counted
-	trust       time.Duration   // that its acquire gave
-	margin      *time.Duration  // the least trust left since the last collection; nil: no word of it
+	term        *tenure.Term    // the last term that began; nil before the first
+	predecessor *tenure.Holding // the holder from which an expired lease was taken over; nil if none
+	working     bool            // whether its job runs
+	ended       bool            // whether its end was counted
+	trust       time.Duration   // the trust that acquiring the lease gave
+	margin      *time.Duration  // the least trust left since the last collection; nil if not observed
 }
 
-// New returns the metrics of a lease for this replica, with attributes of the
-// caller's choice beside the lease's key. The meter reports them until Close. An
-// error is the meter's.
+// New returns the metrics of a lease for this replica. They have the given attributes in
+// addition to the lease's key. The meter reports them until Close is called. New fails
+// only if the meter does.
 func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*Metrics, error) {
 	set := attribute.NewSet(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...)
 	m := &Metrics{lease: metric.WithAttributeSet(set)}
@@ -44,30 +44,30 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 	var isHolder, token metric.Int64ObservableGauge
 	var margin, duration metric.Float64ObservableGauge
 	isHolder, errs[0] = meter.Int64ObservableGauge("tenure.is_holder", metric.WithUnit("{holder}"),
-		metric.WithDescription("1 while this replica's job runs and its trust lasts, else 0."))
+		metric.WithDescription("1 while this replica's job runs and its trust lasts, otherwise 0."))
 	token, errs[1] = meter.Int64ObservableGauge("tenure.token", metric.WithUnit("{token}"),
 		metric.WithDescription("Fencing token of this replica's last term."))
 	margin, errs[2] = meter.Float64ObservableGauge("tenure.trust.margin", metric.WithUnit("s"),
-		metric.WithDescription("Least trust that was left since the last collection."))
+		metric.WithDescription("Least trust left since the last collection."))
 	duration, errs[8] = meter.Float64ObservableGauge("tenure.trust.duration", metric.WithUnit("s"),
-		metric.WithDescription("Trust that a renewal gives: the TTL less the Margin."))
+		metric.WithDescription("Trust that a renewal gives: the TTL minus the Margin."))
 	m.renewalDuration, errs[3] = meter.Float64Histogram("tenure.renewal.duration", metric.WithUnit("s"),
-		metric.WithDescription("Duration of renewals that succeeded."),
+		metric.WithDescription("Duration of successful renewals."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10))
 	m.renewalErrors, errs[4] = meter.Int64Counter("tenure.renewal.errors", metric.WithUnit("{error}"),
-		metric.WithDescription("Renewals that failed, and were tried again."))
+		metric.WithDescription("Failed renewals; each is retried."))
 	m.takeoverGap, errs[5] = meter.Float64Histogram("tenure.takeover.gap", metric.WithUnit("s"),
-		metric.WithDescription("Time from the last renewal of a holder that vanished until the job began here."),
+		metric.WithDescription("Time from the last renewal of a vanished holder until the job began here."),
 		metric.WithExplicitBucketBoundaries(.1, .5, 1, 2.5, 5, 10, 20, 30, 35, 40, 60, 120, 300))
 	m.terms, errs[6] = meter.Int64Counter("tenure.terms", metric.WithUnit("{term}"),
-		metric.WithDescription("Terms of this replica that are over."))
+		metric.WithDescription("Terms of this replica that have ended."))
 	m.drainDuration, errs[7] = meter.Float64Histogram("tenure.job.drain.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time from when a job was told to return until it had."),
+		metric.WithDescription("Time from telling a job to return until it returned."),
 		metric.WithExplicitBucketBoundaries(.01, .05, .1, .5, 1, 2.5, 5, 7.5, 10, 30, 60, 300))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
-	for _, end := range ends { // a series that begins at 1 is no increase to Prometheus
+	for _, end := range ends { // Prometheus doesn't see an increase in a series that begins at 1
 		m.terms.Add(context.Background(), 0, m.lease, termEnd(end.name))
 	}
 	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
@@ -97,11 +97,11 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 	return m, nil
 }
 
-// Close ends the reports of what is asked at each collection: of a coordinator that
-// runs no more. What was counted stays.
+// Close stops reporting the gauges; call it when the coordinator no longer runs. Counters
+// and histograms keep their values.
 func (m *Metrics) Close() error { return m.registration.Unregister() }
 
-// Trace returns what the coordinator of this replica is to be given.
+// Trace returns the trace to set in the [tenure.CoordinatorConfig] of this replica.
 func (m *Metrics) Trace() *tenure.Trace {
 	ctx := context.Background()
 	return &tenure.Trace{
@@ -117,7 +117,7 @@ func (m *Metrics) Trace() *tenure.Trace {
 			predecessor := m.predecessor
 			m.mu.Unlock()
 			if predecessor != nil {
-				age := max(0, predecessor.Age) // less than 0 where the store's clock was set back
+				age := max(0, predecessor.Age) // negative if the store's clock was set back
 				m.takeoverGap.Record(ctx, (age + time.Since(term.AcquiredAt())).Seconds(), m.lease)
 			}
 		},
@@ -144,8 +144,8 @@ func (m *Metrics) Trace() *tenure.Trace {
 	}
 }
 
-// noteMargin needs the mutex. Of a term that is over, or one without a lease to
-// lose, there is no margin.
+// noteMargin notes how much trust is left; the caller holds the mutex. A term that has
+// ended has no margin, and neither has a local term, which has no lease to lose.
 func (m *Metrics) noteMargin(left time.Duration) {
 	if m.ended || m.term.Deadline().IsZero() {
 		return
@@ -155,8 +155,8 @@ func (m *Metrics) noteMargin(left time.Duration) {
 	}
 }
 
-// over counts a term, once: one that was not renewed in time may be released
-// after all.
+// over counts the end of a term, once: a term that was not renewed in time is reported as
+// lost, and may be reported again as released.
 func (m *Metrics) over(_ *tenure.Term, cause error) {
 	m.mu.Lock()
 	counted := m.ended
@@ -171,11 +171,11 @@ func termEnd(reason string) metric.MeasurementOption {
 	return metric.WithAttributes(attribute.String("tenure.term.end", reason))
 }
 
-// other is what OpenTelemetry calls that for which there is no name.
+// other is OpenTelemetry's value for everything that has no name.
 const other = "_OTHER"
 
-// ends are the reasons of a term's end. The first that fits counts: what ended a
-// job or failed a check may wrap any error.
+// ends lists why a term can end. The first match wins, because the error of a job or a
+// check may wrap any of the others.
 var ends = []struct {
 	cause error
 	name  string

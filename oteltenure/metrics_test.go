@@ -30,14 +30,14 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// replica is a process as Prometheus sees it: a coordinator that runs, and an
-// endpoint to scrape.
+// replica is a process as Prometheus sees it: a running coordinator and an endpoint to
+// scrape.
 type replica struct {
 	*tenure.Coordinator
 	store    *storetest.FaultyStore
 	metrics  *oteltenure.Metrics
 	endpoint http.Handler
-	stop     func() // and wait until Run has returned
+	stop     func() // also waits until Run has returned
 }
 
 func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *replica {
@@ -71,8 +71,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// listener is a network of one connection, for virtual time stands still while a real
-// one is read.
+// listener is a network of one in-memory connection: virtual time stands still while a
+// real one is read.
 type listener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -94,7 +94,7 @@ func (r *replica) scrape(t *testing.T) scrape {
 	return parse(t, r.exposition(t))
 }
 
-// exposition asks an endpoint over HTTP, as Prometheus does.
+// exposition scrapes an endpoint over HTTP, as Prometheus does.
 func (r *replica) exposition(t *testing.T) string {
 	t.Helper()
 	l := &listener{conns: make(chan net.Conn), closed: make(chan struct{})}
@@ -119,7 +119,7 @@ func (r *replica) exposition(t *testing.T) string {
 	return string(body)
 }
 
-// scrape is the samples of one, by name and the labels that matter here.
+// scrape has the samples of one scrape, by name and the labels that matter here.
 type scrape map[string]float64
 
 var (
@@ -177,7 +177,7 @@ func slowly(ctx context.Context, _ storetest.Call, do func(context.Context) erro
 	return do(ctx)
 }
 
-func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
+func TestAScrapeReportsWhatHappened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		a := start(t, store, "a", 2*time.Second)
@@ -192,7 +192,7 @@ func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
 			"tenure_is_holder":                              1,
 			"tenure_token":                                  float64(a.Status().Token),
 			"tenure_trust_duration_seconds":                 29,
-			"tenure_trust_margin_seconds":                   18.96, // 29 s, when the answer to a renewal came after 10.04 s
+			"tenure_trust_margin_seconds":                   18.96, // 29 s, minus 10.04 s until the answer to a renewal came
 			"tenure_renewal_duration_seconds_count":         3,
 			"tenure_renewal_duration_seconds_sum":           0.12,
 			"tenure_renewal_duration_seconds_bucket{0.025}": 0,
@@ -203,7 +203,7 @@ func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
 		ofB.wantNone(t, "b stands by", "tenure_token", "tenure_trust_margin_seconds", "tenure_renewal_duration_seconds_count")
 
 		time.Sleep(time.Second)
-		a.scrape(t).want(t, "a second later", scrape{"tenure_trust_margin_seconds": 23}) // renewed 6 s ago, and none since
+		a.scrape(t).want(t, "a second later", scrape{"tenure_trust_margin_seconds": 23}) // the last renewal was 6 s ago
 
 		refused := 0
 		a.store.SetHook(func(_ context.Context, call storetest.Call, _ func(context.Context) error) error {
@@ -223,19 +223,19 @@ func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
 			"tenure_renewal_errors_total{_OTHER}":  float64(refused - 1),
 		})
 		if renewals := before["tenure_renewal_duration_seconds_count"]; renewals != 3 || refused < 3 {
-			t.Errorf("%v renewals are counted, %d failed; want 3, and 3 or more", renewals, refused)
+			t.Errorf("%v successful renewals are counted, and %d failed; want 3, and at least 3", renewals, refused)
 		}
 		time.Sleep(time.Second)
 		a.scrape(t).want(t, "a's job drains", scrape{"tenure_terms_total{deadline}": 1})
 		time.Sleep(30 * time.Second)
 		ofA, ofB = a.scrape(t), b.scrape(t)
-		ofA.want(t, "a has lost", scrape{
+		ofA.want(t, "a lost the lease", scrape{
 			"tenure_is_holder":                        0,
 			"tenure_terms_total{deadline}":            1,
 			"tenure_job_drain_duration_seconds_count": 1,
 			"tenure_job_drain_duration_seconds_sum":   2,
 		})
-		ofA.wantNone(t, "a has lost", "tenure_trust_margin_seconds", "tenure_takeover_gap_seconds_count")
+		ofA.wantNone(t, "a lost the lease", "tenure_trust_margin_seconds", "tenure_takeover_gap_seconds_count")
 		ofB.want(t, "b has taken over", scrape{
 			"tenure_is_holder":                  1,
 			"tenure_token":                      float64(b.Status().Token),
@@ -250,9 +250,9 @@ func TestTheFiguresOfAScrapeAreWhatHappened(t *testing.T) {
 		must(t, b.Resign(t.Context()))
 		synctest.Wait()
 		b.scrape(t).want(t, "b resigned", scrape{"tenure_is_holder": 0, "tenure_terms_total{resigned}": 1, "tenure_terms_total{shutdown}": 0})
-		time.Sleep(time.Second) // a yields for some milliseconds, for its term has ended ill
+		time.Sleep(time.Second) // a yields for some milliseconds, because its term ended badly
 		if !a.IsHolder() {
-			t.Fatal("a does not hold: the test shows nothing")
+			t.Fatal("a does not hold the lease: the test would prove nothing")
 		}
 		a.stop()
 		a.scrape(t).want(t, "a shut down", scrape{
@@ -282,7 +282,7 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 		for line := range strings.Lines(r.exposition(t)) {
 			if !strings.HasPrefix(line, "#") {
 				for _, name := range name.FindAllString(line, -1) {
-					exported[strings.TrimSuffix(name, "_bucket")] = true // which is a histogram's whole name
+					exported[strings.TrimSuffix(name, "_bucket")] = true // the name of the histogram itself
 				}
 			}
 		}
@@ -300,20 +300,20 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 	})
 }
 
-func TestAStuckJobMakesNoHolder(t *testing.T) {
+func TestAReplicaWithAStuckJobIsNotAHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", time.Hour)
 		time.Sleep(time.Second)
 		r.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errors.New("refused") })
 		time.Sleep(time.Minute)
 		if !r.Status().Stuck {
-			t.Fatal("the job is not stuck: the test shows nothing")
+			t.Fatal("the job is not stuck: the test would prove nothing")
 		}
 		r.scrape(t).want(t, "a is stuck", scrape{"tenure_is_holder": 0})
 	})
 }
 
-func TestATermThatWasReleasedAfterItsDeadlineIsCountedOnce(t *testing.T) {
+func TestATermReleasedAfterItsDeadlineIsCountedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", 0)
 		time.Sleep(time.Second)
@@ -330,13 +330,13 @@ func TestATermThatWasReleasedAfterItsDeadlineIsCountedOnce(t *testing.T) {
 	})
 }
 
-func TestPrometheusTakesTheAlertRulesAndTheyFireWhenTheyShould(t *testing.T) {
+func TestPrometheusAcceptsTheAlertRulesAndTheyFireWhenTheyShould(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		if os.Getenv("TENURE_REQUIRE_PROMTOOL") == "1" {
-			t.Fatal("no promtool to check the rules with")
+			t.Fatal("promtool is missing")
 		}
-		t.Skip("no promtool to check the rules with: apt-get install prometheus")
+		t.Skip("promtool is missing: apt-get install prometheus")
 	}
 	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
 		out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput()

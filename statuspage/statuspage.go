@@ -1,5 +1,5 @@
-// Package statuspage serves what coordinators know, as a page for people and as JSON for
-// programs. It is a package of its own so that only programs that serve it link
+// Package statuspage serves the status of coordinators, as a page for people and as JSON
+// for programs. It is a separate package so that only programs that serve the page link
 // html/template.
 package statuspage
 
@@ -19,13 +19,13 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Handler serves the statuses of coordinators: a page for a browser, which reloads
-// every five seconds and needs no script, and a JSON array of [tenure.Status] for
-// everything else, or with "?format=json". It answers GET and HEAD, and never asks the
-// store. It is safe for concurrent use.
+// Handler serves the status of coordinators. Browsers get a page, which reloads itself
+// every five seconds and needs no script. All other clients, and those that add
+// "?format=json", get a JSON array of [tenure.Status]. It answers GET and HEAD, and never
+// queries the store. It is safe for concurrent use.
 //
-// It has no access control of its own, and shows errors of the store and the labels of
-// holders: put it where only operators can reach it.
+// It has no access control, and shows the store's errors and the holders' labels, so make
+// it reachable only by operators.
 func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 	coordinators = slices.Clone(coordinators)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -61,8 +61,8 @@ func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 	})
 }
 
-// wantsPage reports whether a client asks for HTML by name, and not for JSON
-// rather.
+// wantsPage reports whether a client's Accept header names text/html, and does not prefer
+// JSON.
 func wantsPage(accept []string) bool {
 	page, data := 0.0, 0.0
 	for _, item := range strings.Split(strings.Join(accept, ","), ",") {
@@ -92,10 +92,13 @@ var pageTemplate = template.Must(template.New("status").Parse(page))
 // leaseView is a status as the page shows it.
 type leaseView struct {
 	tenure.Status
-	Role, RoleFor, Held, Renewed string // the last three: for how long, or how long ago
+	Role, RoleFor, Held, Renewed string // the last three are durations
 
-	Trust, Latency      string  // empty: there is none to show
-	TrustPart, StopPart float64 // of the trust after a renewal: what is left; what is left when the job is told to return
+	Trust, Latency string // empty if unknown
+
+	// As fractions of the trust after a renewal: what is left now, and what is left when the
+	// job is told to return.
+	TrustPart, StopPart float64
 	Past                []pastView
 }
 
@@ -133,7 +136,7 @@ func writePage(w *bytes.Buffer, statuses []tenure.Status) error {
 	}{views, now.UTC().Format("2006-01-02 15:04:05 UTC")})
 }
 
-// spanSince returns how long ago it was; empty: it is not known when.
+// spanSince returns how long ago t was, or "" if t is zero.
 func spanSince(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -141,10 +144,10 @@ func spanSince(now, t time.Time) string {
 	return span(now.Sub(t))
 }
 
-// span writes a duration as people read it: 4.2 s, 3 min 12 s, 5 h 3 min, 12 d 4 h.
+// span formats a duration for people: 4.2 s, 3 min 12 s, 5 h 3 min, 12 d 4 h.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
-	d = max(d, 0) // a clock of another replica may be ahead
+	d = max(d, 0) // another replica's clock may be ahead
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%.1f s", d.Truncate(time.Second/10).Seconds())

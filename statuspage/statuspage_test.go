@@ -28,7 +28,7 @@ func newCoordinator(t *testing.T, store tenure.Store, cfg tenure.LeaseConfig, jo
 	return c
 }
 
-// start runs a coordinator until the test ends, or until it is stopped.
+// start runs a coordinator until the test ends or stop is called.
 func start(t *testing.T, store tenure.Store, cfg tenure.LeaseConfig, job func(context.Context) error) (c *tenure.Coordinator, stop func()) {
 	t.Helper()
 	c = newCoordinator(t, store, cfg, job)
@@ -61,10 +61,10 @@ func serve(t *testing.T, h http.Handler, r *http.Request) (*http.Response, strin
 	return response, string(body)
 }
 
-// browser is what Chromium sends.
+// browser is the Accept header that Chromium sends.
 const browser = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 
-func TestTheStatusPageIsHTMLForABrowserAndJSONForAllElse(t *testing.T) {
+func TestTheStatusPageIsHTMLForBrowsersAndJSONForOthers(t *testing.T) {
 	h := statuspage.Handler(newCoordinator(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, untilDone))
 	for _, tt := range []struct{ target, accept, want string }{
 		{"/", browser, "text/html; charset=utf-8"},
@@ -83,7 +83,7 @@ func TestTheStatusPageIsHTMLForABrowserAndJSONForAllElse(t *testing.T) {
 	}
 }
 
-func TestTheStatusPageIsOnlyRead(t *testing.T) {
+func TestTheStatusPageIsReadOnly(t *testing.T) {
 	h := statuspage.Handler()
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
 		response, _ := serve(t, h, httptest.NewRequest(method, "/", nil))
@@ -97,7 +97,7 @@ func TestTheStatusPageIsOnlyRead(t *testing.T) {
 	}
 }
 
-func TestTheStatusPageShowsWhoHoldsForHowLongTrustLeftAndRecentTerms(t *testing.T) {
+func TestTheStatusPageShowsTheHolderTheTrustLeftAndRecentTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		a, stop := start(t, store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}}, untilDone)
@@ -109,10 +109,10 @@ func TestTheStatusPageShowsWhoHoldsForHowLongTrustLeftAndRecentTerms(t *testing.
 		_, page := get(t, h, "/", browser)
 		holders, standbys, ok := strings.Cut(page, "</article>")
 		if !ok {
-			t.Fatalf("no two leases on the page:\n%s", page)
+			t.Fatalf("the page doesn't have two leases:\n%s", page)
 		}
 		wantAll(t, "the holder's", holders, "reconciler_lease/singleton", `<p class="holder">a</p>`, "holds for 10 min 4 s", "10.0.0.1",
-			"25.0 s", `value="0.86`, "4.0 s ago, took 0s", "None that this replica has seen end")
+			"25.0 s", `value="0.86`, "4.0 s ago, took 0s", "This replica has not seen any term end")
 		wantAll(t, "the standby's", standbys, `<p class="holder">a</p>`, "holds for 10 min 4 s", "10.0.0.1", "standby</b>")
 		if strings.Contains(standbys, "trust left") {
 			t.Error("a standby shows trust")
@@ -143,8 +143,8 @@ func wantAll(t *testing.T, what, page string, parts ...string) {
 	}
 }
 
-// What a holder calls itself, and its labels, are others' text.
-func TestTheStatusPageEscapesOthersText(t *testing.T) {
+// The names and labels of holders come from other replicas.
+func TestTheStatusPageEscapesNamesAndLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		store := storetest.NewMem()
@@ -156,12 +156,12 @@ func TestTheStatusPageEscapesOthersText(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		_, page := get(t, statuspage.Handler(b), "/", browser)
 		if strings.Contains(page, "<script") || !strings.Contains(page, "&lt;script&gt;") {
-			t.Errorf("others' text is not escaped:\n%s", page)
+			t.Errorf("a name or a label is not escaped:\n%s", page)
 		}
 	})
 }
 
-func TestTheStatusPageSaysThatAJobIsStuckAndWhatWentWrong(t *testing.T) {
+func TestTheStatusPageShowsAStuckJobAndTheLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.Faulty(storetest.NewMem(), nil)
 		a, _ := start(t, store, tenure.LeaseConfig{Holder: "a"}, func(ctx context.Context) error {
@@ -179,7 +179,7 @@ func TestTheStatusPageSaysThatAJobIsStuckAndWhatWentWrong(t *testing.T) {
 	})
 }
 
-func TestARecordWithTimesInAnotherUnitSpoilsNoStatus(t *testing.T) {
+func TestARecordWithTimesInAnotherUnitDoesNotBreakTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		payload, err := json.Marshal(map[string]any{"holder": "h", "acquired_at_ms": time.Now().UnixNano(), "term": "x", "ttl_ms": 30000})

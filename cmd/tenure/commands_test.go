@@ -25,7 +25,7 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// eachStore runs a test on a site of each kind.
+// eachStore runs a test on a site with Postgres and on one with SQLite.
 func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
@@ -37,8 +37,7 @@ func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
 	})
 }
 
-// ask runs a command on the site's lease, which must go well, and returns what it
-// prints.
+// ask runs a command on the site's lease, which must succeed, and returns its output.
 func (s *site) ask(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	args = append([]string{command, "-store", s.store}, args...)
@@ -52,7 +51,7 @@ func (s *site) ask(t *testing.T, command string, args ...string) string {
 	return stdout
 }
 
-// view is what status -json tells.
+// view returns what status -json prints.
 func (s *site) view(t *testing.T) (v leaseView) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(s.ask(t, "status", "-json")), &v); err != nil {
@@ -61,7 +60,7 @@ func (s *site) view(t *testing.T) (v leaseView) {
 	return v
 }
 
-func TestALeaseIsShownMovedAndWatched(t *testing.T) {
+func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
 		const key = "reconciler_lease/svc"
@@ -72,18 +71,18 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 			t.Errorf("migrate -json: %q", got)
 		}
 		if v := s.view(t); v.State != stateFree || v.Key != key {
-			t.Errorf("before all the status is %+v", v)
+			t.Errorf("at first the status is %+v", v)
 		}
 		if got := s.ask(t, "list", "-json"); got != "[]\n" {
-			t.Errorf("before all the list is %q", got)
+			t.Errorf("at first the list is %q", got)
 		}
 		if status, _, stderr := tenureCommand(t, "resign", "-store", s.store, "-key", "svc"); status != 1 || stderr != "tenure resign: nobody holds "+key+"\n" {
-			t.Errorf("nobody can resign: exit status %d, %q", status, stderr)
+			t.Errorf("resign with no holder: exit status %d, %q", status, stderr)
 		}
 		lines, changes := s.watch(t), s.watch(t, "-json")
-		awaitTold := func(holder string) {
+		awaitWatched := func(holder string) {
 			t.Helper()
-			eventually(t, soon, "watch tells of "+holder, func() bool {
+			eventually(t, soon, "watch shows "+holder, func() bool {
 				return strings.Contains(lines.String(), "  "+key+"  held by "+holder+"\n") &&
 					strings.Contains(changes.String(), `"state":"held","holder":"`+holder+`"`)
 			})
@@ -117,39 +116,39 @@ func TestALeaseIsShownMovedAndWatched(t *testing.T) {
 		if got := s.ask(t, "list", "-type", "other", "-json"); got != "[]\n" {
 			t.Errorf("the list of another type is %q", got)
 		}
-		awaitTold("a")
+		awaitWatched("a")
 
-		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to leave "+key+" to c\n" {
+		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c\n" {
 			t.Errorf("handover: %q", got)
 		}
-		if next := s.awaitStart(t, 1); next.who != "c" {
-			t.Errorf("it was handed over to %s", next.who)
+		if next := s.awaitStart(t, 1); next.holder != "c" {
+			t.Errorf("it was handed over to %s", next.holder)
 		}
-		awaitTold("c")
-		if got := s.ask(t, "handover", "-to", "c"); got != "c holds "+key+" already\n" {
+		awaitWatched("c")
+		if got := s.ask(t, "handover", "-to", "c"); got != "c already holds "+key+"\n" {
 			t.Errorf("a second handover: %q", got)
 		}
 		if got := s.ask(t, "resign", "-json"); got != `{"key":"`+key+`","holder":"c"}`+"\n" {
 			t.Errorf("resign: %q", got)
 		}
 		next := s.awaitStart(t, 2)
-		if next.who == "c" {
-			t.Error("it was not given away")
+		if next.holder == "c" {
+			t.Error("c took the lease back after it resigned")
 		}
 
-		awaitTold(next.who)
+		awaitWatched(next.holder)
 		if first, _, _ := strings.Cut(lines.String(), "\n"); !strings.HasSuffix(first, "  "+key+"  free") {
 			t.Errorf("watch began with %q", first)
 		}
-		// The third holder may be the first one again, of which watch has told before.
-		eventually(t, soon, "watch tells of three terms", func() bool { return strings.Count(lines.String(), "held by") >= 3 })
+		// The third holder may be the first one again, which watch has shown before.
+		eventually(t, soon, "watch shows three terms", func() bool { return strings.Count(lines.String(), "held by") >= 3 })
 		if got := strings.Count(lines.String(), "held by"); got != 3 {
-			t.Errorf("watch has told of %d terms:\n%s", got, lines.String())
+			t.Errorf("watch has shown %d terms:\n%s", got, lines.String())
 		}
 	})
 }
 
-// buffer may be read while it is written to.
+// buffer is a buffer that can be read while it is being written.
 type buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -187,7 +186,7 @@ func (s *site) watch(t *testing.T, args ...string) *buffer {
 	return &stdout
 }
 
-func TestAStoreThatIsDownIsToldAndExitStatus1(t *testing.T) {
+func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, store := range []string{
@@ -197,7 +196,7 @@ func TestAStoreThatIsDownIsToldAndExitStatus1(t *testing.T) {
 	} {
 		for _, command := range []string{"status", "watch", "list", "resign", "handover", "migrate"} {
 			if command == "migrate" && store == filepath.Join(dir, "missing.db") {
-				continue // it makes one
+				continue // migrate creates the file
 			}
 			t.Run(command+" "+filepath.Base(store), func(t *testing.T) {
 				t.Parallel()
@@ -237,25 +236,26 @@ func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 			t.Errorf("%q: the lease is %s", test.program, v.State)
 		}
 	}
-	// Told to end: by the program's answer where it runs, and else as any program.
+	// When tenure is told to end, its exit status is the program's if the program runs, and
+	// that of a process killed by the signal if not.
 	a := s.start(t, "a", append([]string{"-once"}, s.service(t)...)...)
 	s.awaitStart(t, 2)
 	b := s.start(t, "b", append([]string{"-once"}, s.service(t)...)...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 	b.signal(t, syscall.SIGTERM)
 	if got := b.awaitExit(t); got != 128+int(syscall.SIGTERM) {
-		t.Errorf("one that has not run: exit status %d", got)
+		t.Errorf("a program that never ran: exit status %d", got)
 	}
 	interrupt := syscall.SIGINT
-	if signal.Ignored(interrupt) { // the test runs in a shell's background, and so does tenure
+	if signal.Ignored(interrupt) { // the shell runs the test in the background, and tenure inherits that
 		interrupt = syscall.SIGTERM
 	}
 	a.signal(t, interrupt)
 	if got := a.awaitExit(t); got != 0 {
-		t.Errorf("one that was told to end: exit status %d", got)
+		t.Errorf("a program that was told to end: exit status %d", got)
 	}
 	if !s.has(t, "stop") {
-		t.Error("the program was not told")
+		t.Error("the program was not told to end")
 	}
 }
 
@@ -266,21 +266,21 @@ func TestAProgramThatEndsIsStartedAgainElsewhere(t *testing.T) {
 		s.start(t, name, s.service(t, "exit=1")...)
 	}
 	s.awaitStart(t, 3)
-	who := make(map[string]bool)
+	starters := make(map[string]bool)
 	for _, e := range s.starts(t) {
-		who[e.who] = true
+		starters[e.holder] = true
 	}
-	if len(who) != 2 {
-		t.Errorf("only these have started it: %v", who)
+	if len(starters) != 2 {
+		t.Errorf("only these replicas started it: %v", starters)
 	}
 }
 
-func TestAProgramIsToldItsTermAndGetsSignals(t *testing.T) {
+func TestAProgramKnowsItsTermAndGetsSignals(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	r := s.start(t, "a", append([]string{"-stop-timeout", "300ms"}, s.service(t)...)...)
 	start := s.awaitStart(t, 0)
-	if start.who != "a" || start.token == 0 {
+	if start.holder != "a" || start.token == 0 {
 		t.Errorf("it was told %+v", start)
 	}
 	if got := environOf(t, r.pid(t, "program")); !strings.Contains(got, "TENURE_TERM="+s.view(t).Term) {
@@ -288,7 +288,7 @@ func TestAProgramIsToldItsTermAndGetsSignals(t *testing.T) {
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGUSR1} {
 		if signal.Ignored(sig) {
-			continue // the test was started by nohup, and so is the program
+			continue // the test was started by nohup, which the program inherits
 		}
 		r.signal(t, sig)
 		eventually(t, soon, "the program gets "+sig.String(), func() bool { return s.has(t, fmt.Sprintf("signal-%d", int(sig))) })
@@ -310,7 +310,7 @@ func environOf(t *testing.T, pid int) string {
 	return string(data)
 }
 
-func TestAPasswordIsShownNowhere(t *testing.T) {
+func TestAPasswordIsNeverShown(t *testing.T) {
 	t.Parallel()
 	const password = "s3cret"
 	s := newSite(t, strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1))
@@ -350,7 +350,7 @@ func TestAPasswordIsShownNowhere(t *testing.T) {
 	}
 	for _, pid := range []int{inArguments.pid(t, "guard"), inArguments.pid(t, "program")} {
 		if strings.Contains(environOf(t, pid), password) {
-			t.Errorf("it is in the environment of %d", pid)
+			t.Errorf("the password is in the environment of %d", pid)
 		}
 	}
 	said := inArguments.log() + inEnvironment.log() + s.ask(t, "status") + s.ask(t, "list", "-json") + s.ask(t, "migrate", "-json")
@@ -378,7 +378,7 @@ func TestAPasswordIsShownNowhere(t *testing.T) {
 		said += stdout + stderr
 	}
 	if strings.Contains(said, password) {
-		t.Errorf("it is in what tenure has said:\n%s", said)
+		t.Errorf("the password is in tenure's output:\n%s", said)
 	}
 }
 
@@ -395,7 +395,7 @@ func TestRunWaitsForAStoreThatIsDown(t *testing.T) {
 	}
 	impatient.signal(t, syscall.SIGTERM)
 	if status := impatient.awaitExit(t); status != 0 {
-		t.Errorf("told to end while it waits: exit status %d", status)
+		t.Errorf("a replica that was told to end while it waited: exit status %d", status)
 	}
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
@@ -403,7 +403,7 @@ func TestRunWaitsForAStoreThatIsDown(t *testing.T) {
 	s.awaitStart(t, 0)
 }
 
-func TestWhatOthersHaveWrittenDoesNothingToATerminal(t *testing.T) {
+func TestTextFromTheStoreCannotControlATerminal(t *testing.T) {
 	t.Parallel()
 	const bad = "b\nstate  free\x1b[2J"
 	v := leaseView{Key: "t/" + bad, State: stateHeld, Holder: bad, Term: bad, Labels: map[string]string{bad: bad}}
@@ -417,14 +417,14 @@ func TestWhatOthersHaveWrittenDoesNothingToATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := out.String(); strings.Contains(got, "\x1b") || strings.Contains(got, "\nstate  free") || strings.Count(got, `"b\nstate  free\x1b[2J"`) < 6 {
-		t.Errorf("they print %q", got)
+		t.Errorf("the commands print %q", got)
 	}
 	if got := printable("Zoë's host-1"); got != "Zoë's host-1" {
-		t.Errorf("it is quoted: %q", got)
+		t.Errorf("a harmless name is quoted: %q", got)
 	}
 }
 
-func TestOneRowHidesNoOther(t *testing.T) {
+func TestABadRowDoesNotHideOthers(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	s.ask(t, "migrate")
@@ -472,21 +472,21 @@ func TestOneRowHidesNoOther(t *testing.T) {
 	}
 	changes := s.watch(t, "-json")
 	if !strings.Contains(changes.String(), `"holder":"unknown"`) {
-		t.Errorf("watch tells %q", changes)
+		t.Errorf("watch prints %q", changes)
 	}
 }
 
-func TestAnErrorDoesNothingToATerminal(t *testing.T) {
+func TestAnErrorCannotControlATerminal(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
 	out := &output{stderr: concealer{&stderr}}
 	out.exit("list", errors.New("no\x1b[2J\x9b\nneither"))
 	if got := stderr.String(); got != "tenure list: no\uFFFD[2J\uFFFD neither\n" {
-		t.Errorf("it says %q", got)
+		t.Errorf("stderr is %q", got)
 	}
 }
 
-func TestACommandLineIsOverWhenItsShellIs(t *testing.T) {
+func TestACommandHasEndedWhenItsShellHas(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	lock, pipe, hangs := filepath.Join(s.dir, "lock"), filepath.Join(s.dir, "pipe"), filepath.Join(s.dir, "hangs")
@@ -498,14 +498,14 @@ func TestACommandLineIsOverWhenItsShellIs(t *testing.T) {
 		go func() { ended <- runHook(ctx, line, nil, environ(), nil) }()
 		return ended
 	}
-	// It leaves a process behind that has its output.
+	// The command leaves a process behind that holds its output open.
 	select {
 	case err := <-run(t.Context(), fmt.Sprintf("cat %s & echo said; exit 3", pipe)):
 		if err == nil || err.Error() != "exit status 3: said" {
-			t.Errorf("one that fails: %v", err)
+			t.Errorf("a command that fails: %v", err)
 		}
 	case <-time.After(soon):
-		t.Error("it is waited for what it has left behind")
+		t.Error("runHook waits for the process that the command left behind")
 	}
 	release, err := os.OpenFile(pipe, os.O_WRONLY, 0)
 	if err != nil {
@@ -516,16 +516,16 @@ func TestACommandLineIsOverWhenItsShellIs(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("out of time")
 	ended := run(ctx, fmt.Sprintf("exec 9>%s; flock 9; touch %s; sleep 1000", lock, hangs))
-	eventually(t, soon, "it hangs", func() bool { _, err := os.Stat(hangs); return err == nil })
+	eventually(t, soon, "the command hangs", func() bool { _, err := os.Stat(hangs); return err == nil })
 	cancel(why)
 	if err := <-ended; !errors.Is(err, why) {
-		t.Errorf("one that is out of time: %v", err)
+		t.Errorf("a command that ran out of time: %v", err)
 	}
 	eventually(t, soon, "all of it has ended", s.idle)
 	if err := <-run(ctx, "touch "+lock+"-late"); !errors.Is(err, why) {
-		t.Errorf("one that comes too late: %v", err)
+		t.Errorf("a command after the context has ended: %v", err)
 	}
 	if _, err := os.Stat(lock + "-late"); err == nil {
-		t.Error("it was run")
+		t.Error("the command was run")
 	}
 }

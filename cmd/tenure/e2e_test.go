@@ -29,11 +29,11 @@ import (
 
 const (
 	testTTL = 3 * time.Second
-	soon    = time.Minute // for what comes at once on a machine that is not busy
+	soon    = time.Minute // for what happens at once unless the machine is busy
 )
 
-// serve is a small service, of which two must never run at the same time. It
-// locks a file, which all that it starts keeps locked too, and tells a log.
+// serve is a small service that must never run twice at the same time. It locks a file,
+// keeps it locked in all processes that it starts, and logs its events.
 //
 //	service DIR [stubborn] [child | member | headless] [exit=N]
 func serve(args []string) {
@@ -55,10 +55,10 @@ func serve(args []string) {
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1)
-	if leaves := slices.Contains(how, "child"); leaves || slices.Contains(how, "member") { // one that hears nothing
+	if leaves := slices.Contains(how, "child"); leaves || slices.Contains(how, "member") { // a child that ignores signals
 		child := exec.Command("sh", "-c", `trap "" TERM INT HUP; while :; do sleep 1; done`)
 		child.ExtraFiles = []*os.File{lock}
-		child.SysProcAttr = &syscall.SysProcAttr{Setsid: leaves} // else it is in the process group
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: leaves} // otherwise it stays in the process group
 		if err := child.Start(); err != nil {
 			panic(err)
 		}
@@ -85,7 +85,7 @@ func serve(args []string) {
 			continue
 		}
 		if slices.Contains(how, "stubborn") {
-			tell("deaf")
+			tell("ignored")
 			continue
 		}
 		tell("stop")
@@ -93,7 +93,7 @@ func serve(args []string) {
 	}
 }
 
-// site is what the replicas of a test share: a store, and the service's directory.
+// site is what the replicas of a test share: a store and the service's directory.
 type site struct {
 	store string
 	dir   string
@@ -123,12 +123,12 @@ func sqliteSite(t *testing.T) *site {
 
 // event is a line of the service's log.
 type event struct {
-	what, who string
-	token     int64
-	at        time.Time
+	what, holder string
+	token        int64
+	at           time.Time
 }
 
-// events returns the log, which must not be out of order.
+// events returns the service's log, and fails the test if the tokens don't increase.
 func (s *site) events(t *testing.T) (events []event) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(s.dir, "log"))
@@ -139,7 +139,7 @@ func (s *site) events(t *testing.T) (events []event) {
 	for line := range strings.Lines(string(data)) {
 		var e event
 		var at int64
-		if _, err := fmt.Sscan(line, &e.what, &e.who, &e.token, &at); err != nil {
+		if _, err := fmt.Sscan(line, &e.what, &e.holder, &e.token, &at); err != nil {
 			t.Fatalf("log of the service: %q: %v", line, err)
 		}
 		e.at = time.Unix(0, at)
@@ -154,13 +154,13 @@ func (s *site) events(t *testing.T) (events []event) {
 	return events
 }
 
-// starts returns the starts so far.
+// starts returns the start events so far.
 func (s *site) starts(t *testing.T) (starts []event) {
 	t.Helper()
 	return slices.DeleteFunc(s.events(t), func(e event) bool { return e.what != "start" })
 }
 
-// has reports whether there is such an event since the last start.
+// has reports whether there has been such an event since the last start.
 func (s *site) has(t *testing.T, what string) bool {
 	t.Helper()
 	events := s.events(t)
@@ -172,7 +172,7 @@ func (s *site) has(t *testing.T, what string) bool {
 	return false
 }
 
-// awaitStart returns the first start after so many.
+// awaitStart waits for the start with the given index, counting from 0, and returns it.
 func (s *site) awaitStart(t *testing.T, after int) event {
 	t.Helper()
 	var starts []event
@@ -204,7 +204,8 @@ func (s *site) open(t *testing.T) database {
 	return store
 }
 
-// holding returns what the store knows of the lease, if it answers.
+// holding returns what the store knows about the lease; held is false if nobody holds it
+// or the store does not answer.
 func holding(t *testing.T, store database) (h tenure.Holding, held bool) {
 	t.Helper()
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}})
@@ -217,8 +218,7 @@ func holding(t *testing.T, store database) (h tenure.Holding, held bool) {
 	return h, err == nil
 }
 
-// awaitRenewal returns just after a renewal that comes after the last: nothing is
-// being written then.
+// awaitRenewal returns just after the next renewal, when nothing is being written.
 func awaitRenewal(t *testing.T, store database) {
 	t.Helper()
 	last := int64(0)
@@ -235,15 +235,15 @@ func awaitRenewal(t *testing.T, store database) {
 type replica struct {
 	name   string
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when it is reaped
+	exited chan struct{} // closed when the process has been collected
 	state  *os.ProcessState
 
 	mu   sync.Mutex
 	logs bytes.Buffer
 }
 
-// start runs a replica, with the site's service or another program behind the
-// flags, until the end of the test.
+// start runs a replica until the end of the test. The args are flags, followed by the
+// site's service or another program.
 func (s *site) start(t *testing.T, name string, args ...string) *replica {
 	t.Helper()
 	return s.startWith(t, name, nil, append([]string{"-store", s.store}, args...)...)
@@ -279,7 +279,7 @@ func (s *site) startWith(t *testing.T, name string, env []string, args ...string
 	t.Cleanup(func() {
 		r.cmd.Process.Signal(syscall.SIGTERM)
 		r.cmd.Process.Signal(syscall.SIGCONT)
-		for what, over := range map[string]chan struct{}{"tenure": r.exited, "what it has started": silent} {
+		for what, over := range map[string]chan struct{}{"tenure": r.exited, "something it started": silent} {
 			select {
 			case <-over:
 			case <-time.After(soon):
@@ -306,7 +306,7 @@ func testBinary(t *testing.T) string {
 	return path
 }
 
-// service is the site's service as the end of a command line.
+// service returns the end of a command line that runs the site's service.
 func (s *site) service(t *testing.T, how ...string) []string {
 	t.Helper()
 	return append([]string{"--", testBinary(t), "service", s.dir}, how...)
@@ -318,10 +318,11 @@ func (r *replica) log() string {
 	return r.logs.String()
 }
 
-// awaitLog waits for what comes to us a moment after it was told.
+// awaitLog waits for the replica's log to contain a text, because lines arrive with a
+// delay.
 func (r *replica) awaitLog(t *testing.T, says string) {
 	t.Helper()
-	eventually(t, soon, r.name+" tells: "+says, func() bool { return strings.Contains(r.log(), says) })
+	eventually(t, soon, r.name+" logs: "+says, func() bool { return strings.Contains(r.log(), says) })
 }
 
 func (r *replica) signal(t *testing.T, sig syscall.Signal) {
@@ -331,7 +332,7 @@ func (r *replica) signal(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// awaitExit returns its exit status.
+// awaitExit waits until the replica exits, and returns its exit status.
 func (r *replica) awaitExit(t *testing.T) int {
 	t.Helper()
 	select {
@@ -342,11 +343,11 @@ func (r *replica) awaitExit(t *testing.T) int {
 	return r.state.ExitCode()
 }
 
-// pid returns that of the program or of its guard, the last one that has started.
+// pid returns the PID of the "program" or the "guard" that was started last.
 func (r *replica) pid(t *testing.T, what string) (pid int) {
 	t.Helper()
 	found := regexp.MustCompile(`msg="` + what + ` started" pid=(\d+)`)
-	eventually(t, soon, r.name+" tells its "+what, func() bool {
+	eventually(t, soon, r.name+" logs the PID of its "+what, func() bool {
 		all := found.FindAllStringSubmatch(r.log(), -1)
 		if all != nil {
 			pid, _ = strconv.Atoi(all[len(all)-1][1])
@@ -383,13 +384,13 @@ func startFleet(t *testing.T, s *site, args ...string) *fleet {
 	return f
 }
 
-// runner returns the replica that has started the service last, and how often it
-// was started.
+// runner returns the replica that started the service last, and the number of starts so
+// far.
 func (f *fleet) runner(t *testing.T) (*replica, int) {
 	t.Helper()
 	f.awaitStart(t, 0)
 	starts := f.starts(t)
-	return f.replicas[starts[len(starts)-1].who], len(starts)
+	return f.replicas[starts[len(starts)-1].holder], len(starts)
 }
 
 func (f *fleet) restart(t *testing.T, r *replica) {
@@ -405,7 +406,7 @@ func TestThreeReplicasOnPostgres(t *testing.T) {
 	f.exercise(t)
 	began := time.Now()
 	f.databaseRestarts(t, server)
-	t.Logf("a database that restarts: %.1fs", time.Since(began).Seconds())
+	t.Logf("the database restarts: %.1fs", time.Since(began).Seconds())
 }
 
 func TestThreeReplicasOnOneSQLiteFile(t *testing.T) {
@@ -414,7 +415,7 @@ func TestThreeReplicasOnOneSQLiteFile(t *testing.T) {
 	startFleet(t, s, s.service(t)...).exercise(t)
 }
 
-// exercise takes the lease from its holder in each way there is.
+// exercise takes the lease from its holder in each way that a process can fail or end.
 func (f *fleet) exercise(t *testing.T) {
 	t.Helper()
 	store := f.open(t)
@@ -424,7 +425,7 @@ func (f *fleet) exercise(t *testing.T) {
 	}{
 		{"a holder that is told to end", f.toldToEnd},
 		{"a holder that is killed", f.killed},
-		{"a holder that is stopped, and goes on", f.paused},
+		{"a holder that is stopped and continued", f.paused},
 	} {
 		began := time.Now()
 		r, starts := f.runner(t)
@@ -439,8 +440,8 @@ func (f *fleet) toldToEnd(t *testing.T, store database, r *replica, starts int) 
 		t.Errorf("%s exited with %d", r.name, status)
 	}
 	next := f.awaitStart(t, starts)
-	if next.who == r.name {
-		t.Errorf("%s has started again", r.name)
+	if next.holder == r.name {
+		t.Errorf("%s started it again", r.name)
 	}
 	r.awaitLog(t, `msg="lease released"`)
 	f.restart(t, r)
@@ -457,17 +458,17 @@ func (f *fleet) killed(t *testing.T, store database, r *replica, starts int) {
 }
 
 func (f *fleet) paused(t *testing.T, store database, r *replica, starts int) {
-	awaitRenewal(t, store) // SQLite's lock would be held for as long as the pause lasts
+	awaitRenewal(t, store) // paused during a write, it would hold SQLite's lock throughout
 	r.signal(t, syscall.SIGSTOP)
-	if next := f.awaitStart(t, starts); next.who == r.name {
-		t.Errorf("%s has started again", r.name)
+	if next := f.awaitStart(t, starts); next.holder == r.name {
+		t.Errorf("%s started it again", r.name)
 	}
 	token := f.starts(t)[starts-1].token
 	if !slices.ContainsFunc(f.events(t), func(e event) bool { return e.what == "stop" && e.token == token }) {
 		t.Errorf("the service of %s was not told to end", r.name)
 	}
 	r.signal(t, syscall.SIGCONT)
-	eventually(t, soon, r.name+" finds that it has lost the lease", func() bool {
+	eventually(t, soon, r.name+" notices that it has lost the lease", func() bool {
 		return strings.Contains(r.log(), `msg="lease lost`)
 	})
 }
@@ -478,10 +479,10 @@ func (f *fleet) databaseRestarts(t *testing.T, server *pgtest.Server) {
 	if err := server.Restart("immediate"); err != nil {
 		t.Fatal(err)
 	}
-	// A restart that is quick enough costs nothing. One that isn't ends the service.
+	// A restart that is quick enough costs nothing. A slower one ends the service.
 	awaitRenewal(t, store)
 	if next, now := f.runner(t); next == r && now != starts {
-		t.Errorf("%s has started again", r.name)
+		t.Errorf("%s started it again", r.name)
 	}
 	if err := server.Stop("fast"); err != nil {
 		t.Fatal(err)

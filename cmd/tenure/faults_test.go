@@ -19,13 +19,13 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-func TestNothingOfAProgramOutlivesItsTermWhateverBecomesOfTenure(t *testing.T) {
+func TestNothingOfAProgramOutlivesItsTermIfTenureIsKilledOrStopped(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if runtime.GOOS != "linux" {
-				t.Skip("here a child that leaves the process group is not followed")
+				t.Skip("on this system a child that leaves the process group is not found")
 			}
 			s := sqliteSite(t)
 			r := s.start(t, "a", s.service(t, "stubborn", "child")...)
@@ -37,12 +37,12 @@ func TestNothingOfAProgramOutlivesItsTermWhateverBecomesOfTenure(t *testing.T) {
 			idle := time.Now()
 			h, held := holding(t, store)
 			if !held || !idle.Before(h.RenewedAt.Add(h.TTL)) {
-				t.Errorf("it has outlived its term by %v (%v)", idle.Sub(h.RenewedAt.Add(h.TTL)), held)
+				t.Errorf("it outlived its term by %v (the lease is held: %v)", idle.Sub(h.RenewedAt.Add(h.TTL)), held)
 			}
-			if !s.has(t, "deaf") {
+			if !s.has(t, "ignored") {
 				t.Error("it was not told to end before it was killed")
 			}
-			if sig == syscall.SIGSTOP { // and so it goes on
+			if sig == syscall.SIGSTOP { // tenure can continue and start the program again
 				r.signal(t, syscall.SIGCONT)
 				s.awaitStart(t, 1)
 			}
@@ -62,10 +62,10 @@ func TestAProgramEndsWithItsGuard(t *testing.T) {
 	r.awaitLog(t, "the guard has ended before the program")
 }
 
-func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
+func TestAProgramDiesIfTenureAndItsGuardAreKilled(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("here nothing is killed with its parent")
+		t.Skip("on this system processes don't die with their parent")
 	}
 	s := sqliteSite(t)
 	r := s.start(t, "a", s.service(t, "stubborn")...)
@@ -82,7 +82,7 @@ func TestAProgramDiesWhereTenureAndGuardAreKilled(t *testing.T) {
 	eventually(t, soon, "nothing of it is left", s.idle)
 }
 
-func TestAGuardThatIsStoppedDoesNotKeepAProgramAlive(t *testing.T) {
+func TestAStoppedGuardDoesNotKeepAProgramAlive(t *testing.T) {
 	t.Parallel()
 	how := map[string][]string{"alone": nil, "with a child in its group": {"member"}}
 	if runtime.GOOS == "linux" {
@@ -100,13 +100,13 @@ func TestAGuardThatIsStoppedDoesNotKeepAProgramAlive(t *testing.T) {
 			r.signal(t, syscall.SIGTERM)
 			r.awaitExit(t)
 			if !s.idle() {
-				t.Error("something of the program runs on")
+				t.Error("something of the program is still running")
 			}
 		})
 	}
 }
 
-func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
+func TestOrdersThatAGuardDoesNotReadDoNotBlock(t *testing.T) {
 	t.Parallel()
 	unread, orders, err := os.Pipe()
 	if err != nil {
@@ -126,18 +126,18 @@ func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
 	select {
 	case <-sent:
 	case <-time.After(2 * soon):
-		t.Error("it waits for the guard")
+		t.Error("send waits for the guard")
 	}
-	some := make([]byte, 14*1000) // it reads again
+	some := make([]byte, 14*1000) // the guard reads again
 	if _, err := io.ReadFull(unread, some); err != nil {
 		t.Fatal(err)
 	}
 	g.send(order{Kill: true})
 	orders.Close()
 	all, err := io.ReadAll(unread)
-	rest, heard := strings.CutSuffix(string(all), `{"Kill":true}`+"\n")
-	if !heard {
-		t.Error("an order that there is room for again has not come")
+	rest, received := strings.CutSuffix(string(all), `{"Kill":true}`+"\n")
+	if !received {
+		t.Error("an order did not arrive although there was room for it again")
 	}
 	if lines := strings.Count(rest, `{"Signal":28}`+"\n"); err != nil || len(rest) != lines*14 {
 		t.Errorf("an order was cut off: %d lines in %d bytes, %v", lines, len(rest), err)
@@ -147,7 +147,7 @@ func TestOrdersThatAGuardDoesNotReadHoldNothingUp(t *testing.T) {
 func TestAGroupOfZombiesIsGone(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("here it cannot be told")
+		t.Skip("on this system there is no way to know")
 	}
 	cmd := exec.Command("sleep", "1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -156,20 +156,20 @@ func TestAGroupOfZombiesIsGone(t *testing.T) {
 	}
 	group := cmd.Process.Pid
 	if (knownGroup{id: group}).onlyZombies() {
-		t.Error("it lives")
+		t.Error("a running group counts as zombies")
 	}
 	cmd.Process.Kill()
-	eventually(t, soon, "it is a zombie", func() bool { return (knownGroup{id: group}).onlyZombies() })
+	eventually(t, soon, "the group is a zombie", func() bool { return (knownGroup{id: group}).onlyZombies() })
 	if err := syscall.Kill(-group, 0); err != nil {
-		t.Errorf("the kernel knows it no longer: %v; the test tests nothing", err)
+		t.Errorf("the kernel no longer knows the group: %v; the test would prove nothing", err)
 	}
 	cmd.Wait()
 	if (knownGroup{id: group}).onlyZombies() {
-		t.Error("it is nobody any more")
+		t.Error("a group that doesn't exist counts as zombies")
 	}
 }
 
-func TestAProgramWhoseLeaseIsGoneIsKilledAtOnce(t *testing.T) {
+func TestAProgramWhoseLeaseRecordIsDeletedIsKilledAtOnce(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	r := s.start(t, "a", s.service(t, "stubborn")...)
@@ -181,11 +181,11 @@ func TestAProgramWhoseLeaseIsGoneIsKilledAtOnce(t *testing.T) {
 	})
 	s.awaitStart(t, 1)
 	for _, e := range s.events(t) {
-		if e.what == "deaf" {
-			t.Error("it was given time, and another may have begun")
+		if e.what == "ignored" {
+			t.Error("it was told to end and given time, although another may have started")
 		}
 	}
-	// On a machine that is busy the guard may not get to say so in time.
+	// On a busy machine the guard may not report it in time, and tenure kills it.
 	eventually(t, soon, "the program was killed", func() bool {
 		return strings.Contains(r.log(), `how="signal: killed" told=true`) || strings.Contains(r.log(), "guard does not answer, killed")
 	})
@@ -199,7 +199,7 @@ func TestOnLossKillGivesNoTime(t *testing.T) {
 	r.signal(t, syscall.SIGKILL)
 	eventually(t, soon, "nothing of it is left", s.idle)
 	if s.has(t, "stop") {
-		t.Error("it was told to end, and had time to")
+		t.Error("it was told to end, and given time to")
 	}
 }
 
@@ -226,25 +226,25 @@ func TestAReplicaWhoseCheckFailsIsReplaced(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(s.dir, "unfit-a"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if next := s.awaitStart(t, 1); next.who != "b" {
-			t.Errorf("%s has started it", next.who)
+		if next := s.awaitStart(t, 1); next.holder != "b" {
+			t.Errorf("%s started it", next.holder)
 		}
-		if events := s.events(t); !slices.ContainsFunc(events, func(e event) bool { return e.what == "stop" && e.who == "a" }) {
+		if events := s.events(t); !slices.ContainsFunc(events, func(e event) bool { return e.what == "stop" && e.holder == "a" }) {
 			t.Error("the program of a was not told to end")
 		}
 		for _, what := range []string{"a standby", "a active", "b standby"} {
 			if !s.told(asked, what) {
-				t.Errorf("no check was asked for %q", what)
+				t.Errorf("the check was not run for %q", what)
 			}
 		}
 		if s.told(asked, "b active") && len(s.starts(t)) < 2 {
-			t.Error("b was asked as if it were the holder")
+			t.Error("the check of b was run as if b were the holder")
 		}
 		a.awaitLog(t, "exit status 1: unfit")
 	})
 }
 
-func TestACheckThatDoesNotAnswerIsOneThatFails(t *testing.T) {
+func TestACheckThatDoesNotReturnCountsAsFailed(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	hang := filepath.Join(s.dir, "hang")
@@ -277,7 +277,7 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		s.awaitStart(t, 0)
 		replicas["b"] = s.start(t, "b", args...)
 
-		// A handover has nobody to fence.
+		// A handover leaves nobody to fence.
 		replicas["a"].signal(t, syscall.SIGTERM)
 		if s.awaitStart(t, 1); len(s.events(t)) != 3 {
 			t.Errorf("after a handover there are %+v", s.events(t))
@@ -290,19 +290,19 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		next := s.awaitStart(t, 2)
 		events := s.events(t)
 		before := events[len(events)-2]
-		if next.who != "c" || before.what != "fence" || before.who != "b" || before.token != next.token {
-			t.Errorf("before the start by %s came %+v", next.who, before)
+		if next.holder != "c" || before.what != "fence" || before.holder != "b" || before.token != next.token {
+			t.Errorf("before the start by %s came %+v", next.holder, before)
 		}
 		h, _ := holding(t, store)
 		if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
-			t.Errorf("it began %v after it was taken over, before two renewals", confirmed)
+			t.Errorf("it started %v after the takeover, before two renewals", confirmed)
 		}
 		replicas["c"].awaitLog(t, "predecessor not fenced, trying again")
 		replicas["c"].awaitLog(t, "out of order")
 	})
 }
 
-func TestAPredecessorOfAnyNameIsFenced(t *testing.T) {
+func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
 		for name, want := range map[string]string{
@@ -335,7 +335,7 @@ func TestAPredecessorOfAnyNameIsFenced(t *testing.T) {
 	})
 }
 
-func TestAReplicaThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
+func TestARestartedReplicaDoesNotFenceItself(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	fenced := filepath.Join(s.dir, "fenced")
@@ -350,7 +350,7 @@ func TestAReplicaThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
 	}
 }
 
-func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
+func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	script := filepath.Join(s.dir, "service.sh")
@@ -367,12 +367,12 @@ func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 	awaitRenewal(t, s.open(t))
 	a.signal(t, syscall.SIGSTOP)
-	if next := s.awaitStart(t, 1); next.who != "b" {
-		t.Errorf("%s has started it", next.who)
+	if next := s.awaitStart(t, 1); next.holder != "b" {
+		t.Errorf("%s started it", next.holder)
 	}
 	a.signal(t, syscall.SIGCONT)
 
-	// The first try fails here.
+	// The first -stop fails on b.
 	if err := os.WriteFile(filepath.Join(s.dir, "fail-b"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -380,12 +380,12 @@ func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 	if status := b.awaitExit(t); status != 0 {
 		t.Errorf("b exited with %d", status)
 	}
-	if next := s.awaitStart(t, 2); next.who != "a" {
-		t.Errorf("%s has started it", next.who)
+	if next := s.awaitStart(t, 2); next.holder != "a" {
+		t.Errorf("%s started it", next.holder)
 	}
 	b.awaitLog(t, "-stop command failed, trying again")
 
-	// Without its guard tenure stops the service, and competes again.
+	// If the guard is gone, tenure stops the service, and competes again.
 	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -394,8 +394,8 @@ func TestAServiceIsStoppedByItsCommandWhateverBecomesOfTenure(t *testing.T) {
 	eventually(t, soon, "the guard stops the service", s.idle)
 }
 
-// serviceScript starts and stops the service as a supervisor would: it does not
-// belong to who asks.
+// serviceScript starts and stops the service as a supervisor would: the service is not a
+// descendant of the caller.
 const serviceScript = `
 command=$1 binary=$2 dir=$3 name=$4
 case $command in
@@ -413,13 +413,13 @@ stop)
 esac
 `
 
-// told reports whether a file has a line.
+// told reports whether a file contains a line.
 func (s *site) told(path, line string) bool {
 	data, err := os.ReadFile(path)
 	return err == nil && slices.Contains(strings.Split(string(data), "\n"), line)
 }
 
-func TestALogThatNobodyReadsHoldsNothingUp(t *testing.T) {
+func TestALogThatNobodyReadsDoesNotBlock(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"told to end": syscall.SIGTERM, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {

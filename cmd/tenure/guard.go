@@ -17,20 +17,19 @@ import (
 	"time"
 )
 
-// The guard is a process between tenure and the program, one for each term. It
-// ends the program when tenure says so, when tenure is gone, and, by its own
-// timer, before the trust in the term ends: that holds while tenure is stopped,
-// hangs or has been killed.
+// The guard is a process between tenure and the program, one for each term. It ends the
+// program when tenure says so or is gone, and, by its own timer, before trust in the term
+// ends. So the program ends in time even if tenure is stopped, hangs or has been killed.
 var guardCommand = command{
 	name:     "guard",
 	synopsis: "[flags] [-- program [argument...]]",
 	about:    "Started by tenure run.",
 	define: func(flags *flag.FlagSet) action {
 		var cfg guardConfig
-		flags.DurationVar(&cfg.ask, "ask", 0, "time from one question for the trust to the next")
+		flags.DurationVar(&cfg.ask, "ask", 0, "time between questions for how much trust is left")
 		flags.DurationVar(&cfg.stopTimeout, "stop-timeout", 0, "time from SIGTERM to SIGKILL")
-		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "what becomes of the program when tenure is gone")
-		flags.StringVar(&cfg.start, "start", "", "`COMMAND` in place of a program")
+		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "how the program is ended when tenure is gone")
+		flags.StringVar(&cfg.start, "start", "", "`COMMAND` used instead of a program")
 		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
 		return func(_ context.Context, out *output, args []string) error {
 			return runGuard(cfg, args, out.stderr)
@@ -38,13 +37,13 @@ var guardCommand = command{
 	},
 }
 
-// The descriptors that a guard is started with.
+// The file descriptors that a guard inherits.
 const (
 	ordersFD  = 3
 	reportsFD = 4
 )
 
-// killInterval is the time from one SIGKILL to the next.
+// killInterval is the time between two SIGKILLs.
 const killInterval = 20 * time.Millisecond
 
 type guardConfig struct {
@@ -58,10 +57,10 @@ type guardConfig struct {
 type charge interface {
 	begin() (group int, err error)
 	pass(sig syscall.Signal)
-	stop(sig syscall.Signal) // it is to end; called once
-	stopOthers()             // what else it has started is to end; called when it has ended
-	kill()                   // it is to be gone; called again and again until it is
-	ended() <-chan struct{}  // closed when it has ended; something of it may be left
+	stop(sig syscall.Signal) // asks it to end; called once
+	stopOthers()             // asks the processes it left behind to end; called once it has ended
+	kill()                   // kills all of it; called repeatedly until it is gone
+	ended() <-chan struct{}  // closed when it has ended; processes it started may be left
 	gone() <-chan ending     // receives once, when nothing of it is left
 }
 
@@ -72,21 +71,21 @@ type guard struct {
 	reports *json.Encoder
 	log     *slog.Logger
 
-	asked    time.Time // zero: no question is open
+	asked    time.Time // when the open question was asked; zero if none is open
 	nextAsk  time.Time
 	begun    bool
 	hard     instant
 	soft     instant
-	ended    <-chan struct{} // nil once that was heard
-	byItself bool            // it has ended before it was told to
+	ended    <-chan struct{} // nil once it was received from
+	byItself bool            // the charge ended before it was told to
 	stopping bool
-	killBy   instant // once it is stopping
+	killBy   instant // set once stopping
 	killing  bool
 }
 
 func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
-	// The program is to die with its parent, which is this thread. Main's is the
-	// one that ends with the process.
+	// The program dies with its parent (Pdeathsig), and its parent is this thread, not the
+	// process. The main thread is the one that lives as long as the process.
 	runtime.LockOSThread()
 	syscall.CloseOnExec(ordersFD)
 	syscall.CloseOnExec(reportsFD)
@@ -101,7 +100,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 	}
 	if len(args) > 0 {
 		if err := becomeSubreaper(); err != nil {
-			g.log.Warn("what leaves the program's process group will not be found", "error", err)
+			g.log.Warn("processes that leave the program's group will not be found", "error", err)
 		}
 		g.charge = newProgram(args)
 	} else {
@@ -110,10 +109,10 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 	return g.run(readOrders(os.NewFile(ordersFD, "orders")))
 }
 
-// surviveSignals makes sure that what is meant for tenure, or for all of a group,
-// does not end the guard. Ignoring them would be inherited by the program.
+// surviveSignals keeps signals that are meant for tenure, or for a whole group, from
+// ending the guard. It doesn't ignore them, because the program would inherit that.
 func surviveSignals() {
-	all := make(chan os.Signal, 1) // full: dropped
+	all := make(chan os.Signal, 1) // nobody receives: signals are dropped once it is full
 	for _, sig := range []os.Signal{
 		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
@@ -139,7 +138,7 @@ func readOrders(r io.Reader) <-chan order {
 	return orders
 }
 
-// run returns when nothing of the charge is left, or when it never began.
+// run returns when nothing of the charge is left, or when it can no longer begin.
 func (g *guard) run(orders <-chan order) error {
 	g.ended = g.charge.ended()
 	g.ask()
@@ -173,7 +172,7 @@ func (g *guard) run(orders <-chan order) error {
 	}
 }
 
-// watch does what time demands, and returns when to look again.
+// watch does what is due by now, and returns how long to wait before it looks again.
 func (g *guard) watch() time.Duration {
 	if orders := time.Until(g.nextAsk); orders <= 0 && g.asked.IsZero() {
 		g.ask()
@@ -187,23 +186,23 @@ func (g *guard) watch() time.Duration {
 	case g.stopping && g.killBy.passed(now):
 		g.kill("it has not ended in time")
 	case g.hard.passed(now):
-		g.kill("the trust in the term ends")
+		g.kill("trust in the term ends")
 	case !g.stopping && g.soft.passed(now):
-		g.lose("tenure has not renewed the trust in the term")
+		g.lose("tenure has not extended trust in the term")
 	}
 	if g.killing {
 		g.charge.kill()
-		return killInterval // for what it has started meanwhile
+		return killInterval // the charge may have started more processes meanwhile
 	}
 	next := g.soft
 	if g.stopping {
 		next = g.killBy
 	}
-	// A timer stands still while the machine is suspended: a look now and then.
+	// A timer stands still while the machine is suspended, so look at least every g.cfg.ask.
 	return max(time.Millisecond, min(g.cfg.ask, next.until(now), g.hard.until(now)))
 }
 
-// obey returns an ending where there is nothing to look after.
+// obey carries out an order. It returns an ending if there is nothing to look after.
 func (g *guard) obey(o order) *ending {
 	switch {
 	case o.Trust != nil:
@@ -224,10 +223,10 @@ func (g *guard) obey(o order) *ending {
 func (g *guard) ask() {
 	g.asked = time.Now()
 	g.nextAsk = g.asked.Add(g.cfg.ask)
-	g.report(report{Ask: true}) // if tenure is gone, the orders end
+	g.report(report{Ask: true}) // if this fails tenure is gone, and the orders end
 }
 
-// trust takes the answer to a question. The first begins.
+// trust takes the answer to a question. The first answer starts the charge.
 func (g *guard) trust(t trust) *ending {
 	g.hard, g.soft = newInstant(g.asked, t.Hard), newInstant(g.asked, t.Soft)
 	g.asked = time.Time{}
@@ -279,7 +278,7 @@ func (g *guard) kill(why string) {
 		g.killing = true
 		what := "killed"
 		if g.cfg.start != "" {
-			what = "service ought to be stopped by now"
+			what = "service should have stopped by now"
 		}
 		g.log.Warn(what, "why", why)
 	}
@@ -292,8 +291,9 @@ func (g *guard) report(r report) error {
 	return nil
 }
 
-// instant is a point in time by both clocks of the process: the monotonic one
-// stands still while the machine is suspended, the other may be set.
+// instant is a point in time by the monotonic clock and by the wall clock. Whichever
+// reaches it first counts: the monotonic clock stands still while the machine is
+// suspended, and the wall clock may be set.
 type instant struct{ at, wall time.Time }
 
 func newInstant(from time.Time, d time.Duration) instant {

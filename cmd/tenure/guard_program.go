@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// program is a charge: a process, with all that it starts.
+// program is a charge: a process, and all that it starts.
 type program struct {
 	args   []string
 	pid    int           // also its process group
@@ -18,7 +18,7 @@ type program struct {
 	left   chan ending
 
 	mu   sync.Mutex // held while a child is collected, and while one is signalled by its number
-	free bool       // the number of the process and of its group may be somebody else's by now
+	free bool       // the process was collected: its pid may have been reused
 }
 
 func newProgram(args []string) *program {
@@ -30,8 +30,8 @@ func (p *program) begin() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Not by os/exec, which waits for this child alone, and not for those that
-	// this process is given when their parents have ended.
+	// os/exec would wait for this child alone, and not for the orphans that this process
+	// is given as a subreaper.
 	pid, err := syscall.ForkExec(path, p.args, &syscall.ProcAttr{
 		Env:   os.Environ(),
 		Files: []uintptr{0, 1, 2},
@@ -56,14 +56,14 @@ func (p *program) pass(sig syscall.Signal) { p.signal(p.pid, sig) }
 
 func (p *program) stop(sig syscall.Signal) {
 	p.signal(-p.pid, sig)
-	p.signal(-p.pid, syscall.SIGCONT) // who is stopped does not hear the first
+	p.signal(-p.pid, syscall.SIGCONT) // a stopped process does not get the first signal until it continues
 }
 
 func (p *program) stopOthers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, d := range descendants(os.Getpid()) {
-		if d.group != p.pid { // the others were told with their group
+		if d.group != p.pid { // those in the group were signalled with it
 			d.signal(os.Getpid(), syscall.SIGTERM)
 		}
 	}
@@ -78,8 +78,8 @@ func (p *program) kill() {
 	}
 }
 
-// signal signals the process, or its group by the negative number, unless that
-// number may be somebody else's.
+// signal sends a signal to the process, or, if number is negative, to its group, unless
+// the pid may have been reused.
 func (p *program) signal(number int, sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// stopPause is the time from a -stop command that failed to the next.
+// stopPause is how long to wait after a -stop command has failed.
 const stopPause = time.Second
 
-// service is a charge: what one command starts and another stops. It is gone when
-// the second has succeeded, and until then that is tried again: to kill it would
-// stop nothing.
+// service is a charge that one command starts and another stops. It is gone when the stop
+// command has succeeded. That command is retried rather than killed, because killing it
+// would not stop the service.
 type service struct {
 	startLine, stopLine string
 	log                 *slog.Logger
-	told                context.Context // done when it is to end
+	told                context.Context // done when the service must stop
 	tell                context.CancelFunc
 	left                chan ending
 }
@@ -48,7 +48,7 @@ func (s *service) run() ending {
 	return end
 }
 
-// stopService runs a -stop command until it has succeeded, or ctx is done.
+// stopService runs a -stop command until it succeeds or ctx is done.
 func stopService(ctx context.Context, line string, env []string, log *slog.Logger) error {
 	for said := ""; ; {
 		err := runHook(ctx, line, nil, env, os.Stderr)

@@ -16,7 +16,7 @@ import (
 	"unsafe"
 )
 
-// noted is a charge that notes when it is told what.
+// noted is a charge that notes what it is told, and when.
 type noted struct {
 	began time.Time
 	notes []string
@@ -39,7 +39,7 @@ func (r *noted) kill()                   { r.note("kill") }
 func (r *noted) ended() <-chan struct{}  { return r.exit }
 func (r *noted) gone() <-chan ending     { return r.left }
 
-// scene is a guard in virtual time, with the test in the place of tenure.
+// scene is a guard in virtual time, with the test playing tenure.
 type scene struct {
 	*noted
 	orders chan order
@@ -47,7 +47,7 @@ type scene struct {
 	final  chan ending
 }
 
-// newScene starts a guard that asks each 100 ms, and has a stop timeout of a second.
+// newScene starts a guard that asks every 100 ms, and has a stop timeout of one second.
 func newScene(t *testing.T, onLoss string) *scene {
 	s := &scene{
 		noted:  &noted{began: time.Now(), exit: make(chan struct{}), left: make(chan ending, 1)},
@@ -83,8 +83,8 @@ func newScene(t *testing.T, onLoss string) *scene {
 	return s
 }
 
-// answer answers the guard's questions so as tenure does, until so long after the
-// begin.
+// answer answers the guard's questions as tenure does. All durations count from when the
+// scene began: how long to answer, and when the guard's two deadlines are.
 func (s *scene) answer(until, hard, soft time.Duration) {
 	for time.Since(s.began) < until {
 		select {
@@ -96,13 +96,13 @@ func (s *scene) answer(until, hard, soft time.Duration) {
 	}
 }
 
-// over lets the time pass until all that can happen has, and ends the charge.
+// over waits until everything that can happen has happened, and ends the charge.
 func (s *scene) over(t *testing.T, told bool, want ...string) {
 	t.Helper()
 	time.Sleep(time.Minute)
 	s.left <- ending{Text: "over"}
 	if end := <-s.final; end.Told != told {
-		t.Errorf("that it was told to end is %v", end.Told)
+		t.Errorf("the ending has Told %v, want %v", end.Told, told)
 	}
 	if !slices.Equal(s.notes, want) {
 		t.Errorf("the charge was told %q, want %q", s.notes, want)
@@ -114,23 +114,23 @@ func TestAGuardEndsTheProgramByItself(t *testing.T) {
 	bubble := func(name string, test func(t *testing.T)) {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 	}
-	bubble("where tenure hangs it is told to end, and killed before the trust ends", func(t *testing.T) {
+	bubble("if tenure hangs, it is told to end, and killed before trust ends", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(3*time.Second, hard, soft)
 		s.over(t, true, "begin 0s", "stop 9.5s", "kill 10s")
 	})
-	bubble("where tenure hangs and the program is to be killed", func(t *testing.T) {
+	bubble("if tenure hangs with -on-loss kill, it is killed at once", func(t *testing.T) {
 		s := newScene(t, onLossKill)
 		s.answer(3*time.Second, hard, soft)
 		s.over(t, true, "begin 0s", "stop 9.5s", "kill 9.5s")
 	})
-	bubble("where tenure is gone it has the stop timeout", func(t *testing.T) {
+	bubble("if tenure is gone, it has the stop timeout to end", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(3*time.Second, hard, soft)
 		close(s.orders)
 		s.over(t, true, "begin 0s", "stop 3s", "kill 4s")
 	})
-	bubble("where tenure is gone and less trust is left than that", func(t *testing.T) {
+	bubble("if tenure is gone and less trust is left, it is killed before trust ends", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(9400*time.Millisecond, hard, soft)
 		close(s.orders)
@@ -143,7 +143,7 @@ func TestAGuardEndsTheProgramByItself(t *testing.T) {
 		s.orders <- order{Trust: &trust{Hard: 5 * time.Second, Soft: 4500 * time.Millisecond}}
 		s.over(t, true, "begin 4s", "stop 4.5s", "kill 5s")
 	})
-	bubble("the trust is renewed while it ends, and it has the stop timeout", func(t *testing.T) {
+	bubble("if trust is extended while it ends, it still has only the stop timeout", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(3*time.Second, hard, soft)
 		s.orders <- order{Stop: syscall.SIGINT}
@@ -151,14 +151,14 @@ func TestAGuardEndsTheProgramByItself(t *testing.T) {
 		s.answer(8*time.Second, 20*time.Second, 19*time.Second)
 		s.over(t, true, "begin 0s", "stop 3s", "interrupt 3s", "kill 4s")
 	})
-	bubble("a lease that is lost is no time to wait", func(t *testing.T) {
+	bubble("if the lease is lost, it is killed at once", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(3*time.Second, hard, soft)
 		s.orders <- order{Stop: syscall.SIGTERM}
 		s.orders <- order{Kill: true}
 		s.over(t, true, "begin 0s", "stop 3s", "kill 3s")
 	})
-	bubble("what a program leaves behind is ended", func(t *testing.T) {
+	bubble("processes that it leaves behind are ended", func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		s.answer(3*time.Second, hard, soft)
 		close(s.exit)
@@ -166,7 +166,7 @@ func TestAGuardEndsTheProgramByItself(t *testing.T) {
 	})
 }
 
-func TestAProgramBeginsOnlyWhileThereIsTrust(t *testing.T) {
+func TestAProgramStartsOnlyWhileThereIsTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, onLossStop)
 		<-s.asked
@@ -186,8 +186,8 @@ func TestAProgramBeginsOnlyWhileThereIsTrust(t *testing.T) {
 	})
 }
 
-// beforeSuspend returns the time of so long ago, where the machine has been
-// suspended since: the monotonic clock stood still.
+// beforeSuspend returns the time d ago, as if the machine had been suspended since then:
+// the monotonic clock stood still.
 func beforeSuspend(d time.Duration) time.Time {
 	then := time.Now().Add(-d)
 	inside := (*struct {
@@ -198,7 +198,7 @@ func beforeSuspend(d time.Duration) time.Time {
 	return then
 }
 
-func TestASuspendedMachineUsesUpTheTrust(t *testing.T) {
+func TestTimeWhileSuspendedUsesUpTrust(t *testing.T) {
 	t.Parallel()
 	for suspended, want := range map[time.Duration][]string{
 		5 * time.Second:  nil,
@@ -207,7 +207,7 @@ func TestASuspendedMachineUsesUpTheTrust(t *testing.T) {
 	} {
 		asked := beforeSuspend(suspended)
 		if monotonic, wall := time.Since(asked), time.Since(asked.Round(0)); monotonic > suspended/2 || wall < suspended {
-			t.Fatalf("%v ago by the monotonic clock and %v by the other; the test tests nothing", monotonic, wall)
+			t.Fatalf("%v ago by the monotonic clock and %v by the wall clock; the test would prove nothing", monotonic, wall)
 		}
 		charge := &noted{began: time.Now()}
 		g := &guard{
@@ -218,7 +218,7 @@ func TestASuspendedMachineUsesUpTheTrust(t *testing.T) {
 			begun:   true,
 			asked:   asked,
 		}
-		g.trust(trust{Hard: 20 * time.Second, Soft: 12 * time.Second}) // as tenure has said before the suspend
+		g.trust(trust{Hard: 20 * time.Second, Soft: 12 * time.Second}) // as tenure answered before the suspend
 		g.watch()
 		var told []string
 		for _, note := range charge.notes {
@@ -226,21 +226,21 @@ func TestASuspendedMachineUsesUpTheTrust(t *testing.T) {
 			told = append(told, what)
 		}
 		if !slices.Equal(told, want) {
-			t.Errorf("after a suspend of %v the program is told %q, want %q", suspended, told, want)
+			t.Errorf("after a suspend of %v the charge was told %q, want %q", suspended, told, want)
 		}
 	}
 }
 
-func TestAGuardIsToldWhatIsLeftOfTheTrust(t *testing.T) {
+func TestAGuardIsToldHowMuchTrustIsLeft(t *testing.T) {
 	t.Parallel()
 	timing, err := newTiming(30*time.Second, 10*time.Second, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := timing.left(12*time.Second), (trust{Hard: 11 * time.Second, Soft: 4 * time.Second}); got != want {
-		t.Errorf("of 12 s: %v, want %v", got, want)
+		t.Errorf("with 12 s left: %v, want %v", got, want)
 	}
 	if got := timing.left(0); got != (trust{}) {
-		t.Errorf("of a term that is over: %v", got)
+		t.Errorf("after the term has ended: %v", got)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// guarded is a program under a guard, as tenure sees it, for one term.
+// guarded is tenure's side of a guard and its program, for one term.
 type guarded struct {
 	cmd     *exec.Cmd // the guard
 	term    *tenure.Term
@@ -32,8 +32,8 @@ type guarded struct {
 	group knownGroup // the program's
 }
 
-// startGuarded starts a guard, which starts the program once it knows how much
-// trust there is.
+// startGuarded starts a guard, which starts the program once it knows how much trust is
+// left.
 func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) (*guarded, error) {
 	ordersOut, ordersIn, err := os.Pipe()
 	if err != nil {
@@ -76,7 +76,7 @@ func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) 
 	return g, nil
 }
 
-// termEnv is what a program is told of the term for which it runs.
+// termEnv returns the environment variables that describe a term to its program.
 func termEnv(term *tenure.Term) []string {
 	return []string{
 		fmt.Sprintf("TENURE_TOKEN=%d", term.Token()),
@@ -85,9 +85,10 @@ func termEnv(term *tenure.Term) []string {
 	}
 }
 
-// environVar is a variable with a value that others may have written to the store.
-// No program can be started with one that has a NUL or is very long. The marks in
-// the place of what is missing make sure that the value is not another's name.
+// environVar returns an environment variable whose value others may have written to the
+// store. A program cannot be started with a value that has a NUL or is very long. NULs are
+// replaced and a cut is marked, rather than dropped, so that the value cannot become the
+// name of another replica.
 func environVar(name, value string) string {
 	const most = 4096
 	if len(value) > most {
@@ -96,17 +97,17 @@ func environVar(name, value string) string {
 	return name + "=" + strings.ReplaceAll(value, "\x00", "\uFFFD")
 }
 
-// send returns soon, also where the guard is stopped and its pipe is full: then the
-// order is dropped, whole, and the guard is killed when the program is to end.
+// send returns quickly even if the guard is stopped and its pipe is full. It then drops
+// the whole order, and the guard is killed when the program has to end.
 func (g *guarded) send(o order) {
-	line, err := json.Marshal(o) // shorter than what a pipe takes as a whole
+	line, err := json.Marshal(o) // shorter than PIPE_BUF, so it is written whole or not at all
 	if err != nil {
 		panic(err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// More than once: where this process was stopped in between, the time is over
-	// before anything was tried, and the guard asks only once.
+	// Try more than once: if this process was stopped in between, the deadline has passed
+	// before anything was written, and the guard doesn't repeat its question.
 	for range 3 {
 		g.orders.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
 		_, err := g.orders.Write(append(line, '\n'))
@@ -116,8 +117,8 @@ func (g *guarded) send(o order) {
 	}
 }
 
-// run returns when nothing of the program is left. At the end of ctx it ends the
-// program, in the way that end says.
+// run returns when nothing of the program is left. When ctx is done it sends the order
+// that end returns for its cause.
 func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending, error) {
 	var final *ending
 	defer func() { g.group.close() }()
@@ -142,9 +143,9 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 			}
 		case <-timer.C:
 			if left := late.until(time.Now()); left > 0 {
-				timer.Reset(min(left, g.timing.ask)) // it stands still while the machine is suspended
+				timer.Reset(min(left, g.timing.ask)) // the timer stands still while the machine is suspended
 			} else {
-				g.kill() // a guard that is stopped too does nothing
+				g.kill() // the guard may be stopped and unable to act
 			}
 		case r, ok := <-reports:
 			switch {
@@ -172,12 +173,12 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 	return *final, nil
 }
 
-// kill ends the guard, and first the program with all that it has started: it
-// could not be found any more where its guard is gone.
+// kill kills the program with all that it has started, and then the guard. Without the
+// guard those processes could no longer be found.
 func (g *guarded) kill() {
 	g.log.Warn("guard does not answer, killed")
 	g.group.signal(syscall.SIGKILL)
-	guard := g.cmd.Process.Pid // its own until Wait
+	guard := g.cmd.Process.Pid // not reused before Wait
 	for found := descendants(guard); len(found) > 0; found = descendants(guard) {
 		for _, d := range found {
 			d.signal(guard, syscall.SIGKILL)
@@ -187,11 +188,10 @@ func (g *guarded) kill() {
 	g.cmd.Process.Kill()
 }
 
-// reap makes sure that nothing is left of the process group of a program whose
-// guard is gone.
+// reap kills what is left of the process group of a program whose guard is gone.
 func (g *guarded) reap() {
 	for !errors.Is(g.group.signal(syscall.SIGKILL), syscall.ESRCH) && !g.group.onlyZombies() {
-		if os.Getpid() == 1 { // they are this process's own
+		if os.Getpid() == 1 { // orphans become children of this process
 			syscall.Wait4(-g.group.id, nil, syscall.WNOHANG, nil)
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// runHook runs a command line of the user's, for example that of -check, and
-// returns when it has ended, or was killed at the end of ctx. Where no output is
-// given the error has its last line.
+// runHook runs one of the user's commands, for example that of -check. It returns when
+// the command has ended, or was killed because ctx is done. If output is nil, the error
+// has the last line of the command's output.
 func runHook(ctx context.Context, line string, args, env []string, output io.Writer) error {
 	if len(args) > 0 {
 		line += ` "$@"`
@@ -24,10 +24,10 @@ func runHook(ctx context.Context, line string, args, env []string, output io.Wri
 	cmd := exec.Command("/bin/sh", append([]string{"-c", line, "sh"}, args...)...)
 	cmd.Env = env
 	cmd.SysProcAttr = ownGroup()
-	cmd.WaitDelay = 500 * time.Millisecond // for the output, which a process that it left behind may hold
+	cmd.WaitDelay = 500 * time.Millisecond // a process that the command leaves behind may hold its output open
 
-	// Whoever starts a process that is to die with its parent is a thread, not a
-	// process, and must last as long.
+	// A process that dies with its parent (Pdeathsig) dies with the thread that started
+	// it, so this thread must stay.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var last tail

@@ -11,12 +11,11 @@ import (
 
 func newLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
-// lateWriter writes in a goroutine of its own, and drops what it cannot write in
-// time: that nobody reads a log must not hold up renewals, nor keep a program
-// alive.
+// lateWriter writes in its own goroutine, and drops lines that it cannot write in time: a
+// log that nobody reads must neither hold up renewals nor keep a program alive.
 type lateWriter struct {
 	lines chan []byte
-	last  chan struct{} // closed: what is in lines now is all
+	last  chan struct{} // closed when no more lines will come
 	done  chan struct{}
 }
 
@@ -47,7 +46,7 @@ func (l *lateWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// close waits for the last lines, for a second at most.
+// close waits at most a second for the last lines to be written.
 func (l *lateWriter) close() {
 	close(l.last)
 	select {

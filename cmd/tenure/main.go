@@ -1,8 +1,8 @@
 //go:build unix
 
-// Tenure runs a program in one place at a time, by a lease in a Postgres or SQLite
-// database, and shows and moves such leases. README.md tells what holds on which
-// system.
+// Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite
+// database, and shows and moves such leases. docs/command.md says what it guarantees on
+// which operating system.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"unicode"
 )
 
-const overview = `Tenure runs a program in one place at a time, by a lease in a Postgres or SQLite database.
+const overview = `Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite database.
 
 Usage:
 
@@ -28,49 +28,49 @@ Usage:
 Commands:
 
 %s
-Try it, in two terminals, and press Ctrl-C in the one where the program runs:
+Try it in two terminals, and press Ctrl-C in the one where the program runs:
 
   tenure run -store /tmp/try.db -key web -replica a -- sh -c 'echo I run; exec sleep 1000'
   tenure run -store /tmp/try.db -key web -replica b -- sh -c 'echo I run; exec sleep 1000'
 
 Environment:
 
-  TENURE_STORE       the store, where -store is not given
-  TENURE_REPLICA_ID  the name of this replica, where -replica is not given
+  TENURE_STORE       the store, if -store is not given
+  TENURE_REPLICA_ID  the name of this replica, if -replica is not given
 
-Exit status: 0, 1 for what failed, 2 for a command line that cannot be right; that of
-the program under "tenure run -once".
+The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
+invalid. "tenure run -once" exits with the program's status.
 
-"tenure COMMAND -h" tells more about a command.
+"tenure COMMAND -h" explains a command.
 `
 
-// command is what stands behind the first argument.
+// command is a subcommand, selected by the first argument.
 type command struct {
 	name     string
-	synopsis string // what follows the name
-	summary  string // its line in the overview; empty: not for people
-	about    string // at the head of its help
+	synopsis string // what follows the name in the usage line
+	summary  string // its line in the overview; empty hides an internal command
+	about    string // the text at the top of its help
 	define   func(flags *flag.FlagSet) action
 }
 
 // action is a command whose flags have been parsed.
 type action func(ctx context.Context, out *output, args []string) error
 
-// output is where a command writes to.
+// output is where a command writes.
 type output struct {
 	stdout, stderr io.Writer
 }
 
 var commands []command
 
-// An assignment in place of the declaration, which would refer to itself.
+// Initializing commands in its declaration would be an initialization cycle.
 func init() {
 	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is the program, and returns its exit status.
+// run runs a command line and returns its exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &output{stdout: stdout, stderr: concealer{stderr}}
 	if len(args) == 0 {
@@ -144,7 +144,7 @@ func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
 	table.Flush()
 }
 
-// usageError says that the command line cannot be right.
+// usageError returns an error that says why the command line is invalid.
 func usageError(format string, args ...any) error {
 	return errUsage{fmt.Errorf(format, args...)}
 }
@@ -153,13 +153,13 @@ type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return e.error }
 
-// exitStatus is the error of a command that ends with another's status, and says
-// nothing.
+// exitStatus is the error of a command that exits with the status of the program it
+// ran, and prints nothing.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// exit reports an error, and returns the exit status that it means.
+// exit reports an error and returns the exit status for it.
 func (o *output) exit(name string, err error) int {
 	if err == nil {
 		return 0
@@ -176,16 +176,16 @@ func (o *output) exit(name string, err error) int {
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// concealer keeps URLs and passwords out of what is written for people, for a
-// password may stand anywhere in a URL that was mistyped. It is the last resort: nothing that
-// tenure says of itself holds either.
+// concealer removes URLs and passwords from messages, because a mistyped URL may have its
+// password anywhere. It is the last resort: tenure itself never prints either.
 type concealer struct{ w io.Writer }
 
-// What follows a URL, or a password, is not told from it: all up to the next quote goes.
+// There is no telling where a URL or a password ends, so everything up to the next quote
+// is removed.
 var secrets = regexp.MustCompile(`(?i)(postgres(?:ql)?://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
-// An error may tell what others have written to the store: what would do something
-// to a terminal is replaced.
+// Write also replaces control characters: an error may quote what others have written to
+// the store.
 func (c concealer) Write(b []byte) (int, error) {
 	safe := bytes.Map(func(r rune) rune {
 		if r != '\n' && unprintable(r) {

@@ -18,9 +18,9 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// Run with this in its environment, the test binary is tenure, its guard, or the
-// service that it runs: so it needs no building, and has the race detector where
-// the tests have it.
+// asTenure is an environment variable that makes the test binary act as tenure, its guard,
+// or the service that it runs. So nothing needs to be built, and the race detector is on
+// if it is on in the tests.
 const asTenure = "TENURE_TEST_AS_TENURE"
 
 func TestMain(m *testing.M) {
@@ -30,11 +30,11 @@ func TestMain(m *testing.M) {
 		}
 		main()
 	}
-	flag.Set("test.parallel", "6") // the tests wait for real time to pass, and compute little
+	flag.Set("test.parallel", "6") // the tests mostly wait for real time to pass
 	pgtest.Main(m)
 }
 
-// tenure runs a command in this process, and returns its exit status and output.
+// tenureCommand runs a command in this process, and returns its exit status and output.
 func tenureCommand(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -44,7 +44,7 @@ func tenureCommand(t *testing.T, args ...string) (status int, stdout, stderr str
 	return status, out.String(), errOut.String()
 }
 
-func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
+func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 	t.Setenv(storeEnv, "")
 	db := filepath.Join(t.TempDir(), "t.db")
 	runOn := func(args ...string) []string { return append([]string{"run", "-store", db, "-key", "k"}, args...) }
@@ -102,7 +102,7 @@ func TestABadCommandLineIsOneLineAndExitStatus2(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(db); err == nil {
-		t.Error("a bad command line has made the store")
+		t.Error("a bad command line created the store")
 	}
 }
 
@@ -113,7 +113,7 @@ func TestEachCommandExplainsItself(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(overview, "\n  "+c.name+" ") {
-			t.Errorf("the overview does not tell of %s", c.name)
+			t.Errorf("the overview does not mention %s", c.name)
 		}
 		for _, args := range [][]string{{c.name, "-h"}, {"help", c.name}} {
 			status, stdout, stderr := tenureCommand(t, args...)
@@ -132,7 +132,7 @@ func TestEachCommandExplainsItself(t *testing.T) {
 	}
 }
 
-func TestAStopTimeoutComesAtTheExpenseOfTheRenewDeadline(t *testing.T) {
+func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 	t.Parallel()
 	const ttl, renew = 30 * time.Second, 10 * time.Second
 	for _, test := range []struct{ flag, stop, renewDeadline time.Duration }{
@@ -146,15 +146,15 @@ func TestAStopTimeoutComesAtTheExpenseOfTheRenewDeadline(t *testing.T) {
 			t.Errorf("-stop-timeout %v: %+v, %v", test.flag, got, err)
 		}
 		if sum := got.renewDeadline + got.stop + got.slack + margin(ttl); sum > ttl {
-			t.Errorf("-stop-timeout %v: all together are %v, more than the TTL", test.flag, sum)
+			t.Errorf("-stop-timeout %v: the parts add up to %v, more than the TTL", test.flag, sum)
 		}
 	}
 	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
-		t.Errorf("one that does not fit: %v", err)
+		t.Errorf("a stop timeout that does not fit: %v", err)
 	}
 }
 
-func TestHowAProgramEndsDependsOnWhy(t *testing.T) {
+func TestHowAProgramIsEndedDependsOnTheCause(t *testing.T) {
 	t.Parallel()
 	term, interrupt, kill := order{Stop: syscall.SIGTERM}, order{Stop: syscall.SIGINT}, order{Kill: true}
 	for _, test := range []struct {

@@ -13,11 +13,11 @@ import (
 var migrateCommand = command{
 	name:     "migrate",
 	synopsis: "-store STORE [-json]",
-	summary:  "create the tables that are missing",
+	summary:  "create missing tables",
 	about: `
-Migrate creates what is missing in the store: the file, the table objects and that of the
-versions of what was deleted. It changes nothing that is there. Run does the same, so
-that this is needed only where run's role may not create tables.`,
+Migrate creates what is missing in the store: the file, the table of objects, and the
+table of the versions of deleted objects. It doesn't change anything that exists. Run does
+the same, so you need migrate only if run's database role may not create tables.`,
 	define: func(flags *flag.FlagSet) action {
 		var store storeFlag
 		store.define(flags)

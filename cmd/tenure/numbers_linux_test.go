@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// asInit makes the test binary, as the first process of a PID namespace, run the
-// test of that name as its child.
+// asInit is an environment variable that makes the test binary, as the first process of a
+// PID namespace, run the test of that name as its child.
 const asInit = "TENURE_TEST_AS_INIT"
 
 func init() {
@@ -26,18 +26,18 @@ func init() {
 	case os.Getenv(asInit) != "" && os.Getpid() == 1:
 		os.Exit(initialProcess())
 	case os.Getenv(asTenure) != "" && len(os.Args) == 2 && os.Args[1] == "headless":
-		// Its first thread ends, and it hears nothing but SIGKILL.
+		// The main thread ends, and the process ignores SIGTERM.
 		go func() {
 			signal.Ignore(syscall.SIGTERM)
 			select {}
 		}()
-		go time.Sleep(time.Hour) // or the runtime would find it deadlocked
+		go time.Sleep(time.Hour) // so that the runtime doesn't detect a deadlock
 		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
 	}
 }
 
-// inNamespace reports whether this process may choose the numbers of processes. It
-// runs the test once more where it may, in a PID namespace of its own.
+// inNamespace reports whether this process may choose PIDs. If not, it runs the test again
+// in a PID namespace of its own, where it may.
 func inNamespace(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(asInit) != "" {
@@ -54,17 +54,17 @@ func inNamespace(t *testing.T) bool {
 	var failed *exec.ExitError
 	switch {
 	case err != nil && !errors.As(err, &failed), strings.Contains(string(out), noNamespace):
-		t.Skipf("there is no PID namespace to be had: %v: %s", err, out)
+		t.Skipf("cannot create a PID namespace: %v: %s", err, out)
 	case err != nil, !strings.Contains(string(out), "--- PASS: "+t.Name()):
 		t.Errorf("in a PID namespace: %v\n%s", err, out)
 	}
 	return false
 }
 
-const noNamespace = "the namespace is of no use"
+const noNamespace = "the namespace cannot be used"
 
-// initialProcess is the first process of a namespace: like any init it collects
-// what has lost its parent. It returns the exit status of the test.
+// initialProcess is the first process of a namespace. Like any init it collects orphans.
+// It returns the exit status of the test.
 func initialProcess() int {
 	err := errors.Join(
 		syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""),
@@ -93,23 +93,22 @@ func initialProcess() int {
 	}
 }
 
-// setNextNumber lets the next process get a number, or the first after it that is
-// free.
+// setNextNumber sets the PID of the next process; if it is taken, the next free one is used.
 func setNextNumber(pid int) error {
 	return os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0)
 }
 
-// stranger is a process that has nothing to do with tenure, and leads a group.
+// stranger is a process that has nothing to do with tenure, and leads its own group.
 type stranger struct {
 	in  io.Writer
 	out *bufio.Reader
 }
 
-// newStranger starts one that has that number, or returns nil where the number
-// isn't to be had.
+// newStranger starts a stranger with the given PID, or returns nil if that PID cannot be
+// had.
 func newStranger(t *testing.T, pid int) *stranger {
 	t.Helper()
-	for range 50 { // threads get numbers, too
+	for range 50 { // threads use up numbers, too
 		if err := setNextNumber(pid); err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +136,7 @@ func newStranger(t *testing.T, pid int) *stranger {
 	return nil
 }
 
-// unharmed fails where it doesn't answer any more.
+// unharmed fails the test if the stranger no longer answers.
 func (s *stranger) unharmed(t *testing.T) {
 	t.Helper()
 	if s == nil {
@@ -155,7 +154,7 @@ func over(pid int) bool {
 	return !ok || p.ended
 }
 
-func TestWhoGetsTheNumberOfAProgramThatHasEndedIsLeftAlone(t *testing.T) {
+func TestAProcessThatReusesThePIDOfAnEndedProgramIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	if !inNamespace(t) {
 		return
@@ -168,17 +167,17 @@ func TestWhoGetsTheNumberOfAProgramThatHasEndedIsLeftAlone(t *testing.T) {
 	program := r.pid(t, "program")
 	eventually(t, soon, "the program ends", func() bool { return over(program) })
 	if s.idle() {
-		t.Fatal("its daemon has ended too; the test tests nothing")
+		t.Fatal("its daemon has ended too; the test would prove nothing")
 	}
 	other := newStranger(t, program)
 	r.awaitExit(t)
 	if !s.idle() {
-		t.Error("its daemon lives on")
+		t.Error("its daemon is still running")
 	}
 	other.unharmed(t)
 }
 
-func TestWhoGetsTheNumberOfAProgramWhoseGuardWasKilledIsLeftAlone(t *testing.T) {
+func TestAProcessThatReusesThePIDOfAProgramWhoseGuardWasKilledIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	if !inNamespace(t) {
 		return
@@ -197,14 +196,14 @@ func TestWhoGetsTheNumberOfAProgramWhoseGuardWasKilledIsLeftAlone(t *testing.T) 
 	})
 	other := newStranger(t, program)
 	if other == nil {
-		t.Fatal("the program's number is not to be had; the test tests nothing")
+		t.Fatal("the program's PID cannot be had; the test would prove nothing")
 	}
 	r.signal(t, syscall.SIGCONT)
 	s.awaitStart(t, 1)
 	other.unharmed(t)
 }
 
-func TestWhoGetsTheNumberOfADescendantIsLeftAlone(t *testing.T) {
+func TestAProcessThatReusesThePIDOfADescendantIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	if !inNamespace(t) {
 		return
@@ -233,13 +232,14 @@ func TestWhoGetsTheNumberOfADescendantIsLeftAlone(t *testing.T) {
 	})
 	other := newStranger(t, child.pid)
 	if other == nil {
-		t.Fatal("the number is not to be had; the test tests nothing")
+		t.Fatal("the child's PID cannot be had; the test would prove nothing")
 	}
 	child.signal(parent.Process.Pid, syscall.SIGKILL)
 	other.unharmed(t)
 }
 
-// Where the kernel signals no group by a handle.
+// This is how a group is told from a stranger's if the kernel cannot signal groups by a
+// pidfd.
 func TestAGroupOfAnotherSessionIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	for _, leaves := range []bool{true, false} {
@@ -266,28 +266,29 @@ func TestAProgramThatForksTooFastToBeFoundIsKilledWithItsGroup(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	script := filepath.Join(t.TempDir(), "fork")
-	// Each lives only until it has started the next. No shell calls a function in
-	// itself for ever.
+	// Each process lives only until it has started the next. After 500 calls a new shell
+	// takes over, because no shell nests calls forever.
 	const fork = `trap "" TERM; fork() { n=$((n + 1)); if [ $n -gt 500 ]; then exec sh "$0"; fi; fork & }; fork`
 	if err := os.WriteFile(script, []byte(fork), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It has ended by itself, and what it has left behind would have half a minute.
+	// The program ends by itself. The processes it leaves behind would have half a minute to
+	// end after SIGTERM.
 	r := s.start(t, "a", "-ttl", "2m", "-once", "--", "sh", "-c", fmt.Sprintf("exec 9>%s; flock 9; exec sh %s", filepath.Join(s.dir, "lock"), script))
 	r.pid(t, "program")
 	r.awaitExit(t)
 	if !s.idle() {
-		t.Error("it forks on")
+		t.Error("it is still forking")
 	}
 }
 
-func TestAProcessWhoseFirstThreadHasEndedIsAlive(t *testing.T) {
+func TestAProcessWhoseMainThreadHasEndedIsAlive(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	r := s.start(t, "a", s.service(t, "headless")...)
 	s.awaitStart(t, 0)
 	program := r.pid(t, "program")
-	eventually(t, soon, "its child has lost its first thread", func() bool {
+	eventually(t, soon, "its child's main thread has ended", func() bool {
 		return slices.ContainsFunc(descendants(program), func(p process) bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
 			return err == nil && strings.Contains(string(stat), ") Z ")
@@ -296,6 +297,6 @@ func TestAProcessWhoseFirstThreadHasEndedIsAlive(t *testing.T) {
 	r.signal(t, syscall.SIGTERM)
 	r.awaitExit(t)
 	if !s.idle() {
-		t.Error("it works on")
+		t.Error("the child is still running")
 	}
 }

@@ -13,17 +13,17 @@ import (
 	"unsafe"
 )
 
-// self is the program that runs, also when its file has been replaced since.
+// self returns a path of this program that works even if its file has been replaced.
 func self() string { return "/proc/self/exe" }
 
-// ownGroup is for a child that leads a process group, and is killed when the
+// ownGroup makes a child the leader of its own process group, and has it killed when the
 // thread that started it ends.
 func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// becomeSubreaper makes this process the parent of all its descendants whose own
-// parents end, so that none gets lost.
+// becomeSubreaper makes this process the parent of all descendants that are orphaned, so
+// that none gets lost.
 func becomeSubreaper() error {
 	const setChildSubreaper = 36
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0); errno != 0 {
@@ -38,11 +38,11 @@ const (
 	oneChild = 1 // P_PID
 )
 
-// awaitEnd waits until a child has ended, and does not collect it: until that is
-// done the child keeps its number, and so does the process group that it leads.
+// awaitEnd waits until a child has ended, without collecting it: until it is collected,
+// its pid is not reused, nor is the number of the process group that it leads.
 func awaitEnd(which, pid int) (int, error) {
 	var info struct {
-		_   [3 + ^uint(0)>>63]int32 // what signals have in common
+		_   [3 + ^uint(0)>>63]int32 // the fields common to all signals
 		pid int32
 		_   [112]byte
 	}
@@ -59,8 +59,7 @@ func awaitEnd(which, pid int) (int, error) {
 	}
 }
 
-// runGroup runs a command that leads a process group, which it kills at the end of
-// ctx.
+// runGroup runs a command that leads a process group. When ctx is done it kills the group.
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -73,15 +72,14 @@ func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // before Wait, so that the number is still the command's
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // before Wait, so that the pid has not been reused
 	}
 	return cmd.Wait()
 }
 
-// reap collects all children until there are none, and returns how the program
-// ended. The program itself comes last: until it is collected no other process and
-// no other group can get its number, so that its group can be signalled for as long
-// as anything else is left.
+// reap collects all children until there are none, and returns how the program ended. It
+// collects the program itself last: until then its number is not reused for another
+// process or group, so its group can be signalled as long as anything else is left.
 func (p *program) reap() (end ending) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
@@ -100,8 +98,8 @@ func (p *program) reap() (end ending) {
 	for p.collectOthers() {
 		<-ended
 	}
-	// One that was forked while the others were looked for is not seen, and could not
-	// be signalled with its group any more.
+	// A process that was forked during the search was not seen, and after the program is
+	// collected it could no longer be signalled with its group.
 	p.signal(-p.pid, syscall.SIGKILL)
 	var status syscall.WaitStatus
 	p.collect(p.pid, &status)
@@ -144,17 +142,17 @@ func (p *program) collect(pid int, status *syscall.WaitStatus) bool {
 // process is one that /proc shows.
 type process struct {
 	pid, parent, group, session int
-	ended                       bool // and its parent has not asked how
+	ended                       bool // a zombie: its parent has not collected it
 }
 
 func readProcess(pid int) (p process, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return p, false // has ended
+		return p, false // it has ended and was collected
 	}
-	// The second field is the program's name in parentheses, which may hold
-	// anything. After it come the state, the parent, the group and the session, and
-	// later the number of threads.
+	// The second field is the program's name in parentheses, which may contain anything.
+	// It is followed by the state, the parent, the group and the session, and later the
+	// number of threads.
 	const threads = 17
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) <= threads {
@@ -164,7 +162,7 @@ func readProcess(pid int) (p process, ok bool) {
 		n, _ := strconv.Atoi(string(fields[i]))
 		return n
 	}
-	// A process whose first thread has ended looks like a zombie, and works on.
+	// A process whose main thread has ended looks like a zombie, but its other threads run on.
 	ended := fields[0][0] == 'Z' && number(threads) <= 1
 	return process{pid: pid, parent: number(1), group: number(2), session: number(3), ended: ended}, true
 }
@@ -186,8 +184,8 @@ func processes() (all []process) {
 	return all
 }
 
-// descendants returns all that a process has started, and what those have, as far
-// as it has not ended.
+// descendants returns the processes that a process has started, directly or indirectly,
+// and that have not ended.
 func descendants(of int) (found []process) {
 	children := make(map[int][]process) // by parent
 	for _, p := range processes() {
@@ -206,10 +204,10 @@ func descendants(of int) (found []process) {
 	return found
 }
 
-// signal signals a process that was seen among the descendants of another. It may
-// have ended since, and its number may be somebody else's: so it is looked up once
-// more behind a handle. If it still descends from the other it is the handle's
-// process, or that has ended.
+// signal signals a process that was seen among the descendants of descendantOf. It may
+// have ended since, and its pid may have been reused. So signal first opens a handle, and
+// then checks the pid again: if it still belongs to a descendant, the handle is for that
+// process, or for one that has ended.
 func (p process) signal(descendantOf int, sig syscall.Signal) {
 	handle, err := os.FindProcess(p.pid)
 	if err != nil {
@@ -234,14 +232,14 @@ func descends(pid, from int) bool {
 	return false
 }
 
-// knownGroup is a process group that a process leads which is not a child of this
-// one, so that its number may become somebody else's at any time.
+// knownGroup is a process group whose leader is not a child of this process, so that its
+// number may be reused at any time.
 type knownGroup struct {
-	id     int      // 0: none
-	leader *os.File // a handle to the process, which stands for its group also when it has ended; nil: none
+	id     int      // 0 if there is no group
+	leader *os.File // a pidfd of the leader, which identifies the group even after the leader has ended; may be nil
 }
 
-// knowGroup returns the group that a child of another process leads.
+// knowGroup returns the group whose leader is id, a child of parent.
 func knowGroup(id, parent int) knownGroup {
 	const pidfdOpen = 434
 	g := knownGroup{id: id}
@@ -255,7 +253,7 @@ func knowGroup(id, parent int) knownGroup {
 	return g
 }
 
-// signal returns ESRCH where nobody is there to be signalled.
+// signal returns ESRCH if there is no process to signal.
 func (g knownGroup) signal(sig syscall.Signal) error {
 	const (
 		pidfdSendSignal = 424
@@ -273,8 +271,8 @@ func (g knownGroup) signal(sig syscall.Signal) error {
 			return errno
 		}
 	}
-	// Before Linux 6.9 there is the number only. A group never leaves its session, and
-	// the program began its own in that of tenure: one of another session is a stranger's.
+	// Before Linux 6.9 only the number can be used. A group never leaves its session, and
+	// the program's group was created in tenure's: a group in another session is not it.
 	if !g.inThisSession() {
 		return syscall.ESRCH
 	}
@@ -291,8 +289,8 @@ func (g knownGroup) inThisSession() bool {
 	return false
 }
 
-// onlyZombies reports whether all of the group have ended, and stay for a parent
-// that does not ask how: the first process of some containers never does.
+// onlyZombies reports whether the group has only zombies left, whose parent doesn't collect
+// them: PID 1 in some containers never does.
 func (g knownGroup) onlyZombies() bool {
 	some := false
 	for _, p := range processes() {
@@ -306,4 +304,4 @@ func (g knownGroup) onlyZombies() bool {
 	return some
 }
 
-func (g knownGroup) close() { g.leader.Close() } // of nil too
+func (g knownGroup) close() { g.leader.Close() } // Close accepts a nil file

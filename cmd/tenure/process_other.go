@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// self is the file of the program that runs.
+// self returns the path of this program.
 func self() string {
 	path, err := os.Executable()
 	if err != nil {
@@ -20,14 +20,14 @@ func self() string {
 	return path
 }
 
-// ownGroup is for a child that leads a process group.
+// ownGroup makes a child the leader of its own process group.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // becomeSubreaper does nothing here.
 func becomeSubreaper() error { return nil }
 
-// runGroup runs a command that leads a process group, which it kills at the end of
-// ctx, unless the command has ended by then.
+// runGroup runs a command that leads a process group. When ctx is done it kills the group,
+// unless the command has ended by then.
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -38,16 +38,16 @@ func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	case err := <-ended:
 		return err
 	case <-ctx.Done():
-		if cmd.Process.Signal(syscall.Signal(0)) == nil { // else its number may be somebody else's
+		if cmd.Process.Signal(syscall.Signal(0)) == nil { // otherwise its pid may have been reused
 			syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		}
 		return <-ended
 	}
 }
 
-// reap collects the program and waits until nothing is left of its process group.
-// As long as something is, the group's number is its own. From when it was seen to
-// be gone it is not signalled any more: then the number may be somebody else's.
+// reap collects the program and waits until nothing is left of its process group. As long
+// as a process of the group is left, the group's number is not reused. Once the group was
+// seen to be gone it is no longer signalled, because the number may have been reused.
 func (p *program) reap() ending {
 	var status syscall.WaitStatus
 	for {
@@ -73,18 +73,18 @@ func (p *program) groupGone() bool {
 
 type process struct{ group int }
 
-// descendants returns none: only the process group is known here.
+// descendants returns nothing: here only the process group is known.
 func descendants(int) []process { return nil }
 
 func (process) signal(int, syscall.Signal) {}
 
-// knownGroup is a process group that a process leads which is not a child of this
-// one. Only its number is known here.
+// knownGroup is a process group whose leader is not a child of this process. Here only
+// its number is known.
 type knownGroup struct{ id int }
 
 func knowGroup(id, _ int) knownGroup { return knownGroup{id} }
 
-// signal returns ESRCH where nobody is there to be signalled.
+// signal returns ESRCH if there is no process to signal.
 func (g knownGroup) signal(sig syscall.Signal) error {
 	if g.id == 0 {
 		return syscall.ESRCH
@@ -92,7 +92,7 @@ func (g knownGroup) signal(sig syscall.Signal) error {
 	return syscall.Kill(-g.id, sig)
 }
 
-// onlyZombies cannot tell here.
+// onlyZombies returns false: there is no way to know here.
 func (knownGroup) onlyZombies() bool { return false }
 
 func (knownGroup) close() {}

@@ -19,9 +19,9 @@ var resignCommand = command{
 	summary:  "ask the holder to give the lease to another replica",
 	about: `
 Resign asks the replica that holds the lease to end its program, release the lease, and
-stay away for long enough that another can win. It returns when the request is stored;
-"tenure watch" shows what comes of it. A holder that has vanished cannot obey: then the
-lease expires.`,
+not compete for long enough that another replica can take it. It returns when the request
+is stored; "tenure watch" shows the outcome. If the holder has vanished, the lease just
+expires.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
@@ -36,13 +36,13 @@ var handoverCommand = command{
 	synopsis: "-store STORE -key NAME -to REPLICA [-json]",
 	summary:  "ask the holder to give the lease to a replica of your choice",
 	about: `
-Handover asks the replica that holds the lease to end its program and to leave the lease
-to another, by its name. That one alone may begin for a while, then any. It returns when
-the request is stored; "tenure watch" shows what comes of it.`,
+Handover asks the replica that holds the lease to end its program and to hand the lease
+over to the named replica. For a while only that replica may take it, then any. It returns
+when the request is stored; "tenure watch" shows the outcome.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
-		to := flags.String("to", "", "name of the `REPLICA` that shall be next, as it was given to tenure run -replica")
+		to := flags.String("to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
 		return func(ctx context.Context, out *output, args []string) error {
 			if *to == "" {
 				return usageError("no replica: give -to")
@@ -80,7 +80,7 @@ func (l *lookup) request(ctx context.Context, out *output, args []string, to str
 // requested is the outcome of a request to a holder.
 type requested struct {
 	Key    string `json:"key"`
-	Holder string `json:"holder"` // who was asked
+	Holder string `json:"holder"` // the replica that was asked
 	To     string `json:"to,omitempty"`
 }
 
@@ -90,9 +90,9 @@ func (r requested) print(w io.Writer) error {
 	case "":
 		_, err = fmt.Fprintf(w, "asked %s to release %s\n", printable(r.Holder), printable(r.Key))
 	case r.Holder:
-		_, err = fmt.Fprintf(w, "%s holds %s already\n", printable(r.Holder), printable(r.Key))
+		_, err = fmt.Fprintf(w, "%s already holds %s\n", printable(r.Holder), printable(r.Key))
 	default:
-		_, err = fmt.Fprintf(w, "asked %s to leave %s to %s\n", printable(r.Holder), printable(r.Key), printable(r.To))
+		_, err = fmt.Fprintf(w, "asked %s to hand %s over to %s\n", printable(r.Holder), printable(r.Key), printable(r.To))
 	}
 	return err
 }

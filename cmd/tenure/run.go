@@ -24,28 +24,29 @@ var runCommand = command{
 	synopsis: "-store STORE -key NAME [flags] -- program [argument...]",
 	summary:  "start a program while this host holds a lease",
 	about: `
-Run competes for the lease. When it has it, it starts the program; when it loses it, or
-cannot renew it in time, it ends the program, by SIGTERM to its process group and by
-SIGKILL before another host may begin. When the program ends by itself, the lease is
-released, so that another host can run it, and after a pause this one competes again.
+Run competes for the lease, and starts the program when it has acquired it. When it loses
+the lease, or cannot renew it in time, it ends the program: it sends SIGTERM to the
+program's process group, and SIGKILL before another host may start it. When the program
+exits by itself, run releases the lease, so that another host can run the program, and
+competes again after a pause.
 
-The program finds in its environment TENURE_TOKEN, a number that is greater in each later
-term of the lease: what it writes to elsewhere can refuse a lower one. TENURE_TERM and
-TENURE_HOLDER name the term and the replica. It must stay in the foreground: what it
-leaves behind when it ends is ended too.
+The program's environment has TENURE_TOKEN, a number that increases with each term of the
+lease: other systems that the program writes to can reject a lower token. TENURE_TERM and
+TENURE_HOLDER name the term and the replica. The program must stay in the foreground:
+processes that it leaves behind when it exits are ended too.
 
-SIGTERM, SIGINT and SIGQUIT end the program by the same signal, release the lease, and
-end tenure; so does a terminal that is closed. SIGHUP, SIGUSR1, SIGUSR2 and SIGWINCH are
-passed to the program.
+SIGTERM, SIGINT and SIGQUIT are passed to the program to end it; tenure then releases the
+lease and exits. It does the same when its terminal is closed. SIGHUP, SIGUSR1, SIGUSR2
+and SIGWINCH are passed to the program.
 
-A service that something else supervises is run by two commands in place of a program:
+For a service that something else supervises, give two commands instead of a program:
 
   tenure run -store STORE -key web -start 'systemctl start web' -stop 'systemctl stop web'
 
--stop is run once before the first term too, for what may be left of an earlier run, and
-is tried again until it succeeds. So only one tenure of a host may run one service.
+-stop is retried until it succeeds. It also runs once before the first term, in case an
+earlier run left the service running. So only one tenure on a host may run a service.
 
-Commands are lines for /bin/sh. Where the store is down, run tries again.`,
+Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
 	define: func(flags *flag.FlagSet) action {
 		var opts runOptions
 		opts.define(flags)
@@ -55,17 +56,17 @@ Commands are lines for /bin/sh. Where the store is down, run tries again.`,
 	},
 }
 
-// What -on-loss can be.
+// The values of -on-loss.
 const (
 	onLossStop = "stop"
 	onLossKill = "kill"
 )
 
-// defaultType is the type of a key that is given as a name alone, as of the
-// library's own default key.
+// defaultType is the type of a key given without one. The library's default key has
+// the same type.
 const defaultType = "reconciler_lease"
 
-// longestTTL is far above what is of use, and far below what overflows.
+// longestTTL is far longer than anyone needs, and far too short to overflow.
 const longestTTL = 10000 * time.Hour
 
 type runOptions struct {
@@ -88,22 +89,22 @@ type runOptions struct {
 func (o *runOptions) define(flags *flag.FlagSet) {
 	o.store.define(flags)
 	o.key.define(flags)
-	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, for people and for tenure handover")
-	flags.DurationVar(&o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal: how long\nnobody runs the program after a host vanished")
+	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
+	flags.DurationVar(&o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	flags.DurationVar(&o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
-	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` from one attempt to acquire to the next, where nothing would tell of a\nrelease; after the program has ended by itself, twice that passes\n(default a sixth of the TTL)")
-	flags.StringVar(&o.check, "check", "", "`COMMAND` that tells whether this host is fit, by its exit status: asked with the\nargument standby before it competes, active before each renewal; a holder that\nfails is replaced. The argument is appended to the line: one that wants none ends\nin \"&& :\", as in 'test -e /etc/fit && :'")
-	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must answer (default a sixth of the TTL, or less where a\nlong -stop-timeout leaves less time between renewals)")
-	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals before the program starts, after a host has vanished")
-	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here;\n$TENURE_PREDECESSOR names it, with U+FFFD for each NUL, cut to\n4096 bytes and \"…\"; tried again until it succeeds. Not for an earlier run of this\n-replica, so each must have a name of its own")
-	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a good quarter of the TTL)")
-	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program ends where the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
-	flags.BoolVar(&o.once, "once", false, "end when the program has ended by itself, with its exit status")
-	flags.StringVar(&o.start, "start", "", "`COMMAND` in place of a program: starts a service and returns")
-	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start has started, and returns when it is stopped")
+	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease, unless a notification of its release\ncomes first; twice that after the program has exited by itself\n(default a sixth of the TTL)")
+	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the\nargument standby before tenure competes, and active before each renewal; a holder\nwhose check fails is replaced. The argument is appended to the command: end a\ncommand that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
+	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
+	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
+	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here.\n$TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096\nbytes is cut and marked with \"…\". The command is retried until it succeeds. It\ndoes not run for an earlier run of this -replica, so each needs a name of its own")
+	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL)")
+	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
+	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
+	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
+	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
 }
 
-// validate completes the options, or says what is wrong with them.
+// validate checks the options, fills in defaults, and returns the timing they result in.
 func (o *runOptions) validate(args []string) (timing, error) {
 	store, err := o.store.name()
 	if err != nil {
@@ -115,7 +116,7 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	service := o.start != "" || o.stop != ""
 	switch {
 	case service && len(args) > 0:
-		return timing{}, usageError("a program, or -start and -stop, not both")
+		return timing{}, usageError("give either a program, or -start and -stop")
 	case service && (o.start == "" || o.stop == ""):
 		return timing{}, usageError("-start needs -stop, and -stop needs -start")
 	case service && o.once:
@@ -123,7 +124,7 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	case service && o.onLoss == onLossKill:
 		return timing{}, usageError("-on-loss kill needs a program")
 	case !service && len(args) == 0:
-		return timing{}, usageError(`no program: "tenure run -h" tells more`)
+		return timing{}, usageError(`no program: "tenure run -h" explains the usage`)
 	case o.onLoss != onLossStop && o.onLoss != onLossKill:
 		return timing{}, usageError("-on-loss %q is neither stop nor kill", o.onLoss)
 	case o.replica == "":
@@ -135,8 +136,8 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	case o.confirm < 0:
 		return timing{}, usageError("-confirm %d is negative", o.confirm)
 	case o.fence != "" && !isPostgres(store) && o.replica == tenure.ReplicaID() && os.Getenv("TENURE_REPLICA_ID") == "":
-		// Each would take the others for earlier runs of itself, and fence nobody.
-		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host, whose name is their default")
+		// Each would take the others for earlier runs of itself and never fence them.
+		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host and get its name by default")
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("-check-timeout needs -check")
 	}
@@ -159,7 +160,7 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	}
 	t.patient = service
 	if most := t.renewDeadline - o.renew; o.checkTimeout >= most {
-		return t, usageError("-check-timeout %v does not fit: with these times it is below %v", o.checkTimeout, most)
+		return t, usageError("-check-timeout %v does not fit: with these times it must be below %v", o.checkTimeout, most)
 	}
 	return t, nil
 }
@@ -167,13 +168,13 @@ func (o *runOptions) validate(args []string) (timing, error) {
 // runner runs the program for each term.
 type runner struct {
 	opts      *runOptions
-	args      []string // of the guard, behind its timing
+	args      []string // the guard's arguments after its timing
 	timing    timing
 	log       *slog.Logger
 	shutdown  context.CancelFunc
-	signal    atomic.Int32            // which one ended tenure
-	current   atomic.Pointer[guarded] // while there is one
-	onceEnded *ending                 // of Run's goroutine
+	signal    atomic.Int32            // the signal that told tenure to end; 0 if none has
+	current   atomic.Pointer[guarded] // nil between terms
+	onceEnded *ending                 // how the program ended under -once; used only by Run's goroutine
 }
 
 func runProgram(ctx context.Context, opts *runOptions, out *output, args []string) error {
@@ -204,7 +205,7 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 		err = r.compete(ctx, store)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
-		err = nil // told to end while it waited
+		err = nil // it was told to end while it waited
 	}
 	return errors.Join(err, r.status())
 }
@@ -218,7 +219,7 @@ func (r *runner) status() error {
 		return nil
 	case r.onceEnded != nil:
 		return exitStatus(r.onceEnded.Status)
-	case sig != 0: // it has not run
+	case sig != 0: // the program never ran
 		return exitStatus(128 + int(sig))
 	}
 	return nil
@@ -251,7 +252,7 @@ func (r *runner) compete(ctx context.Context, store tenure.Store) error {
 		return asUsage(err)
 	}
 	if r.opts.stop != "" {
-		r.log.Info("stopping what may be left of an earlier run")
+		r.log.Info("stopping the service in case an earlier run left it running")
 		if err := stopService(ctx, r.opts.stop, environ(), r.log); err != nil {
 			return err
 		}
@@ -260,7 +261,7 @@ func (r *runner) compete(ctx context.Context, store tenure.Store) error {
 	return coordinator.Run(ctx)
 }
 
-// job is what is done in one term.
+// job runs the program for one term.
 func (r *runner) job(ctx context.Context) error {
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.log)
 	if err != nil {
@@ -270,7 +271,7 @@ func (r *runner) job(ctx context.Context) error {
 	end, err := g.run(ctx, r.howToEnd)
 	r.current.Store(nil)
 	if err != nil {
-		if r.opts.stop != "" { // nobody else does it now, and the lease is held until it is done
+		if r.opts.stop != "" { // the guard can no longer do it, and the lease is held until it is done
 			stopService(context.Background(), r.opts.stop, environ(), r.log)
 		}
 		return err
@@ -283,7 +284,7 @@ func (r *runner) job(ctx context.Context) error {
 	return errors.New(end.Text)
 }
 
-// howToEnd says how the program is to be ended.
+// howToEnd returns the order that ends the program, given why its term ends.
 func (r *runner) howToEnd(cause error) order {
 	switch sig := r.signal.Load(); {
 	case errors.Is(cause, tenure.ErrLost): // somebody else may run it already
@@ -305,7 +306,7 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 }
 
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
-	if prev.Holder == r.opts.replica { // a host that was started anew must not cut its own power
+	if prev.Holder == r.opts.replica { // a host that has restarted must not cut its own power
 		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
 		return nil
 	}
@@ -315,14 +316,14 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	return runHook(ctx, r.opts.fence, nil, env, os.Stderr)
 }
 
-// handleSignals passes signals on, and ends tenure at those that ask for it,
-// until it is told to stop.
+// handleSignals passes signals on to the program, and ends tenure on those that ask for
+// it, until stop is called.
 func (r *runner) handleSignals() (stop func()) {
 	signals := make(chan os.Signal, 8)
 	for _, sig := range []os.Signal{
 		syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT,
 		syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH,
-		syscall.SIGPIPE, // a log that nobody reads any more must not end tenure
+		syscall.SIGPIPE, // a log that nobody reads anymore must not end tenure
 	} {
 		if !signal.Ignored(sig) {
 			signal.Notify(signals, sig)
@@ -334,7 +335,7 @@ func (r *runner) handleSignals() (stop func()) {
 		defer close(done)
 		for sig := range signals {
 			if sig == syscall.SIGHUP && terminal && !hasTerminal() {
-				sig = syscall.SIGTERM // it was closed, and nobody would know that this competes on
+				sig = syscall.SIGTERM // the terminal was closed, and nobody would know that this still competes
 			}
 			r.handle(sig.(syscall.Signal))
 		}
@@ -346,7 +347,7 @@ func (r *runner) handleSignals() (stop func()) {
 	}
 }
 
-// hasTerminal reports whether this process is one of a terminal's.
+// hasTerminal reports whether this process has a controlling terminal.
 func hasTerminal() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
@@ -372,7 +373,7 @@ func (r *runner) handle(sig syscall.Signal) {
 	}
 }
 
-// asUsage makes the library's verdict on the options one on the command line.
+// asUsage turns the library's error about an invalid option into a usage error.
 func asUsage(err error) error {
 	if errors.Is(err, tenure.ErrInvalid) {
 		return errUsage{err}
@@ -384,7 +385,7 @@ func asUsage(err error) error {
 type keyFlag struct{ flag string }
 
 func (k *keyFlag) define(flags *flag.FlagSet) {
-	flags.StringVar(&k.flag, "key", "", "`NAME` of the lease, or TYPE/NAME; without a type it is "+defaultType)
+	flags.StringVar(&k.flag, "key", "", "`NAME` of the lease, or TYPE/NAME; the default type is "+defaultType)
 }
 
 func (k *keyFlag) key() tenure.Key {

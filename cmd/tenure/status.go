@@ -27,8 +27,8 @@ var statusCommand = command{
 	synopsis: "-store STORE -key NAME [-json]",
 	summary:  "show who holds a lease",
 	about: `
-Status shows what the store knows of a lease: who holds it, since when, and when it was
-last renewed. A lease that is not renewed expires, and any replica may take it then.`,
+Status shows what the store knows about a lease: who holds it, since when, and when it was
+last renewed. A lease that is not renewed expires, and then any replica may take it.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
@@ -52,8 +52,8 @@ var listCommand = command{
 	synopsis: "-store STORE [-type TYPE] [-json]",
 	summary:  "show all leases of a store",
 	about: `
-List shows the leases of one type that somebody holds, or held and has not released, by
-name.`,
+List shows the leases of one type, sorted by name: those that are held, and those that
+have expired without being released.`,
 	define: func(flags *flag.FlagSet) action {
 		var store storeFlag
 		store.define(flags)
@@ -80,7 +80,7 @@ name.`,
 	},
 }
 
-// lookup is what the commands on one lease have in common.
+// lookup holds the flags that all commands on one lease share.
 type lookup struct {
 	store storeFlag
 	key   keyFlag
@@ -93,7 +93,7 @@ func (l *lookup) define(flags *flag.FlagSet) {
 	flags.BoolVar(&l.json, "json", false, "print JSON")
 }
 
-// on calls fn with the store, which is opened for it.
+// on opens the store and calls fn with it.
 func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context, database) error) error {
 	if len(args) > 0 {
 		return usageError("unexpected argument %q", args[0])
@@ -104,7 +104,8 @@ func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context,
 	return withStore(ctx, &l.store, fn)
 }
 
-// withStore calls fn with a store that is there already, and answers in time.
+// withStore opens a store, which must exist, and calls fn with it. All of that must take
+// less than storeTimeout.
 func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, database) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -119,15 +120,15 @@ func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, da
 	return err
 }
 
-// The states of a lease, as the store sees it.
+// The states of a lease, as the store sees them.
 const (
 	stateHeld    = "held"
 	stateExpired = "expired" // any replica may take it
-	stateOffered = "offered" // the last holder has left it to a replica that has not begun
+	stateOffered = "offered" // the last holder has released it to a replica that has not taken it yet
 	stateFree    = "free"
 )
 
-// leaseView is what people and programs are shown of a lease.
+// leaseView is a lease as the commands show it to people and programs.
 type leaseView struct {
 	Key        string            `json:"key"`
 	State      string            `json:"state"`
@@ -135,13 +136,13 @@ type leaseView struct {
 	OfferedTo  string            `json:"offered_to,omitempty"`
 	Term       string            `json:"term,omitempty"`
 	AcquiredAt *time.Time        `json:"acquired_at,omitempty"` // by the holder's clock
-	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's
+	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's clock
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
 	TTLMS      int64             `json:"ttl_ms"`
 	Labels     map[string]string `json:"labels,omitempty"`
 }
 
-// readLease asks the store for a lease. That nobody holds it is no error.
+// readLease reads a lease from the store. It is not an error if nobody holds it.
 func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseView, error) {
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -182,12 +183,12 @@ func newLeaseView(h tenure.Holding) leaseView {
 }
 
 func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseView, error) {
-	views := []leaseView{} // in JSON an array, also where it is empty
+	views := []leaseView{} // not nil, so that JSON has an empty array
 	for obj, err := range tenure.List(ctx, store, kind) {
 		if err != nil {
 			return nil, err
 		}
-		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key) // not read once more from the store
+		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key) // without reading it from the store again
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +197,7 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 	return views, nil
 }
 
-// oneObject is a store that has one object, and is only read.
+// oneObject is a read-only store of one object.
 type oneObject struct {
 	tenure.Store
 	obj tenure.Object
@@ -231,8 +232,9 @@ func (v leaseView) print(w io.Writer) error {
 	return table.Flush()
 }
 
-// printable quotes what would do something to a terminal, or look like the end of a
-// line or a column, and cuts what is very long: others have written it to the store.
+// printable makes what others have written to the store safe to print: it quotes a string
+// that has control characters or could be taken for the end of a line or a column, and
+// cuts a very long one.
 func printable(s string) string {
 	const most = 256
 	more := ""
@@ -247,9 +249,9 @@ func printable(s string) string {
 
 func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
-// expiry tells the state, and until when it lasts.
+// expiry describes the state, and how long it lasts.
 func (v leaseView) expiry() string {
-	left := (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // it may be stamped ahead of the clock
+	left := (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // the age is negative if the renewal is stamped ahead of the clock
 	switch v.State {
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)

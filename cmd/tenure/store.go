@@ -26,7 +26,7 @@ import (
 const (
 	storeEnv = "TENURE_STORE"
 
-	// storeTimeout bounds each command but run and watch.
+	// storeTimeout bounds every command except run and watch.
 	storeTimeout = 5 * time.Second
 )
 
@@ -43,10 +43,10 @@ type database interface {
 type storeFlag struct{ flag string }
 
 func (s *storeFlag) define(flags *flag.FlagSet) {
-	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres:// URL; one with\na password is better put into $"+storeEnv)
+	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres:// URL; put a URL\nwith a password into $"+storeEnv+" instead")
 }
 
-// name returns which store is meant.
+// name returns the path or URL of the store.
 func (s *storeFlag) name() (string, error) {
 	name := cmp.Or(s.flag, os.Getenv(storeEnv))
 	switch {
@@ -55,20 +55,20 @@ func (s *storeFlag) name() (string, error) {
 	case isPostgres(name):
 		return name, checkURL(name)
 	case name == ":memory:":
-		return "", usageError("the store is to be shared, and :memory: is each process's own")
+		return "", usageError("the store must be shared, and each process has its own :memory:")
 	case strings.Contains(name, "://"), notPath.MatchString(name):
-		// Not as a path: each host would have a file of its own, and run the program.
+		// Taken for a path, each host would have its own file, and run the program.
 		return "", usageError("the store is neither a SQLite path nor a postgres:// URL")
 	}
 	return name, nil
 }
 
-// notPath finds the settings that libpq takes in place of a URL, "host=db password=…",
-// a URL that lacks a slash, and an address without its scheme: "user:password@db/app",
+// notPath matches what is not meant as a path: libpq's "host=db password=…", a URL that
+// lacks a slash, and an address without its scheme, as "user:password@db/app" or
 // "localhost:5432".
 var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)
 
-// open opens a store that is there. It may be closed twice.
+// open opens the store. Closing it twice is allowed.
 func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {
 	name, err := s.name()
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error
 	return tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Shared: true, Logger: log})
 }
 
-// openExisting is open for commands that only look: they make no file.
+// openExisting opens the store for commands that only read: it doesn't create a file.
 func (s *storeFlag) openExisting(ctx context.Context) (database, error) {
 	name, err := s.name()
 	if err != nil {
@@ -98,25 +98,25 @@ func isPostgres(name string) bool {
 	return strings.HasPrefix(name, "postgres://") || strings.HasPrefix(name, "postgresql://")
 }
 
-// checkURL refuses a URL that cannot be parsed, or where a part of the password
-// seems to have become something else. It does not say what is wrong in which
-// part, for that part may be the password.
+// checkURL rejects a URL that cannot be parsed, or in which a part of the password seems to
+// have been parsed as something else. Its errors don't quote the URL, because the faulty
+// part may be the password.
 func checkURL(url string) error {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return usageError("the store's URL cannot be parsed: in user and password write special characters as %%XX")
+		return usageError("the store's URL cannot be parsed: write special characters in user and password as %%XX")
 	}
 	parts := []string{cfg.ConnConfig.Host, cfg.ConnConfig.Database}
 	for name := range cfg.ConnConfig.RuntimeParams {
 		parts = append(parts, name)
 	}
 	if slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(part, "@") }) {
-		return usageError("the store's URL has an @ behind the host: in user and password write special characters as %%XX")
+		return usageError("the store's URL has an @ after the host: write special characters in user and password as %%XX")
 	}
 	return nil
 }
 
-// describeStore names a store without what must not be shown.
+// describeStore names a store without its credentials.
 func describeStore(name string) string {
 	if !isPostgres(name) {
 		return name
@@ -128,10 +128,10 @@ func describeStore(name string) string {
 	return fmt.Sprintf("database %s on %s:%d", cfg.ConnConfig.Database, cfg.ConnConfig.Host, cfg.ConnConfig.Port)
 }
 
-// hideURL starts this program anew, in the same process, with a URL that stood
-// among its arguments moved to the environment: everybody on the host may read
-// the arguments. The last ones, so many, are the program's. It returns where that
-// is not needed, or fails.
+// hideURL moves a Postgres URL from the arguments to the environment, because everybody on
+// the host can read the arguments. To do so it executes this program again, in the same
+// process. The last program arguments belong to the program that tenure runs, and stay as
+// they are. It returns if there is nothing to hide, or if the exec fails.
 func (s *storeFlag) hideURL(program int) {
 	if !isPostgres(s.flag) {
 		return
@@ -152,7 +152,7 @@ func (s *storeFlag) hideURL(program int) {
 	}
 }
 
-// environ is the environment for other programs: not with the store's password.
+// environ returns the environment for other programs, without the store's URL.
 func environ() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, storeEnv+"=") })
 }

@@ -36,10 +36,10 @@ func newTerminal(t *testing.T) (user, terminal *os.File) {
 	return user, terminal
 }
 
-func TestATerminalThatIsClosedEndsTenure(t *testing.T) {
+func TestClosingTheTerminalEndsTenure(t *testing.T) {
 	t.Parallel()
 	if signal.Ignored(syscall.SIGHUP) {
-		t.Skip("SIGHUP is ignored, as below nohup")
+		t.Skip("SIGHUP is ignored, as under nohup")
 	}
 	s := sqliteSite(t)
 	user, terminal := newTerminal(t)
@@ -64,12 +64,12 @@ func TestATerminalThatIsClosedEndsTenure(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, soon, "a SIGHUP of somebody's is the program's", func() bool { return s.has(t, "signal-1") })
+	eventually(t, soon, "a SIGHUP from another process is passed to the program", func() bool { return s.has(t, "signal-1") })
 	user.Close()
 	select {
 	case <-exited:
 	case <-time.After(soon):
-		t.Error("it goes on without its terminal")
+		t.Error("tenure still runs without its terminal")
 	}
 	if _, held := holding(t, s.open(t)); held {
 		t.Error("the lease was not released")

@@ -4,21 +4,21 @@ package main
 
 import "time"
 
-// timing is how the end of a term is divided:
+// timing divides the time from the last renewal to the lease's expiry:
 //
 //	last renewal     told to end        SIGKILL      trust ends    others may begin
 //	|----------------|------------------|------------|-------------|
 //	  RenewDeadline    -stop-timeout      slack        Margin
 type timing struct {
 	renewDeadline time.Duration
-	stop          time.Duration // from being told to SIGKILL
-	slack         time.Duration // for SIGKILL to have its effect
-	ask           time.Duration // from one question of the guard to the next
-	patient       bool          // the guard may take longer: it stops a service
+	stop          time.Duration // from telling the program to end to SIGKILL
+	slack         time.Duration // for SIGKILL to take effect
+	ask           time.Duration // between two questions of the guard
+	patient       bool          // the guard may take longer, because it stops a service
 }
 
-// newTiming divides a TTL. Without a stop timeout it is as long as the rest
-// allows; a longer one comes at the expense of the renew deadline.
+// newTiming divides a TTL. If stopTimeout is 0, it takes the time that the rest leaves; a
+// longer one shortens the renew deadline.
 func newTiming(ttl, renew, stopTimeout time.Duration) (timing, error) {
 	t := timing{
 		renewDeadline: ttl * 2 / 3,
@@ -31,7 +31,7 @@ func newTiming(ttl, renew, stopTimeout time.Duration) (timing, error) {
 		t.stop = trusted - t.renewDeadline
 	}
 	t.renewDeadline = min(t.renewDeadline, trusted-t.stop)
-	least := renew + ttl/10 // in which a renewal may hang, and be tried again
+	least := renew + ttl/10 // so that a renewal that hangs can be retried
 	if stopTimeout == 0 && t.renewDeadline < least {
 		return t, usageError("-renew %v does not fit: with -ttl %v it is at most %v",
 			renew, ttl, (t.renewDeadline - ttl/10).Truncate(time.Millisecond))
@@ -46,14 +46,14 @@ func newTiming(ttl, renew, stopTimeout time.Duration) (timing, error) {
 // margin is the default of [tenure.LeaseConfig.Margin].
 func margin(ttl time.Duration) time.Duration { return ttl / 30 }
 
-// left is what a guard is told where so much trust is left in the term: what
-// [tenure.Term.Remaining] says, which asks both clocks.
+// left returns what to tell a guard, given the result of [tenure.Term.Remaining], which
+// looks at both clocks.
 func (t timing) left(remaining time.Duration) trust {
 	if remaining <= 0 {
 		return trust{}
 	}
 	hard := remaining - t.slack
-	// A little after tenure itself would have told it, since the guard may not
-	// have heard of the last renewal yet.
+	// The guard acts a little later than tenure itself would, because it may not know of
+	// the last renewal yet.
 	return trust{Hard: hard, Soft: hard - t.stop + min(2*t.ask, t.stop/2)}
 }

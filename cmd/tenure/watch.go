@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// watchInterval is how often watch looks where nothing wakes it.
+// watchInterval is how often watch reads the lease if no notification wakes it.
 const watchInterval = 500 * time.Millisecond
 
 var watchCommand = command{
@@ -23,8 +23,8 @@ var watchCommand = command{
 	summary:  "print a line whenever a lease changes hands",
 	about: `
 Watch prints who holds the lease, and then a line for each change, until it is
-interrupted. What lasts for less than half a second may be missed. While the store does
-not answer, it says so once and tries again.`,
+interrupted. It may miss a state that lasts less than half a second. If the store stops
+answering, watch says so once and keeps trying.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
@@ -32,27 +32,28 @@ not answer, it says so once and tries again.`,
 			l.store.hideURL(len(args))
 			ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			// The store outlives the time that on allows for its opening.
+			// The context that on passes bounds only the opening of the store.
 			var watched error
 			err := l.on(ctx, args, func(_ context.Context, store database) error {
 				watched = watch(ctx, store, &l, out)
 				return nil
 			})
 			if ctx.Err() != nil {
-				return nil // interrupted as it opened the store
+				return nil // interrupted while it opened the store
 			}
 			return errors.Join(err, watched)
 		}
 	},
 }
 
-// change is a line of watch.
+// change is a line that watch prints.
 type change struct {
 	At time.Time `json:"at"`
 	leaseView
 }
 
-// watch prints changes until ctx is done. Only an error of the first look ends it.
+// watch prints changes until ctx is done. It returns a store error only if the first read
+// fails.
 func watch(ctx context.Context, store database, l *lookup, out *output) error {
 	hints := store.Watch(l.key.key())
 	defer hints.Stop()

@@ -7,36 +7,35 @@ import (
 	"time"
 )
 
-// What tenure and its guard tell each other, as lines of JSON on two pipes. The
-// guard asks how much trust is left, and counts from before it asked: so neither
-// a pause of either nor a delay between them makes it trust for too long, and no
-// clock is compared with another.
+// Tenure and its guard exchange lines of JSON on two pipes. The guard asks how much trust
+// is left, and counts from before it asked. So it never trusts for too long, even if
+// either process pauses or a message is delayed, and the two never compare their clocks.
 
-// order is what tenure tells its guard. The end of the pipe is an order too:
-// tenure is gone.
+// order is a message from tenure to its guard. The end of the pipe means that tenure is
+// gone.
 type order struct {
 	Trust  *trust         `json:",omitempty"` // the answer to a question
 	Signal syscall.Signal `json:",omitempty"` // for the program
-	Stop   syscall.Signal `json:",omitempty"` // ends the program by this
-	Kill   bool           `json:",omitempty"` // ends it at once
+	Stop   syscall.Signal `json:",omitempty"` // ends the program with this signal
+	Kill   bool           `json:",omitempty"` // kills the program at once
 }
 
-// trust is what is left of a term.
+// trust is how much time is left in a term.
 type trust struct {
 	Hard time.Duration // until nothing of the program may be left
-	Soft time.Duration // until it must be told to end, if tenure has not done so
+	Soft time.Duration // until the guard must tell the program to end, if tenure has not
 }
 
-// report is what a guard tells tenure.
+// report is a message from a guard to tenure.
 type report struct {
-	Ask   bool    `json:",omitempty"` // how much trust is left?
-	Group int     `json:",omitempty"` // the process group of the program, which has been started
-	End   *ending `json:",omitempty"` // nothing is left of it; the last report
+	Ask   bool    `json:",omitempty"` // asks how much trust is left
+	Group int     `json:",omitempty"` // the process group of the program, once it has started
+	End   *ending `json:",omitempty"` // the last report: nothing of the program is left
 }
 
 // ending is how a program ended.
 type ending struct {
-	Told   bool   // it was told to
-	Status int    // as a shell tells it: 128 and more is a signal
+	Told   bool   // whether the program was told to end
+	Status int    // the exit status as a shell reports it: 128 plus the number of a signal
 	Text   string // for people
 }

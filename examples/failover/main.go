@@ -1,8 +1,7 @@
-// Command failover shows a lease changing hands: three replicas in one process,
-// on one SQLite database in memory, with work that must never overlap. The
-// first holder is stopped, the second vanishes without a word. It prints a
-// timeline, ends by itself, and exits with 0 only if the work never overlapped
-// and was always taken up again.
+// Command failover shows a lease changing hands. Three replicas in one process share an
+// in-memory SQLite database, and their work must never overlap. The first holder is
+// stopped, the second is cut off from the store. The command prints a timeline, and exits
+// with 0 only if the work never overlapped and was always resumed.
 package main
 
 import (
@@ -61,7 +60,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	time.Sleep(time.Second)
-	work.say("         %s is stopped: its lease is released as soon as its work has ended", first)
+	work.say("         %s is stopped: it releases the lease as soon as its work has ended", first)
 	replicas[first].stop()
 
 	second, err := work.next(ctx)
@@ -69,7 +68,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	time.Sleep(time.Second)
-	work.say("         %s vanishes without a word: its lease must expire, %v after its last renewal", second, ttl)
+	work.say("         %s loses its connection to the store: the lease expires %v after its last renewal", second, ttl)
 	replicas[second].store.cut.Store(true)
 
 	third, err := work.next(ctx)
@@ -85,10 +84,10 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// replica is one of the three. In a real program each is a process.
+// replica is one of the three. In a real program each would be a process.
 type replica struct {
 	store *cuttable
-	stop  func() // and wait until its work has ended
+	stop  func() // also waits until its work has ended
 }
 
 func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error) {
@@ -96,7 +95,7 @@ func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error)
 	lease, err := tenure.NewLease(cuttable, tenure.LeaseConfig{
 		Holder: name,
 		TTL:    ttl,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // the timeline tells it
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // the timeline shows what happens
 	})
 	if err != nil {
 		return nil, err
@@ -116,20 +115,20 @@ func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error)
 	return &replica{store: cuttable, stop: func() { cancel(); <-done }}, nil
 }
 
-// work is what must be done by one replica at a time.
+// work is what only one replica at a time may do.
 type work struct {
 	began    time.Time
-	turns    chan string // who begins
+	turns    chan string // the name of each replica that starts to work
 	running  atomic.Int32
 	overlaps atomic.Int32
-	mu       sync.Mutex // keeps lines whole
+	mu       sync.Mutex // keeps lines from being interleaved
 }
 
 func (w *work) do(ctx context.Context, name string) error {
 	if w.running.Add(1) > 1 {
 		w.overlaps.Add(1)
 	}
-	w.say("%-8s begins to work (fencing token %d)", name, tenure.TermFromContext(ctx).Token())
+	w.say("%-8s starts to work (fencing token %d)", name, tenure.TermFromContext(ctx).Token())
 	w.turns <- name
 	<-ctx.Done()
 	w.say("%-8s ends: %v", name, context.Cause(ctx))
@@ -137,13 +136,13 @@ func (w *work) do(ctx context.Context, name string) error {
 	return nil
 }
 
-// next returns who takes up the work next.
+// next waits for the next replica that starts to work, and returns its name.
 func (w *work) next(ctx context.Context) (string, error) {
 	select {
 	case name := <-w.turns:
 		return name, nil
 	case <-ctx.Done():
-		return "", errors.New("nobody took up the work")
+		return "", errors.New("nobody resumed the work")
 	}
 }
 
@@ -153,9 +152,9 @@ func (w *work) say(format string, args ...any) {
 	fmt.Printf("%7.3fs  %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// cuttable is a store that one replica can be cut off from: its calls hang, as
-// those of a process that lost its network do. It embeds the store itself, and not the
-// interface tenure.Store, which would hide that it wakes standbys.
+// cuttable is a store from which one replica can be cut off: its calls then hang, as they
+// do when the network is down. It embeds the concrete store rather than the interface
+// tenure.Store, which would hide that the store can wake standbys.
 type cuttable struct {
 	*tenure.SQLiteStore
 	cut atomic.Bool

@@ -13,14 +13,12 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// command is a line for the shell. With it the operator says what this program
-// can't know: whether its host is fit for the job, and how another is cut off.
-// The zero value is none.
+// command is a shell command. With it the operator provides what this program can't know:
+// whether its host is fit for the job, and how to cut off another host. It may be empty.
 type command string
 
-// run runs the command with one more variable in its environment, and kills it,
-// with all that it has started, when ctx ends. It may only print what the
-// operator should see: that goes where the log goes.
+// run runs the command with an additional environment variable, and kills it with its
+// process group when ctx is done. The command's output goes to stderr, like the log.
 func (c command) run(ctx context.Context, variable, value string) error {
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", string(c))
 	cmd.Env = append(os.Environ(), variable+"="+value)
@@ -33,8 +31,7 @@ func (c command) run(ctx context.Context, variable, value string) error {
 	return nil
 }
 
-// check returns a [tenure.CoordinatorConfig.Check], or nil where there is no
-// command.
+// check returns a [tenure.CoordinatorConfig.Check], or nil if there is no command.
 func (c command) check() func(context.Context, tenure.Role) error {
 	if c == "" {
 		return nil
@@ -42,9 +39,9 @@ func (c command) check() func(context.Context, tenure.Role) error {
 	return func(ctx context.Context, role tenure.Role) error { return c.run(ctx, "ROLE", role.String()) }
 }
 
-// fence returns a [tenure.CoordinatorConfig.FencePredecessor], or nil where there
-// is no command. It fences no earlier run of this replica, which has crashed and was
-// started anew: what cuts off that one would cut off this one too.
+// fence returns a [tenure.CoordinatorConfig.FencePredecessor], or nil if there is no
+// command. It doesn't fence an earlier run of this replica, which has crashed and been
+// restarted: that would cut off this run as well.
 func (c command) fence(replica string, log *slog.Logger) func(context.Context, tenure.Holding) error {
 	if c == "" {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
+func TestACheckGetsTheRoleAndFailsIfItsCommandDoes(t *testing.T) {
 	check := command(`test "$ROLE" = standby`).check()
 	if err := check(t.Context(), tenure.RoleStandby); err != nil {
 		t.Errorf("as a standby: %v", err)
@@ -24,18 +24,18 @@ func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
 		}
 	}
 	if command("").check() != nil || command("").fence("a", quiet) != nil {
-		t.Error("no command is a check, or a fence")
+		t.Error("an empty command returned a check or a fence")
 	}
 }
 
-func TestAGatewayThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
+func TestARestartedGatewayDoesNotFenceItself(t *testing.T) {
 	fence := command("exit 1").fence("a", quiet)
 	if err := fence(t.Context(), tenure.Holding{Holder: "a"}); err != nil {
-		t.Errorf("an earlier run of a is cut off: %v", err)
+		t.Errorf("an earlier run of a was fenced: %v", err)
 	}
 }
 
-func TestACommandEndsWithItsContextAndTakesItsChildrenAlong(t *testing.T) {
+func TestACommandAndItsChildrenAreKilledWhenTheContextEnds(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	t.Setenv("FILE", file)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -22,30 +22,29 @@ import (
 
 const (
 	watchInterval = 250 * time.Millisecond // how often Watch looks at the processes
-	stopInterval  = 10 * time.Millisecond  // how often Delete looks whether the process is gone
+	stopInterval  = 10 * time.Millisecond  // how often Delete checks whether the process is gone
 	killAfter     = 2 * time.Second        // from SIGTERM to SIGKILL
 )
 
-// gate is what an instance's process runs first: it waits for a line on its
-// standard input and then becomes the command. The driver writes the line only
-// when the process's ID is on disk. Where the gateway dies before that, the read
-// ends and so does the process; no command ever runs that nobody knows of. The
-// command itself finds the end of its input.
+// gate is what an instance's process runs first: it waits for a line on its standard input
+// and then becomes the command. The driver writes the line only when the PID has been
+// recorded. If the gateway dies before that, the read fails and the process ends, so every
+// command that runs has a record. The command itself sees an empty input.
 const gate = `read go && exec "$@"`
 
-// processDriver is a [Driver] whose instances are processes of this host. What it
-// knows of them lies in a state directory that all gateways of the host share:
+// processDriver is a [Driver] whose instances are processes on this host. It keeps its
+// state in a directory that all gateways on the host share:
 //
 //	instances/<id>/instance.json   the Instance; written before its process is started and again after
-//	instances/<id>/output          what the process writes
+//	instances/<id>/output          the output of the process
 //	deleted/<id>/                  the same directory while the instance is being deleted
 //
-// The move to deleted/ is what decides between a creation and a deletion that
-// run at the same time: the creator can't record its process in a directory that
-// is no longer there, and a process recorded before the move is found after it.
+// The move to deleted/ decides between a creation and a deletion that run at the same
+// time: after the move, the creator can't record its process, because the directory is
+// gone; a process recorded before the move is found by the deletion.
 //
-// An instance's process leads a session of its own and outlives the gateway.
-// What it leaves running when it exits by itself is not tracked.
+// An instance's process leads its own session and outlives the gateway. Processes that it
+// leaves behind when it exits by itself are not tracked.
 type processDriver struct {
 	dir       string
 	killAfter time.Duration
@@ -57,8 +56,8 @@ type processDriver struct {
 	children map[int]struct{} // the processes that this gateway has to reap
 }
 
-// newProcessDriver makes a driver on a state directory, which it creates where
-// it is missing. The caller must Close it.
+// newProcessDriver returns a driver that uses a state directory, which it creates if it is
+// missing. The caller must Close it.
 func newProcessDriver(dir string) (*processDriver, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -84,7 +83,7 @@ func newProcessDriver(dir string) (*processDriver, error) {
 	return d, nil
 }
 
-// Close ends the driver and leaves the processes running.
+// Close stops the driver, and leaves the processes running.
 func (d *processDriver) Close() {
 	signal.Stop(d.sigs)
 	close(d.sigs)
@@ -94,7 +93,7 @@ func (d *processDriver) Close() {
 func (d *processDriver) live(id string) string    { return filepath.Join(d.dir, "instances", id) }
 func (d *processDriver) deleted(id string) string { return filepath.Join(d.dir, "deleted", id) }
 
-// output is the file that an instance's process writes to.
+// output returns the path of the file that an instance's process writes to.
 func (d *processDriver) output(id string) string { return filepath.Join(d.live(id), "output") }
 
 func (d *processDriver) Create(ctx context.Context, id, name string, command []string) (Instance, error) {
@@ -116,7 +115,7 @@ func (d *processDriver) create(inst *Instance) error {
 	if err != nil {
 		return err
 	}
-	// Absolute, so that the shell can't take it for an option or a builtin.
+	// Make the path absolute, so that the shell can't take it for an option or a builtin.
 	if path, err = filepath.Abs(path); err != nil {
 		return err
 	}
@@ -133,7 +132,7 @@ func (d *processDriver) create(inst *Instance) error {
 	return nil
 }
 
-// start runs the instance's command and sets its process.
+// start runs the instance's command and sets its PID, Birth and Alive.
 func (d *processDriver) start(inst *Instance, path string) error {
 	output, err := os.OpenFile(d.output(inst.ID), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -150,7 +149,7 @@ func (d *processDriver) start(inst *Instance, path string) error {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", gate, "sh", path}, inst.Command[1:]...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = wait, output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// Not the gateway's environment, for the store's password may be in it.
+	// Don't pass on the gateway's environment, which may have the store's password.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "SANDBOX=" + inst.Name}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -165,7 +164,7 @@ func (d *processDriver) start(inst *Instance, path string) error {
 		return abandon(err)
 	}
 	if err := d.record(*inst); err != nil {
-		return abandon(err) // fs.ErrNotExist: deleted meanwhile
+		return abandon(err) // fs.ErrNotExist means that the instance has been deleted meanwhile
 	}
 	if _, err := open.WriteString("\n"); err != nil {
 		return abandon(err)
@@ -182,8 +181,8 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// record writes the instance's file, whole or not at all. It is not synced: a
-// crash of the machine that would lose the file ends the process too.
+// record writes the instance's file atomically. It doesn't sync the file: a machine crash
+// that loses the file also ends the process.
 func (d *processDriver) record(inst Instance) error {
 	data, err := json.Marshal(inst)
 	if err != nil {
@@ -196,20 +195,20 @@ func (d *processDriver) record(inst Instance) error {
 	return os.Rename(path+".new", path)
 }
 
-// adopt takes over the reaping of a process from package os, whose Wait would
-// hold a goroutine for as long as the sandbox runs, beyond Close.
+// adopt takes over the reaping of a process from package os. os.Process.Wait would need a
+// goroutine that runs as long as the sandbox does, beyond Close.
 func (d *processDriver) adopt(p *os.Process) {
 	pid := p.Pid
 	p.Release()
 	d.mu.Lock()
 	d.children[pid] = struct{}{}
 	d.mu.Unlock()
-	d.reap() // its signal may have come before
+	d.reap() // the process's SIGCHLD may have come before it was added
 }
 
-// reap collects the adopted processes that have ended, so that they don't stay
-// behind as zombies. It asks for each by its ID, for other children of this
-// process are not its business.
+// reap collects the adopted processes that have ended, so that they don't stay zombies. It
+// waits for each by its PID, because this process has other children that somebody else
+// waits for.
 func (d *processDriver) reap() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,7 +247,7 @@ func (d *processDriver) delete(ctx context.Context, id string) error {
 	return os.RemoveAll(d.deleted(id))
 }
 
-// stop ends a living process and its group, and returns when it is gone.
+// stop ends a running process and its group, and returns when it is gone.
 func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 	if err := signalGroup(inst.PID, syscall.SIGTERM); err != nil {
 		return err
@@ -258,17 +257,17 @@ func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 	look := time.NewTicker(stopInterval)
 	defer look.Stop()
 	for {
-		// Before the look, so that the last comes after ctx has ended, however long
-		// it took to get here. Not the cause, which may be the loss of the lease: as
-		// an error that means a refused write.
+		// Read ctx.Err before isAlive, so that the process is checked once more after ctx is
+		// done, however long it took to get here. Don't use context.Cause: it may be
+		// tenure.ErrLost, which callers take for a refused write.
 		ended := ctx.Err()
 		alive, err := isAlive(inst)
 		if err != nil {
 			return err
 		}
 		if !alive {
-			// What is left of its group had its chance; and its ID can't belong to
-			// another group while one of them is there.
+			// Kill what is left of its group. The group's ID can't be reused while one of its
+			// processes is left.
 			return signalGroup(inst.PID, syscall.SIGKILL)
 		}
 		if ended != nil {
@@ -285,11 +284,11 @@ func (d *processDriver) stop(ctx context.Context, inst Instance) error {
 	}
 }
 
-// signalGroup signals a process and those that it has started. Nobody being
-// there to be signalled is no error.
+// signalGroup signals a process and its group. It is not an error if there is no process
+// to signal.
 func signalGroup(pid int, sig syscall.Signal) error {
 	err := syscall.Kill(-pid, sig)
-	// EPERM is how some systems answer for a group of zombies.
+	// Some systems return EPERM for a group of zombies.
 	if err != nil && !errors.Is(err, syscall.ESRCH) && !errors.Is(err, syscall.EPERM) {
 		return fmt.Errorf("signal process group %d: %w", pid, err)
 	}
@@ -307,11 +306,11 @@ func (d *processDriver) Get(ctx context.Context, id string) (Instance, error) {
 	return inst, nil
 }
 
-// List includes the instances whose deletion was begun and not finished.
+// List includes instances whose deletion has begun but is not finished.
 func (d *processDriver) List(ctx context.Context) ([]Instance, error) {
 	var instances []Instance
 	seen := make(map[string]bool)
-	// In this order, so that an instance which moves meanwhile isn't missed.
+	// The order matters: an instance that is moved to deleted/ meanwhile isn't missed.
 	for _, path := range []func(string) string{d.live, d.deleted} {
 		entries, err := os.ReadDir(path(""))
 		if err != nil {
@@ -335,7 +334,7 @@ func (d *processDriver) List(ctx context.Context) ([]Instance, error) {
 	return instances, nil
 }
 
-// load reads an instance from its directory and looks whether its process lives.
+// load reads an instance from its directory, and checks whether its process is alive.
 func load(dir, id string) (Instance, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "instance.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -352,8 +351,8 @@ func load(dir, id string) (Instance, error) {
 	return inst, err
 }
 
-// loadEmpty is for a directory without its file: the gateway died just after it
-// had made it, or just before it would have removed it.
+// loadEmpty returns the instance of a directory without a file: the gateway died just after
+// it created the directory, or just before it would have removed it.
 func loadEmpty(dir, id string) (Instance, error) {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -365,17 +364,17 @@ func loadEmpty(dir, id string) (Instance, error) {
 	return Instance{ID: id, CreatedAt: info.ModTime()}, nil
 }
 
-// isAlive reports whether the process that was started for the instance runs.
+// isAlive reports whether the process that was started for the instance is alive.
 func isAlive(inst Instance) (bool, error) {
-	if inst.PID <= 1 { // as a group, 0 and 1 would mean "mine" and "all"
+	if inst.PID <= 1 { // as groups, 0 would mean this process's own, and 1 all processes
 		return false, nil
 	}
 	birth, alive, err := inspectProcess(inst.PID)
 	return alive && birth == inst.Birth, err
 }
 
-// Watch looks at the processes every watchInterval, since a process that another
-// gateway started tells this one nothing when it exits.
+// Watch polls the processes every watchInterval, because this gateway isn't notified when
+// a process that another gateway started exits.
 func (d *processDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		tick := time.NewTicker(watchInterval)
@@ -401,8 +400,7 @@ func (d *processDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// compare returns what has happened since the instances were as known, and brings
-// known up to date.
+// compare returns the events that lead from known to instances, and updates known.
 func compare(known map[string]Instance, instances []Instance) []Event {
 	var events []Event
 	present := make(map[string]bool, len(instances))

@@ -18,7 +18,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// newTestDriver makes a driver on a directory, whose processes end with the test.
+// newTestDriver returns a driver on a directory. Its processes end with the test.
 func newTestDriver(t *testing.T, dir string) *processDriver {
 	t.Helper()
 	d, err := newProcessDriver(dir)
@@ -54,10 +54,10 @@ func create(t *testing.T, d *processDriver, command ...string) Instance {
 	return inst
 }
 
-// soon is how long to wait for what takes milliseconds on an idle machine.
+// soon is how long to wait for something that takes milliseconds on an idle machine.
 const soon = time.Minute
 
-// eventually fails the test unless cond holds within the time.
+// eventually waits until cond is true, and fails the test if that takes too long.
 func eventually(t *testing.T, within time.Duration, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -69,7 +69,7 @@ func eventually(t *testing.T, within time.Duration, what string, cond func() boo
 	}
 }
 
-// exists reports whether there is a process of that ID, be it a zombie.
+// exists reports whether there is a process with that ID, which may be a zombie.
 func exists(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
 func TestAnInstanceRunsUntilItIsDeletedByAnyDriverOfItsDirectory(t *testing.T) {
@@ -102,7 +102,7 @@ func TestAnInstanceRunsUntilItIsDeletedByAnyDriverOfItsDirectory(t *testing.T) {
 	}
 }
 
-func TestTheCommandGetsItsArgumentsAndNotTheGatewaysEnvironment(t *testing.T) {
+func TestTheCommandGetsItsArgumentsButNotTheGatewaysEnvironment(t *testing.T) {
 	t.Setenv("PGPASSWORD", "s3cret")
 	d := newTestDriver(t, t.TempDir())
 	inst := create(t, d, "sh", "-c", `printf '%s|' "$@"; env; cat`, "--", "a b", "-x", "")
@@ -118,14 +118,14 @@ func TestTheCommandGetsItsArgumentsAndNotTheGatewaysEnvironment(t *testing.T) {
 		t.Errorf("the process printed %q, want it to begin with %q", got, want)
 	}
 	if strings.Contains(string(out), "s3cret") {
-		t.Error("the process was given the gateway's environment")
+		t.Error("the process got the gateway's environment")
 	}
 	if !strings.Contains(string(out), "SANDBOX=box") {
 		t.Errorf("the process doesn't know its sandbox: %q", out)
 	}
 }
 
-func TestACommandThatIsNotThereLeavesNoInstance(t *testing.T) {
+func TestACommandThatDoesNotExistLeavesNoInstance(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	_, err := d.Create(t.Context(), uuid.NewString(), "box", []string{"no-such-command"})
 	if !errors.Is(err, exec.ErrNotFound) {
@@ -164,7 +164,7 @@ func TestAnInstanceThatExitsIsSeenByAnyDriver(t *testing.T) {
 	}
 }
 
-func TestALateWatcherIsToldOfAnEarlierExit(t *testing.T) {
+func TestALateWatcherGetsAnEarlierExit(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	inst := create(t, d, "true")
 	eventually(t, soon, "the process exits", func() bool {
@@ -218,7 +218,7 @@ func TestEachChangeOfAnInstanceIsOneEvent(t *testing.T) {
 	}
 }
 
-func TestADeletionEndsAProcessAndItsChildrenThoughTheyIgnoreSIGTERM(t *testing.T) {
+func TestADeletionEndsAProcessAndItsChildrenEvenIfTheyIgnoreSIGTERM(t *testing.T) {
 	for _, tt := range []struct{ name, script string }{
 		{"all do", `trap "" TERM; sleep 1000 & echo $!; while :; do sleep 0.01; done`},
 		{"the child does", `(trap "" TERM; exec sleep 1000) & sleep 0.1; echo $!; wait`},
@@ -294,14 +294,14 @@ func TestAProcessCannotBeStartedForAnInstanceThatWasDeletedMeanwhile(t *testing.
 func TestACommandDoesNotRunWhenItsProcessCannotBeRecorded(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	inst := Instance{ID: uuid.NewString(), Name: "box", Command: []string{"sleep", "1000"}, CreatedAt: time.Now()}
-	if err := os.MkdirAll(filepath.Join(d.live(inst.ID), "instance.json.new"), 0o700); err != nil { // in the file's place
+	if err := os.MkdirAll(filepath.Join(d.live(inst.ID), "instance.json.new"), 0o700); err != nil { // in place of the file, so that it can't be written
 		t.Fatal(err)
 	}
 	if err := d.start(&inst, "/bin/sleep"); err == nil {
-		t.Error("it was started")
+		t.Error("the command was started")
 	}
 	if exists(inst.PID) {
-		t.Error("its process is there")
+		t.Error("its process exists")
 	}
 }
 
@@ -315,7 +315,7 @@ func TestACommandDoesNotRunWhenItsGatewayDiesBeforeRecordingTheProcess(t *testin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stdin.Close() // as the end of the gateway does
+	stdin.Close() // as happens when the gateway dies
 	if err := ignoreExit(cmd.Wait()); err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestACommandDoesNotRunWhenItsGatewayDiesBeforeRecordingTheProcess(t *testin
 	}
 }
 
-func TestAnotherProcessWithTheSameIDIsNotTheInstances(t *testing.T) {
+func TestAProcessThatReusesThePIDIsNotTheInstances(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	stranger := create(t, d, "sleep", "1000")
 
@@ -337,7 +337,7 @@ func TestAnotherProcessWithTheSameIDIsNotTheInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := d.Get(t.Context(), inst.ID); err != nil || got.Alive {
-		t.Errorf("got %+v, %v, want an instance that is dead", got, err)
+		t.Errorf("got %+v, %v, want an instance that is not alive", got, err)
 	}
 	if err := d.Delete(t.Context(), inst.ID); err != nil {
 		t.Fatal(err)
@@ -347,14 +347,14 @@ func TestAnotherProcessWithTheSameIDIsNotTheInstances(t *testing.T) {
 	}
 }
 
-func TestAnIDThatIsNoUUIDIsRefused(t *testing.T) {
+func TestAnIDThatIsNotAUUIDIsRefused(t *testing.T) {
 	d := newTestDriver(t, t.TempDir())
 	for _, id := range []string{"", "..", "../../etc"} {
 		if _, err := d.Create(t.Context(), id, "box", []string{"true"}); err == nil {
-			t.Errorf("Create took the ID %q", id)
+			t.Errorf("Create accepted the ID %q", id)
 		}
 		if err := d.Delete(t.Context(), id); err == nil {
-			t.Errorf("Delete took the ID %q", id)
+			t.Errorf("Delete accepted the ID %q", id)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 func TestAFailingCheckMovesTheJobToAReplicaThatPasses(t *testing.T) {
 	t.Parallel()
-	const ttl = 18 * time.Second // so a check has three seconds
+	const ttl = 18 * time.Second // so that a check has three seconds
 	b := newBackend(t, "-store", pgtest.URL(t))
 	fit := func(name string) string { return filepath.Join(b.state, "fit-"+name) }
 	run := func(name string) *gateway {
@@ -35,7 +35,7 @@ func TestAFailingCheckMovesTheJobToAReplicaThatPasses(t *testing.T) {
 	eventually(t, soon, "a holds the lease", func() bool { return a.health(t).IsHolder })
 	unfit, c := run("b"), run("c")
 	eventually(t, soon, "c knows the holder", func() bool { return c.health(t).Holder == "a" })
-	eventually(t, soon, "b is not fit", func() bool { return strings.Contains(unfit.health(t).LastError, "exit status 1") })
+	eventually(t, soon, "the check of b fails", func() bool { return strings.Contains(unfit.health(t).LastError, "exit status 1") })
 
 	began := time.Now()
 	if err := os.Remove(fit("a")); err != nil {
@@ -45,39 +45,39 @@ func TestAFailingCheckMovesTheJobToAReplicaThatPasses(t *testing.T) {
 	eventually(t, soon, "its log says so", func() bool { return len(ledger(t, c)) == 1 })
 	took := ledger(t, c)[0].started.Sub(began)
 	moved := gaps(t, settledLedger(t, a, unfit, c))
-	t.Logf("c works %v after the check has begun to fail, and %v after a has stopped", took, moved)
+	t.Logf("c works %v after the check began to fail, and %v after a stopped", took, moved)
 	if len(moved) != 1 {
 		t.Errorf("the ledger has %+v, want one term of a and one of c", ledger(t, a, unfit, c))
 	}
-	// And not that the lease was renewed no more.
+	// The reason must be the check, and not that the lease was no longer renewed.
 	if log := a.log(); !strings.Contains(log, `cause="replica is unhealthy: test -e `) {
 		t.Error("the log of a does not say why its job stopped")
 	}
-	eventually(t, soon, "the log of a tells that it has released the lease", func() bool {
+	eventually(t, soon, "a logs that it has released the lease", func() bool {
 		return strings.Contains(a.log(), `msg="lease released"`)
 	})
 }
 
-// What is counted is a minute of real time, for two replicas at once: one alone, and
-// one whose competitor is fit but is asked to hand over, to anybody, every 3 s. Both
-// pass their check as standbys and fail it as holders.
+// Two replicas run for a minute of real time, each on its own lease: one alone, and one
+// with a healthy competitor that is asked to hand over, to anybody, every 3 s. Both pass
+// their check as standbys and fail it as holders.
 func TestAFlappingReplicaDoesNotWinAgainAtOnce(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it counts for a minute")
+		t.Skip("it takes a minute")
 	}
 	t.Parallel()
 	const (
 		ttl   = 2 * time.Second
 		flaps = `test "$ROLE" = standby`
-		most  = 4 * ttl // that it stays away, says the README
+		most  = 4 * ttl // how long it stays away, according to the README
 	)
 	b := newBackend(t, "-store", pgtest.URL(t))
 	healthy := start(t, b, "healthy", "-ttl", ttl.String())
-	eventually(t, soon, "the healthy one holds the lease", func() bool { return healthy.health(t).IsHolder })
+	eventually(t, soon, "the healthy replica holds the lease", func() bool { return healthy.health(t).IsHolder })
 	flapping := start(t, b, "flapping", "-ttl", ttl.String(), "-check", flaps)
 	alone := start(t, newBackend(t, "-store", pgtest.URL(t)), "alone", "-ttl", ttl.String(), "-check", flaps)
 
-	// A machine that is slow to check needs longer for some terms.
+	// On a slow machine some terms take longer, because the check does.
 	const least, longest = time.Minute, 5 * time.Minute
 	began, asked := time.Now(), 0
 	tick := time.NewTicker(3 * time.Second)
@@ -86,7 +86,7 @@ func TestAFlappingReplicaDoesNotWinAgainAtOnce(t *testing.T) {
 		time.Since(began) < longest && (len(ledger(t, alone)) < 5 || len(ledger(t, flapping)) == 0) {
 		<-tick.C
 		asked++
-		// It is held by nobody for a moment after the one before.
+		// Nobody holds the lease for a moment after the previous handover.
 		if got := healthy.do("POST", "/handover", "", nil); got != http.StatusAccepted && got != http.StatusNotFound {
 			t.Errorf("POST /handover answered %d", got)
 		}
@@ -96,9 +96,9 @@ func TestAFlappingReplicaDoesNotWinAgainAtOnce(t *testing.T) {
 	held := settledLedger(t, alone)
 	aways := gaps(t, held)
 	t.Logf("alone it had %d terms in %v, and stayed away for %v", len(held), took, aways)
-	// It stays away for 1, 2, 4, and from then on 8 s, less up to a quarter.
-	// A term takes 2/3 s: that makes 9 to 12 terms in a minute, and if it stayed away
-	// no longer than at first, more than 40.
+	// It stays away for 1, 2, 4, and from then on 8 s, minus up to a quarter. A term takes
+	// 2/3 s. That makes 9 to 12 terms in a minute; if it always stayed away only as long as
+	// the first time, there would be more than 40.
 	mostTerms := int(12 * took / least)
 	if len(held) < 5 || len(held) > mostTerms {
 		t.Errorf("alone it had %d terms, want some, and at most %d", len(held), mostTerms)
@@ -127,7 +127,7 @@ func TestAFlappingReplicaDoesNotWinAgainAtOnce(t *testing.T) {
 	}
 }
 
-func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *testing.T) {
+func TestAfterATakeoverTheJobStartsOnceConfirmedAndThePredecessorFenced(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t, "-store", pgtest.URL(t))
 	fenced := filepath.Join(t.TempDir(), "fenced")
@@ -145,12 +145,12 @@ func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *t
 	eventually(t, soon, "b works", func() bool { return strings.Contains(next.log(), `msg="job started"`) })
 
 	if log := a.log(); strings.Contains(log, "fencing") || !strings.Contains(log, `msg="job started"`) {
-		t.Error("a, whose term was the first, did not begin its job without further ado")
+		t.Error("a, which took over from nobody, did not start its job at once")
 	}
 	var steps []string
 	for _, line := range strings.Split(next.log(), "\n") {
 		for _, step := range []string{"lease acquired", "lease renewed", "fencing the predecessor", "predecessor not fenced", "takeover confirmed", "job started"} {
-			if strings.Contains(line, `msg="`+step) && !(step == "lease renewed" && len(steps) > 2) { // it goes on
+			if strings.Contains(line, `msg="`+step) && !(step == "lease renewed" && len(steps) > 2) { // renewals go on
 				steps = append(steps, step)
 			}
 		}
@@ -164,6 +164,6 @@ func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *t
 		t.Errorf("the log of b has\n%s\nwant\n%s", got, want)
 	}
 	if got, err := os.ReadFile(fenced); err != nil || string(got) != "a\na\n" {
-		t.Errorf("the command was told of the predecessors %q, %v, want a, twice", got, err)
+		t.Errorf("the command got the predecessors %q, %v, want a, twice", got, err)
 	}
 }

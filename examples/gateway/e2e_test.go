@@ -27,8 +27,8 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// Run with this in its environment, the test binary is the gateway: so it needs
-// no building, and has the race detector where the tests have it.
+// asGateway is an environment variable that makes the test binary act as the gateway. So
+// nothing needs to be built, and the race detector is on if it is on in the tests.
 const asGateway = "TENURE_TEST_AS_GATEWAY"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	pgtest.Main(m)
 }
 
-// backend is what all gateways of a test share.
+// backend is the store and the state that all gateways of a test share.
 type backend struct {
 	store []string // flags
 	state string
@@ -66,13 +66,13 @@ type gateway struct {
 	url    string
 	addr   string
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when it is reaped
+	exited chan struct{} // closed when the process has been collected
 
 	mu   sync.Mutex
 	logs bytes.Buffer
 }
 
-// start runs a gateway and returns when it serves. It ends with the test.
+// start runs a gateway until the end of the test. It returns when the gateway serves.
 func start(t *testing.T, b backend, name string, flags ...string) *gateway {
 	t.Helper()
 	self, err := os.Executable()
@@ -100,7 +100,7 @@ func start(t *testing.T, b backend, name string, flags ...string) *gateway {
 		g.cmd.Wait()
 	}()
 	t.Cleanup(func() {
-		g.cmd.Process.Kill() // a stopped process too
+		g.cmd.Process.Kill() // also ends a stopped process
 		<-g.exited
 		if strings.Contains(g.log(), "DATA RACE") {
 			t.Error("there was a data race")
@@ -145,7 +145,7 @@ func (g *gateway) signal(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// awaitEnd is what must come of a SIGTERM.
+// awaitEnd checks that the gateway exits properly after SIGTERM.
 func (g *gateway) awaitEnd(t *testing.T) {
 	t.Helper()
 	<-g.exited
@@ -159,8 +159,8 @@ var client = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true}, // gateways come and go
 }
 
-// do returns the answer's status, 0 without an answer, and decodes its body into
-// body, where that isn't nil.
+// do sends a request, decodes the answer into body unless body is nil, and returns the
+// status, or 0 if there was no answer.
 func (g *gateway) do(method, path, request string, body any) int {
 	r, err := http.NewRequest(method, g.url+path, strings.NewReader(request))
 	if err != nil {
@@ -194,7 +194,7 @@ func (g *gateway) get(t *testing.T, name string) (sb Sandbox) {
 	return sb
 }
 
-// create makes a sandbox that runs until it is ended.
+// create creates a sandbox that runs until it is ended.
 func (g *gateway) create(t *testing.T, name string) (sb Sandbox) {
 	t.Helper()
 	got := g.do("POST", "/sandboxes", fmt.Sprintf(`{"name":%q,"command":["sleep","1000"]}`, name), &sb)
@@ -204,7 +204,7 @@ func (g *gateway) create(t *testing.T, name string) (sb Sandbox) {
 	return sb
 }
 
-// delete deletes a sandbox, and sees that nothing of it is left.
+// delete deletes a sandbox, and checks that nothing of it is left.
 func (g *gateway) delete(t *testing.T, sb Sandbox) {
 	t.Helper()
 	if got := g.do("DELETE", "/sandboxes/"+sb.Name, "", nil); got != http.StatusNoContent {
@@ -229,7 +229,8 @@ func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t, "-store", filepath.Join(t.TempDir(), "gateway.db"))
 
-	// Neither the sweep nor the grace comes into it: the watch stream alone does it.
+	// The sweep interval and the grace period are so long that only the watch stream can
+	// notice.
 	g := start(t, b, "a", "-sweep", "1h", "-grace", "1h")
 	eventually(t, soon, "it has swept once", func() bool { return g.health(t).Sweeps == 1 })
 	sb := g.create(t, "web")
@@ -259,7 +260,7 @@ func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 	g = start(t, b, "a", "-sweep", "200ms", "-grace", "3s")
 	eventually(t, soon, "it has swept", func() bool { return g.health(t).Sweeps > 0 })
 	if got := g.get(t, "web"); got.Phase != Ready || got.PID != sb.PID {
-		t.Errorf("after the restart it is %+v, want %+v", got, sb)
+		t.Errorf("after the restart the sandbox is %+v, want %+v", got, sb)
 	}
 	kill(t, sb)
 	eventually(t, soon, "the sandbox is an error", func() bool { return g.get(t, "web").Phase == Error })
@@ -301,7 +302,7 @@ func (f *fleet) restart(t *testing.T, g *gateway) {
 	f.gateways[slices.Index(f.gateways, g)] = f.startOne(t, g.name)
 }
 
-// holder waits for a gateway that holds the lease, other than those given.
+// holder waits until a gateway other than those given holds the lease, and returns it.
 func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 	t.Helper()
 	eventually(t, soon, "a gateway holds the lease", func() bool {
@@ -335,8 +336,8 @@ func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
 	f.exercise(t)
 }
 
-// exercise takes the lease from its holder in each way there is. What it starts
-// belongs to the whole test, not to the subtest.
+// exercise takes the lease from its holder in each way that a gateway can fail or end. The
+// processes that it starts belong to the whole test, not to the subtests.
 func (f *fleet) exercise(t *testing.T) {
 	for _, step := range []struct {
 		name string
@@ -378,7 +379,7 @@ func (f *fleet) onlyTheHolderSweeps(t *testing.T) {
 			t.Errorf("the standby %s answered %+v", g.name, h)
 		}
 	}
-	// Standbys serve as well; the process is the holder's to watch.
+	// Standbys serve requests as well, but only the holder watches the process.
 	standby := f.standby(t)
 	sb := standby.create(t, "web")
 	kill(t, sb)
@@ -441,9 +442,9 @@ func (f *fleet) open(t *testing.T) sandboxes {
 	return sandboxes{db}
 }
 
-// addUndying adds a sandbox in phase Deleting whose process no driver can end: it
-// leads no process group, so there is none to be signalled. The sweep that finds
-// it is in the middle of the deletion for as long as the test wants.
+// addUndying adds a sandbox in phase Deleting whose process no driver can end: it doesn't
+// lead a process group, so the signal reaches nothing. A sweep that finds it is stuck in
+// the middle of the deletion for as long as the test wants.
 func (f *fleet) addUndying(t *testing.T, store sandboxes) (sb Sandbox, end func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -491,7 +492,7 @@ func (f *fleet) pausedHolder(t *testing.T) {
 		t.Errorf("the next token is %d, want more than %d", got, token)
 	}
 
-	// A request that has arrived before it goes on is what it answers first.
+	// Send a request now, so that it is the first that the holder answers when it continues.
 	conn, err := net.Dial("tcp", holder.addr)
 	if err != nil {
 		t.Fatal(err)
@@ -502,11 +503,11 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	}
 	<-time.After(time.Until(stopped.Add(2 * replicaTTL)))
 	if log := holder.log(); strings.Contains(log[strings.LastIndex(log, "job started"):], "job stopped") {
-		t.Error("the job has stopped before the pause")
+		t.Error("the job stopped before the pause")
 	}
-	// What the paused holder's sweep waits for happens now. The next holder, which
-	// waits for it too, dies before: its term stands until the TTL has passed, and
-	// nobody but the old holder touches the record. Only the fence stops that one.
+	// Now the process ends that the paused holder's sweep waits for. The next holder, which
+	// waits for it too, is killed first: its term lasts until the TTL has passed, and nobody
+	// but the old holder touches the record. Only the fence stops the old holder.
 	next.signal(t, syscall.SIGKILL)
 	<-next.exited
 	terms := len(ledger(t, f.gateways...))
@@ -539,16 +540,16 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	}
 	t.Logf("the job stopped %v after the pause", at.Sub(continued))
 	refused := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=%s error=`, token, undying.Name)
-	eventually(t, soon, "the write that it had begun is refused", func() bool {
+	eventually(t, soon, "its write is refused", func() bool {
 		return strings.Contains(holder.log(), refused)
 	})
 	got, err := store.get(t.Context(), undying.Name)
 	if len(ledger(t, f.gateways...)) > terms {
-		t.Log("the machine is so slow that the next term has begun, which may have written")
+		t.Log("the machine is so slow that the next term has begun and may have written the record")
 	} else if err != nil || got.Version != undying.Version {
-		t.Errorf("after the refused write the record is %+v, %v, want it as it was, %+v", got, err, undying)
+		t.Errorf("after the refused write the record is %+v, %v, want it unchanged, %+v", got, err, undying)
 	}
-	eventually(t, soon, "it is a standby that knows another holder, or has a later term", func() bool {
+	eventually(t, soon, "it is a standby of another holder, or has a later term", func() bool {
 		h := holder.health(t)
 		return h.Role == "standby" && h.Holder != "" && h.Holder != holder.name || h.Token > token
 	})
@@ -606,7 +607,7 @@ func (f *fleet) restartUnderLoad(t *testing.T, server *pgtest.Server) {
 
 	holder := f.holder(t)
 	sweeps := holder.health(t).Sweeps
-	eventually(t, soon, "the holder sweeps on", func() bool { return holder.health(t).Sweeps >= sweeps+2 })
+	eventually(t, soon, "the holder keeps sweeping", func() bool { return holder.health(t).Sweeps >= sweeps+2 })
 	for _, g := range f.gateways {
 		if g.hasExited() {
 			t.Errorf("%s exited", g.name)

@@ -16,13 +16,13 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// fakeDriver is a [Driver] without processes, for virtual time. Its hooks may be
+// fakeDriver is a [Driver] without processes, for tests in virtual time. Its hooks may be
 // nil.
 type fakeDriver struct {
-	onCreate func(id string) // before Create returns
-	onList   func()          // after the instances were listed, before List returns
+	onCreate func(id string) // called before Create returns
+	onList   func()          // called after the instances were listed, before List returns
 	onDelete func(id string) error
-	events   chan Event // closed: the stream fails
+	events   chan Event // closing it makes the stream fail
 
 	mu        sync.Mutex
 	instances map[string]Instance
@@ -101,11 +101,11 @@ func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// newStore returns a store in memory, whose calls a test can hook.
+// newStore returns an in-memory store whose calls a test can hook.
 func newStore() *storetest.FaultyStore { return storetest.Faulty(storetest.NewMem(), nil) }
 
-// before is a hook that does something before a call for sandboxes. Where that
-// fails, so does the call.
+// before returns a hook that runs do before a call on a sandbox. If do fails, so does the
+// call.
 func before(op string, do func() error) storetest.Hook {
 	return func(ctx context.Context, call storetest.Call, pass func(context.Context) error) error {
 		if call.Op == op && call.Key.Type == sandboxType {

@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// holding is one term during which a gateway's job ran, by its log. All gateways
-// of a test are on one host, so their times compare.
+// holding is one term during which a gateway's job ran, taken from its log. All gateways of
+// a test are on one host, so their times can be compared.
 type holding struct {
 	replica string
 	token   int64
 	started time.Time
-	stopped time.Time // zero: not yet, or it was killed
+	stopped time.Time // zero if it still runs or was killed
 }
 
 var jobLine = regexp.MustCompile(`time=(\S+) .*msg="job (started|stopped)" token=(\d+)`)
 
-// ledger returns the holdings of some gateways, also of such as have ended, in
-// the order of their tokens.
+// ledger returns the holdings of some gateways, which may have exited, in the order of
+// their tokens.
 func ledger(t *testing.T, gateways ...*gateway) (list []holding) {
 	t.Helper()
 	for _, g := range gateways {
@@ -39,7 +39,7 @@ func ledger(t *testing.T, gateways ...*gateway) (list []holding) {
 			if match[2] == "started" {
 				list = append(list, holding{replica: g.name, token: token, started: at})
 			} else {
-				list[len(list)-1].stopped = at // of the same gateway: it runs one job at a time
+				list[len(list)-1].stopped = at // the last one is of the same gateway, which runs one job at a time
 			}
 		}
 	}
@@ -47,25 +47,24 @@ func ledger(t *testing.T, gateways ...*gateway) (list []holding) {
 	return list
 }
 
-// settledLedger is ledger once all holdings but the last have ended: a line of a log
-// comes to us a moment after what it tells.
+// settledLedger returns the ledger once all holdings but the last have ended. It waits,
+// because log lines arrive with a delay.
 func settledLedger(t *testing.T, gateways ...*gateway) (list []holding) {
 	t.Helper()
-	eventually(t, soon, "the logs tell how each term but the last has ended", func() bool {
+	eventually(t, soon, "the logs show the end of every term but the last", func() bool {
 		list = ledger(t, gateways...)
 		return !slices.ContainsFunc(list[:max(0, len(list)-1)], func(h holding) bool { return h.stopped.IsZero() })
 	})
 	return list
 }
 
-// gaps returns, for all holdings but the first, how long nobody's job had run
-// before it.
+// gaps returns, for each holding but the first, how long no job was running before it.
 func gaps(t *testing.T, list []holding) (gaps []time.Duration) {
 	t.Helper()
 	for i, next := range list[1:] {
 		gap := next.started.Sub(list[i].stopped)
 		if list[i].stopped.IsZero() || gap < 0 {
-			t.Errorf("the job of %+v began before that of %+v had stopped", next, list[i])
+			t.Errorf("the job of %+v started before that of %+v had stopped", next, list[i])
 		}
 		gaps = append(gaps, gap)
 	}

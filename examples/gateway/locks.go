@@ -7,21 +7,21 @@ import (
 	"sync"
 )
 
-// nameLocks holds a lock for each sandbox that a request of this process is
-// changing. It is defence in depth and spares requests conflicts with each
-// other; between gateways compare-and-swap decides, and it alone would do. The
-// zero value is ready.
+// nameLocks has a lock for each sandbox that a request to this process is changing. The
+// locks only save requests to the same gateway from conflicts with each other: correctness
+// rests on compare-and-swap, which also works between gateways. The zero value is ready to
+// use.
 type nameLocks struct {
 	mu    sync.Mutex
 	locks map[string]*nameLock
 }
 
 type nameLock struct {
-	users int           // those who hold it or wait for it; guarded by nameLocks.mu
+	users int           // goroutines that hold it or wait for it; guarded by nameLocks.mu
 	held  chan struct{} // holds a value while locked
 }
 
-// lock waits for the lock of a name until ctx ends.
+// lock acquires the lock of a name. It waits until ctx is done.
 func (l *nameLocks) lock(ctx context.Context, name string) (unlock func(), err error) {
 	l.mu.Lock()
 	if l.locks == nil {

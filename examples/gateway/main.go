@@ -1,9 +1,9 @@
 //go:build unix
 
-// Gateway serves sandboxes over HTTP: each is a process that it starts from the
-// command in the request. Any number of gateways may serve one store; the work
-// that must be done once, the watching of the processes, is done by the one
-// that holds the lease. README.md tells how to try it.
+// Gateway serves sandboxes over HTTP. Each sandbox is a process, which runs the command in
+// a request. Any number of gateways may serve one store. Watching the processes must be
+// done only once, so the gateway that holds the lease does it. README.md says how to try
+// it.
 package main
 
 import (
@@ -48,14 +48,14 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 	flags.StringVar(&opts.listen, "listen", "127.0.0.1:8080", "`address` to serve HTTP on")
 	flags.StringVar(&opts.store, "store", "gateway.db", "SQLite `path`, or postgres://…")
 	flags.BoolVar(&opts.shared, "shared", false, "several gateways use the SQLite file")
-	flags.StringVar(&opts.state, "state", "gateway-state", "`directory` of the processes; one for all gateways of a store")
+	flags.StringVar(&opts.state, "state", "gateway-state", "`directory` of the processes, shared by all gateways of a store")
 	flags.DurationVar(&opts.ttl, "ttl", 30*time.Second, "how long after its last renewal the lease counts as held")
-	flags.DurationVar(&opts.sweep, "sweep", time.Minute, "time from one sweep of the store to the next")
-	flags.DurationVar(&opts.grace, "grace", 5*time.Minute, "how long what has no process, or no record, is kept")
+	flags.DurationVar(&opts.sweep, "sweep", time.Minute, "time between sweeps of the store")
+	flags.DurationVar(&opts.grace, "grace", 5*time.Minute, "how long to keep a record without a process, or a process without a record")
 	flags.StringVar(&opts.replica, "replica", tenure.ReplicaID(), "`name` of this gateway among the replicas")
-	flags.StringVar((*string)(&opts.check), "check", "", "shell `command` that tells by exit code 0 that this gateway is fit for its $ROLE")
-	flags.IntVar(&opts.confirm, "confirm", 0, "after a takeover: the `number` of renewals before the job begins")
-	flags.StringVar((*string)(&opts.fence), "fence", "", "after a takeover: shell `command` that cuts off $PREDECESSOR before the job begins")
+	flags.StringVar((*string)(&opts.check), "check", "", "shell `command` that exits with 0 if this gateway is fit for its $ROLE")
+	flags.IntVar(&opts.confirm, "confirm", 0, "after a takeover: the `number` of renewals before the job starts")
+	flags.StringVar((*string)(&opts.fence), "fence", "", "after a takeover: shell `command` that cuts off $PREDECESSOR before the job starts")
 	flags.BoolVar(&opts.verbose, "v", false, "log renewals, events and sweeps that changed nothing")
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -104,12 +104,11 @@ func parseOptions(args []string, usage io.Writer) (options, error) {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // from here a second signal kills
+	context.AfterFunc(ctx, stop) // so that a second signal kills the process
 	os.Exit(run(ctx, os.Args[1:], os.Stderr))
 }
 
-// run is the program: it returns its exit code when ctx has ended, or when it
-// cannot go on.
+// run runs the program until ctx is done or an error stops it, and returns its exit code.
 func run(ctx context.Context, args []string, stderr io.Writer) int {
 	opts, err := parseOptions(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -121,7 +120,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 		if err == nil {
 			return 0
 		}
-		if !errors.Is(err, tenure.ErrInvalid) { // else the library has found it
+		if !errors.Is(err, tenure.ErrInvalid) { // ErrInvalid means that the library found an invalid option
 			code = 1
 		}
 	}
@@ -137,10 +136,10 @@ func newLogger(w io.Writer, verbose bool) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }
 
-// serve runs a gateway until ctx ends. The sandboxes' processes go on.
+// serve runs a gateway until ctx is done. The sandboxes' processes keep running.
 func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
-	// The address before the store, which may have to be waited for: that the
-	// address is in use is known at once.
+	// Listen before opening the store, which may have to wait, so that an address in use is
+	// reported at once.
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", opts.listen)
 	if err != nil {
 		return err
@@ -154,7 +153,7 @@ func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
 	log.Info("opening store", "store", redact(opts.store))
 	store, err := openStore(ctx, opts.store, opts.shared, log)
 	if ctx.Err() != nil && err != nil {
-		return nil // told to end while it waited
+		return nil // it was told to end while it waited
 	}
 	if err != nil {
 		return err
@@ -188,8 +187,8 @@ func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
 	case err = <-served:
 	case <-watchers.stopped:
 	}
-	// The lease first, so that another gateway goes on with the watching while
-	// this one answers the last requests.
+	// Release the lease first, so that another gateway watches the processes while this one
+	// answers its last requests.
 	stopWatchers()
 	<-watchers.stopped
 	draining, cancel := context.WithTimeout(context.Background(), drainTimeout)

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// runFor runs the program until it ends by itself or the time is over, and
-// returns its exit code and what it printed.
+// runFor runs the program until it ends by itself or the time has passed, and returns its
+// exit code and its output.
 func runFor(t *testing.T, d time.Duration, args ...string) (int, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -28,7 +28,7 @@ func runFor(t *testing.T, d time.Duration, args ...string) (int, string) {
 	return code, stderr.String()
 }
 
-func TestABadCommandLineIsOneLineAndExitCode2(t *testing.T) {
+func TestABadCommandLineIsReportedInOneLineAndExitCode2(t *testing.T) {
 	for _, args := range [][]string{
 		{"-no-such-flag"},
 		{"argument"},
@@ -55,7 +55,7 @@ func TestABadCommandLineIsOneLineAndExitCode2(t *testing.T) {
 	}
 }
 
-func TestWhatTheLibraryRefusesIsExitCode2Too(t *testing.T) {
+func TestAnOptionThatTheLibraryRejectsIsExitCode2(t *testing.T) {
 	for _, args := range [][]string{
 		{"-ttl", "1ns"},
 		{"-store", "postgres://user:s3cret@localhost:port/db"},
@@ -67,13 +67,13 @@ func TestWhatTheLibraryRefusesIsExitCode2Too(t *testing.T) {
 	}
 }
 
-func TestHelpIsNoFailure(t *testing.T) {
+func TestHelpIsExitCode0(t *testing.T) {
 	if code, out := runFor(t, time.Minute, "-h"); code != 0 || !strings.Contains(out, "-ttl") {
 		t.Errorf("exit code %d and %q, want 0 and the flags", code, out)
 	}
 }
 
-func TestAnAddressInUseIsOneLineAndExitCode1(t *testing.T) {
+func TestAnAddressInUseIsReportedInOneLineAndExitCode1(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

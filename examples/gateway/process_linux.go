@@ -11,8 +11,9 @@ import (
 	"syscall"
 )
 
-// inspectProcess returns what tells a process from every other that has or had
-// its ID, and whether it runs; a zombie does not. No process is no error.
+// inspectProcess returns a birth mark, which distinguishes a process from all others that
+// have had its PID; and whether it is alive, which a zombie is not. If there is no such
+// process it returns no error.
 func inspectProcess(pid int) (birth string, alive bool, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
@@ -25,9 +26,9 @@ func inspectProcess(pid int) (birth string, alive bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	// The second field is the program's name in parentheses, which may hold
-	// anything. After it come the state, field 3, and 19 on the start time, in
-	// ticks since the boot.
+	// The second field is the program's name in parentheses, which may contain anything. It
+	// is followed by the state, which is field 3, and, 19 fields later, the start time in
+	// ticks since boot.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
 		return "", false, fmt.Errorf("process %d: cannot read its stat %q", pid, stat)

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// inspectProcess returns what tells a process from every other that has or had
-// its ID, as near as ps says it, and whether it runs; a zombie does not. No
-// process is no error.
+// inspectProcess returns a birth mark, which distinguishes a process from all others that
+// have had its PID, as precisely as ps allows; and whether it is alive, which a zombie is
+// not. If there is no such process it returns no error.
 func inspectProcess(pid int) (birth string, alive bool, err error) {
 	cmd := exec.Command("ps", "-o", "lstart=,stat=", "-p", strconv.Itoa(pid))
-	cmd.Env = []string{"LC_ALL=C", "TZ=UTC"} // the same words whoever asks
+	cmd.Env = []string{"LC_ALL=C", "TZ=UTC"} // so that the output doesn't depend on the user's settings
 	out, err := cmd.Output()
 	fields := strings.Fields(string(out))
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && len(fields) == 0 && len(exit.Stderr) == 0 {

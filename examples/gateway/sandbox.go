@@ -12,12 +12,12 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Phase is how far a sandbox has come:
+// Phase is the state of a sandbox:
 //
-//	Provisioning --> Ready --> Error        Error also straight from Provisioning
-//	each of them --> Deleting --> gone
+//	Provisioning --> Ready --> Error        Provisioning can also become Error directly
+//	any of these --> Deleting --> gone
 //
-// A sandbox in phase Error has no process, and is pruned after a while.
+// A sandbox in phase Error has no process, and is pruned after the grace period.
 type Phase string
 
 const (
@@ -40,7 +40,7 @@ type Sandbox struct {
 
 // record is the payload of a sandbox's object.
 type record struct {
-	Instance string   `json:"instance"` // the driver's, made anew for each creation
+	Instance string   `json:"instance"` // the driver's ID, new for each creation
 	Command  []string `json:"command"`
 	Phase    Phase    `json:"phase"`
 	PID      int      `json:"pid,omitempty"`
@@ -51,15 +51,15 @@ const sandboxType = "sandbox"
 
 func sandboxKey(name string) tenure.Key { return tenure.Key{Type: sandboxType, ID: name} }
 
-// sandboxes keeps the sandboxes in a store. Each change is a compare-and-swap
-// with the version that the given sandbox was read at: [tenure.ErrConflict] says
-// that somebody else was first, and what he did stands.
+// sandboxes keeps the sandboxes in a store. Each change is a compare-and-swap on the
+// version of the given sandbox: [tenure.ErrConflict] means that somebody else changed it
+// first, and nothing was written.
 type sandboxes struct {
 	store tenure.Store
 }
 
-// fenced returns the same sandboxes, whose changes are refused with
-// [tenure.ErrLost] once the term is not the lease's any more.
+// fenced returns the same sandboxes, with changes that fail with [tenure.ErrLost] once the
+// term has ended.
 func (s sandboxes) fenced(term *tenure.Term) (sandboxes, error) {
 	store, err := tenure.Fence(s.store, term)
 	return sandboxes{store}, err
@@ -72,19 +72,19 @@ func (s sandboxes) create(ctx context.Context, name, instance string, command []
 	return s.put(ctx, sb, tenure.MustCreate())
 }
 
-// ready records that a sandbox's process runs.
+// ready records that a sandbox's process is running.
 func (s sandboxes) ready(ctx context.Context, sb Sandbox, pid int) (Sandbox, error) {
 	sb.Phase, sb.PID, sb.Message = Ready, pid, ""
 	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
 }
 
-// fail records why a sandbox has no process any more.
+// fail records why a sandbox no longer has a process.
 func (s sandboxes) fail(ctx context.Context, sb Sandbox, message string) (Sandbox, error) {
 	sb.Phase, sb.PID, sb.Message = Error, 0, message
 	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
 }
 
-// doom begins the deletion of a sandbox. From here nothing else becomes of it.
+// doom begins the deletion of a sandbox, which then cannot be stopped.
 func (s sandboxes) doom(ctx context.Context, sb Sandbox) (Sandbox, error) {
 	sb.Phase, sb.Message = Deleting, ""
 	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
@@ -95,8 +95,8 @@ func (s sandboxes) delete(ctx context.Context, sb Sandbox) error {
 	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), sb.Version)
 }
 
-// exited records that an instance's process has exited, if it is that of a
-// sandbox that is Ready; else there is nothing to record.
+// exited records that an instance's process has exited. It does nothing unless the
+// instance belongs to a sandbox that is Ready.
 func (s sandboxes) exited(ctx context.Context, inst Instance) error {
 	for {
 		sb, err := s.get(ctx, inst.Name)
@@ -109,28 +109,28 @@ func (s sandboxes) exited(ctx context.Context, inst Instance) error {
 			return nil
 		}
 		_, err = s.fail(ctx, sb, fmt.Sprintf("process %d exited", inst.PID))
-		if !errors.Is(err, tenure.ErrConflict) { // else look at what the other made of it
+		if !errors.Is(err, tenure.ErrConflict) { // on a conflict, look at the sandbox again
 			return err
 		}
 	}
 }
 
-// finish completes a deletion that has begun: the process first, so that there is
-// a record of it for as long as it runs. Any number of gateways may do so at
-// once, each from the begin.
+// finish completes a deletion that has begun. It ends the process first, so that the
+// process has a record as long as it runs. Any number of gateways may finish a deletion at
+// the same time, each from the beginning.
 func (s sandboxes) finish(ctx context.Context, driver Driver, sb Sandbox) error {
 	if sb.Instance != "" {
 		if err := driver.Delete(ctx, sb.Instance); err != nil {
 			return &driverError{err}
 		}
 	}
-	// Nothing of it runs any more, so the record goes even where ctx has ended
-	// meanwhile. Whether a job comes too late for that is its fence's to say.
+	// The process is gone, so delete the record even if ctx is done by now. If a job comes
+	// too late to do that, its fence rejects the write.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	err := s.delete(ctx, sb)
 	if errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrConflict) {
-		return nil // another gateway was faster; the name may even live again
+		return nil // another gateway was faster; the name may even be in use again
 	}
 	return err
 }
@@ -144,7 +144,7 @@ func (s sandboxes) get(ctx context.Context, name string) (Sandbox, error) {
 }
 
 func (s sandboxes) list(ctx context.Context) ([]Sandbox, error) {
-	list := []Sandbox{} // not nil, for it is answered as JSON
+	list := []Sandbox{} // not nil, so that JSON has an empty array
 	for obj, err := range tenure.List(ctx, s.store, sandboxType) {
 		if err != nil {
 			return nil, err
@@ -166,8 +166,8 @@ func (s sandboxes) put(ctx context.Context, sb Sandbox, cond tenure.WriteConditi
 	return decode(obj), nil
 }
 
-// decode never fails: a record that cannot be read must not hide the others from
-// a listing, nor escape deletion.
+// decode never fails: a record that cannot be read must neither hide the others from a
+// listing nor escape deletion.
 func decode(obj tenure.Object) Sandbox {
 	sb := Sandbox{
 		Name:      obj.Key.ID,

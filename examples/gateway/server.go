@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	requestTimeout = 10 * time.Second // for what a request does with store and driver
-	cleanupTimeout = 5 * time.Second  // for what is left to do when that has failed
+	requestTimeout = 10 * time.Second // for a request's work with store and driver
+	cleanupTimeout = 5 * time.Second  // for the cleanup after that
 	maxRequest     = 64 << 10         // bytes
 )
 
-// server answers the HTTP requests. Every gateway does, holder or not: the lease
-// is for the watchers alone, and requests are ordered by compare-and-swap.
+// server answers HTTP requests. Every gateway does, whether it holds the lease or not: the
+// lease is only for the watchers, and requests are ordered by compare-and-swap.
 type server struct {
 	sandboxes sandboxes
 	driver    Driver
@@ -46,7 +46,7 @@ func (s *server) handler() http.Handler {
 	return mux
 }
 
-// newHTTPServer bounds how long a connection may take.
+// newHTTPServer returns a server with timeouts for connections.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -79,7 +79,8 @@ func (r createRequest) validate() error {
 	return nil
 }
 
-// decodeRequest reads a request's body. An empty one is [io.EOF] and a bad request.
+// decodeRequest decodes a request's body. For an empty body the error matches both
+// errBadRequest and [io.EOF].
 func decodeRequest(w http.ResponseWriter, r *http.Request, req any) error {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	dec.DisallowUnknownFields()
@@ -112,9 +113,9 @@ func (s *server) post(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusCreated, sb)
 }
 
-// createSandbox returns the sandbox in phase Ready, or Error where its command
-// could not be started or has exited already. Where the store fails on the way
-// the sandbox stays as it was, and the sweep sees to it after the grace.
+// createSandbox returns the sandbox in phase Ready, or in phase Error if its command could
+// not be started or has exited already. If the store fails on the way, the sandbox stays as
+// it is, and the sweep sees to it after the grace period.
 func (s *server) createSandbox(ctx context.Context, req createRequest) (Sandbox, error) {
 	unlock, err := s.locks.lock(ctx, req.Name)
 	if err != nil {
@@ -133,16 +134,16 @@ func (s *server) createSandbox(ctx context.Context, req createRequest) (Sandbox,
 	provisioning := sb
 	sb, err = s.sandboxes.ready(ctx, provisioning, inst.PID)
 	if errors.Is(err, tenure.ErrConflict) {
-		// Somebody has deleted the sandbox, or has given it up after the grace: the
-		// process, which he may not have seen, is ours to end.
+		// Another gateway has deleted the sandbox, or has given it up after the grace period.
+		// It may not have seen the process, so end it here.
 		return Sandbox{}, errors.Join(err, s.discard(ctx, provisioning.Instance))
 	}
 	if err != nil {
 		return Sandbox{}, err
 	}
 
-	// The watch stream may have told of the exit before the sandbox was Ready, and
-	// will not tell again.
+	// The watch stream may have reported the exit before the sandbox was Ready, and won't
+	// report it again.
 	if inst, err = s.driver.Get(ctx, sb.Instance); err == nil && !inst.Alive {
 		if err := s.sandboxes.exited(ctx, inst); err != nil {
 			return Sandbox{}, err
@@ -152,7 +153,7 @@ func (s *server) createSandbox(ctx context.Context, req createRequest) (Sandbox,
 	return sb, nil
 }
 
-// discard ends an instance even where the time for the request has passed.
+// discard deletes an instance even if the request has timed out.
 func (s *server) discard(ctx context.Context, instance string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -194,8 +195,8 @@ func (s *server) delete(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// deleteSandbox returns when process and record are gone. One that is
-// interrupted after it has begun is finished by the next, or by the sweep.
+// deleteSandbox returns when process and record are gone. If it is interrupted, the next
+// deletion or the sweep finishes it.
 func (s *server) deleteSandbox(ctx context.Context, name string) error {
 	unlock, err := s.locks.lock(ctx, name)
 	if err != nil {
@@ -225,10 +226,10 @@ func (s *server) deleteSandbox(ctx context.Context, name string) error {
 type health struct {
 	Replica      string   `json:"replica"`
 	Role         string   `json:"role"`
-	Holder       string   `json:"holder"` // of the lease, when it was last seen
+	Holder       string   `json:"holder"` // the lease's holder when it was last read
 	IsHolder     bool     `json:"is_holder"`
 	Token        int64    `json:"token"`
-	TrustSeconds *float64 `json:"trust_seconds"` // null where there is no lease to lose
+	TrustSeconds *float64 `json:"trust_seconds"` // null if there is no lease to lose
 	Terms        int      `json:"terms"`         // held by this replica
 	Sweeps       int64    `json:"sweeps"`        // done by this replica
 	LastError    string   `json:"last_error,omitempty"`
@@ -248,11 +249,11 @@ func (s *server) healthz(w http.ResponseWriter, r *http.Request) {
 }
 
 type handoverRequest struct {
-	To string `json:"to"` // the replica that shall hold the lease next; empty: any
+	To string `json:"to"` // the replica that should hold the lease next; any if empty
 }
 
-// handover asks the holder, whichever gateway that is, to hand the lease over. It
-// answers when the request is stored; who holds the lease is seen in /healthz.
+// handover asks the holder, whichever gateway that is, to hand the lease over. It answers
+// when the request is stored; /healthz shows who holds the lease.
 func (s *server) handover(w http.ResponseWriter, r *http.Request) {
 	var req handoverRequest
 	if err := decodeRequest(w, r, &req); err != nil && !errors.Is(err, io.EOF) {
@@ -270,20 +271,20 @@ func (s *server) handover(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errors.ErrUnsupported):
 		answerError(w, http.StatusConflict, "the holder is a program that can't be asked")
 	case errors.Is(err, tenure.ErrConflict):
-		answerError(w, http.StatusConflict, "the lease was written again and again meanwhile; try again")
+		answerError(w, http.StatusConflict, "the lease kept changing; try again")
 	default:
 		s.refuse(w, r, err)
 	}
 }
 
-// operation bounds what a request does. It does not end with the connection: a
-// client that hangs up should not leave a sandbox halfway.
+// operation returns a context that bounds a request's work. It doesn't end with the
+// connection, so that a client that hangs up doesn't leave a sandbox half created.
 func operation(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), requestTimeout)
 }
 
-// refuse answers with an error. What may be of use to the operator alone is
-// logged, and kept from the client.
+// refuse answers with an error. Details that concern only the operator are logged, and not
+// sent to the client.
 func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, message := http.StatusServiceUnavailable, "the store does not answer; try again"
 	var driverErr *driverError
@@ -312,5 +313,5 @@ func answerError(w http.ResponseWriter, status int, message string) {
 func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(body) // the client may be gone
+	json.NewEncoder(w).Encode(body) // ignore the error: the client may be gone
 }

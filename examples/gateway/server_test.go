@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// serverTest is a server without a network, on a store in memory.
+// serverTest is a server without a network, on an in-memory store.
 type serverTest struct {
 	*server
 	t      *testing.T
@@ -32,7 +32,7 @@ func newServerTest(t *testing.T) *serverTest {
 	return st
 }
 
-// do sends a request and decodes the answer into body, where that isn't nil.
+// do sends a request and decodes the answer into body, unless body is nil.
 func (st *serverTest) do(method, path, request string, body any) (status int) {
 	st.t.Helper()
 	w := httptest.NewRecorder()
@@ -105,7 +105,7 @@ func TestABadRequestIsRefused(t *testing.T) {
 	} {
 		var body struct{ Error string }
 		if got := st.do("POST", "/sandboxes", request, &body); got != http.StatusBadRequest || body.Error == "" {
-			t.Errorf("%.80q answered %d %+v, want %d and why", request, got, body, http.StatusBadRequest)
+			t.Errorf("%.80q answered %d %+v, want %d and a reason", request, got, body, http.StatusBadRequest)
 		}
 	}
 	var list []Sandbox
@@ -114,7 +114,7 @@ func TestABadRequestIsRefused(t *testing.T) {
 	}
 }
 
-func TestACommandThatIsNotThereMakesASandboxInError(t *testing.T) {
+func TestASandboxWhoseCommandDoesNotExistIsInError(t *testing.T) {
 	st := newServerTest(t)
 	var sb Sandbox
 	got := st.do("POST", "/sandboxes", `{"name":"box","command":["no-such-command"]}`, &sb)
@@ -124,9 +124,9 @@ func TestACommandThatIsNotThereMakesASandboxInError(t *testing.T) {
 	st.want(204, "DELETE", "/sandboxes/box", "")
 }
 
-// The watch stream tells of the exit while the sandbox is still Provisioning, and
-// not again.
-func TestAProcessThatExitsAtOnceMakesASandboxInError(t *testing.T) {
+// The watch stream reports the exit while the sandbox is still Provisioning, and doesn't
+// report it again.
+func TestASandboxWhoseProcessExitsAtOnceIsInError(t *testing.T) {
 	st := newServerTest(t)
 	st.driver.onCreate = func(id string) {
 		inst := Instance{ID: id, Name: "box", PID: 42}
@@ -150,7 +150,7 @@ func TestASandboxThatIsDeletedWhileItIsCreatedLeavesNothing(t *testing.T) {
 		if err := other.deleteSandbox(t.Context(), "box"); err != nil {
 			t.Error(err)
 		}
-		st.driver.set(Instance{ID: id, Name: "box", PID: 42, Alive: true}) // the deletion came before the process
+		st.driver.set(Instance{ID: id, Name: "box", PID: 42, Alive: true}) // the deletion came before the process was created
 	}
 	st.want(409, "POST", "/sandboxes", createBox)
 	st.want(404, "GET", "/sandboxes/box", "")
@@ -159,7 +159,7 @@ func TestASandboxThatIsDeletedWhileItIsCreatedLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestADeletionPrevailsOverWhatIsWrittenMeanwhile(t *testing.T) {
+func TestADeletionPrevailsOverConcurrentWrites(t *testing.T) {
 	st := newServerTest(t)
 	var sb Sandbox
 	st.do("POST", "/sandboxes", createBox, &sb)
@@ -199,7 +199,7 @@ func TestARecordThatCannotBeReadCanBeListedAndDeleted(t *testing.T) {
 	st.want(404, "GET", "/sandboxes/broken", "")
 }
 
-func TestAStoreThatIsDownIsNoFaultOfTheClient(t *testing.T) {
+func TestAStoreThatIsDownIsNotTheClientsFault(t *testing.T) {
 	st := newServerTest(t)
 	st.store.SetHook(before("put", func() error { return errors.New("dial db.internal: refused") }))
 	var body struct{ Error string }
@@ -208,7 +208,7 @@ func TestAStoreThatIsDownIsNoFaultOfTheClient(t *testing.T) {
 	}
 }
 
-func TestAClientThatHangsUpDoesNotStopWhatItBegan(t *testing.T) {
+func TestARequestIsCompletedIfTheClientHangsUp(t *testing.T) {
 	st := newServerTest(t)
 	ctx, hangUp := context.WithCancel(t.Context())
 	r := httptest.NewRequest("POST", "/sandboxes", strings.NewReader(createBox)).WithContext(ctx)
@@ -220,7 +220,7 @@ func TestAClientThatHangsUpDoesNotStopWhatItBegan(t *testing.T) {
 	}
 }
 
-func TestHealthTellsWhoHoldsTheLease(t *testing.T) {
+func TestHealthShowsWhoHoldsTheLease(t *testing.T) {
 	st := newServerTest(t)
 	var stop func()
 	st.watchers, stop = spawn(t, st.store, st.driver, "a")
@@ -232,15 +232,15 @@ func TestHealthTellsWhoHoldsTheLease(t *testing.T) {
 		t.Errorf("the holder answered %+v", h)
 	}
 	if h.TrustSeconds == nil || *h.TrustSeconds < 20 || *h.TrustSeconds > 30 {
-		t.Errorf("the holder has trust for %v seconds", h.TrustSeconds)
+		t.Errorf("the holder reports trust for %v seconds", h.TrustSeconds)
 	}
 	stop()
 	if st.do("GET", "/healthz", "", &h); h.IsHolder || h.Role != "standby" || *h.TrustSeconds != 0 {
-		t.Errorf("after its end it answered %+v", h)
+		t.Errorf("after the coordinator ended it answered %+v", h)
 	}
 }
 
-func TestAnyGatewayHandsTheLeaseOverToTheOneThatIsNamed(t *testing.T) {
+func TestAnyGatewayTakesARequestToHandTheLeaseOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newServerTest(t)
 		gateways := make(map[string]*watchers)
@@ -252,9 +252,9 @@ func TestAnyGatewayHandsTheLeaseOverToTheOneThatIsNamed(t *testing.T) {
 			{"b", `{"to":"c"}`, "c"}, // a standby, for another
 			{"c", `{"to":"a"}`, "a"}, // the holder
 			{"c", `{"to":"c"}`, "c"}, // a standby, for itself
-			{"c", `{"to":"c"}`, "c"}, // which it is already
+			{"c", `{"to":"c"}`, "c"}, // the holder, for itself
 		} {
-			time.Sleep(time.Minute) // whoever was the holder competes again
+			time.Sleep(time.Minute) // the previous holder competes again
 			st.watchers = gateways[step.asked]
 			st.want(202, "POST", "/handover", step.request)
 			time.Sleep(time.Second)
@@ -270,13 +270,13 @@ func TestAnyGatewayHandsTheLeaseOverToTheOneThatIsNamed(t *testing.T) {
 			st.want(202, "POST", "/handover", request)
 			time.Sleep(time.Second)
 			if gateways[before].coordinator.IsHolder() {
-				t.Errorf("after %q it is still %s", request, before)
+				t.Errorf("after %q the holder is still %s", request, before)
 			}
 		}
 	})
 }
 
-func TestAHandoverThatCannotBeIsRefused(t *testing.T) {
+func TestAnInvalidHandoverIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newServerTest(t)
 		var stop func()
@@ -289,17 +289,17 @@ func TestAHandoverThatCannotBeIsRefused(t *testing.T) {
 		st.want(503, "POST", "/handover", `{"to":"b"}`)
 		st.store.SetHook(nil)
 		if !st.watchers.coordinator.IsHolder() {
-			t.Error("what was refused has ended the term")
+			t.Error("a refused request ended the term")
 		}
 		stop()
 		var body struct{ Error string }
 		if got := st.do("POST", "/handover", `{"to":"b"}`, &body); got != 404 || body.Error != "nobody holds the lease" {
-			t.Errorf("after its end it answered %d %+v", got, body)
+			t.Errorf("after the coordinator ended it answered %d %+v", got, body)
 		}
 	})
 }
 
-func TestOneNameIsLockedByOneAtATime(t *testing.T) {
+func TestANameIsLockedByOneRequestAtATime(t *testing.T) {
 	var locks nameLocks
 	unlock, err := locks.lock(t.Context(), "box")
 	if err != nil {
@@ -325,7 +325,7 @@ func TestOneNameIsLockedByOneAtATime(t *testing.T) {
 	}()
 	unlock()
 	if err := <-got; err != nil {
-		t.Errorf("once it is free: %v", err)
+		t.Errorf("after it was unlocked: %v", err)
 	}
 	if len(locks.locks) != 0 {
 		t.Errorf("%d locks are left", len(locks.locks))

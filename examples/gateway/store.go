@@ -19,8 +19,8 @@ type database interface {
 	Close() error
 }
 
-// openStore opens the store that -store names and creates its table where it is
-// missing. A Postgres that is down is waited for until ctx ends.
+// openStore opens the store that -store names, and creates its table if it is missing. If
+// Postgres is down, openStore waits for it until ctx is done.
 func openStore(ctx context.Context, name string, shared bool, log *slog.Logger) (database, error) {
 	var db database
 	var err error
@@ -43,8 +43,8 @@ func isPostgres(name string) bool {
 	return strings.HasPrefix(name, "postgres://") || strings.HasPrefix(name, "postgresql://")
 }
 
-// redact returns what may be shown of a store's name: of a URL only where it
-// leads, since a password may stand in the user's part and in the query.
+// redact returns the part of a store's name that may be shown. Of a URL it leaves out the
+// user info and the query, because either may have a password.
 func redact(name string) string {
 	if !isPostgres(name) {
 		return name

@@ -15,23 +15,22 @@ import (
 // tally counts what a sweep has done.
 type tally struct {
 	failed  int // sandboxes turned to Error
-	pruned  int // sandboxes forgotten after the grace
-	deleted int // sandboxes whose deletion somebody had begun
-	orphans int // instances without a sandbox, ended
+	pruned  int // sandboxes removed after the grace period
+	deleted int // sandboxes whose deletion had been started, and is now finished
+	orphans int // instances without a sandbox, deleted
 }
 
 // sweep compares all records of the store with all instances of the backend, and
-// brings them together. One record that resists does not stop it.
+// reconciles them. A record that fails does not stop the sweep.
 //
-// Requests go on meanwhile, on this gateway and on others. So the backend is
-// listed before the store: an instance had its record before it was made, and a
-// record that was written before the backend was listed had its instance by
-// then. Records written since are left alone. What is decided on a record
-// that somebody writes meanwhile fails by its version, and the next sweep sees to
-// it.
+// This gateway and others handle requests during a sweep. So the sweep lists the backend
+// before the store: an instance is created after its record, so the record of each listed
+// instance is in the store. Records written since the sweep began are skipped, because
+// their instances may be missing from the list. If somebody writes a record during the
+// sweep, the sweep's own write fails on the version, and the next sweep looks again.
 //
-// Its writes are fenced by its term: a gateway that is paused in a sweep for so
-// long that another holds the lease can't finish what it had begun.
+// Its writes are fenced by its term: if a gateway is paused during a sweep for so long that
+// another one holds the lease, it can't finish what it had begun.
 func (w *watchers) sweep(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
 	log := w.log.With("token", term.Token())
@@ -59,8 +58,8 @@ func (w *watchers) sweep(ctx context.Context) error {
 	for _, sb := range list {
 		inst := byID[sb.Instance]
 		delete(byID, sb.Instance)
-		// The record's age and the time since the sweep began are both durations:
-		// no clock of a replica is compared with the store's.
+		// The record's age and the time since the sweep began are both durations, so the
+		// clock of this host isn't compared with the store's.
 		if sb.Age <= listed {
 			continue
 		}
@@ -98,8 +97,8 @@ func (w *watchers) sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// reconcile does what there is to do for one sandbox. Its instance is the zero
-// value where the backend doesn't know it.
+// reconcile does what is needed for one sandbox. Its instance is the zero value if the
+// backend doesn't know it.
 func (w *watchers) reconcile(ctx context.Context, fenced sandboxes, sb Sandbox, inst Instance, done *tally) error {
 	count, err := &done.failed, error(nil)
 	switch {
@@ -110,11 +109,11 @@ func (w *watchers) reconcile(ctx context.Context, fenced sandboxes, sb Sandbox, 
 		_, err = fenced.fail(ctx, sb, fmt.Sprintf("process %d is gone", sb.PID))
 
 	case sb.Phase == Provisioning && sb.Age >= w.grace:
-		// Whoever began it will find the conflict, if he is still there.
+		// If the gateway that is creating it still runs, its own write fails with a conflict.
 		_, err = fenced.fail(ctx, sb, "its creation was not finished")
 
 	case sb.Phase == Error && inst.Alive:
-		return w.driver.Delete(ctx, inst.ID) // the record goes after its grace, as any
+		return w.driver.Delete(ctx, inst.ID) // its record is pruned after the grace period, like any other
 
 	case sb.Phase == Error && sb.Age >= w.grace:
 		count = &done.pruned

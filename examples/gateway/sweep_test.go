@@ -19,7 +19,7 @@ import (
 
 const testGrace = time.Minute
 
-// sweepTest is a sweep's surroundings, in virtual time.
+// sweepTest is what a sweep needs, in virtual time.
 type sweepTest struct {
 	*watchers
 	t      *testing.T
@@ -35,8 +35,8 @@ func newSweepTest(t *testing.T) *sweepTest {
 	return st
 }
 
-// jobContext begins a term of the store's lease, which lasts as long as the test,
-// and returns the context of its job.
+// jobContext starts a term that lasts as long as the test, and returns the context of its
+// job.
 func jobContext(t *testing.T, store tenure.Store) context.Context {
 	t.Helper()
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
@@ -66,7 +66,7 @@ func jobContext(t *testing.T, store tenure.Store) context.Context {
 	return <-began
 }
 
-// takeOver gives the lease to another replica, without its holder's knowledge.
+// takeOver gives the lease to another replica without the holder noticing.
 func takeOver(ctx context.Context, store tenure.Store) error {
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: "another", Logger: quiet})
 	if err != nil {
@@ -83,7 +83,7 @@ func takeOver(ctx context.Context, store tenure.Store) error {
 	return err
 }
 
-// add puts a sandbox in a phase, whose instance is named as it is.
+// add stores a sandbox in a phase. Its instance has the sandbox's name as its ID.
 func (st *sweepTest) add(name string, phase Phase) Sandbox {
 	st.t.Helper()
 	sb := Sandbox{Name: name, record: record{Instance: name, Command: []string{"x"}, Phase: phase}}
@@ -99,7 +99,7 @@ func (st *sweepTest) run(id string, alive bool) {
 	st.driver.set(Instance{ID: id, Name: id, CreatedAt: time.Now(), PID: 42, Alive: alive})
 }
 
-// phase returns a sandbox's phase, "gone" where there is none.
+// phase returns a sandbox's phase, or "gone" if there is no such sandbox.
 func (st *sweepTest) phase(name string) Phase {
 	st.t.Helper()
 	sb, err := st.sandboxes.get(st.t.Context(), name)
@@ -119,19 +119,19 @@ func (st *sweepTest) mustSweep() {
 	}
 }
 
-func TestASweepBringsEachRecordAndItsProcessTogether(t *testing.T) {
+func TestASweepReconcilesRecordsAndProcesses(t *testing.T) {
 	const (
 		young = testGrace / 2
 		old   = testGrace + time.Second
 	)
-	const ( // what becomes of an instance, or what it is
+	const ( // the state of an instance before or after the sweep
 		none  = "none"
 		alive = "alive"
 		dead  = "dead"
 	)
 	for _, tt := range []struct {
 		name         string
-		phase        Phase // "gone": there is no record
+		phase        Phase // "gone" if there is no record
 		instance     string
 		age          time.Duration
 		wantPhase    Phase
@@ -181,9 +181,9 @@ func TestASweepBringsEachRecordAndItsProcessTogether(t *testing.T) {
 	}
 }
 
-// An unfinished creation whose process runs becomes an error; the next sweep ends
-// the process, and one after the grace forgets it all.
-func TestAnUnfinishedCreationEndsInNothing(t *testing.T) {
+// An unfinished creation whose process runs becomes an error. The next sweep ends the
+// process, and a sweep after the grace period removes the record.
+func TestAnUnfinishedCreationIsCleanedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newSweepTest(t)
 		st.add("box", Provisioning)
@@ -203,7 +203,7 @@ func TestAnUnfinishedCreationEndsInNothing(t *testing.T) {
 	})
 }
 
-func TestADeadSandboxIsPrunedWithinGraceAndSweepOfItsLastWrite(t *testing.T) {
+func TestASandboxInErrorIsPrunedOneSweepAfterTheGracePeriodAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 7 * time.Second
 		st := newSweepTest(t)
@@ -212,7 +212,7 @@ func TestADeadSandboxIsPrunedWithinGraceAndSweepOfItsLastWrite(t *testing.T) {
 		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- tenure.Every(interval, st.sweep)(ctx) }()
-		time.Sleep(3500 * time.Millisecond) // one of the next sweeps comes just before the grace is over
+		time.Sleep(3500 * time.Millisecond) // one of the next sweeps comes just before the end of the grace period
 		_, err := st.sandboxes.fail(t.Context(), sb, "test")
 		if err != nil {
 			t.Fatal(err)
@@ -237,7 +237,7 @@ func TestADeadSandboxIsPrunedWithinGraceAndSweepOfItsLastWrite(t *testing.T) {
 func TestARecordWrittenSinceTheSweepBeganIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newSweepTest(t)
-		// The backend is listed; then a sandbox is created, before the store is.
+		// A sandbox is created after the sweep lists the backend and before it lists the store.
 		st.driver.onList = func() {
 			time.Sleep(time.Second)
 			st.run("box", true)
@@ -256,7 +256,7 @@ func TestARecordWrittenSinceTheSweepBeganIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestWhatSomebodyWritesDuringASweepStands(t *testing.T) {
+func TestASweepDoesNotOverwriteConcurrentChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newSweepTest(t)
 		sb := st.add("box", Ready)
@@ -273,7 +273,7 @@ func TestWhatSomebodyWritesDuringASweepStands(t *testing.T) {
 	})
 }
 
-func TestARecordThatResistsDoesNotStopTheSweep(t *testing.T) {
+func TestARecordThatFailsDoesNotStopTheSweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newSweepTest(t)
 		st.add("a", Deleting)
@@ -306,8 +306,8 @@ func TestARecordThatResistsDoesNotStopTheSweep(t *testing.T) {
 	})
 }
 
-// Without the store nothing tells an orphan from a sandbox.
-func TestNothingIsEndedWhileTheStoreIsDown(t *testing.T) {
+// Without the store, orphans cannot be distinguished from the processes of sandboxes.
+func TestNoProcessIsEndedWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newSweepTest(t)
 		st.add("box", Ready)
@@ -338,7 +338,7 @@ func TestASweepEndsWithItsContext(t *testing.T) {
 		if err := st.sweep(ctx); !errors.Is(err, tenure.ErrLost) {
 			t.Errorf("got %v, want %v", err, tenure.ErrLost)
 		}
-		// The process of a is gone, so its record goes too.
+		// The process of a is gone, so its record is deleted, too.
 		for name, want := range map[string]Phase{"a": "gone", "b": Deleting} {
 			if got := st.phase(name); got != want {
 				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
@@ -347,7 +347,7 @@ func TestASweepEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestASweepWhoseTermWasTakenOverMeanwhileWritesNothing(t *testing.T) {
+func TestASweepWhoseLeaseWasTakenOverWritesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		phase Phase
@@ -369,14 +369,14 @@ func TestASweepWhoseTermWasTakenOverMeanwhileWritesNothing(t *testing.T) {
 					return takeOver(t.Context(), st.store)
 				}))
 				if err := st.sweep(st.job); err != nil {
-					t.Errorf("the sweep got %v, want a quiet end", err)
+					t.Errorf("the sweep got %v, want nil", err)
 				}
 				if err := st.job.Err(); err != nil {
-					t.Fatalf("the job's context has ended: %v; so the fence was not asked", err)
+					t.Fatalf("the job's context has ended: %v; so the fence was not tested", err)
 				}
 				for _, want := range want {
 					if got, err := st.sandboxes.get(t.Context(), want.Name); err != nil || got.Version != want.Version {
-						t.Errorf("the record is %+v, %v, want it as it was, %+v", got, err, want)
+						t.Errorf("the record is %+v, %v, want it unchanged, %+v", got, err, want)
 					}
 				}
 				line := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=a error="`,

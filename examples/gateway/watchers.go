@@ -12,12 +12,11 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// writeRefused is logged where the fence has kept a write from landing.
+// writeRefused is logged when the fence has rejected a write.
 const writeRefused = "write refused: the term is over"
 
-// watchers does what one gateway at a time must do, while this one holds the
-// lease: it follows the driver's events, and sweeps the store against the
-// backend for what they have missed.
+// watchers does the work that only one gateway at a time may do, while this one holds the
+// lease: it follows the driver's events, and sweeps for what they have missed.
 type watchers struct {
 	sandboxes sandboxes
 	driver    Driver
@@ -28,22 +27,22 @@ type watchers struct {
 	coordinator *tenure.Coordinator
 	sweeps      atomic.Int64  // done by this replica
 	stopped     chan struct{} // closed when the coordinator has returned
-	err         error         // of the coordinator; set before stopped is closed
+	err         error         // the coordinator's; set before stopped is closed
 }
 
 type watchersConfig struct {
 	replica string
-	ttl     time.Duration                               // of the lease
-	sweep   time.Duration                               // from the end of a sweep to the next
-	grace   time.Duration                               // how long after its last write a record without a process is kept
-	check   func(context.Context, tenure.Role) error    // may be nil, as in the coordinator's config
-	confirm int                                         // how many renewals confirm a takeover
+	ttl     time.Duration                               // the lease's
+	sweep   time.Duration                               // between the end of a sweep and the next sweep
+	grace   time.Duration                               // how long a record without a process is kept after its last write
+	check   func(context.Context, tenure.Role) error    // may be nil
+	confirm int                                         // the number of renewals that confirm a takeover
 	fence   func(context.Context, tenure.Holding) error // may be nil
 	log     *slog.Logger
 }
 
-// spawnWatchers starts the watchers, until ctx ends; they have released the lease
-// when stopped is closed. An error is [tenure.ErrInvalid], and says what is wrong
+// spawnWatchers starts the watchers, which run until ctx is done. When stopped is closed,
+// they have released the lease. Its errors match [tenure.ErrInvalid], and say what is wrong
 // with the config.
 func spawnWatchers(ctx context.Context, store tenure.Store, driver Driver, cfg watchersConfig) (*watchers, error) {
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: cfg.replica, TTL: cfg.ttl, Logger: cfg.log})
@@ -76,8 +75,8 @@ func spawnWatchers(ctx context.Context, store tenure.Store, driver Driver, cfg w
 	return w, nil
 }
 
-// watch turns a sandbox to Error when its process has exited. An error of the
-// driver ends the term, so that a gateway which can see the backend takes over.
+// watch sets a sandbox to Error when its process has exited. An error of the driver ends
+// the term, so that a gateway that can reach the backend takes over.
 func (w *watchers) watch(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
 	log := w.log.With("token", term.Token())
@@ -95,7 +94,7 @@ func (w *watchers) watch(ctx context.Context) error {
 		if event.Kind != Exited {
 			continue
 		}
-		// Events are hints: one that can't be recorded now is left to the sweep.
+		// Events are hints: the sweep sees to those that can't be recorded now.
 		err = fenced.exited(ctx, event.Instance)
 		switch {
 		case errors.Is(err, tenure.ErrLost):

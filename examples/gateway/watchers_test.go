@@ -11,7 +11,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// spawn starts a replica's watchers in virtual time, and ends them with the test.
+// spawn starts a replica's watchers in virtual time, and stops them at the end of the test.
 func spawn(t *testing.T, store tenure.Store, driver Driver, replica string) (w *watchers, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func TestOnlyTheHolderSweepsAndAStoppedOneIsReplacedWithinASecond(t *testing.T) 
 	})
 }
 
-func TestAGatewayThatCannotSeeTheBackendLeavesTheLeaseToAnother(t *testing.T) {
+func TestAGatewayThatCannotReachTheBackendReleasesTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, blind := newStore(), newFakeDriver()
 		a, stopA := spawn(t, store, blind, "a")
@@ -74,7 +74,7 @@ func TestAGatewayThatCannotSeeTheBackendLeavesTheLeaseToAnother(t *testing.T) {
 	})
 }
 
-func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
+func TestAnExitIsRecordedOnlyForTheSandboxsOwnInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, driver := newStore(), newFakeDriver()
 		st := newSweepTest(t)
@@ -86,13 +86,13 @@ func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
 		for _, inst := range []Instance{
 			{ID: "ready", Name: "ready", PID: 42},
 			{ID: "deleting", Name: "deleting"},
-			{ID: "earlier", Name: "again"}, // the name has been created again since
+			{ID: "earlier", Name: "again"}, // the sandbox has been created again since
 			{ID: "nobody", Name: "nobody"},
 		} {
-			driver.set(Instance{ID: inst.Name, Name: inst.Name, CreatedAt: time.Now(), Alive: true}) // or the sweep would do it
+			driver.set(Instance{ID: inst.Name, Name: inst.Name, CreatedAt: time.Now(), Alive: true}) // otherwise the sweep would record it
 			driver.events <- Event{Exited, inst}
 		}
-		driver.events <- Event{Kind: Started} // taken: the others are done with
+		driver.events <- Event{Kind: Started} // once this is received, the others have been handled
 		for name, want := range map[string]Phase{"ready": Error, "deleting": Deleting, "again": Ready} {
 			if got := st.phase(name); got != want {
 				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
@@ -105,7 +105,7 @@ func TestAnExitIsRecordedForTheInstanceThatTheSandboxHas(t *testing.T) {
 	})
 }
 
-func TestAnExitIsRecordedThoughTheSandboxIsWrittenMeanwhile(t *testing.T) {
+func TestAnExitIsRecordedDespiteAConcurrentWrite(t *testing.T) {
 	st := newSweepTest(t)
 	sb := st.add("box", Ready)
 	st.store.SetHook(before("put", func() error {
@@ -121,22 +121,22 @@ func TestAnExitIsRecordedThoughTheSandboxIsWrittenMeanwhile(t *testing.T) {
 	}
 }
 
-func TestAnExitIsNotRecordedByATermThatIsOver(t *testing.T) {
+func TestATermThatHasEndedDoesNotRecordAnExit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, driver := newStore(), newFakeDriver()
 		st := newSweepTest(t)
 		st.sandboxes = sandboxes{store}
 		sb := st.add("box", Ready)
-		driver.set(Instance{ID: "box", Name: "box", CreatedAt: time.Now(), Alive: true}) // or the sweep would do it
+		driver.set(Instance{ID: "box", Name: "box", CreatedAt: time.Now(), Alive: true}) // otherwise the sweep would record it
 		_, stop := spawn(t, store, driver, "a")
 		store.SetHook(before("put", func() error {
 			store.SetHook(nil)
 			return takeOver(t.Context(), store)
 		}))
 		driver.events <- Event{Exited, Instance{ID: "box", Name: "box"}}
-		driver.events <- Event{Kind: Started} // taken: the other is done with
+		driver.events <- Event{Kind: Started} // once this is received, the other has been handled
 		if got, err := st.sandboxes.get(t.Context(), "box"); err != nil || got.Version != sb.Version {
-			t.Errorf("the record is %+v, %v, want it as it was, %+v", got, err, sb)
+			t.Errorf("the record is %+v, %v, want it unchanged, %+v", got, err, sb)
 		}
 		stop()
 	})

@@ -1,5 +1,5 @@
-// Command quickstart sweeps once a second on one of its replicas at a time. It is the
-// program in the README: start it twice, with TENURE_REPLICA_ID set to a and to b.
+// Command quickstart sweeps once a second, on one replica at a time. It is the program in
+// the README. Start it twice, with TENURE_REPLICA_ID set to a and to b.
 package main
 
 import (
