@@ -65,10 +65,10 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 		w.fault("PutIf(%s, %s) returned version %d, although version %d was known before the call", obj.Key, cond, written.Version, before)
 	}
 	if !w.first(w.given, versionOf{obj.Key, tenure.MatchVersion(written.Version)}) {
-		w.fault("PutIf(%s, %s) gave version %d, which another write had been given", obj.Key, cond, written.Version)
+		w.fault("PutIf(%s, %s) returned version %d, which another write already had", obj.Key, cond, written.Version)
 	}
 	if cond != tenure.MustCreate() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
-		w.fault("PutIf(%s, %s) succeeded, though that version had been replaced or deleted", obj.Key, cond)
+		w.fault("PutIf(%s, %s) succeeded, although that version had been replaced or deleted", obj.Key, cond)
 	}
 	w.learn(obj.Key, written.Version)
 	return written, nil
@@ -77,7 +77,7 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	err := w.Store.DeleteIf(ctx, key, version)
 	if err == nil && !w.first(w.spent, versionOf{key, tenure.MatchVersion(version)}) {
-		w.fault("DeleteIf(%s, version %d) succeeded, though that version had been replaced or deleted", key, version)
+		w.fault("DeleteIf(%s, version %d) succeeded, although that version had been replaced or deleted", key, version)
 	}
 	return err
 }
