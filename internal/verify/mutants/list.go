@@ -2,15 +2,15 @@ package main
 
 // mutant is one fault that is put into the library.
 type mutant struct {
-		name string // what the library does wrong with it
+	name string // what the library does wrong with it
 	file string
-		old  string // occurs in the file exactly once
+	old  string // occurs in the file exactly once
 	new  string
-		why  string // why that is harmful
+	why  string // why that is harmful
 }
 
 var mutants = []mutant{
-		// Trust in a term.
+	// Trust in a term.
 	{"trust is counted from a renewal's answer", "lease.go",
 		"if !term.extend(obj.Version, attempt) {", "if !term.extend(obj.Version, attempt.Add(time.Since(attempt.Mono))) {",
 		"the store counts from when it wrote, so trust gained by a late answer outlasts the TTL"},

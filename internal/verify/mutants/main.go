@@ -43,9 +43,9 @@ func main() {
 // suite is a set of tests.
 type suite struct {
 	name string
-		args []string // for go test
+	args []string // for go test
 
-		passed bool // has passed without a mutant
+	passed bool // has passed without a mutant
 }
 
 // own maps a suite to the directory whose mutants it, and no other suite, must kill.
@@ -190,7 +190,7 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 		if test == "" {
 			continue
 		}
-				if !s.passed {
+		if !s.passed {
 			if err := os.WriteFile(path, source, 0o600); err != nil {
 				return "", err
 			}
@@ -207,7 +207,7 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 // apply returns the source with the mutant's fault in it.
 func (m mutant) apply(source string) (string, error) {
 	if n := strings.Count(source, m.old); n != 1 {
-		return "", fmt.Errorf("%q occurs %[3]d times in %[2]s, not once", m.old, m.file, n)
+		return "", fmt.Errorf("%s contains %q %d times, not once", m.file, m.old, n)
 	}
 	return strings.Replace(source, m.old, m.new, 1), nil
 }
@@ -220,7 +220,7 @@ var (
 
 // fails runs the suite and returns the first test that fails; empty if none does.
 func (s suite) fails(dir string) (test, out string) {
-		// vet would reject some mutants, but a test has to kill them.
+	// vet would reject some mutants, but a test has to kill them.
 	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
 	out, err := output(dir, "go", args...)
 	if err == nil {
