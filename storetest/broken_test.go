@@ -78,7 +78,7 @@ type brokenWatch struct {
 func (w *brokenWatch) C() <-chan struct{} { return w.c }
 func (w *brokenWatch) Stop()              { w.stop() }
 
-// behindFence replaces DeleteAndWake of the fenced store.
+// behindFence replaces the fenced store's DeleteAndWake.
 func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
 	b.fence = func(term *tenure.Term) (tenure.Store, error) {
 		fenced, err := b.Mem.Fence(term)
@@ -92,7 +92,7 @@ func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) f
 	}
 }
 
-// checkedFirst makes a fence of a check before each write.
+// checkedFirst makes a fence that is only a check before each write.
 func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error, then func(*tenure.Term) tenure.Store) {
 	b.fence = func(term *tenure.Term) (tenure.Store, error) {
 		store := then(term)
@@ -122,7 +122,7 @@ func (b *broken) record(term *tenure.Term) tenure.Object {
 	return obj
 }
 
-// reads lets change falsify what Get, and where told so PutIf, returns.
+// reads lets change falsify what Get and, with alsoPut, PutIf return.
 func (b *broken) reads(change func(*tenure.Object), alsoPut bool) {
 	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 		obj, err := b.Mem.Get(ctx, key)
@@ -180,7 +180,7 @@ func (b *broken) keys(change func(tenure.Key) tenure.Key) {
 	}
 }
 
-// readThenWrite judges conditions before it writes, not as it writes.
+// readThenWrite checks conditions before the write instead of atomically with it.
 func readThenWrite(b *broken) {
 	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 		current, err := b.Mem.Get(ctx, obj.Key)
@@ -195,7 +195,7 @@ func readThenWrite(b *broken) {
 	}
 }
 
-// restart forgets versions with the object, as DELETE and INSERT do.
+// restart forgets the version when the object is deleted, as plain DELETE and INSERT do.
 func restart(b *broken) {
 	fresh := func() *storetest.Mem {
 		mem := storetest.NewMem()
@@ -203,7 +203,7 @@ func restart(b *broken) {
 		return mem
 	}
 	b.Mem = fresh()
-	b.reads(func(*tenure.Object) {}, true) // of what b.Mem is then
+	b.reads(func(*tenure.Object) {}, true) // reads whatever b.Mem is at that time
 	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
 		err := b.Mem.DeleteIf(ctx, key, version)
 		if err == nil {
@@ -213,7 +213,7 @@ func restart(b *broken) {
 	}
 }
 
-// nameless keeps names apart from its objects, where they collide with none.
+// nameless keeps names outside of the Mem, where they never collide.
 func nameless(b *broken) {
 	var names sync.Map
 	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
@@ -235,8 +235,8 @@ func nameless(b *broken) {
 	}
 }
 
-// hoarded gives a name to its first object, whatever becomes of that, and over
-// all types.
+// hoarded reserves a name for the first object that had it, for all types and even
+// after that object is gone.
 func hoarded(b *broken) {
 	owners := make(map[string]tenure.Key)
 	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
@@ -248,8 +248,8 @@ func hoarded(b *broken) {
 	}
 }
 
-// deaf does not hear of the end of contexts.
-func deaf(b *broken) {
+// ignoreContext ignores the end of contexts.
+func ignoreContext(b *broken) {
 	b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 		return b.Mem.Get(context.WithoutCancel(ctx), key)
 	}
@@ -264,7 +264,7 @@ var breakages = []struct {
 	what  string
 	apply func(b *broken)
 }{
-	{"a missing object is not found", "an object without content instead", func(b *broken) {
+	{"a missing object is not found", "an empty object is returned instead", func(b *broken) {
 		b.fails(func(_ context.Context, _ tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrNotFound) {
 				return nil
@@ -275,10 +275,10 @@ var breakages = []struct {
 	{"an object reads back as it was written", "the name is not stored", func(b *broken) {
 		b.reads(func(obj *tenure.Object) { obj.Name = "" }, false)
 	}},
-	{"an object reads back as it was written", "the answer of a write has no times", func(b *broken) {
+	{"an object reads back as it was written", "a write returns no times", func(b *broken) {
 		b.reads(func(obj *tenure.Object) { obj.CreatedAt, obj.UpdatedAt = time.Time{}, time.Time{} }, true)
 	}},
-	{"versions and times are the store's", "the caller's time of creation is kept", func(b *broken) {
+	{"the store assigns versions and times", "the caller's CreatedAt is stored", func(b *broken) {
 		var caller tenure.Object
 		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) { caller = *obj })
 		b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -293,13 +293,13 @@ var breakages = []struct {
 	{"age counts from the last write", "objects age too soon", func(b *broken) {
 		b.reads(func(obj *tenure.Object) { obj.Age += 20 * time.Millisecond }, false)
 	}},
-	{"age counts from the last write", "age counts from the creation", func(b *broken) {
+	{"age counts from the last write", "age counts from the object's creation", func(b *broken) {
 		b.reads(func(obj *tenure.Object) { obj.Age += obj.UpdatedAt.Sub(obj.CreatedAt) }, false)
 	}},
-	{"a replaced object keeps its time of creation", "a replacement is a creation", func(b *broken) {
+	{"a replaced object keeps its creation time", "a replacement sets CreatedAt", func(b *broken) {
 		b.reads(func(obj *tenure.Object) { obj.CreatedAt = obj.UpdatedAt }, false)
 	}},
-	{"a stored object is nobody else's memory", "the caller's slices are kept", func(b *broken) {
+	{"a stored object shares no memory with callers", "the caller's slices are kept", func(b *broken) {
 		var caller tenure.Object
 		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) { caller = *obj })
 		b.get = func(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -313,7 +313,7 @@ var breakages = []struct {
 			obj.Payload = []byte(strings.ToValidUTF8(string(obj.Payload), "?"))
 		})
 	}},
-	{"a payload is kept byte for byte", "payloads are cut at 64 KiB", func(b *broken) {
+	{"a payload is kept byte for byte", "payloads are truncated to 64 KiB", func(b *broken) {
 		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
 			obj.Payload = obj.Payload[:min(1<<16, len(obj.Payload))]
 		})
@@ -330,10 +330,10 @@ var breakages = []struct {
 	{"keys that look alike stay apart", "ids are folded to lower case", func(b *broken) {
 		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: key.Type, ID: strings.ToLower(key.ID)} })
 	}},
-	{"keys that look alike stay apart", "type and id are joined", func(b *broken) {
+	{"keys that look alike stay apart", "type and id are concatenated", func(b *broken) {
 		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: "joined", ID: key.String()} })
 	}},
-	{"an id under another type is another object", "the type is no part of the key", func(b *broken) {
+	{"an id under another type is another object", "the type is not part of the key", func(b *broken) {
 		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: "any", ID: key.ID} })
 	}},
 
@@ -352,7 +352,7 @@ var breakages = []struct {
 			return written, err
 		}
 	}},
-	{"MatchVersion writes at that version only", "a conflict does not tell the current version", func(b *broken) {
+	{"MatchVersion writes at that version only", "a conflict does not name the current version", func(b *broken) {
 		b.fails(func(_ context.Context, key tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrConflict) {
 				return fmt.Errorf("%s: %w", key, tenure.ErrConflict)
@@ -388,10 +388,10 @@ var breakages = []struct {
 	{"versions go on after a deletion", "versions restart after a deletion", restart},
 	{"a stale version fails against a later life", "versions restart after a deletion", restart},
 
-	{"of many creates at once one succeeds", "reads, then writes", readThenWrite},
-	{"of many writes and deletions of one version one succeeds", "reads, then writes", readThenWrite},
-	{"of many creates under one name one succeeds", "names are not compared", nameless},
-	{"versions rise under concurrent writers", "two writes have one version", func(b *broken) {
+	{"of many concurrent creates one succeeds", "checks before the write", readThenWrite},
+	{"of many writes and deletions of one version one succeeds", "checks before the write", readThenWrite},
+	{"of many creates with one name one succeeds", "names are not compared", nameless},
+	{"versions rise under concurrent writers", "two writes get the same version", func(b *broken) {
 		b.Now = func() time.Time { return time.UnixMicro(0) }
 		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 			obj, err := b.Mem.PutIf(ctx, obj, cond)
@@ -414,7 +414,7 @@ var breakages = []struct {
 	}},
 
 	{"a name belongs to one object of its type", "names are not compared", nameless},
-	{"a name belongs to one object of its type", "a taken name is an object that exists", func(b *broken) {
+	{"a name belongs to one object of its type", "a taken name is ErrExists", func(b *broken) {
 		b.fails(func(_ context.Context, key tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrTaken) {
 				return fmt.Errorf("put %s: %w", key, tenure.ErrExists)
@@ -422,11 +422,11 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"a name is free when its object leaves it", "names are hoarded", hoarded},
-	{"names of other types and empty names never collide", "names are hoarded", hoarded},
+	{"a name is free when its object gives it up", "a name is never given up", hoarded},
+	{"names of other types and empty names never collide", "a name is never given up", hoarded},
 
-	{"a call whose context has ended says so", "contexts are ignored", deaf},
-	{"a call whose context has ended says so", "the cause is lost", func(b *broken) {
+	{"a call whose context has ended returns its error", "contexts are ignored", ignoreContext},
+	{"a call whose context has ended returns its error", "the error does not wrap the context's", func(b *broken) {
 		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s: %v", key, err)
@@ -434,7 +434,7 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"a write that is cancelled midway is not half a write", "labels are written before the rest", func(b *broken) {
+	{"a cancelled write is atomic", "labels are written before the payload", func(b *broken) {
 		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 			if half, err := b.Mem.Get(ctx, obj.Key); err == nil && cond == tenure.Unconditional() {
 				half.Labels = obj.Labels
@@ -447,7 +447,7 @@ var breakages = []struct {
 			return b.Mem.PutIf(ctx, obj, cond)
 		}
 	}},
-	{"an error says which operation on which key", "errors have no key", func(b *broken) {
+	{"an error names the operation and the key", "errors have no key", func(b *broken) {
 		b.fails(func(_ context.Context, key tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrExists) {
 				return tenure.ErrExists
@@ -455,7 +455,7 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"an error says which operation on which key", "errors have no operation", func(b *broken) {
+	{"an error names the operation and the key", "errors have no operation", func(b *broken) {
 		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s: %w", key, ctx.Err())
@@ -463,7 +463,7 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"invalid arguments are refused before anything is sent", "the context is asked first", func(b *broken) {
+	{"invalid arguments are rejected before anything is sent", "the context is checked first", func(b *broken) {
 		b.fails(func(ctx context.Context, key tenure.Key, err error) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s: %w", key, ctx.Err())
@@ -471,25 +471,25 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"invalid arguments are refused before anything is sent", "a payload that is too long is cut", func(b *broken) {
+	{"invalid arguments are rejected before anything is sent", "a payload that is too long is truncated", func(b *broken) {
 		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) {
 			obj.Payload = obj.Payload[:min(tenure.MaxPayload, len(obj.Payload))]
 		})
 	}},
 
-	{"a list is sorted, cut and of one type", "backwards", func(b *broken) {
+	{"a list is sorted, limited and of one type", "sorted backwards", func(b *broken) {
 		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 			objects, err := b.Mem.List(ctx, objectType, after, limit)
 			slices.Reverse(objects)
 			return objects, err
 		}
 	}},
-	{"a list is sorted, cut and of one type", "without a limit", func(b *broken) {
+	{"a list is sorted, limited and of one type", "the limit is ignored", func(b *broken) {
 		b.list = func(ctx context.Context, objectType, after string, _ int) ([]tenure.Object, error) {
 			return b.Mem.List(ctx, objectType, after, 1<<20)
 		}
 	}},
-	{"pages of a list fit together", "sorted by one collation and compared by another", func(b *broken) {
+	{"pages of a list fit together", "sorted by one collation, compared by another", func(b *broken) {
 		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 			objects, err := b.Mem.List(ctx, objectType, after, 1<<20)
 			slices.SortStableFunc(objects, func(a, b tenure.Object) int {
@@ -498,7 +498,7 @@ var breakages = []struct {
 			return objects[:min(limit, len(objects))], err
 		}
 	}},
-	{"tenure.List yields every object once", "always from the beginning", func(b *broken) {
+	{"tenure.List yields every object once", "each page is the first", func(b *broken) {
 		b.list = func(ctx context.Context, objectType, _ string, limit int) ([]tenure.Object, error) {
 			return b.Mem.List(ctx, objectType, "", limit)
 		}
@@ -508,9 +508,9 @@ var breakages = []struct {
 			return b.Mem.List(ctx, objectType, after, min(limit, 100))
 		}
 	}},
-	{"a list whose context has ended says so", "contexts are ignored", deaf},
+	{"a list whose context has ended returns its error", "contexts are ignored", ignoreContext},
 
-	{"an invalid list is refused", "a limit below zero is none", func(b *broken) {
+	{"an invalid list is rejected", "a negative limit means none", func(b *broken) {
 		b.list = func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 			if limit < 0 {
 				limit = math.MaxInt
@@ -519,7 +519,7 @@ var breakages = []struct {
 		}
 	}},
 
-	{"a fence lets the writes of a standing term through", "a renewal breaks the fence", func(b *broken) {
+	{"a fence lets the writes of a current term through", "a renewal breaks the fence", func(b *broken) {
 		b.checkedFirst(func(term *tenure.Term, _ tenure.Object, _ tenure.WriteCondition) error {
 			if b.record(term).Version != term.Token() {
 				return tenure.ErrLost
@@ -527,7 +527,7 @@ var breakages = []struct {
 			return nil
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
-	{"a fence that can't hold is refused", "no term is no fence", func(b *broken) {
+	{"a fence that can't work is rejected", "a nil term means no fence", func(b *broken) {
 		b.fence = func(term *tenure.Term) (tenure.Store, error) {
 			if term == nil {
 				return b.Mem, nil
@@ -547,7 +547,7 @@ var breakages = []struct {
 			return fenced
 		})
 	}},
-	{"a fenced write never follows a takeover", "the check is a call before the write", func(b *broken) {
+	{"a fenced write never follows a takeover", "the check is a separate call before the write", func(b *broken) {
 		b.checkedFirst(func(term *tenure.Term, _ tenure.Object, _ tenure.WriteCondition) error {
 			if !bytes.Equal(b.record(term).Payload, term.Record()) {
 				return tenure.ErrLost
@@ -557,7 +557,7 @@ var breakages = []struct {
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
 
-	{"DeleteAndWake deletes as DeleteIf does", "at any version", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "it deletes at any version", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if obj, err := b.Mem.Get(ctx, key); err == nil && version > 0 {
 				version = obj.Version
@@ -565,7 +565,7 @@ var breakages = []struct {
 			return b.Mem.DeleteAndWake(ctx, key, version)
 		}
 	}},
-	{"DeleteAndWake deletes as DeleteIf does", "a conflict wakes and is no error", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "a conflict wakes and returns nil", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrConflict) {
 				return err
@@ -573,7 +573,7 @@ var breakages = []struct {
 			return nil
 		}
 	}},
-	{"DeleteAndWake deletes as DeleteIf does", "a conflict does not tell the current version", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "a conflict does not name the current version", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			err := b.Mem.DeleteAndWake(ctx, key, version)
 			if errors.Is(err, tenure.ErrConflict) {
@@ -582,7 +582,7 @@ var breakages = []struct {
 			return err
 		}
 	}},
-	{"DeleteAndWake deletes as DeleteIf does", "a missing object is deleted", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "a missing object is no error", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrNotFound) {
 				return err
@@ -590,7 +590,7 @@ var breakages = []struct {
 			return nil
 		}
 	}},
-	{"DeleteAndWake deletes as DeleteIf does", "the context is asked first", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "the context is checked first", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("delete %s: %w", key, ctx.Err())
@@ -603,7 +603,7 @@ var breakages = []struct {
 			return b.Mem.DeleteAndWake(context.WithoutCancel(ctx), key, version)
 		}
 	}},
-	{"DeleteAndWake deletes as DeleteIf does", "reads, then deletes", func(b *broken) {
+	{"DeleteAndWake deletes as DeleteIf does", "it checks before the deletion", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			obj, err := b.Mem.Get(ctx, key)
 			if err != nil || obj.Version != version || version <= 0 {
@@ -619,8 +619,8 @@ var breakages = []struct {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error { return b.del(ctx, key, version) }
 	}},
 
-	{"a deletion wakes all who watch the object", "it wakes nobody", func(b *broken) { b.wake = b.Mem.DeleteIf }},
-	{"a deletion wakes all who watch the object", "it wakes one", func(b *broken) {
+	{"a deletion wakes every watch of the object", "it wakes nobody", func(b *broken) { b.wake = b.Mem.DeleteIf }},
+	{"a deletion wakes every watch of the object", "it wakes only one watch", func(b *broken) {
 		first := make(map[tenure.Key]bool)
 		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
@@ -631,7 +631,7 @@ var breakages = []struct {
 			return w
 		}
 	}},
-	{"a deletion wakes all who watch the object", "only who watches an object that is there", func(b *broken) {
+	{"a deletion wakes every watch of the object", "it wakes only watches that began while the object existed", func(b *broken) {
 		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			if _, err := b.Mem.Get(context.Background(), key); err != nil {
@@ -640,7 +640,7 @@ var breakages = []struct {
 			return w
 		}
 	}},
-	{"a deletion wakes all who watch the object", "only once", func(b *broken) {
+	{"a deletion wakes every watch of the object", "it wakes only once", func(b *broken) {
 		woken := make(map[tenure.Key]bool)
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if woken[key] {
@@ -650,7 +650,7 @@ var breakages = []struct {
 			return b.Mem.DeleteAndWake(ctx, key, version)
 		}
 	}},
-	{"a deletion wakes all who watch the object", "keys are quoted on the way", func(b *broken) {
+	{"a deletion wakes every watch of the object", "a key with a quote gets no hint", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if strings.Contains(key.ID, "'") {
 				return b.Mem.DeleteIf(ctx, key, version)
@@ -658,7 +658,7 @@ var breakages = []struct {
 			return b.Mem.DeleteAndWake(ctx, key, version)
 		}
 	}},
-	{"a deletion wakes all who watch the object", "a hint that nobody awaits is lost", func(b *broken) {
+	{"a deletion wakes every watch of the object", "a hint is lost if nobody is receiving", func(b *broken) {
 		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
 			c, stopped := make(chan struct{}), make(chan struct{})
@@ -678,7 +678,7 @@ var breakages = []struct {
 			return &brokenWatch{w, c, sync.OnceFunc(func() { close(stopped) })}
 		}
 	}},
-	{"a deletion wakes all who watch the object", "it waits until somebody takes the hint", func(b *broken) {
+	{"a deletion wakes every watch of the object", "it waits until the hint is received", func(b *broken) {
 		c := make(chan struct{})
 		b.watch = func(key tenure.Key) tenure.Subscription {
 			w := b.Mem.Watch(key)
@@ -697,10 +697,10 @@ var breakages = []struct {
 		}
 	}},
 
-	{"Wake wakes all who watch the object", "it wakes nobody", func(b *broken) {
+	{"Wake wakes every watch of the object", "it wakes nobody", func(b *broken) {
 		b.hint = func(_ context.Context, key tenure.Key) error { return key.Validate() }
 	}},
-	{"Wake wakes all who watch the object", "only where there is one", func(b *broken) {
+	{"Wake wakes every watch of the object", "it wakes only if the object exists", func(b *broken) {
 		b.hint = func(ctx context.Context, key tenure.Key) error {
 			if _, err := b.Mem.Get(ctx, key); errors.Is(err, tenure.ErrNotFound) {
 				return nil
@@ -708,14 +708,14 @@ var breakages = []struct {
 			return b.Mem.Wake(ctx, key)
 		}
 	}},
-	{"Wake wakes all who watch the object", "of any key", func(b *broken) {
+	{"Wake wakes every watch of the object", "it accepts an invalid key", func(b *broken) {
 		b.hint = func(ctx context.Context, key tenure.Key) error {
 			b.Mem.Wake(ctx, key)
 			return nil
 		}
 	}},
 
-	{"a watch may be stopped twice", "each time counts, and nobody is woken when too few are left", func(b *broken) {
+	{"a watch may be stopped twice", "a second Stop counts as that of another watch", func(b *broken) {
 		var watches atomic.Int64
 		b.watch = func(key tenure.Key) tenure.Subscription {
 			watches.Add(1)
@@ -730,17 +730,17 @@ var breakages = []struct {
 		}
 	}},
 
-	{"a fenced deletion wakes while the term stands", "it wakes nobody", func(b *broken) {
+	{"a fenced deletion wakes while the term is current", "it wakes nobody", func(b *broken) {
 		b.behindFence(func(_ *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
 			return fenced.DeleteIf
 		})
 	}},
-	{"a fenced deletion wakes while the term stands", "it is past the fence", func(b *broken) {
+	{"a fenced deletion wakes while the term is current", "it bypasses the fence", func(b *broken) {
 		b.behindFence(func(*tenure.Term, tenure.Store) func(context.Context, tenure.Key, int64) error {
 			return b.Mem.DeleteAndWake
 		})
 	}},
-	{"a fenced deletion wakes while the term stands", "it deletes the lease's own object", func(b *broken) {
+	{"a fenced deletion wakes while the term is current", "it deletes the lease's own object", func(b *broken) {
 		b.behindFence(func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
 			return func(ctx context.Context, key tenure.Key, version int64) error {
 				if key == term.Key() {
@@ -750,7 +750,7 @@ var breakages = []struct {
 			}
 		})
 	}},
-	{"a fenced deletion wakes while the term stands", "the fenced store is no Watcher", func(b *broken) {
+	{"a fenced deletion wakes while the term is current", "the fenced store is not a Watcher", func(b *broken) {
 		b.fence = func(term *tenure.Term) (tenure.Store, error) {
 			fenced, err := b.Mem.Fence(term)
 			return struct{ tenure.Store }{fenced}, err
@@ -758,14 +758,15 @@ var breakages = []struct {
 	}},
 }
 
-// The broken stores are tested in a child process, where they may fail.
+// TestRunFindsEveryBreakage tests the broken stores in a child process, because their
+// tests have to fail.
 func TestRunFindsEveryBreakage(t *testing.T) {
 	const asChild = "STORETEST_AS_CHILD"
 	if os.Getenv(asChild) != "" {
 		for _, breakage := range breakages {
 			t.Run(breakage.rule+"/"+breakage.what, func(t *testing.T) {
 				if strings.Contains(breakage.rule, "wakes") || strings.Contains(breakage.rule, "watch") {
-					t.Parallel() // they wait in vain, for the same seconds
+					t.Parallel() // each waits until its timeout
 				}
 				storetest.Run(t, func(t *testing.T) tenure.Store {
 					if !strings.HasSuffix(t.Name(), underscored("/"+breakage.rule)) {
@@ -800,7 +801,7 @@ func TestRunFindsEveryBreakage(t *testing.T) {
 		}
 	}
 	if len(unbroken) != 0 {
-		t.Errorf("rules that no breakage breaks: %q", slices.Sorted(maps.Keys(unbroken)))
+		t.Errorf("rules that no breakage covers: %q", slices.Sorted(maps.Keys(unbroken)))
 	}
 	if got, want := strings.Count(string(out), "The rule: "), len(breakages); got != want {
 		t.Errorf("explanations of broken rules: got %d, want %d", got, want)

@@ -18,11 +18,11 @@ import (
 
 var totalKey = tenure.Key{Type: "total", ID: "orders"}
 
-// total is what the job keeps. That it has the number of the orders that are in
-// it, in the same write, is what lets a sweep find out what the last one did.
+// total is what the job maintains. The number of orders is stored in the same write
+// as their sum, so a sweep can tell whether the previous one's write happened.
 type total struct{ Orders, Cents int }
 
-// addUp is the job: it adds orders that were placed to the total, each once.
+// addUp is the job: it adds each placed order to the total exactly once.
 func addUp(store tenure.Store, placed func() []int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for {
@@ -48,14 +48,14 @@ func addUp(store tenure.Store, placed func() []int) func(context.Context) error 
 				return err
 			}
 			if _, err := store.PutIf(ctx, tenure.Object{Key: totalKey, Payload: payload}, cond); err != nil {
-				return err // whatever has happened, the next sweep looks anew
+				return err // whatever happened, the next sweep reads the total again
 			}
 		}
 	}
 }
 
-// testAddUp is its test: two replicas, ten hours of every fault that a database
-// has, and each order is in the total once. It takes some milliseconds.
+// testAddUp tests it with two replicas and ten hours of database faults: each order
+// must be in the total exactly once. The test takes a few milliseconds.
 func testAddUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -78,7 +78,7 @@ func testAddUp(t *testing.T) {
 				}
 				return err
 			},
-			func(ctx context.Context, call storetest.Call, do func(context.Context) error) error { // writes hang, and land when nobody waits
+			func(ctx context.Context, call storetest.Call, do func(context.Context) error) error { // writes hang, and land after their callers gave up
 				if call.Op == "get" {
 					return do(ctx)
 				}
@@ -90,7 +90,7 @@ func testAddUp(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			},
-			func(ctx context.Context, call storetest.Call, do func(context.Context) error) error { // somebody writes first
+			func(ctx context.Context, call storetest.Call, do func(context.Context) error) error { // another client writes first
 				if obj, err := mem.Get(ctx, call.Key); err == nil && call.Op == "put" && rand.N(2) == 0 {
 					faults.Add(1)
 					mem.PutIf(ctx, obj, tenure.Unconditional())
@@ -124,7 +124,7 @@ func testAddUp(t *testing.T) {
 		for _, store := range stores {
 			store.SetHook(nil)
 		}
-		time.Sleep(5 * time.Minute) // for the last orders
+		time.Sleep(5 * time.Minute) // time to add the last orders
 		stop()
 		replicas.Wait()
 
@@ -138,8 +138,8 @@ func testAddUp(t *testing.T) {
 	})
 }
 
-// The test of a job against lost answers, a store that hangs, and conflicts, in
-// virtual time.
+// This tests a job in virtual time against lost answers, a store that hangs, and
+// conflicts.
 func ExampleFaulty_job() {
 	var t *testing.T // in your package: func TestAddUp(t *testing.T)
 	testAddUp(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// An answer is lost: the write has happened, and its caller was told that it failed.
-// Whoever tries again must find out.
+// Here an answer is lost: the write happened, but its caller got an error. A retry has
+// to find out that the object exists already.
 func ExampleFaulty() {
 	ctx := context.Background()
 	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {

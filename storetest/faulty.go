@@ -13,16 +13,16 @@ import (
 // Call is one call of a store's method, as a [Hook] sees it.
 type Call struct {
 	Op        string                // "get", "put", "delete", "list" or "wake"
-	Key       tenure.Key            // of a list only the Type
-	Object    tenure.Object         // of a put
-	Condition tenure.WriteCondition // of a put
-	Version   int64                 // of a delete
+	Key       tenure.Key            // only the Type for a list
+	Object    tenure.Object         // set for a put
+	Condition tenure.WriteCondition // set for a put
+	Version   int64                 // set for a delete
 }
 
-// Hook stands between a caller and its store. It decides what becomes of the
+// Hook is called instead of the store for each call. It decides what happens to the
 // call and returns the error that the caller gets; do passes the call on to
-// the store and returns the store's error. Where the hook returns nil, the
-// caller gets the store's answer, be it an error or not.
+// the store and returns the store's error. If the hook returns nil, the
+// caller gets the store's answer, error or not.
 //
 //	return do(ctx)                                    // no fault
 //	return errors.New("connection refused")           // the request was lost
@@ -31,20 +31,22 @@ type Call struct {
 //	err := do(ctx); time.Sleep(d); return err         // the answer was slow
 //	<-ctx.Done(); return ctx.Err()                    // the store hangs
 //
-// A write that lands after its caller has given up is do in a goroutine, under
-// [context.WithoutCancel]. A hook may call do once, and must call it before it
-// returns nil; otherwise the call panics. It is called by as many goroutines as use the store.
+// For a write that lands after its caller has given up, call do in a goroutine with
+// [context.WithoutCancel]. A hook may call do at most once, and must have called it
+// if it returns nil; otherwise the call panics. A hook must be safe for concurrent
+// use: it is called by every goroutine that uses the store.
 type Hook func(ctx context.Context, call Call, do func(context.Context) error) error
 
-// FaultyStore is a store whose calls go through a [Hook], so that a test can make
-// them slow, fail or hang. It is safe for concurrent use.
+// FaultyStore is a store whose calls go through a [Hook], so that a test can delay
+// them, make them fail or let them hang. It is safe for concurrent use.
 type FaultyStore struct {
 	store tenure.Store
-	hook  *atomic.Pointer[Hook] // shared with the fenced stores made of this one
+	hook  *atomic.Pointer[Hook] // shared with the fenced stores made from this one
 }
 
-// Faulty returns the store with a hook before its calls; nil is no fault. It panics
-// if store is nil. The example Job tests a job with it, in virtual time.
+// Faulty returns a store that sends each call to store through hook; a nil hook
+// injects no faults. It panics if store is nil. The Job example uses it to test a job
+// in virtual time.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
 	if store == nil {
 		panic("storetest: Faulty: store is nil")
@@ -54,7 +56,8 @@ func Faulty(store tenure.Store, hook Hook) *FaultyStore {
 	return f
 }
 
-// SetHook replaces the hook for the calls that begin after it; nil is no fault.
+// SetHook replaces the hook for calls that begin afterwards; a nil hook injects no
+// faults.
 func (f *FaultyStore) SetHook(hook Hook) {
 	if hook == nil {
 		f.hook.Store(nil)
@@ -72,7 +75,7 @@ func (f *FaultyStore) Get(ctx context.Context, key tenure.Key) (tenure.Object, e
 
 // PutIf is the store's PutIf.
 func (f *FaultyStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	obj = clone(obj) // a write that lands late does so after the caller got its own back
+	obj = clone(obj) // a write may land after PutIf has returned and the caller has changed its object
 	return through(ctx, f, Call{Op: "put", Key: obj.Key, Object: obj, Condition: cond}, func(ctx context.Context) (tenure.Object, error) {
 		return f.store.PutIf(ctx, obj, cond)
 	})
@@ -83,7 +86,7 @@ func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int6
 	return f.delete(ctx, key, version, f.store.DeleteIf)
 }
 
-// DeleteAndWake is the store's DeleteAndWake, or its DeleteIf where it is no
+// DeleteAndWake is the store's DeleteAndWake, or its DeleteIf if the store is not a
 // [tenure.Notifier].
 func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	if notifier, ok := f.store.(tenure.Notifier); ok {
@@ -99,8 +102,8 @@ func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64,
 	return err
 }
 
-// Watch is the store's Watch, past the hook. Where the store is no
-// [tenure.Watcher] it is never live.
+// Watch is the store's Watch and bypasses the hook. If the store is not a
+// [tenure.Watcher], the subscription is never live.
 func (f *FaultyStore) Watch(key tenure.Key) tenure.Subscription {
 	if watcher, ok := f.store.(tenure.Watcher); ok {
 		return watcher.Watch(key)
@@ -108,7 +111,7 @@ func (f *FaultyStore) Watch(key tenure.Key) tenure.Subscription {
 	return wake.NewHub[tenure.Key](false).Watch(key)
 }
 
-// Wake is the store's Wake. Where that is no [tenure.Notifier] it does nothing.
+// Wake is the store's Wake. It does nothing if the store is not a [tenure.Notifier].
 func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
 	notifier, ok := f.store.(tenure.Notifier)
 	if !ok {
@@ -120,7 +123,7 @@ func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
 	return err
 }
 
-// List is the store's List, or [errors.ErrUnsupported] where it has none.
+// List is the store's List. It returns [errors.ErrUnsupported] if the store has none.
 func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 	lister, ok := f.store.(tenure.Lister)
 	if !ok {
@@ -131,8 +134,8 @@ func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit 
 	})
 }
 
-// Fence is the store's Fence, behind the same hook, or [errors.ErrUnsupported]
-// where it has none.
+// Fence is the store's Fence, behind the same hook. It returns
+// [errors.ErrUnsupported] if the store has none.
 func (f *FaultyStore) Fence(term *tenure.Term) (tenure.Store, error) {
 	fenced, err := tenure.Fence(f.store, term)
 	if err != nil {
@@ -141,14 +144,14 @@ func (f *FaultyStore) Fence(term *tenure.Term) (tenure.Store, error) {
 	return &FaultyStore{store: fenced, hook: f.hook}, nil
 }
 
-// SingleReplica is the store's SingleReplica, or false where it is no
+// SingleReplica is the store's SingleReplica, or false if the store is not a
 // [tenure.Exclusive].
 func (f *FaultyStore) SingleReplica() bool {
 	exclusive, ok := f.store.(tenure.Exclusive)
 	return ok && exclusive.SingleReplica()
 }
 
-// through makes a call through the hook.
+// through passes a call through the hook.
 func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {
 	hook := f.hook.Load()
 	if hook == nil {
@@ -159,7 +162,7 @@ func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(co
 		err   error
 	}
 	var sent atomic.Bool
-	answers := make(chan answer, 1) // one that comes after the hook's return stays there
+	answers := make(chan answer, 1) // buffered: an answer may come after the hook has returned
 	err := (*hook)(ctx, call, func(ctx context.Context) error {
 		if sent.Swap(true) {
 			panic("storetest: a hook called do twice")

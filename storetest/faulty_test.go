@@ -15,9 +15,9 @@ type doFunc = func(context.Context) error
 
 func TestFaultyWithoutFaultsKeepsTheContract(t *testing.T) {
 	for name, hook := range map[string]storetest.Hook{
-		"no hook":             nil,
-		"a hook that does it": func(ctx context.Context, _ storetest.Call, do doFunc) error { return do(ctx) },
-		"a hook that does it and says nothing": func(ctx context.Context, _ storetest.Call, do doFunc) error {
+		"no hook":                             nil,
+		"a hook that returns the error of do": func(ctx context.Context, _ storetest.Call, do doFunc) error { return do(ctx) },
+		"a hook that calls do and returns nil": func(ctx context.Context, _ storetest.Call, do doFunc) error {
 			do(ctx)
 			return nil
 		},
@@ -28,7 +28,7 @@ func TestFaultyWithoutFaultsKeepsTheContract(t *testing.T) {
 	}
 }
 
-func TestAnAnswerLostByFaultyStillWrote(t *testing.T) {
+func TestFaultyWritesIfTheHookLosesTheAnswer(t *testing.T) {
 	lost := errors.New("connection reset")
 	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do doFunc) error {
 		if call.Op == "put" {
@@ -45,7 +45,7 @@ func TestAnAnswerLostByFaultyStillWrote(t *testing.T) {
 	}
 }
 
-func TestARequestLostByFaultyWroteNothing(t *testing.T) {
+func TestFaultyWritesNothingIfTheHookLosesTheRequest(t *testing.T) {
 	lost := errors.New("connection refused")
 	store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, doFunc) error { return lost })
 	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate()); !errors.Is(err, lost) {
@@ -57,7 +57,7 @@ func TestARequestLostByFaultyWroteNothing(t *testing.T) {
 	}
 }
 
-func TestAHangInFaultyLastsAsLongAsItsContext(t *testing.T) {
+func TestFaultyHangsUntilTheContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, _ storetest.Call, _ doFunc) error {
 			<-ctx.Done()
@@ -75,7 +75,7 @@ func TestAHangInFaultyLastsAsLongAsItsContext(t *testing.T) {
 	})
 }
 
-func TestAWriteHeldUpByFaultyMayLandAfterItsCallerGaveUp(t *testing.T) {
+func TestADelayedFaultyWriteLandsAfterItsCallerGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, _ storetest.Call, do doFunc) error {
 			go func() {
@@ -91,7 +91,7 @@ func TestAWriteHeldUpByFaultyMayLandAfterItsCallerGaveUp(t *testing.T) {
 		if _, err := store.PutIf(ctx, obj, tenure.MustCreate()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("PutIf: got error %v, want %v", err, context.DeadlineExceeded)
 		}
-		obj.Payload[0] = 'X' // it is the caller's again
+		obj.Payload[0] = 'X' // the caller may modify it again
 
 		store.SetHook(nil)
 		if _, err := store.Get(t.Context(), key); !errors.Is(err, tenure.ErrNotFound) {
@@ -108,7 +108,7 @@ func TestAWriteHeldUpByFaultyMayLandAfterItsCallerGaveUp(t *testing.T) {
 	})
 }
 
-func TestAHookOfFaultySeesTheCall(t *testing.T) {
+func TestAFaultyHookSeesTheCall(t *testing.T) {
 	var got storetest.Call
 	store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do doFunc) error {
 		got = call
@@ -138,7 +138,7 @@ func TestAHookOfFaultySeesTheCall(t *testing.T) {
 	}
 }
 
-func TestFaultyListsNothingWhereItsStoreIsNoLister(t *testing.T) {
+func TestFaultyListIsUnsupportedIfItsStoreIsNotALister(t *testing.T) {
 	inner := struct{ tenure.Store }{storetest.NewMem()} // hides List
 	store := storetest.Faulty(inner, nil)
 	if _, err := store.List(t.Context(), key.Type, "", 1); !errors.Is(err, errors.ErrUnsupported) {
@@ -146,7 +146,7 @@ func TestFaultyListsNothingWhereItsStoreIsNoLister(t *testing.T) {
 	}
 }
 
-// woken takes the hint of a watch, if there is one.
+// woken receives a pending hint and reports whether there was one.
 func woken(watch tenure.Subscription) bool {
 	select {
 	case <-watch.C():
@@ -156,7 +156,7 @@ func woken(watch tenure.Subscription) bool {
 	}
 }
 
-func TestFaultyWakesWhereItsStoreHasDeletedAndNowhereElse(t *testing.T) {
+func TestFaultyWakesIfAndOnlyIfItsStoreDeleted(t *testing.T) {
 	lost := errors.New("connection reset")
 	for what, trial := range map[string]struct {
 		hook    storetest.Hook
@@ -172,7 +172,7 @@ func TestFaultyWakesWhereItsStoreHasDeletedAndNowhereElse(t *testing.T) {
 		obj := create(t, store)
 		through, beside := store.Watch(key), mem.Watch(key)
 		if !through.Live() {
-			t.Errorf("%s: a watch is not live, as the store's is", what)
+			t.Errorf("%s: the watch is not live, but the store's is", what)
 		}
 		store.SetHook(trial.hook)
 		if err := store.DeleteAndWake(t.Context(), key, obj.Version); !errors.Is(err, trial.want) {
@@ -190,7 +190,7 @@ func TestFaultyWakesWhereItsStoreHasDeletedAndNowhereElse(t *testing.T) {
 	}
 }
 
-func TestADeletionHeldUpByFaultyWakesWhenItLands(t *testing.T) {
+func TestADelayedFaultyDeletionWakesWhenItLands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.Faulty(storetest.NewMem(), nil)
 		obj := create(t, store)
@@ -218,11 +218,11 @@ func TestADeletionHeldUpByFaultyWakesWhenItLands(t *testing.T) {
 	})
 }
 
-// There is nothing to go wrong: a watch does no I/O.
-func TestAWatchThroughFaultyGoesPastTheHook(t *testing.T) {
+// A watch does no I/O that a hook could make fail.
+func TestAFaultyWatchBypassesTheHook(t *testing.T) {
 	mem := storetest.NewMem()
 	store := storetest.Faulty(mem, func(_ context.Context, call storetest.Call, _ doFunc) error {
-		t.Errorf("a watch was a call of the hook: %+v", call)
+		t.Errorf("the hook was called for a watch: %+v", call)
 		return errors.New("refused")
 	})
 	obj := create(t, mem)
@@ -231,13 +231,13 @@ func TestAWatchThroughFaultyGoesPastTheHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !watch.Live() || !woken(watch) {
-		t.Error("a watch through Faulty is not live, or was not woken")
+		t.Error("a watch of the faulty store is not live, or was not woken")
 	}
 	watch.Stop()
 	watch.Stop()
 }
 
-func TestFaultyDeletesAndWakesNobodyWhereItsStoreIsNoWatcher(t *testing.T) {
+func TestFaultyDeletesAndWakesNobodyIfItsStoreIsNotAWatcher(t *testing.T) {
 	inner := struct{ tenure.Store }{storetest.NewMem()} // hides Watch and DeleteAndWake
 	calls := 0
 	store := storetest.Faulty(inner, func(ctx context.Context, call storetest.Call, do doFunc) error {
@@ -267,4 +267,4 @@ func TestFaultyDeletesAndWakesNobodyWhereItsStoreIsNoWatcher(t *testing.T) {
 	watch.Stop()
 }
 
-func TestTheExamplesJobAddsEachOrderOnce(t *testing.T) { testAddUp(t) }
+func TestTheExampleJobAddsEachOrderOnce(t *testing.T) { testAddUp(t) }

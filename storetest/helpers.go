@@ -16,7 +16,7 @@ import (
 // widget returns the key of an object of the type that most rules use.
 func widget(id string) tenure.Key { return tenure.Key{Type: "widget", ID: id} }
 
-// numbered returns an object whose content, but for the name, tells of n.
+// numbered returns an object whose content, except for the name, is derived from n.
 func numbered(id string, n int) tenure.Object {
 	text := fmt.Sprint(n)
 	return tenure.Object{
@@ -74,7 +74,7 @@ func deleteFails(t *testing.T, store tenure.Store, key tenure.Key, version int64
 	wantError(t, fmt.Sprintf("DeleteIf(%s, version %d)", key, version), err, want)
 }
 
-// kinds are the errors that a caller may ask for.
+// kinds are the errors that a caller may test for.
 var kinds = []struct {
 	err  error
 	name string
@@ -89,7 +89,7 @@ var kinds = []struct {
 	{context.DeadlineExceeded, "context.DeadlineExceeded"},
 }
 
-// kind names what the error is by [errors.Is].
+// kind names the errors that err is, according to [errors.Is].
 func kind(err error) string {
 	var names []string
 	for _, k := range kinds {
@@ -103,9 +103,8 @@ func kind(err error) string {
 	return strings.Join(names, " and ")
 }
 
-// wantError reports an error that is not of the wanted one's kind and no
-// other; where a [*tenure.ConflictError] is wanted, also one that differs from
-// it.
+// wantError fails the test if err is not of the wanted kind or is of another kind as
+// well; if a [*tenure.ConflictError] is wanted, err must also be equal to it.
 func wantError(t *testing.T, call string, err, want error) {
 	t.Helper()
 	if err == nil {
@@ -127,7 +126,8 @@ func wantError(t *testing.T, call string, err, want error) {
 	}
 }
 
-// same reports an object that differs from the wanted one. Ages differ always.
+// same fails the test if the object differs from the wanted one. It ignores the age,
+// which always differs.
 func same(t *testing.T, what string, got, want tenure.Object) {
 	t.Helper()
 	if got.Version != want.Version || !got.CreatedAt.Equal(want.CreatedAt) || !got.UpdatedAt.Equal(want.UpdatedAt) {
@@ -137,7 +137,7 @@ func same(t *testing.T, what string, got, want tenure.Object) {
 	sameContent(t, what, got, want)
 }
 
-// sameContent reports an object that differs in what a caller has written.
+// sameContent fails the test if the parts of the object that a caller writes differ.
 func sameContent(t *testing.T, what string, got, want tenure.Object) {
 	t.Helper()
 	if got.Key != want.Key || got.Name != want.Name || !maps.Equal(got.Labels, want.Labels) || !bytes.Equal(got.Payload, want.Payload) {
@@ -145,8 +145,8 @@ func sameContent(t *testing.T, what string, got, want tenure.Object) {
 	}
 }
 
-// content shows what a caller has written, of a long payload the beginning and
-// the end.
+// content formats the parts of an object that a caller writes. It abbreviates a long
+// payload to its beginning and end.
 func content(obj tenure.Object) string {
 	payload := fmt.Sprintf("%q", obj.Payload)
 	if n := len(obj.Payload); n > 64 {
@@ -155,7 +155,7 @@ func content(obj tenure.Object) string {
 	return fmt.Sprintf("%q named %q, labels %q, payload %s (%d bytes)", obj.Key, obj.Name, obj.Labels, payload, len(obj.Payload))
 }
 
-// together calls do for 0 to n-1 at once and returns when all have returned.
+// together calls do concurrently with 0 to n-1 and returns when all calls have returned.
 func together(n int, do func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})

@@ -15,22 +15,23 @@ import (
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
-// Mem is a [tenure.Store], [tenure.Lister], [tenure.Fencer] and [tenure.Watcher] in memory, for tests. It keeps
-// the whole contract and never blocks, so that it may be used in a bubble of
-// testing/synctest. NewMem makes one. All methods are safe for concurrent use.
+// Mem is an in-memory [tenure.Store], [tenure.Lister], [tenure.Fencer],
+// [tenure.Watcher] and [tenure.Notifier] for tests; create one with [NewMem]. It keeps
+// the whole contract and never blocks, so it works in a bubble of testing/synctest.
+// All methods are safe for concurrent use.
 type Mem struct {
-	// Now is the clock of the database, which a test may set wrong or let
-	// jump; nil is time.Now. Set it before the first use.
+	// Now is the database's clock, which a test may set wrong or make jump; nil
+	// means time.Now. Set it before the first use.
 	Now func() time.Time
 
-	// Single is what SingleReplica answers. Set it before the first use.
+	// Single is what SingleReplica returns. Set it before the first use.
 	Single bool
 
 	watches *wake.Hub[tenure.Key]
 
 	mu      sync.Mutex
 	objects map[tenure.Key]tenure.Object
-	version int64 // the last that any object was given, also one deleted since
+	version int64 // the last one assigned to any object, deleted ones included
 }
 
 // NewMem returns an empty store.
@@ -56,8 +57,7 @@ func (m *Mem) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 }
 
 // PutIf writes a copy of the object if the condition holds. Its version is
-// the time in microseconds, or one more than the last version where the clock
-// is not ahead of that.
+// the time in microseconds, or the last version plus one if that is greater.
 func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	return m.putIf(ctx, obj, cond, nil)
 }
@@ -112,13 +112,13 @@ func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence
 // Watch watches an object; it is live at once.
 func (m *Mem) Watch(key tenure.Key) tenure.Subscription { return m.watches.Watch(key) }
 
-// DeleteAndWake deletes the object if it is at that version, and wakes those who
-// watch it.
+// DeleteAndWake deletes the object if it is at that version, and wakes every watch of
+// it.
 func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	return m.deleteAndWake(ctx, key, version, nil)
 }
 
-// Wake wakes those who watch the object.
+// Wake wakes every watch of the object.
 func (m *Mem) Wake(ctx context.Context, key tenure.Key) error {
 	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("storetest: wake %s: %w", key, err)
@@ -135,7 +135,7 @@ func (m *Mem) deleteAndWake(ctx context.Context, key tenure.Key, version int64, 
 	return err
 }
 
-// Fence returns the store with its writes fenced by a term.
+// Fence returns the store with its writes fenced by the term.
 func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) {
 	switch {
 	case term == nil || term.ID() == "":
@@ -167,7 +167,7 @@ func (m *fencedMem) DeleteAndWake(ctx context.Context, key tenure.Key, version i
 	return m.deleteAndWake(ctx, key, version, m.term)
 }
 
-// notItself refuses a fenced write to the record that its fence depends on.
+// notItself rejects a fenced write to the record that its fence depends on.
 func notItself(fence *tenure.Term, key tenure.Key) error {
 	if fence != nil && fence.Key() == key {
 		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
@@ -175,8 +175,8 @@ func notItself(fence *tenure.Term, key tenure.Key) error {
 	return nil
 }
 
-// check returns ErrLost where the term's record does not stand any more; nil is
-// no fence.
+// check returns ErrLost if the term's record is no longer in the store. A nil fence
+// always passes.
 func (m *Mem) check(fence *tenure.Term) error {
 	if fence == nil || bytes.Equal(m.objects[fence.Key()].Payload, fence.Record()) {
 		return nil
@@ -184,8 +184,8 @@ func (m *Mem) check(fence *tenure.Term) error {
 	return &tenure.LostError{Key: fence.Key()}
 }
 
-// List returns copies of at most limit objects of a type, in the order of
-// their IDs' bytes, beginning after the given one.
+// List returns copies of at most limit objects of a type, sorted by the bytes of
+// their IDs, beginning after the given ID.
 func (m *Mem) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 	arguments := tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}
 	if limit < 1 || arguments.Validate() != nil {
@@ -219,8 +219,8 @@ func (m *Mem) nameTaken(obj tenure.Object) error {
 	return nil
 }
 
-// now returns the time without its monotonic reading: a database has none, and
-// the caller shall not see one.
+// now returns the time without its monotonic reading, which a database's times don't
+// have either.
 func (m *Mem) now() time.Time {
 	if m.Now != nil {
 		return m.Now().UTC().Round(0)
@@ -228,7 +228,7 @@ func (m *Mem) now() time.Time {
 	return time.Now().UTC().Round(0)
 }
 
-// read returns a stored object as a caller gets it at that time.
+// read returns a copy of a stored object with its age at that time.
 func read(obj tenure.Object, now time.Time) tenure.Object {
 	obj = clone(obj)
 	obj.Age = now.Sub(obj.UpdatedAt)

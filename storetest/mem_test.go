@@ -15,7 +15,7 @@ func TestMemKeepsTheContract(t *testing.T) {
 	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewMem() })
 }
 
-func TestMemsVersionsRiseThoughItsClockIsSetBack(t *testing.T) {
+func TestMemsVersionsRiseAlthoughItsClockIsSetBack(t *testing.T) {
 	store := storetest.NewMem()
 	now := time.Now()
 	store.Now = func() time.Time { return now }
@@ -33,7 +33,7 @@ func TestMemsVersionsRiseThoughItsClockIsSetBack(t *testing.T) {
 	}
 }
 
-func TestMemsAgeFollowsItsClockThroughAJump(t *testing.T) {
+func TestMemsAgesFollowAJumpOfItsClock(t *testing.T) {
 	for _, jump := range []time.Duration{time.Hour, -time.Hour} {
 		store := storetest.NewMem()
 		now := time.Now()
@@ -50,7 +50,7 @@ func TestMemsAgeFollowsItsClockThroughAJump(t *testing.T) {
 	}
 }
 
-func TestMemLivesInVirtualTime(t *testing.T) {
+func TestMemWorksInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		create(t, store)
@@ -65,7 +65,7 @@ func TestMemLivesInVirtualTime(t *testing.T) {
 	})
 }
 
-func TestMemIsAsSingleAsItsField(t *testing.T) {
+func TestMemsSingleReplicaReturnsItsField(t *testing.T) {
 	for _, want := range []bool{false, true} {
 		store := storetest.NewMem()
 		store.Single = want

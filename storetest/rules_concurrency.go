@@ -33,8 +33,8 @@ func oneCreateSucceeds(t *testing.T, store *watched) {
 	}
 }
 
-// Even contenders write, and so do the odd ones of the first rounds; then the
-// odd ones delete.
+// Even-numbered contenders write. Odd-numbered ones write in the first rounds and
+// delete in the later ones.
 func oneOfAVersionSucceeds(t *testing.T, store *watched) {
 	for round := range 2 * rounds {
 		deletes := func(i int) bool { return round >= rounds && i%2 == 1 }
@@ -83,7 +83,7 @@ func oneCreateUnderANameSucceeds(t *testing.T, store *watched) {
 		won := winner(t, errs)
 		for i, err := range errs {
 			if i != won {
-				wantError(t, "a concurrent create under a name that another took", err, tenure.ErrTaken)
+				wantError(t, "a concurrent create with a name that another took", err, tenure.ErrTaken)
 				getFails(t, store, keys[i], tenure.ErrNotFound)
 			}
 		}

@@ -10,7 +10,7 @@ func mustCreateOverwritesNothing(t *testing.T, store *watched) {
 	created := put(t, store, numbered("a", 1), tenure.MustCreate())
 	putFails(t, store, numbered("a", 2), tenure.MustCreate(), tenure.ErrExists)
 	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
-	putFails(t, store, numbered("a", 1), tenure.MustCreate(), tenure.ErrExists) // the same content is no excuse
+	putFails(t, store, numbered("a", 1), tenure.MustCreate(), tenure.ErrExists) // even with the same content
 	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
 }
 
@@ -62,7 +62,7 @@ func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
 }
 
 func versionsGoOnAfterDeletion(t *testing.T, store *watched) {
-	// That the versions rise is judged by watched.
+	// watched checks that the versions rise.
 	conds := []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()}
 	for n := range 40 {
 		created := put(t, store, numbered("a", n), conds[n%len(conds)])

@@ -42,8 +42,8 @@ func endedContextIsTheCause(t *testing.T, store *watched) {
 }
 
 func cancelledWriteIsNotHalf(t *testing.T, store *watched) {
-	// Of a type that no other rule uses: the last write may still land while the next
-	// rule is tested, on the same database.
+	// The type is one that no other rule uses: the last write may still land while the
+	// next rule is tested on the same database.
 	key := tenure.Key{Type: "cancelled widget", ID: "a"}
 	long := func(n int) tenure.Object {
 		obj := numbered("a", n)
@@ -61,7 +61,7 @@ func cancelledWriteIsNotHalf(t *testing.T, store *watched) {
 		}
 		timer.Stop()
 		cancel()
-		// Whose write it is cannot be said: a cancelled one may land later.
+		// It may be any of the writes: a cancelled one may land later.
 		got := get(t, store, key)
 		var whose int
 		if _, err := fmt.Sscan(got.Name, &whose); err != nil {
@@ -98,7 +98,7 @@ func errorNamesOperationAndKey(t *testing.T, store *watched) {
 	names("DeleteIf at another version", a.Key, store.DeleteIf(ctx, a.Key, a.Version+1))
 	names("PutIf under a taken name", b, putOf(ctx, named(b, "name"), tenure.MustCreate()))
 
-	// One key and one cause: only the operation can tell these apart.
+	// The key and the cause are the same, so only the operation distinguishes the texts.
 	for _, ctx := range ended(t) {
 		_, err := store.Get(ctx, a.Key)
 		texts := make(map[string]bool)

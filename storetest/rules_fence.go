@@ -11,13 +11,13 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// fencing returns a lease of the store, or skips where it is no
+// fencing returns a lease of the store. It skips the test if the store is not a
 // [tenure.Fencer].
 func fencing(t *testing.T, store *watched, holder string) *tenure.Lease {
 	t.Helper()
 	fencer, ok := store.Store.(tenure.Fencer)
 	if !ok {
-		t.Skipf("%T is no tenure.Fencer", store.Store)
+		t.Skipf("%T is not a tenure.Fencer", store.Store)
 	}
 	lease, err := tenure.NewLease(store.Store, tenure.LeaseConfig{Holder: holder, TTL: time.Hour})
 	if err != nil {
@@ -38,7 +38,7 @@ func begin(t *testing.T, lease *tenure.Lease) *tenure.Term {
 	return term
 }
 
-// fenced returns the store behind a fence, its answers watched like the store's.
+// fenced returns the fenced store, whose answers are checked like the store's.
 func fenced(t *testing.T, store *watched, term *tenure.Term) *watched {
 	t.Helper()
 	fenced, err := tenure.Fence(store.Store, term)
@@ -82,7 +82,7 @@ func fenceRefuses(t *testing.T, store *watched) {
 	lease := fencing(t, store, "holder")
 	for _, none := range []*tenure.Term{nil, {}} {
 		if _, err := store.Store.(tenure.Fencer).Fence(none); !errors.Is(err, tenure.ErrInvalid) {
-			t.Errorf("Fence of no term: got error %v, want ErrInvalid", err)
+			t.Errorf("Fence of a nil term: got error %v, want ErrInvalid", err)
 		}
 	}
 	term := begin(t, lease)
@@ -101,7 +101,7 @@ func fenceRefuses(t *testing.T, store *watched) {
 	}
 	same(t, "after writes through the fence,", get(t, store, obj.Key), obj)
 	if !term.Valid() {
-		t.Error("the term is over by it")
+		t.Error("the rejected write ended the term")
 	}
 }
 
@@ -164,8 +164,8 @@ func fenceIsAtomic(t *testing.T, store *watched) {
 	}
 }
 
-// fencedRound releases a lease while writers use it, and looks whether one of
-// them writes later.
+// fencedRound releases a lease while writers use its term, and checks that none of
+// their writes lands afterwards.
 func fencedRound(t *testing.T, store *watched, lease *tenure.Lease, name string) {
 	const writers, writes = 4, 25
 	term := begin(t, lease)

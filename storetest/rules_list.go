@@ -9,12 +9,12 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// lister returns the store's [tenure.Lister], or skips.
+// lister returns the store as a [tenure.Lister], or skips the test if it is not one.
 func lister(t *testing.T, store *watched) tenure.Lister {
 	t.Helper()
 	l, ok := store.Store.(tenure.Lister)
 	if !ok {
-		t.Skipf("%T is no tenure.Lister", store.Store)
+		t.Skipf("%T is not a tenure.Lister", store.Store)
 	}
 	if _, err := l.List(t.Context(), "widget", "", 1); errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)
@@ -27,8 +27,8 @@ func listIsSortedAndCut(t *testing.T, store *watched) {
 	const n = 9
 	all := make([]tenure.Object, n)
 	for i := range n {
-		id := i * 5 % n // not in their order
-		// All collations agree about digits.
+		id := i * 5 % n // not created in sorted order
+		// All collations agree on the order of digits.
 		all[id] = put(t, store, numbered(fmt.Sprint(id), i), tenure.MustCreate())
 	}
 	put(t, store, named(tenure.Key{Type: "gadget", ID: "10"}, ""), tenure.MustCreate())
@@ -79,7 +79,7 @@ func pagesFitTogether(t *testing.T, store *watched) {
 		}
 		after = page[0].Key.ID
 		if !want[page[0].Key] {
-			t.Errorf("a list in pages of one object yielded %q a second time or though it is none of the type", page[0].Key)
+			t.Errorf("a list in pages of one object yielded %q twice, or although it is not of the type", page[0].Key)
 		}
 		delete(want, page[0].Key)
 	}
@@ -104,7 +104,7 @@ func listYieldsEveryObject(t *testing.T, store *watched) {
 		}
 		written, ok := want[obj.Key]
 		if !ok {
-			t.Fatalf("tenure.List(widget) yielded %s a second time or though there is none", obj.Key)
+			t.Fatalf("tenure.List(widget) yielded %s twice, or although it does not exist", obj.Key)
 		}
 		same(t, "tenure.List's", obj, written)
 		delete(want, obj.Key)

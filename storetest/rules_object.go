@@ -53,7 +53,7 @@ func versionsAndTimesAreTheStores(t *testing.T, store *watched) {
 		put(t, store, obj, cond)
 		got := get(t, store, obj.Key)
 		if got.Version >= obj.Version || got.CreatedAt.Equal(obj.CreatedAt) || got.UpdatedAt.Equal(obj.UpdatedAt) || got.Age >= obj.Age {
-			t.Errorf("after PutIf(%s, %s) the object has its caller's version or times: version %d, created %v, updated %v, age %v",
+			t.Errorf("after PutIf(%s, %s) the object has the caller's version or times: version %d, created %v, updated %v, age %v",
 				obj.Key, cond, got.Version, got.CreatedAt, got.UpdatedAt, got.Age)
 		}
 	}
@@ -70,7 +70,7 @@ func ageCountsFromTheLastWrite(t *testing.T, store *watched) {
 			t.Errorf("age in the answer of a write: got %v, want 0 to %v", written.Age, most)
 		}
 		for range 3 {
-			time.Sleep(3 * time.Millisecond) // an age has to pass
+			time.Sleep(3 * time.Millisecond) // so that the age grows
 			asked := time.Now()
 			got := get(t, store, written.Key)
 			least, most := asked.Sub(answered)-resolution, time.Since(sent)
@@ -84,7 +84,7 @@ func ageCountsFromTheLastWrite(t *testing.T, store *watched) {
 
 func replacedKeepsCreatedAt(t *testing.T, store *watched) {
 	created := put(t, store, numbered("a", 0), tenure.MustCreate())
-	time.Sleep(3 * time.Millisecond) // else the times would be the same anyway
+	time.Sleep(3 * time.Millisecond) // otherwise the times would be equal anyway
 	last := created
 	for n, cond := range []tenure.WriteCondition{tenure.MatchVersion(created.Version), tenure.Unconditional()} {
 		put(t, store, numbered("a", n), cond)
@@ -128,7 +128,7 @@ func payloadIsKept(t *testing.T, store *watched) {
 		{},
 		{0},
 		[]byte(`{"json": "\u0000 \\ '' %s $1"}`),
-		[]byte(`\x00`), // what a bytea looks like
+		[]byte(`\x00`), // looks like a bytea
 		every,
 		bytes.Repeat(every, tenure.MaxPayload/len(every)),
 	} {
@@ -154,8 +154,8 @@ func labelsAreKept(t *testing.T, store *watched) {
 	}
 }
 
-// odd returns keys that a careless store confuses. No two have the same ID, as
-// IDs alone may be unique.
+// odd returns keys that a careless store confuses. No two have the same ID, because
+// a store may require IDs alone to be unique.
 func odd() []tenure.Key {
 	keys := []tenure.Key{
 		{Type: "a", ID: "b/c"},

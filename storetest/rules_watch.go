@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// becomesLive is how long a store may take to have its watches live; one that
-	// listens on a connection of its own has to make that first.
+	// becomesLive is how long a watch may take to become live; a store that listens
+	// on a connection of its own has to open that first.
 	becomesLive = 5 * time.Second
 
-	// wakesWithin is how long a hint may take, on a machine that does much else.
+	// wakesWithin is how long a hint may take on a busy machine.
 	wakesWithin = 10 * time.Second
 )
 
-// watcher is a store whose watches are tested.
+// watcher is a store under test that is also a Watcher and a Notifier.
 type watcher struct {
 	*watched
 	notifying
@@ -31,17 +31,17 @@ type notifying interface {
 	tenure.Notifier
 }
 
-// watching skips where the store is no [tenure.Watcher] and [tenure.Notifier].
+// watching skips the test if the store is not a [tenure.Watcher] and [tenure.Notifier].
 func watching(t *testing.T, store *watched) watcher {
 	t.Helper()
 	w, ok := store.Store.(notifying)
 	if !ok {
-		t.Skipf("%T is no tenure.Watcher and tenure.Notifier", store.Store)
+		t.Skipf("%T is not a tenure.Watcher and tenure.Notifier", store.Store)
 	}
 	return watcher{store, w}
 }
 
-// begun begins to watch a key until the test ends.
+// begun watches a key until the test ends.
 func (w watcher) begun(t *testing.T, key tenure.Key) tenure.Subscription {
 	watch := w.Watch(key)
 	t.Cleanup(watch.Stop)
@@ -50,7 +50,8 @@ func (w watcher) begun(t *testing.T, key tenure.Key) tenure.Subscription {
 
 func (w watcher) removeAndWake(t *testing.T, obj tenure.Object) {
 	t.Helper()
-	// A store that waits for those who watch waits for ever: they are busy here.
+	// A store that waits for its watches to receive would wait forever: nothing
+	// receives here.
 	ctx, cancel := context.WithTimeout(t.Context(), wakesWithin)
 	defer cancel()
 	done := make(chan error, 1)
@@ -65,25 +66,25 @@ func (w watcher) removeAndWake(t *testing.T, obj tenure.Object) {
 	}
 }
 
-// awaitHints returns when a watch is woken by what is deleted. It skips where
-// that does not happen and the watch does not claim it.
+// awaitHints deletes objects until the watch is live or receives a hint. It skips the
+// test if neither happens.
 func (w watcher) awaitHints(t *testing.T, key tenure.Key, watch tenure.Subscription) {
 	t.Helper()
 	for end := time.Now().Add(becomesLive); !watch.Live(); {
 		if time.Now().After(end) {
-			t.Skipf("a watch is not live within %v: who watches has to poll", becomesLive)
+			t.Skipf("the watch was not live within %v, so a program with this store has to poll", becomesLive)
 		}
 		w.removeAndWake(t, put(t, w.watched, tenure.Object{Key: key}, tenure.Unconditional()))
 		select {
-		case <-watch.C(): // that, or it is live now
+		case <-watch.C(): // a hint of the deletion, or of the watch being live now
 			return
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// drain takes the hints that are there. One that comes late, or for a second time,
-// can still be taken for the next: so the rules delete several times.
+// drain takes pending hints. A hint that comes late or twice can still be mistaken for
+// the next one, which is why the rules delete several times.
 func drain(watches ...tenure.Subscription) {
 	for _, watch := range watches {
 		select {
@@ -93,8 +94,8 @@ func drain(watches ...tenure.Subscription) {
 	}
 }
 
-// woken reports a watch that does not receive. None of them is asked before all
-// is deleted: a hint waits for whoever takes it.
+// woken fails the test if a watch receives no hint. Callers delete everything before
+// they call it, because a hint has to wait until it is received.
 func woken(t *testing.T, what string, watches ...tenure.Subscription) {
 	t.Helper()
 	timeout := time.After(wakesWithin)
@@ -103,7 +104,7 @@ func woken(t *testing.T, what string, watches ...tenure.Subscription) {
 		case <-watch.C():
 		case <-timeout:
 			if !watch.Live() {
-				t.Skip("the watch is not live any more")
+				t.Skip("the watch is no longer live")
 			}
 			t.Fatalf("%s: watch %d of %d, which is live, has not received within %v", what, i+1, len(watches), wakesWithin)
 		}
@@ -115,7 +116,7 @@ func deletionWakes(t *testing.T, store *watched) {
 	keys := append(odd(), widget("a"), widget(strings.Repeat("long 長い ", 40)))
 	watches := make([]tenure.Subscription, len(keys))
 	for i, key := range keys {
-		watches[i] = w.begun(t, key) // before there is an object
+		watches[i] = w.begun(t, key) // before the object exists
 	}
 	w.awaitHints(t, widget("a"), watches[len(keys)-2])
 	var late []tenure.Subscription
@@ -161,7 +162,7 @@ func wakeWakes(t *testing.T, store *watched) {
 func watchIsStoppedTwice(t *testing.T, store *watched) {
 	w := watching(t, store)
 	stays := []tenure.Subscription{w.begun(t, widget("a"))}
-	w.Watch(widget("a")).Stop() // perhaps before it was live
+	w.Watch(widget("a")).Stop() // perhaps before it is live
 	w.awaitHints(t, widget("a"), stays[0])
 	for range 3 {
 		stopped := []tenure.Subscription{w.Watch(widget("a")), w.Watch(widget("a"))}
@@ -171,7 +172,7 @@ func watchIsStoppedTwice(t *testing.T, store *watched) {
 		obj := put(t, store, numbered("a", 1), tenure.MustCreate())
 		drain(stays...)
 		w.removeAndWake(t, obj)
-		woken(t, "others' watches were stopped", stays...)
+		woken(t, "after other watches were stopped", stays...)
 		stopped[1].Stop()
 		stopped[1].Live()
 	}
@@ -197,7 +198,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 	for n := range 3 {
 		obj := put(t, store, numbered("a", n), tenure.MustCreate())
 		for _, version := range []int64{obj.Version + 1, obj.Version + 1000, last} {
-			if version == 0 { // there was none before
+			if version == 0 { // the first round has no previous version
 				continue
 			}
 			deleted(ctx, "at another version", obj.Key, version, &tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
@@ -216,22 +217,22 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 		first := winner(t, errs)
 		for i, err := range errs {
 			if i != first && !errors.Is(err, tenure.ErrNotFound) && !errors.Is(err, tenure.ErrConflict) {
-				t.Errorf("DeleteAndWake of what another deletes: got error %q, want ErrNotFound or ErrConflict", err)
+				t.Errorf("DeleteAndWake of an object that another call deletes: got error %q, want ErrNotFound or ErrConflict", err)
 			}
 		}
 		getFails(t, store, obj.Key, tenure.ErrNotFound)
 		deleted(ctx, "once more", obj.Key, obj.Version, tenure.ErrNotFound)
-		last = obj.Version // the watched store judges whether the next one's version is greater
+		last = obj.Version // the watched store checks that the next one's version is greater
 	}
 }
 
-// fencedWatcher returns the store behind a fence, where it shall still wake.
+// fencedWatcher returns the fenced store, which must still be able to wake.
 func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
 	t.Helper()
 	fence := fenced(t, store, term)
 	w, ok := fence.Store.(notifying)
 	if !ok {
-		t.Fatalf("%T is a tenure.Watcher, and behind a fence, as a %T, it is none: what is deleted there wakes nobody", store.Store, fence.Store)
+		t.Fatalf("%T is a tenure.Watcher and tenure.Notifier, but its fenced store %T is not: deletions through it wake nobody", store.Store, fence.Store)
 	}
 	return watcher{fence, w}
 }

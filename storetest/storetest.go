@@ -1,6 +1,6 @@
-// Package storetest holds the contract of [tenure.Store] as a test suite, for
-// those who write a store, and a store in memory, [Mem], with faults where one
-// wants them, [Faulty], for those who test what stands on a store.
+// Package storetest tests stores, and what is built on them. [Run] is the contract
+// of [tenure.Store] as a test suite, for authors of stores. [Mem] is a store in
+// memory and [Faulty] injects faults into a store, for tests of code that uses one.
 package storetest
 
 import (
@@ -9,16 +9,16 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Run tests that a store keeps the contract of [tenure.Store]: a subtest for
-// each rule of it, which says when it fails what the rule is and what it is
-// for. newStore returns an empty store, for one subtest, and sees to its end
-// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer] and
-// [tenure.Watcher] are skipped for a store that is none, and those of hints where
-// a watch does not become live.
+// Run tests that a store keeps the contract of [tenure.Store]. Each rule of the
+// contract is a subtest, which explains the rule and its purpose when it fails.
+// newStore returns an empty store for one subtest, and releases its resources
+// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer],
+// [tenure.Watcher] and [tenure.Notifier] are skipped if the store does not implement
+// them, and the rules about hints are skipped if a watch does not become live.
 //
-// What needs a second server, a crash or somebody's lock is not in the suite:
-// that a write outlives the database's crash, and that no call waits longer
-// for a lock than its context allows.
+// The suite does not test what would need a second server, a crash or a lock held by
+// another client: that a write survives a crash of the database, and that no call
+// waits longer for a lock than its context allows.
 func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 	for _, rule := range []struct {
 		name        string
@@ -26,139 +26,139 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		check       func(t *testing.T, store *watched)
 	}{
 		{"a missing object is not found",
-			"Get, and DeleteIf at any version, of a key that has no object is ErrNotFound.",
+			"Get and DeleteIf, at any version, of a key that has no object return ErrNotFound.",
 			missingIsNotFound},
 		{"an object reads back as it was written",
-			"PutIf returns the object as it is stored, with the version (above 0) and the times that the store gave it; Get returns the same.",
+			"PutIf returns the object as it is stored, with the version (greater than 0) and the times that the store gave it; Get returns the same.",
 			readsBackAsWritten},
-		{"versions and times are the store's",
-			"Version, CreatedAt, UpdatedAt and Age of the object that is handed to PutIf are ignored.",
+		{"the store assigns versions and times",
+			"PutIf ignores Version, CreatedAt, UpdatedAt and Age of the object that it is given.",
 			versionsAndTimesAreTheStores},
 		{"age counts from the last write",
-			"Age is the time since the last write by the store's own clock. It is never more than the truth, or a lease would be stolen from a holder that lives; and it is less by no more than the store's resolution (2 ms are allowed), or a dead holder's lease would be held for longer than its TTL.",
+			"Age is the time since the last write by the store's own clock. It must never exceed the true age, or a lease would be stolen from a live holder; and it may fall short by no more than the store's resolution (2 ms are allowed), or a dead holder's lease would outlast its TTL.",
 			ageCountsFromTheLastWrite},
-		{"a replaced object keeps its time of creation",
-			"Replacing an object moves UpdatedAt, never back, and leaves CreatedAt.",
+		{"a replaced object keeps its creation time",
+			"Replacing an object advances UpdatedAt, never moves it back, and leaves CreatedAt unchanged.",
 			replacedKeepsCreatedAt},
-		{"a stored object is nobody else's memory",
-			"Payload and labels are copied on the way in and on the way out: what a caller does with its own afterwards changes nothing in the store.",
+		{"a stored object shares no memory with callers",
+			"Payload and labels are copied on the way in and on the way out: a caller that modifies its own copy afterwards changes nothing in the store.",
 			storedIsNobodysMemory},
 		{"a payload is kept byte for byte",
-			"A payload is 0 to MaxPayload bytes of any value, not text.",
+			"A payload is 0 to MaxPayload arbitrary bytes, not text.",
 			payloadIsKept},
 		{"labels are kept character by character",
-			"Labels are any UTF-8 text without NUL. No labels may come back as nil or as an empty map.",
+			"Labels are any UTF-8 text without NUL. An object without labels may come back with a nil map or an empty one.",
 			labelsAreKept},
 		{"keys that look alike stay apart",
-			"A key is two strings that are compared byte by byte: no joining of the two, no folding of case, trimming, patterns or Unicode normalization, and nothing in them is SQL.",
+			"A key is two strings that are compared byte by byte: a store must not concatenate them, fold case, trim, match patterns, normalize Unicode or interpret them as SQL.",
 			keysStayApart},
 		{"an id under another type is another object",
-			"Type and ID together are the key. (A table on which IDs alone are unique answers ErrTaken and keeps what it has.)",
+			"Type and ID together are the key. (A table in which IDs alone are unique returns ErrTaken and keeps the object that it has.)",
 			sameIDOfAnotherType},
 
 		{"MustCreate overwrites nothing",
-			"PutIf with MustCreate on an object that exists is ErrExists and changes nothing.",
+			"PutIf with MustCreate of an object that exists returns ErrExists and changes nothing.",
 			mustCreateOverwritesNothing},
 		{"MatchVersion writes at that version only",
-			"PutIf with MatchVersion replaces the object that is at this very version. At any other, older or yet to come, it changes nothing and is a *ConflictError that names the wanted and the current version.",
+			"PutIf with MatchVersion replaces the object only if it is at exactly that version. At any other version, older or newer, it changes nothing and returns a *ConflictError that names the wanted and the current version.",
 			matchVersionWritesAtThatVersion},
 		{"MatchVersion creates nothing",
-			"PutIf with MatchVersion where there is no object is a *ConflictError whose current version is 0, whether there never was one or it was deleted.",
+			"PutIf with MatchVersion of a missing object returns a *ConflictError whose current version is 0, whether the object never existed or was deleted.",
 			matchVersionCreatesNothing},
 		{"Unconditional creates and replaces",
 			"PutIf with Unconditional succeeds whether the object exists or not.",
 			unconditionalCreatesAndReplaces},
 		{"DeleteIf deletes at that version only",
-			"DeleteIf of an object that is at another version changes nothing and is a *ConflictError that names the wanted and the current version.",
+			"DeleteIf of an object that is at another version changes nothing and returns a *ConflictError that names the wanted and the current version.",
 			deleteIfDeletesAtThatVersion},
 
 		{"versions go on after a deletion",
-			"The version of a write is greater than every version that any object under that key ever had, also one deleted since. Fencing tokens are versions: one that comes twice fences nothing.",
+			"The version of a write is greater than every version that any object under that key ever had, including deleted ones. Fencing tokens are versions: a repeated token fences nothing.",
 			versionsGoOnAfterDeletion},
 		{"a stale version fails against a later life",
-			"An object that was deleted and created anew is another one: no write or deletion that was meant for the first may hit the second. A version that starts from 1 again lets it (the ABA problem).",
+			"An object that was deleted and created again is a different object: no write or deletion that was meant for the first may affect the second. Versions that restart from 1 would allow that (the ABA problem).",
 			staleVersionFails},
 
-		{"of many creates at once one succeeds",
-			"Of any number of concurrent PutIf with MustCreate of one key exactly one succeeds, and its object is what is stored; the others are ErrExists.",
+		{"of many concurrent creates one succeeds",
+			"Of any number of concurrent PutIf calls with MustCreate for one key exactly one succeeds, and its object is the one stored; the others return ErrExists.",
 			oneCreateSucceeds},
 		{"of many writes and deletions of one version one succeeds",
-			"Of any number of concurrent PutIf with MatchVersion and DeleteIf of one version exactly one succeeds; the others fail with the version that it left, or find the object gone. Reading the version first and writing afterwards is not enough.",
+			"Of any number of concurrent calls of PutIf with MatchVersion and of DeleteIf for one version exactly one succeeds; the others fail with a conflict that names the version that the first one wrote, or find the object gone. Reading the version first and writing afterwards is not enough.",
 			oneOfAVersionSucceeds},
-		{"of many creates under one name one succeeds",
-			"Of any number of concurrent creates of different keys of a type under one name exactly one succeeds; the others are ErrTaken and leave nothing.",
+		{"of many creates with one name one succeeds",
+			"Of any number of concurrent creates of different keys of a type with the same name exactly one succeeds; the others return ErrTaken and store nothing.",
 			oneCreateUnderANameSucceeds},
 		{"versions rise under concurrent writers",
-			"However creates, writes, deletions and reads of a few keys interleave: a version is given once, is greater than every version known before its write was sent, and is replaced or deleted once; and a read finds no older version than was known before it was sent.",
+			"However creates, writes, deletions and reads of a few keys interleave, a version is assigned once, is greater than every version known before its write was sent, and is replaced or deleted once; and a read never returns an older version than was known before it was sent.",
 			versionsRiseUnderConcurrency},
 
 		{"a name belongs to one object of its type",
-			"PutIf, whatever its condition, of an object under another's name is ErrTaken and changes nothing, neither object.",
+			"PutIf with any condition of an object whose name another object has returns ErrTaken and changes neither object.",
 			nameBelongsToOneObject},
-		{"a name is free when its object leaves it",
-			"An object keeps its own name when it is replaced; another may take the name when the object has been renamed or deleted.",
+		{"a name is free when its object gives it up",
+			"An object keeps its own name when it is replaced; another object may take the name once the first has been renamed or deleted.",
 			nameIsFreeWhenLeft},
 		{"names of other types and empty names never collide",
-			"A name is unique among the objects of one type, and no name is no collision.",
+			"A name is unique among the objects of one type; any number of objects may have no name.",
 			namesThatNeverCollide},
 
-		{"a call whose context has ended says so",
-			"The error of a call whose context was cancelled or has passed its deadline is context.Canceled or context.DeadlineExceeded by errors.Is, and nothing else of the contract; the store works on for others.",
+		{"a call whose context has ended returns its error",
+			"For a call whose context was cancelled or has passed its deadline, errors.Is reports context.Canceled or context.DeadlineExceeded and no other error of the contract; the store keeps working for others.",
 			endedContextIsTheCause},
-		{"a write that is cancelled midway is not half a write",
-			"A write whose context ends under way may or may not have happened, but name, labels and payload are always those of one write; the error is context.Canceled by errors.Is.",
+		{"a cancelled write is atomic",
+			"A write whose context ends while it is in progress may or may not have happened, but name, labels and payload are always those of one write; errors.Is reports context.Canceled.",
 			cancelledWriteIsNotHalf},
-		{"an error says which operation on which key",
-			"The text of an error contains the key as Key.String writes it, and differs between Get, PutIf and DeleteIf. It ends up in a log, far from its caller.",
+		{"an error names the operation and the key",
+			"The text of an error contains the key as Key.String formats it, and differs between Get, PutIf and DeleteIf. Errors end up in logs, far from the call.",
 			errorNamesOperationAndKey},
-		{"invalid arguments are refused before anything is sent",
-			"What Key.Validate, Object.Validate and WriteCondition.Validate refuse, and a version to delete that is not positive, is ErrInvalid: the same on every store, at once, and whether the context has ended or not.",
+		{"invalid arguments are rejected before anything is sent",
+			"Arguments that Key.Validate, Object.Validate or WriteCondition.Validate rejects, and a version to delete that is not positive, fail with ErrInvalid: the same on every store, immediately, and whether or not the context has ended.",
 			invalidIsRefused},
 
-		{"a list is sorted, cut and of one type",
-			"List returns the objects of one type only, as Get returns them, in the order of their IDs, those after the given ID (which need not exist), and at most limit.",
+		{"a list is sorted, limited and of one type",
+			"List returns objects of one type only, as Get returns them, sorted by ID, beginning after the given ID (which need not exist), and at most limit of them.",
 			listIsSortedAndCut},
 		{"pages of a list fit together",
-			"The order of a list and the comparison with the ID that it begins after are the same, for any text: else paging repeats or skips objects.",
+			"A list is sorted by the same order by which it compares IDs with the one that it begins after, for any text; otherwise paging repeats or skips objects.",
 			pagesFitTogether},
 		{"tenure.List yields every object once",
 			"tenure.List reads a type page by page, however many objects there are.",
 			listYieldsEveryObject},
-		{"a list whose context has ended says so",
-			"The error of a List whose context has ended is context.Canceled or context.DeadlineExceeded by errors.Is, and names the type.",
+		{"a list whose context has ended returns its error",
+			"For a List whose context has ended, errors.Is reports context.Canceled or context.DeadlineExceeded, and the text names the type.",
 			listWithEndedContext},
 
-		{"an invalid list is refused",
-			"A limit that is not positive, and a type or an ID that no key can have, are ErrInvalid: the same on every store. An ID may be empty, to begin with the first.",
+		{"an invalid list is rejected",
+			"A limit that is not positive, and a type or an ID that no key can have, fail with ErrInvalid, the same on every store. An empty ID begins with the first object.",
 			invalidListIsRefused},
 
-		{"a fence lets the writes of a standing term through",
-			"The store that Fence returns reads and writes as the store itself does, with the same conditions, for as long as the term's record stands: renewals change its version, not its payload.",
+		{"a fence lets the writes of a current term through",
+			"The store that Fence returns reads and writes as the store itself does, with the same conditions, for as long as the term's record is in the store: a renewal changes the record's version, not its payload.",
 			fenceLetsTermThrough},
-		{"a fence that can't hold is refused",
-			"Fence of no term is ErrInvalid, never a store without a fence; a store that is fenced already can't be fenced again (errors.ErrUnsupported), for the first fence would be lost; and the lease's own object can't be written through its fence (ErrInvalid).",
+		{"a fence that can't work is rejected",
+			"Fence of a nil term returns ErrInvalid, never an unfenced store; a fenced store can't be fenced again (errors.ErrUnsupported), because the first fence would be lost; and the lease's own object can't be written through its fence (ErrInvalid).",
 			fenceRefuses},
 		{"a fence holds back the writes of a term that is over",
-			"Once the lease was released, taken over or deleted, PutIf and DeleteIf of the fenced store are ErrLost and change nothing, whatever their condition. The fence is the last to be asked: a conflict does not hide the loss.",
+			"Once the lease has been released, taken over or deleted, PutIf and DeleteIf of the fenced store return ErrLost and change nothing, whatever their condition. The fence takes precedence: a conflict does not hide the loss.",
 			fenceHoldsBack},
 		{"a fenced write never follows a takeover",
-			"Check and write are one: of a fenced write and a takeover at the same time, either the write is first and whoever took over finds it, or it is ErrLost and nobody ever does. A check before the write is not enough.",
+			"The check and the write are atomic: if a fenced write and a takeover happen at the same time, either the write comes first and the new holder sees it, or it fails with ErrLost and is never visible. A check before the write is not enough.",
 			fenceIsAtomic},
 
 		{"DeleteAndWake deletes as DeleteIf does",
-			"DeleteAndWake at another version is a *ConflictError and of a missing object ErrNotFound; invalid arguments are ErrInvalid before anything is sent; the error of a context that has ended is its cause, and every error names the key. Of many at once one succeeds. What is created afterwards has a greater version.",
+			"DeleteAndWake returns a *ConflictError at another version, ErrNotFound for a missing object, ErrInvalid for invalid arguments before anything is sent, and the error of a context that has ended; every error names the key. Of many concurrent calls one succeeds. An object that is created afterwards has a greater version.",
 			deleteAndWakeIsDeleteIf},
-		{"a deletion wakes all who watch the object",
-			"When DeleteAndWake has returned nil, every watch of that key which was live before receives, and soon: however many there are, whether they began before the object was there or since, and whether anybody was receiving at that time. DeleteAndWake waits for none of them.",
+		{"a deletion wakes every watch of the object",
+			"When DeleteAndWake has returned nil, every watch of that key that was live before the call receives a hint promptly: however many there are, whether they began before or after the object was created, and whether or not anyone was receiving at the time. DeleteAndWake waits for none of them.",
 			deletionWakes},
-		{"Wake wakes all who watch the object",
-			"When Wake has returned nil, every watch of that key which was live before receives, whether there is an object or not. An invalid key is ErrInvalid, and wakes nobody.",
+		{"Wake wakes every watch of the object",
+			"When Wake has returned nil, every watch of that key that was live before the call receives a hint, whether or not the object exists. An invalid key fails with ErrInvalid and wakes no watch.",
 			wakeWakes},
 		{"a watch may be stopped twice",
-			"Stop of a watch that was stopped, or is being stopped, does nothing, and least of all to the watches of others.",
+			"Stop of a watch that has been stopped, or is being stopped, does nothing and leaves other watches alone.",
 			watchIsStoppedTwice},
-		{"a fenced deletion wakes while the term stands",
-			"The store that Fence returns is a Watcher too. Its DeleteAndWake deletes and wakes as the store's does while the term's record stands; afterwards it is ErrLost and changes nothing; and it is ErrInvalid for the lease's own object.",
+		{"a fenced deletion wakes while the term is current",
+			"The store that Fence returns is a Watcher and a Notifier too. Its DeleteAndWake deletes and wakes as the store's does while the term's record is in the store; afterwards it returns ErrLost and changes nothing; and for the lease's own object it returns ErrInvalid.",
 			fencedDeletionWakes},
 	} {
 		t.Run(rule.name, func(t *testing.T) {

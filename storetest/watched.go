@@ -8,23 +8,22 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// watched passes calls on to a store and judges the answers by what holds
-// under any interleaving of callers: a version is greater than those that were
-// known before its write was sent, is given once, and is replaced or deleted
-// once.
+// watched passes calls on to a store and checks what must hold under any
+// interleaving of callers: a version is greater than those that were known
+// before its write was sent, is assigned once, and is replaced or deleted once.
 type watched struct {
 	tenure.Store
 	t *testing.T
 
 	mu     sync.Mutex
-	newest map[tenure.Key]int64 // the greatest version that a call has told of
+	newest map[tenure.Key]int64 // the greatest version that a call has returned
 	given  map[versionOf]bool   // by a write
-	spent  map[versionOf]bool   // by a write or a deletion on its condition
+	spent  map[versionOf]bool   // by a write or a deletion that was conditional on it
 	faults int
 }
 
-// versionOf is a version of one object, as the condition that names it. (A
-// condition can be compared but not looked into.)
+// versionOf is a version of one object, represented by the condition that matches it,
+// because a condition can be compared but not inspected.
 type versionOf struct {
 	key  tenure.Key
 	cond tenure.WriteCondition
@@ -50,7 +49,7 @@ func (w *watched) Get(ctx context.Context, key tenure.Key) (tenure.Object, error
 		w.fault("Get(%s) returned the object %s", key, obj.Key)
 	}
 	if obj.Version < before {
-		w.fault("Get(%s) returned version %d, though version %d was known before the call", key, obj.Version, before)
+		w.fault("Get(%s) returned version %d, although version %d was known before the call", key, obj.Version, before)
 	}
 	w.learn(key, obj.Version)
 	return obj, nil
@@ -63,13 +62,13 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 		return written, err
 	}
 	if written.Version <= before {
-		w.fault("PutIf(%s, %s) gave version %d, though version %d was known before the call", obj.Key, cond, written.Version, before)
+		w.fault("PutIf(%s, %s) returned version %d, although version %d was known before the call", obj.Key, cond, written.Version, before)
 	}
 	if !w.first(w.given, versionOf{obj.Key, tenure.MatchVersion(written.Version)}) {
-		w.fault("PutIf(%s, %s) gave version %d, which another write had been given", obj.Key, cond, written.Version)
+		w.fault("PutIf(%s, %s) returned version %d, which another write already had", obj.Key, cond, written.Version)
 	}
 	if cond != tenure.MustCreate() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
-		w.fault("PutIf(%s, %s) succeeded, though that version had been replaced or deleted", obj.Key, cond)
+		w.fault("PutIf(%s, %s) succeeded, although that version had been replaced or deleted", obj.Key, cond)
 	}
 	w.learn(obj.Key, written.Version)
 	return written, nil
@@ -78,12 +77,13 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	err := w.Store.DeleteIf(ctx, key, version)
 	if err == nil && !w.first(w.spent, versionOf{key, tenure.MatchVersion(version)}) {
-		w.fault("DeleteIf(%s, version %d) succeeded, though that version had been replaced or deleted", key, version)
+		w.fault("DeleteIf(%s, version %d) succeeded, although that version had been replaced or deleted", key, version)
 	}
 	return err
 }
 
-// fault reports a broken rule. The rest of the test follows from the first few.
+// fault reports a broken rule, but only the first few times; later ones are usually
+// consequences.
 func (w *watched) fault(format string, args ...any) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -105,7 +105,7 @@ func (w *watched) learn(key tenure.Key, version int64) {
 	w.newest[key] = max(w.newest[key], version)
 }
 
-// first reports whether v was not yet in the set, and puts it there.
+// first adds v to the set and reports whether it was not there before.
 func (w *watched) first(set map[versionOf]bool, v versionOf) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,11 +1,12 @@
-// Command mutants makes one place of the library wrong after another, and runs the
-// tests, which must fail each time. A mutant that survives is a missing test.
+// Command mutants puts one fault after another into the library and runs the tests,
+// which must fail each time. A mutant that survives shows that a test is missing.
 //
 //	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule] [-run regexp]
 //
-// It works on a copy of the module. The cheapest tests come first: those of the
-// root package in virtual time, those that hold the databases to their contract,
-// the simulation, and then all. Mutants of the command are its own tests' to find.
+// It works on a copy of the module. The cheapest tests run first: the root package's
+// tests in virtual time, then those of the databases, the simulation, and finally all
+// tests of the root package and storetest. Mutants of cmd/tenure and of schedule must
+// be killed by the tests of those packages.
 package main
 
 import (
@@ -25,8 +26,8 @@ import (
 )
 
 func main() {
-	only := flag.String("suite", "", "run only the suite of this name")
-	run := flag.String("run", "", "only the mutants whose names match")
+	only := flag.String("suite", "", "run only the suite with this name")
+	run := flag.String("run", "", "run only the mutants whose names match this regexp")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -42,12 +43,12 @@ func main() {
 // suite is a set of tests.
 type suite struct {
 	name string
-	args []string // of go test
+	args []string // for go test
 
-	passed bool // without a mutant
+	passed bool // has passed without a mutant
 }
 
-// own are the suites for the mutants below one directory, and for no others.
+// own maps a suite to the directory whose mutants it, and no other suite, must kill.
 var own = map[string]string{"command": "cmd/tenure/", "schedule": "schedule/"}
 
 func (s suite) isFor(m mutant) bool {
@@ -80,8 +81,8 @@ var (
 	database = regexp.MustCompile(`(?i)postgres|sqlite|bouncer|eachStore|foreignStores`)
 )
 
-// quickTests returns the tests of the root package that run in a bubble or name no
-// database, and so need no server and little time.
+// quickTests returns the root package's tests that run in a bubble or mention no
+// database, so they need no server and little time.
 func quickTests(dir string) (names []string, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
@@ -107,7 +108,7 @@ func quickTests(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// kill tries the mutants, and returns how many survived.
+// kill tries the mutants and returns how many survived.
 func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survived int, err error) {
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
@@ -135,7 +136,7 @@ func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survi
 		tried++
 		began := time.Now()
 		by, err := m.killer(dir, all)
-		if ctx.Err() != nil { // which ended the tests, too
+		if ctx.Err() != nil { // the tests were ended by it, too
 			return survived, ctx.Err()
 		}
 		if err != nil {
@@ -162,7 +163,7 @@ func pick(all []suite, name string) (picked []suite) {
 	return picked
 }
 
-// killer returns the test that fails on a mutant; empty: none.
+// killer returns the test that fails with the mutant; empty if none does.
 func (m mutant) killer(dir string, all []suite) (by string, err error) {
 	path := filepath.Join(dir, m.file)
 	source, err := os.ReadFile(path)
@@ -189,7 +190,7 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 		if test == "" {
 			continue
 		}
-		if !s.passed { // without a mutant
+		if !s.passed {
 			if err := os.WriteFile(path, source, 0o600); err != nil {
 				return "", err
 			}
@@ -203,10 +204,10 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 	return "", nil
 }
 
-// apply returns the source with the mutant in it.
+// apply returns the source with the mutant's fault in it.
 func (m mutant) apply(source string) (string, error) {
 	if n := strings.Count(source, m.old); n != 1 {
-		return "", fmt.Errorf("%q stands in %s %d times, not once", m.old, m.file, n)
+		return "", fmt.Errorf("%s contains %q %d times, not once", m.file, m.old, n)
 	}
 	return strings.Replace(source, m.old, m.new, 1), nil
 }
@@ -217,9 +218,9 @@ var (
 	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
 )
 
-// fails runs a suite, and returns the first test that fails; empty: none.
+// fails runs the suite and returns the first test that fails; empty if none does.
 func (s suite) fails(dir string) (test, out string) {
-	// vet would refuse some mutants, which is not what they are to die of.
+	// vet would reject some mutants, but a test has to kill them.
 	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
 	out, err := output(dir, "go", args...)
 	if err == nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestEachMutantsOldTextStandsInItsFileOnce(t *testing.T) {
+func TestEachMutantsOldTextOccursInItsFileOnce(t *testing.T) {
 	for _, m := range mutants {
 		source, err := os.ReadFile(filepath.Join("..", "..", "..", m.file))
 		if err != nil {
@@ -14,7 +14,7 @@ func TestEachMutantsOldTextStandsInItsFileOnce(t *testing.T) {
 			continue
 		}
 		if _, err := m.apply(string(source)); err != nil {
-			t.Errorf("%s: %v; mend the list, so that the mutant still does what its name says", m.name, err)
+			t.Errorf("%s: %v; adapt the list so that the mutant still does what its name says", m.name, err)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/tenurelib/tenure/internal/clock"
 )
 
-// storeClock is the database's: it runs at a rate of its own, and can be set.
+// storeClock is the database's clock: it runs at its own rate and can be set.
 type storeClock struct {
 	began time.Time
 	rate  float64
@@ -35,20 +35,20 @@ func scale(d time.Duration, by float64) time.Duration {
 	return time.Duration(float64(d) * by)
 }
 
-// shifted returns how far the clock was set ahead, in sum.
+// shifted returns how far the clock has been set ahead in total.
 func (c *storeClock) shifted() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.shift
 }
 
-// machineClocks are those of one machine. The monotonic one stands still while it is
-// suspended.
+// machineClocks are the clocks of one machine. The monotonic one stands still while the
+// machine is suspended.
 type machineClocks struct {
 	mu     sync.Mutex
-	asleep time.Time     // since when; zero: it is awake
-	slept  time.Duration // before that
-	set    time.Duration // how far the wall clock was set ahead, in sum
+	asleep time.Time     // when it was suspended; zero if it is awake
+	slept  time.Duration // total of earlier suspends
+	set    time.Duration // how far the wall clock has been set ahead in total
 }
 
 func (m *machineClocks) now() clock.Reading {

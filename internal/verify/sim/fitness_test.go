@@ -32,16 +32,16 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 	return err
 }
 
-// sent is told of each call before it is sent.
+// sent is called before each call is sent.
 func (j *judge) sent(l *life, call storetest.Call) {
 	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) || isOffer(call.Object) {
 		return
 	}
 	if l.coordinator.Status().Role == tenure.RoleStandby {
-		j.violated("check", "%s competes although it is not fit", l.r.name)
+		j.violated("check", "%s competes for the lease although it is not fit", l.r.name)
 	}
-	// A renewal by which a lease is kept until the job has returned is sent at the
-	// instant at which the job is told.
+	// At the instant at which the job is told to return, a renewal is sent that keeps
+	// the lease until it has returned.
 	if t := l.newest; t != nil && t.valid != nil && t.told.IsZero() {
 		j.w.later(time.Millisecond, func() {
 			j.w.locked(func() {
@@ -53,7 +53,7 @@ func (j *judge) sent(l *life, call storetest.Call) {
 	}
 }
 
-// fencePredecessor is the replica's FencePredecessor, and fails at times.
+// fencePredecessor is the replica's FencePredecessor; it fails occasionally.
 func (l *life) fencePredecessor(ctx context.Context, prev tenure.Holding) error {
 	if !l.halt() {
 		return errCrashed
@@ -69,8 +69,8 @@ func (l *life) fencePredecessor(ctx context.Context, prev tenure.Holding) error 
 	return nil
 }
 
-// wait waits like a process that may be paused or crash. It returns false where
-// the context ended before, or the process.
+// wait waits like a process that may be paused or crash. It returns false if the
+// context or the process ended first.
 func (l *life) wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

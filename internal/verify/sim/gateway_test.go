@@ -9,13 +9,13 @@ import (
 )
 
 // gateway is a replica of another program. Its record has no term and no TTL. It
-// keeps to the rules, by what it has itself watched, and its job returns at once.
+// follows the rules by what it has observed itself, and its job returns immediately.
 type gateway struct {
 	w     *world
 	store *handle
 	rng   *rand.Rand
 
-	seen  int64 // the version that stood when it last looked
+	seen  int64 // the version that it last saw
 	since time.Time
 }
 
@@ -25,7 +25,7 @@ func newGateway(w *world) *gateway {
 
 func (g *gateway) run() {
 	for g.w.sleep(g.w.ttl/7 + rand.N(g.w.ttl/7)) {
-		if g.rng.IntN(40) != 0 { // it has other things to do
+		if g.rng.IntN(40) != 0 { // it is usually busy with something else
 			g.look()
 			continue
 		}
@@ -35,7 +35,7 @@ func (g *gateway) run() {
 	}
 }
 
-// look returns the version that stands, and whether it may be taken over.
+// look returns the current version, and whether the lease may be taken over.
 func (g *gateway) look() (version int64, expired bool) {
 	obj, err := g.store.Get(g.w.t.Context(), leaseKey)
 	if err != nil {
@@ -65,7 +65,7 @@ func (g *gateway) write(payload []byte, cond tenure.WriteCondition) (obj tenure.
 	return obj, err == nil
 }
 
-// hold works and renews for a while, and then releases, or vanishes.
+// hold works and renews for a while, and then releases the lease or vanishes.
 func (g *gateway) hold(obj tenure.Object) {
 	var t *term
 	valid := true
@@ -89,13 +89,13 @@ func (g *gateway) hold(obj tenure.Object) {
 	}
 }
 
-// mustGet returns the record that stands; the zero value where there is none.
+// mustGet returns the current record, or the zero value if there is none.
 func (j *journal) mustGet() tenure.Object {
 	obj, _ := j.mem.Load().Get(j.w.t.Context(), leaseKey)
 	return obj
 }
 
-// meddle is what somebody does to the record by hand.
+// meddle changes the record as an operator would by hand.
 func (w *world) meddle() {
 	by := w.journal.handle("operator", nil, false)
 	obj := w.journal.mustGet()

@@ -18,8 +18,8 @@ var ledgerKey = tenure.Key{Type: "ledger", ID: "line"}
 func (l *life) watch(ctx context.Context) error     { return l.work(ctx) }
 func (l *life) reconcile(ctx context.Context) error { return l.work(ctx) }
 
-// work is a job: it writes now and then, fenced, until it is told to return. Then
-// it dawdles, and still writes.
+// work is a job: it makes fenced writes now and then until it is told to return. Then
+// it dawdles and still writes.
 func (l *life) work(ctx context.Context) error {
 	tm := tenure.TermFromContext(ctx)
 	l.r.w.locked(func() { l.r.w.judge.jobBegins(l, ctx, tm) })
@@ -50,7 +50,7 @@ func (l *life) work(ctx context.Context) error {
 			}
 		}
 	}
-	if !l.halt() { // nor can a job return while its process is paused
+	if !l.halt() { // a job can't return while its process is paused
 		return errCrashed
 	}
 	for end := time.Now().Add(p.dawdles); time.Now().Before(end); {
@@ -61,7 +61,7 @@ func (l *life) work(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// write writes to the ledger. It returns false where the process is gone.
+// write writes to the ledger. It returns false if the process is gone.
 func (l *life) write(tm *tenure.Term) bool {
 	if !l.halt() {
 		return false
@@ -76,9 +76,9 @@ func (l *life) write(tm *tenure.Term) bool {
 	return !errors.Is(err, errCrashed)
 }
 
-// plan is what one run of a job will do.
+// plan decides what one run of a job does.
 type plan struct {
-	early   time.Duration // when it returns though nobody has told it to
+	early   time.Duration // when it returns without being told to
 	err     error
 	panics  bool
 	dawdles time.Duration // after it was told to return
@@ -100,7 +100,7 @@ func (l *life) plan() plan {
 		p.dawdles = d.upTo(l.allowed() * 9 / 10)
 	case n < 17:
 		p.dawdles = l.allowed() + d.upTo(2*ttl)
-	case n < 18: // never, but for a crash
+	case n < 18: // never, unless it crashes
 		p.dawdles = 1000 * ttl
 	}
 	return p

@@ -10,11 +10,11 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// journal is the database: storetest.Mem, each of whose writes the judge sees as
-// it lands. It wakes by a hub of its own, so that hints may be lost.
+// journal is the database: a storetest.Mem whose writes the judge sees as they
+// land. It sends hints through a hub of its own, so that they can get lost.
 type journal struct {
 	w     *world
-	mem   atomic.Pointer[storetest.Mem] // replaced where the table is restored
+	mem   atomic.Pointer[storetest.Mem] // replaced when the table is restored
 	clock *storeClock
 	hub   *wake.Hub[tenure.Key]
 
@@ -32,16 +32,16 @@ func newJournal(w *world) *journal {
 	return j
 }
 
-// handle is the journal as one of its users has it.
+// handle is the journal as one of its users sees it.
 type handle struct {
 	*journal
 	who   string
-	life  *life // nil: not a replica's
-	rules bool  // whether the user keeps to the rules of the lease
+	life  *life // nil if the user is not a replica
+	rules bool  // whether the user follows the lease's rules
 	fence *tenure.Term
 }
 
-// to returns the Mem, or the Mem fenced.
+// to returns the Mem, fenced if the handle is.
 func (h *handle) to() tenure.Store {
 	mem := h.mem.Load()
 	if h.fence == nil {
@@ -49,7 +49,7 @@ func (h *handle) to() tenure.Store {
 	}
 	fenced, err := mem.Fence(h.fence)
 	if err != nil {
-		panic(err) // Fence has tried it
+		panic(err) // can't happen: Fence has tried it
 	}
 	return fenced
 }
@@ -116,7 +116,7 @@ func (h *handle) Fence(t *tenure.Term) (tenure.Store, error) {
 	return &handle{journal: h.journal, who: h.who, life: h.life, fence: t}, nil
 }
 
-// flood wakes all in vain for a while, as anybody could who may notify.
+// flood sends spurious hints for a while, as any client with the right to notify could.
 func (j *journal) flood(d time.Duration) {
 	j.w.running.Go(func() {
 		for end := time.Now().Add(d); time.Now().Before(end) && j.w.sleep(d/50); {
@@ -125,8 +125,8 @@ func (j *journal) flood(d time.Duration) {
 	})
 }
 
-// restore replaces the table by what it held when a backup was made: nothing but the
-// lease's record, if there was one. It must be called under the world's lock.
+// restore replaces the table's content by a backup, which contains only the lease's
+// record, if there was one. It must be called under the world's lock.
 func (j *journal) restore(backup tenure.Object) {
 	mem := storetest.NewMem()
 	if backup.Version != 0 {

@@ -9,14 +9,14 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// What the judge holds jobs to: when they begin, overlap, are told to return, and
-// why.
+// This part of the judge checks jobs: when they begin, overlap and are told to return,
+// and with which cause.
 
-// jobBegins is told that a func of a job begins.
+// jobBegins is called when a func of a job begins.
 func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 	t := j.terms[tm.ID()]
 	if t == nil {
-		j.violated("I3", "%s works for term %d, which nobody has written", l.r.name, tm.Token())
+		j.violated("tokens", "%s works for term %d, whose record was never written", l.r.name, tm.Token())
 		return
 	}
 	t.running++
@@ -25,21 +25,21 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 	}
 	j.begins(t, tm.Valid)
 	if tm.Token() <= l.token {
-		j.violated("I3", "%s's term has token %d after one had %d", t.who, tm.Token(), l.token)
+		j.violated("tokens", "%s's term has token %d after one had %d", t.who, tm.Token(), l.token)
 	}
 	l.token = tm.Token()
 	if tm.Token() != t.token {
-		j.violated("I3", "%s's term has token %d, and its record began at %d", t.who, tm.Token(), t.token)
+		j.violated("tokens", "%s's term has token %d, and its record began at %d", t.who, tm.Token(), t.token)
 	}
 	if !tm.Valid() {
-		j.violated("I1", "%s's job begins after its term's trust has ended", t.who)
+		j.violated("exclusion", "%s's job begins after its term's trust has ended", t.who)
 	}
 	j.confirmed(t)
 	context.AfterFunc(ctx, func() { j.w.locked(func() { j.jobTold(t, tm, context.Cause(ctx)) }) })
 }
 
-// confirmed judges whether a job may begin after a takeover. Where a replica takes
-// up its own record, it need not be one.
+// confirmed checks whether a job may begin after a takeover. If a replica reclaims its
+// own record, the takeover need not be confirmed.
 func (j *judge) confirmed(t *term) {
 	if len(j.predecessors(t)) == 0 {
 		return
@@ -48,12 +48,13 @@ func (j *judge) confirmed(t *term) {
 		j.violated("confirmations", "%s's job begins after %d renewals, not %d", t.who, t.renewals, j.w.confirmations)
 	}
 	if j.w.fences && !t.cutOff {
-		j.violated("fence predecessor", "%s's job begins before the holder before it was cut off", t.who)
+		j.violated("fence predecessor", "%s's job begins before its predecessor was fenced", t.who)
 	}
 }
 
-// predecessors names who may be at work when a term begins: whose record it took
-// over, and of whom that one was not sure; but never the replica that takes it over.
+// predecessors returns the names of the holders that may still be working when a term
+// begins: the one whose record it took over, and those that this one had not confirmed
+// to be gone; but never the replica that takes over.
 func (j *judge) predecessors(t *term) (names []string) {
 	b := t.before
 	if b == nil {
@@ -63,7 +64,7 @@ func (j *judge) predecessors(t *term) (names []string) {
 	if released {
 		b = b.before
 	}
-	if b.valid == nil && !j.sure(b) { // its job has not begun
+	if b.valid == nil && !j.sure(b) { // its job never began
 		names = j.predecessors(b)
 	}
 	if !released {
@@ -72,19 +73,19 @@ func (j *judge) predecessors(t *term) (names []string) {
 	return slices.DeleteFunc(names, func(name string) bool { return name == t.who })
 }
 
-// sure reports whether a term's takeover is confirmed.
+// sure reports whether a term's takeover has been confirmed.
 func (j *judge) sure(t *term) bool {
 	return t.renewals >= j.w.confirmations && (t.cutOff || !j.w.fences)
 }
 
-// begins notes that somebody works for a term.
+// begins notes that work for a term begins.
 func (j *judge) begins(t *term, valid func() bool) {
 	t.valid = valid
 	j.w.line.say(t.who, "JOB of %d begins", t.token)
 	for _, other := range j.running {
 		switch {
 		case other.life != nil && other.life == t.life:
-			j.violated("I5", "%s's jobs of terms %d and %d run at once", t.who, other.token, t.token)
+			j.violated("one job", "%s's jobs of terms %d and %d run at the same time", t.who, other.token, t.token)
 		case other.token < t.token, other.at.Before(j.restoredAt) && t.at.After(j.restoredAt):
 			j.overlap(other, t)
 		default:
@@ -100,14 +101,14 @@ func (j *judge) overlap(older, newer *term) {
 		why = "late job"
 	}
 	if why == "" {
-		j.violated("I1", "%s's job of term %d overlaps with %s's of %d", older.who, older.token, newer.who, newer.token)
+		j.violated("exclusion", "%s's job of term %d overlaps with %s's of %d", older.who, older.token, newer.who, newer.token)
 		return
 	}
 	count(&j.excused, why)
 	j.w.line.say("judge", "%s's job of %d overlaps with %s's of %d, excused: %s", older.who, older.token, newer.who, newer.token, why)
 }
 
-// jobReturns is told that a func of a job returns.
+// jobReturns is called when a func of a job returns.
 func (j *judge) jobReturns(l *life, tm *tenure.Term) {
 	if t := j.terms[tm.ID()]; t != nil && !l.dead() {
 		if t.running--; t.running == 0 {
@@ -126,8 +127,8 @@ func (j *judge) ends(t *term) {
 	}
 }
 
-// jobTold is told that a job's context has ended, and judges whether that was in
-// time and whether its cause is the truth.
+// jobTold is called when a job's context has ended, and checks whether that was early
+// enough and whether the cause is true.
 func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	l := t.life
 	if l.dead() {
@@ -135,9 +136,9 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	}
 	t.told = time.Now()
 	j.w.line.say(t.who, "job of %d is told to return: %v", t.token, cause)
-	// A wall clock that is set ahead takes trust away at once.
+	// A wall clock that is set ahead shortens trust immediately.
 	if left := tm.Deadline().Sub(l.r.clocks.now().Mono); left < l.allowed()-time.Millisecond && time.Since(l.r.wallSetAt) > l.ttl() {
-		j.violated("I1", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
+		j.violated("exclusion", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
 	count(&j.judged, "jobs told to return")
 	good := time.Since(l.goodSince())
@@ -157,26 +158,26 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	case errors.Is(cause, tenure.ErrUnhealthy):
 		count(&j.tally.ends, "unhealthy")
 		if good > l.ttl()/3 {
-			j.violated("cause", "%s's term ended as unhealthy, and it was fit for %v", t.who, good)
+			j.violated("cause", "%s's term ended as unhealthy, although it had been fit for %v", t.who, good)
 		}
 	case errors.Is(cause, tenure.ErrLost):
 		count(&j.tally.ends, "lost")
 		if j.standing == t && !t.copied {
-			j.violated("I7", "%s's term %d counts as lost while its record stands", t.who, t.token)
+			j.violated("stability", "%s's term %d counts as lost although its record is current", t.who, t.token)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
 		count(&j.tally.ends, "deadline")
-		// A call that hung when all was well again ends within TTL/6, and the next
-		// follows within as long.
+		// A call that was hanging when the last fault ended takes at most another TTL/6,
+		// and the next one follows within another.
 		if good > l.ttl()*2/5 && t.excuse != "restored" {
-			j.violated("I7", "%s's term %d was not renewed, though all had been well for %v", t.who, t.token, good)
+			j.violated("stability", "%s's term %d was not renewed, although nothing had been wrong for %v", t.who, t.token, good)
 		}
 	default:
 		j.violated("cause", "%s's term ended by %v", t.who, cause)
 	}
 }
 
-// crashed is told that a life ended, and with it its jobs.
+// crashed is called when a life, and with it its jobs, ended in a crash.
 func (j *judge) crashed(l *life) {
 	for i := len(j.running) - 1; i >= 0; i-- {
 		if t := j.running[i]; t.life == l {

@@ -10,74 +10,75 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// judge sees each write of the lease's record as it lands, and each begin and end
-// of a job, and holds the replicas to the invariants. All methods but violated are
-// called under the world's lock.
+// judge sees each write of the lease's record as it lands and each start and end
+// of a job, and checks the invariants that the package documentation lists. All
+// methods except violated must be called under the world's lock.
 //
-// I1 is judged twice. When a record is taken over, the term that it had must not
-// be valid any more in the eyes of its holder. And when a job begins, no job of
-// another term may run. Both are excused, for the term with the lower token, where
+// Exclusion is checked twice. When a record is taken over, the previous term must no
+// longer be valid from its holder's point of view. And when a job begins, no job of
+// another term may be running. A violation by the term with the lower token is excused
+// if
 //
-//   - somebody wrote over its record, or deleted it, who is bound by no rule
+//   - a user that is not bound by the rules overwrote or deleted its record
 //     ("by hand");
-//   - the table was restored from a backup after it began ("restored");
+//   - the table was restored from a backup after the term began ("restored");
 //   - the database's clock was set forward since its last renewal, and the
-//     takeover may have gone by that clock ("clock"): I1 is for clocks whose rates
-//     differ by less than Margin/TTL. It holds all the same where Expiry is
-//     Observed, and for another program's record;
+//     takeover may have gone by that clock ("clock"): exclusion is promised for clocks
+//     whose rates differ by less than Margin/TTL. This is no excuse if Expiry is
+//     Observed, or for another program's record.
 //
-// and an overlap of jobs also where
+// An overlap of jobs is also excused if
 //
-//   - the job was told to return longer ago than TTL − Margin − RenewDeadline
-//     ("late job"). A job of a paused replica is late too: its context ends in
-//     time, and it cannot see that.
+//   - the older job was told to return longer ago than TTL − Margin − RenewDeadline
+//     ("late job"). This includes the job of a paused replica: its context ends in
+//     time, but the job can't see that.
 //
 // A crash ends the jobs of its replica at that instant. Nothing else is excused.
 type judge struct {
 	w *world
 	tally
-	until string // the timeline to the first fault
+	until string // the timeline up to the first violation
 
-	terms   map[string]*term // all that ever began, by the ID in their record
-	running []*term          // those whose jobs run
+	terms   map[string]*term // every term so far, by the ID in its record
+	running []*term          // those whose jobs are running
 
-	standing  *term // whose record is stored; nil: there is none
+	standing  *term // the term whose record is stored; nil if there is none
 	payload   []byte
 	version   int64
-	writtenAt time.Time     // when it last landed, or was deleted
-	shift     time.Duration // of the database's clock at that time
+	writtenAt time.Time     // when the record was last written or deleted
+	shift     time.Duration // how far the database's clock had been set ahead at that time
 	newest    int64         // the greatest version that a record ever had
-	released  *release      // since the last term; nil: none that wakes
-	workedAt  time.Time     // when somebody last worked, or might have begun to
+	released  *release      // the release since the last term; nil if none that must wake a standby
+	workedAt  time.Time     // when a job last ran, or could have begun
 
-	restoredAt time.Time // when the table last was
-	witnessed  int64     // the greatest version that a record had before
-	vainUntil  time.Time // for as long somebody wakes all in vain
+	restoredAt   time.Time // when the table was last restored
+	witnessed    int64     // the greatest version that a record had before that
+	floodedUntil time.Time // until then there are spurious hints
 }
 
-// term is what the judge knows of one holding.
+// term is what the judge knows about one term, or about an offer.
 type term struct {
 	id     string
 	who    string
-	life   *life // nil: another program's
-	rules  bool  // whether who wrote it keeps to the rules of the lease
+	life   *life // nil if it is another program's
+	rules  bool  // whether its writer follows the lease's rules
 	token  int64
 	at     time.Time     // when its record landed
-	offer  bool          // not a term: its holder has given up the one before, and leaves the lease to a replica
-	to     string        // an offer's
-	lasts  time.Duration // an offer
-	asked  bool          // to release, through the store
-	before *term         // whose record it took over; nil: there was none
+	offer  bool          // not a term: the previous holder gave up the lease and offers it
+	to     string        // the replica that an offer is made to
+	lasts  time.Duration // how long an offer lasts
+	asked  bool          // whether the holder was asked through the store to release
+	before *term         // the term whose record it took over; nil if there was none
 
-	valid    func() bool // in the eyes of its holder; nil: it has not heard of it
-	late     bool        // landed when its holder had given up
-	renewals int         // that landed
-	cutOff   bool        // its predecessor was
-	running  int         // of the job's funcs
-	told     time.Time   // when the job was told to return; zero: it was not
-	excuse   string      // why an overlap with a later term would be no fault
+	valid    func() bool // from its holder's point of view; nil if the holder doesn't know of it yet
+	late     bool        // its record landed after its holder had given up
+	renewals int         // how many landed
+	cutOff   bool        // whether its predecessor was fenced
+	running  int         // how many of the job's funcs are running
+	told     time.Time   // when the job was told to return; zero if it was not
+	excuse   string      // why an overlap with a later term would be excused
 	copied   bool        // a copy of its process has renewed it
-	copiedAt time.Time   // for the first time since when nothing was wrong with its holder
+	copiedAt time.Time   // when that first happened since its holder is well
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
@@ -89,12 +90,12 @@ func (j *judge) violated(rule, format string, args ...any) {
 	j.w.t.Errorf("seed %d: "+rule+": "+format, append([]any{j.w.seed}, args...)...)
 }
 
-// written is told that the lease's record was written; late: when its writer had
-// given up.
+// written is called when the lease's record was written; late means that its writer
+// had given up by then.
 func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	now, shift := time.Now(), j.w.journal.clock.shifted()
 	if obj.Version <= j.newest {
-		j.violated("I3", "a record got version %d after one had %d", obj.Version, j.newest)
+		j.violated("tokens", "a record got version %d after version %d", obj.Version, j.newest)
 	}
 	j.newest, j.version = obj.Version, obj.Version
 	old := j.standing
@@ -120,7 +121,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		Holder  string
 		TTLMS   float64 `json:"ttl_ms"`
 	}
-	_ = json.Unmarshal(obj.Payload, &record) // by hand anything may be written
+	_ = json.Unmarshal(obj.Payload, &record) // an operator may have written anything
 	begun := &term{id: record.Term, who: h.who, life: h.life, token: obj.Version, at: now, rules: h.rules, offer: record.Offered, before: old, late: late}
 	if begun.offer {
 		begun.to, begun.lasts = record.Holder, time.Duration(record.TTLMS)*time.Millisecond
@@ -130,7 +131,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	}
 	j.w.line.say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	if j.terms[begun.id] != nil {
-		j.violated("I3", "%s's term %d stands again", h.who, j.terms[begun.id].token)
+		j.violated("tokens", "%s's term %d has come back", h.who, j.terms[begun.id].token)
 	}
 	switch {
 	case old == nil:
@@ -155,7 +156,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	j.writtenAt, j.shift = now, shift
 }
 
-// foreignID stands for the ID that a term has whose record does not tell.
+// foreignID returns an ID for a term whose record has none.
 func foreignID(who string, version int64) string { return fmt.Sprint(who, "@", version) }
 
 // isRequest reports whether the record asks its holder to release.
@@ -176,21 +177,21 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	}
 	count(&j.judged, "takeovers")
 	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet {
-		j.violated("handover", "%s takes what is left to %s for %v more", begun.who, old.to, early)
+		j.violated("handover", "%s takes what is offered to %s for %v more", begun.who, old.to, early)
 	}
 	if old.alive() && old.valid != nil && old.valid() {
 		if old.excuse == "" {
-			j.violated("I1", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
+			j.violated("exclusion", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
 			return
 		}
 		count(&j.excused, "valid: "+old.excuse)
 	}
 }
 
-// alive reports whether its process is.
+// alive reports whether its process is alive.
 func (t *term) alive() bool { return t.life == nil || !t.life.dead() }
 
-// deleted is told that the lease's record was deleted.
+// deleted is called when the lease's record was deleted.
 func (j *judge) deleted(h *handle, wakes bool) {
 	old := j.standing
 	j.w.line.say(h.who, "record of %s's term %d is deleted", old.who, old.token)
@@ -208,18 +209,18 @@ func (j *judge) deleted(h *handle, wakes bool) {
 	}
 }
 
-// givenUp is told that a term's record was deleted, or an offer put in its place.
+// givenUp is called when a term's record was deleted or replaced by an offer.
 func (j *judge) givenUp(t *term) {
 	if t.running > 0 && t.alive() {
-		j.violated("I4", "%s's term %d is released while its job runs", t.who, t.token)
+		j.violated("release", "%s's term %d is released while its job runs", t.who, t.token)
 	}
 }
 
-// fencedWrite is told that a write landed that depends on a term.
+// fencedWrite is called with the result of a write that is fenced by a term.
 func (j *judge) fencedWrite(t *tenure.Term, err error) {
 	switch {
 	case err == nil && (j.standing == nil || j.standing.id != t.ID()):
-		j.violated("I2", "a fenced write of term %d landed although that is over", t.Token())
+		j.violated("fencing", "a fenced write of term %d landed although the term is over", t.Token())
 	case err == nil:
 		count(&j.fenced, "landed")
 	case errors.Is(err, tenure.ErrLost):

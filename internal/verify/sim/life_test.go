@@ -21,13 +21,13 @@ type life struct {
 
 	// Guarded by the world's lock.
 	stopping  bool  // a shutdown was asked for
-	newest    *term // the last whose record it wrote
-	token     int64 // of the last for which its job began
-	unchecked bool  // its last check failed, or it never made one
-	lastCause error // of the end of its last term
+	newest    *term // the last term whose record it wrote
+	token     int64 // of the last term for which its job began
+	unchecked bool  // its last check failed, or there was none yet
+	lastCause error // cause of the end of its last term
 }
 
-// run runs the coordinator. A panic of the job ends the process, as it would.
+// run runs the coordinator. A panic of the job ends the process, as it would in reality.
 func (l *life) run(ctx context.Context) {
 	defer func() {
 		defer close(l.ended)
@@ -49,7 +49,7 @@ func (l *life) run(ctx context.Context) {
 	_ = l.coordinator.Run(ctx)
 }
 
-// halt returns once the process runs, or false where it is gone.
+// halt returns true once the process is not paused, or false if it is gone.
 func (l *life) halt() bool {
 	for {
 		l.r.w.mu.Lock()
@@ -77,12 +77,12 @@ func (l *life) dead() bool {
 
 func (l *life) ttl() time.Duration { return l.r.ttl }
 
-// allowed is the time that a job has to return, by the defaults of the library.
+// allowed is the time that a job has to return with the library's defaults.
 func (l *life) allowed() time.Duration {
 	return l.r.ttl - l.r.ttl/30 - l.r.ttl*2/3
 }
 
-// goodSince returns since when nothing is wrong with the process. It must be
+// goodSince returns since when nothing has been wrong with the process. It must be
 // called under the world's lock.
 func (l *life) goodSince() time.Time {
 	switch {

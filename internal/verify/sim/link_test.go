@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// weather is what becomes of the calls between a replica and the store.
+// weather is what happens to the calls between a replica and the store.
 type weather string
 
 const (
@@ -29,11 +29,11 @@ var (
 	errCrashed = errors.New("the process is gone")
 )
 
-// fate is what becomes of one call.
+// fate is what happens to one call.
 type fate struct {
-	request, answer         time.Duration // how long each is under way
+	request, answer         time.Duration // how long each is in flight
 	requestLost, answerLost bool
-	hangs                   bool // the caller is not told of the loss
+	hangs                   bool // the caller gets no error for a lost request or answer
 }
 
 // call is the [storetest.Hook] of a process.
@@ -73,17 +73,17 @@ func (l *life) fate(call storetest.Call) fate {
 	case cut:
 		f.requestLost, f.hangs = true, true
 	}
-	if call.Key != leaseKey && r.dice.one(5) { // a job's write that a network holds back
+	if call.Key != leaseKey && r.dice.one(5) { // the network delays a job's write
 		f.request += r.dice.upTo(3 * r.ttl)
 	}
 	return f
 }
 
-// lateness is the most that a request or an answer is under way in bad weather: longer
-// than a call may take, and often shorter.
+// lateness is the longest time that a request or an answer is in flight in bad weather.
+// It is longer than the timeout of a call; most requests take less.
 func (r *replica) lateness() time.Duration { return min(r.ttl/3, 20*time.Second) }
 
-// callerKey is under which a request has the context of its caller.
+// callerKey is the key under which a request's context has its caller's context.
 type callerKey struct{}
 
 // givenUp reports whether the caller of a request has given up.
@@ -92,8 +92,8 @@ func givenUp(request context.Context) bool {
 	return ok && caller.Err() != nil
 }
 
-// carry takes a request to the store and its answer back. What was sent lands,
-// though its caller may have given up, or crashed.
+// carry takes a request to the store and the answer back. A request that was sent lands
+// even if its caller gives up or crashes.
 func (l *life) carry(ctx context.Context, f fate, do func(context.Context) error) error {
 	if f.requestLost {
 		if f.hangs {
@@ -102,8 +102,8 @@ func (l *life) carry(ctx context.Context, f fate, do func(context.Context) error
 		}
 		return errRefused
 	}
-	// A process that was paused before it sent a request may send it all the same
-	// when it is resumed, though its timer fires at that moment.
+	// A process that was paused before it sent a request may still send it when it is
+	// resumed, although its timer fires at that moment.
 	if ctx.Err() != nil && l.r.dice.one(2) {
 		return ctx.Err()
 	}

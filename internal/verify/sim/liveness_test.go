@@ -7,22 +7,22 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// The liveness half of the judge, I6 and what of I7 is about acquires.
+// This part of the judge checks liveness, and stability as far as acquires are concerned.
 //
-// A candidate is a process that nothing is wrong with: it is not paused, its link
-// is clear, it is fit, it is a standby and need not stay away. The bounds count
-// from the last write of the record or from when the candidate became one,
-// whichever is later. Slack is for one that has only just become one: what a call
-// and a check that began in bad weather may take until they end (TTL/6 each), and
-// one pause after each (TTL/6).
+// A candidate is a standby that nothing is wrong with: it is not paused, its link
+// is clear, it is fit, and it need not stay away. The bounds count from the last write
+// of the record or from when the standby became a candidate, whichever is later. A
+// new candidate gets some slack: the time until a call and a check that began in bad
+// weather end (TTL/6 each), and one pause after each (TTL/6).
 
-// release is one that wakes, and a candidate who waits for it.
+// release is a release that must wake a candidate.
 type release struct {
 	at   time.Time
 	life *life
 }
 
-// candidateSince returns since when a process has been one; false where it is none.
+// candidateSince returns since when a process has been a candidate, or false if it is
+// not one.
 func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	if l == nil || l.dead() || l.stopping || !l.r.good || j.refuses(l) {
 		return time.Time{}, false
@@ -33,7 +33,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	}
 	since := l.goodSince()
 	if status.Terms > 0 {
-		away := l.ttl() / 3 // also where it was asked through the store
+		away := l.ttl() / 3 // as long as after a request through the store
 		if errors.Is(l.lastCause, tenure.ErrUnhealthy) {
 			away = 4 * l.ttl()
 		}
@@ -44,7 +44,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	return since, !since.After(time.Now())
 }
 
-// slack is for what a process was about to do when it became a candidate.
+// slack is the time for what a process was doing when it became a candidate.
 func (l *life) slack() time.Duration { return l.ttl()*5/6 + l.ttl()/50 }
 
 func (w *world) watchLiveness() {
@@ -72,27 +72,27 @@ func (j *judge) somebodyHolds() {
 			bound += l.slack()
 		}
 		if j.standing != nil && !j.standing.rules {
-			bound += l.ttl() // until it looks, for it expects no such record, and it must watch it from then on
+			bound += l.ttl() // it does not expect such a record, and has to observe it from its next read on
 		}
-		if j.w.clockJumps { // only what a standby has watched counts, from its next look on
+		if j.w.clockJumps { // the standby goes by what it has observed since its next read
 			bound += 2 * l.ttl()
 		}
 		if now.Sub(from) > bound {
-			j.violated("I6", "%s could hold, and nobody has for %v, more than %v", r.name, now.Sub(from), bound)
-			j.writtenAt = now // say it once
+			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), bound)
+			j.writtenAt = now // report it once
 		}
-		// Nor may those that write and can't hold keep the record young: one that is too
-		// slow, or that refuses what it gets.
+		// A replica that writes but can't hold, because it is too slow or rejects the
+		// token, must not keep the record young.
 		if from := later(since, j.workedAt); now.Sub(from) > bound+4*j.w.longestTTL() {
-			j.violated("I6", "%s could hold, and nobody has worked for %v", r.name, now.Sub(from))
+			j.violated("liveness", "%s could hold the lease, but nobody has worked for %v", r.name, now.Sub(from))
 			j.workedAt = now
 		}
-		// Its own record, of which it does not know that it landed, or that it could
-		// not delete. For a TTL it knows it for its own.
+		// The record may be its own orphan: it does not know that the record landed, or
+		// could not delete it. It recognizes the record as its own for a TTL.
 		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer && !t.copied && t.excuse != "restored" {
 			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
-				j.violated("I7", "%s's own record of term %d stands, and it has not taken it up for %v", r.name, t.token, now.Sub(from))
+				j.violated("stability", "%s's own record of term %d is current, but it has not reclaimed it for %v", r.name, t.token, now.Sub(from))
 				j.writtenAt = now
 			}
 		}
@@ -100,15 +100,15 @@ func (j *judge) somebodyHolds() {
 	j.wokeInTime(nil)
 }
 
-// recordTTL returns for how long the record that stands counts.
+// recordTTL returns the TTL of the current record.
 func (j *judge) recordTTL(l *life) time.Duration {
 	if j.standing == nil || j.standing.life == nil {
-		return l.ttl() // of one that was deleted without a hint, and of another program's
+		return l.ttl() // the record was deleted without a hint, or is another program's
 	}
 	return j.standing.life.ttl()
 }
 
-// expectWake returns who must begin a term, now that the lease was released.
+// expectWake returns the candidate that a release of the lease must wake, if any.
 func (j *judge) expectWake(by *handle) *release {
 	if !j.w.wakes {
 		return nil
@@ -119,15 +119,15 @@ func (j *judge) expectWake(by *handle) *release {
 		if !ok || r.life == by.life || now.Sub(since) <= r.life.slack() {
 			continue
 		}
-		if now.Sub(j.vainUntil) > 2*r.life.ttl() { // it may be deaf for one, and requests that come meanwhile add to it
+		if now.Sub(j.floodedUntil) > 2*r.life.ttl() { // it may ignore hints for one TTL, and for longer if requests come meanwhile
 			return &release{now, r.life}
 		}
 	}
 	return nil
 }
 
-// wokeInTime judges, when a term begins or none has, whether the last release woke
-// whom it had to.
+// wokeInTime checks whether the last release woke its candidate in time. It is called
+// when a term begins, and with nil from time to time.
 func (j *judge) wokeInTime(begun *term) {
 	r := j.released
 	if r == nil {
@@ -141,10 +141,10 @@ func (j *judge) wokeInTime(begun *term) {
 		return
 	}
 	j.released = nil
-	if time.Since(r.life.goodSince()) < took || !j.vainUntil.Before(r.at) || r.life.stopping {
+	if time.Since(r.life.goodSince()) < took || !j.floodedUntil.Before(r.at) || r.life.stopping {
 		return
 	}
-	j.violated("I6", "%s was not woken: %v after a release nobody had begun a term", r.life.r.name, took)
+	j.violated("liveness", "%s was not woken: no term had begun %v after a release", r.life.r.name, took)
 }
 
 func later(a, b time.Time) time.Time {

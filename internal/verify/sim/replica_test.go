@@ -16,27 +16,27 @@ import (
 type replica struct {
 	w          *world
 	name       string
-	ttl        time.Duration // by the bubble's clock; its own clock says something else
+	ttl        time.Duration // by the bubble's clock; its own clock may differ
 	rate       float64
 	wallOffset time.Duration
-	slow       time.Duration // what each answer takes longer; 0: it is as quick as the others
+	slow       time.Duration // additional time for each answer
 	dice       *dice
 	clocks     machineClocks
 
 	// Guarded by the world's lock.
-	life        *life // nil while no process runs
+	life        *life // nil while no process is running
 	link        weather
-	links       int           // how often it has changed
-	paused      chan struct{} // closed when it is resumed; nil: it runs
-	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty: they don't
+	links       int           // how often the link has changed
+	paused      chan struct{} // closed when it is resumed; nil if it is not paused
+	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
 	ailments    int
 	good        bool
 	goodSince   time.Time
 	wallSetAt   time.Time
-	resignedFor time.Duration // for how long it was asked to stay away in this term, and a bit; 0: it was not
+	resignedFor time.Duration // how long it was asked to stay away in this term, and a bit longer; 0 if it was not asked
 }
 
-// dice is a source for many goroutines.
+// dice is a source of randomness for several goroutines.
 type dice struct {
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -50,7 +50,7 @@ func (d *dice) n(n int) int {
 	return d.rng.IntN(n)
 }
 
-// upTo returns a duration, the short ones no less likely than the long.
+// upTo returns a random duration; short ones are at least as likely as long ones.
 func (d *dice) upTo(most time.Duration) time.Duration {
 	return scale(most, float64(1+d.n(1000))/1000/float64(int(1)<<d.n(6)))
 }
@@ -66,8 +66,8 @@ func newReplica(w *world, i int) *replica {
 		r.ttl = scale(r.ttl, 1/r.rate).Round(time.Millisecond)
 	}
 	if w.slow && w.rng.IntN(2) == 0 {
-		// A look and a steal together take longer than a call may; some answers take
-		// longer by themselves, and nobody can hold with these.
+		// A read and a steal together take longer than the timeout of a call. Some single
+		// answers do, and a replica that gets these can't hold the lease.
 		r.slow = scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
 		r.good = false
 	}
@@ -75,7 +75,7 @@ func newReplica(w *world, i int) *replica {
 	return r
 }
 
-// start starts a process, unless one runs.
+// start starts a process unless one is running.
 func (r *replica) start() {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -119,7 +119,7 @@ func (r *replica) start() {
 	r.w.running.Go(func() { l.run(ctx) })
 }
 
-// view is how the replica sees the store.
+// view returns the store as the replica sees it.
 func (r *replica) view(store *storetest.FaultyStore) tenure.Store {
 	s := skewed{store, r, &translation{}}
 	switch {
@@ -142,8 +142,8 @@ func (r *replica) ended(l *life, downFor time.Duration) {
 	r.w.later(downFor, r.start)
 }
 
-// crash ends the process, if one runs, as kill -9 does: nothing that it does from
-// then on reaches anybody. What remains of it in the bubble is told to end.
+// crash ends the process, if one is running, like kill -9: nothing that it does
+// afterwards has an effect. What remains of it in the bubble is told to end.
 func (r *replica) crash() {
 	r.w.mu.Lock()
 	l := r.life
@@ -159,7 +159,7 @@ func (r *replica) crash() {
 	}
 }
 
-// stop shuts the process down, and starts another a while later.
+// stop shuts the process down and starts another one a while later.
 func (r *replica) stop(patience, downFor time.Duration) {
 	r.w.mu.Lock()
 	l := r.life
@@ -201,7 +201,7 @@ func (r *replica) resign(away time.Duration) {
 	})
 }
 
-// ask asks the holder, through the store, to hand over to a replica, or to any.
+// ask asks the holder, through the store, to hand over to the named replica, or to any.
 func (r *replica) ask(to string) {
 	r.w.mu.Lock()
 	l := r.life
@@ -220,7 +220,7 @@ func (r *replica) ask(to string) {
 	})
 }
 
-// change changes what a replica suffers.
+// change changes what is wrong with a replica.
 func (r *replica) change(do func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -232,7 +232,7 @@ func (r *replica) change(do func()) {
 	r.good = good
 }
 
-// pause stops the process as SIGSTOP does, or suspends its machine; see the package
+// pause stops the process like SIGSTOP, or suspends its machine; see the package
 // documentation.
 func (r *replica) pause(d time.Duration, suspends bool) {
 	resumed := make(chan struct{})
@@ -262,9 +262,9 @@ func (r *replica) pause(d time.Duration, suspends bool) {
 	})
 }
 
-// setWall sets the wall clock of the machine ahead or back: by as little as a time
-// server does, as a rule, or by hours. All that may come of it is that a term ends
-// early, or is renewed early.
+// setWall sets the machine's wall clock ahead or back: usually by as little as a time
+// server does, sometimes by hours. The only permitted effect is that a term ends early
+// or is renewed early.
 func (r *replica) setWall() {
 	by := r.w.upTo(r.w.ttl)
 	if r.w.rng.IntN(4) == 0 {

@@ -8,8 +8,8 @@ import (
 )
 
 // copies lets a copy of the holder's machine, restored from a snapshot, renew the
-// record of the same term for a while. It takes whatever version it finds for its own,
-// as no replica should.
+// record of the same term for a while. The copy takes whatever version it finds for its
+// own, which no replica should do.
 func (w *world) copies() {
 	by := w.journal.handle("copy", nil, true)
 	first := w.journal.mustGet()
@@ -31,7 +31,7 @@ func (w *world) copies() {
 	})
 }
 
-// backup is what the table held at some time; the zero value is an empty one.
+// backup is the table's content at some time; the zero value is an empty table.
 type backup struct {
 	record tenure.Object
 	term   *term
@@ -40,9 +40,9 @@ type backup struct {
 // backUp must be called under the world's lock.
 func (w *world) backUp() { w.backup = backup{w.journal.mustGet(), w.judge.standing} }
 
-// restore brings the table back to a backup. The clock of the database may be behind
+// restore restores the table from a backup. The database's clock may be behind
 // afterwards; then all replicas that have seen greater tokens refuse to begin a term,
-// and one is started anew.
+// and one of them is restarted.
 func (w *world) restore(r *replica) string {
 	kind := "table restored"
 	behind := w.rng.IntN(2) == 0
@@ -63,7 +63,7 @@ func (w *world) restore(r *replica) string {
 	return kind
 }
 
-// restored is told that the table is as it was when a backup was made.
+// restored is called when the table was restored from a backup.
 func (j *judge) restored(to backup) {
 	j.witnessed = max(j.witnessed, j.newest)
 	j.restoredAt = time.Now()
@@ -77,15 +77,15 @@ func (j *judge) restored(to backup) {
 	j.writtenAt, j.workedAt = time.Now(), time.Now()
 }
 
-// refuses reports whether a process may have seen greater tokens than the store gives,
-// or still pauses because it had.
+// refuses reports whether a process may have seen greater tokens than the store assigns
+// now, or still pauses because it had.
 func (j *judge) refuses(l *life) bool {
 	return l.started.Before(j.restoredAt) && j.w.journal.clock.now().Add(-l.ttl()-time.Minute).UnixMicro() <= j.witnessed
 }
 
-// copied is told of a renewal by a copy of a term's process. Its holder finds out at
-// its next renewal, unless one that it had sent before was not answered: then it may
-// take the copy's for that one, once.
+// copied is called when a copy of a term's process renews the record. The holder
+// notices at its next renewal, unless an earlier renewal of its own was not answered:
+// then it may take the copy's for that one, once.
 func (j *judge) copied(t *term) {
 	t.copied, j.workedAt = true, time.Now()
 	j.w.line.say("copy", "renewal of %d lands", t.token)
@@ -98,6 +98,6 @@ func (j *judge) copied(t *term) {
 		t.copiedAt = time.Now()
 	}
 	if since := time.Since(t.copiedAt); since > t.life.ttl()/2 && t.valid != nil && t.valid() {
-		j.violated("copy", "%s's term %d is valid, and for %v a copy has renewed it", t.who, t.token, since)
+		j.violated("copy", "%s's term %d is still valid although a copy has renewed it for %v", t.who, t.token, since)
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// schedule lets things happen until the world is over. The times of quiet between
-// them are long enough for the replicas to settle, at times.
+// schedule makes events happen until the world is over. Some of the pauses between
+// them are long enough for the replicas to settle.
 func (w *world) schedule() {
 	end, all := w.began.Add(worldTTLs*w.ttl), w.events()
 	for {
@@ -24,7 +24,7 @@ func (w *world) upTo(most time.Duration) time.Duration {
 	return scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
 }
 
-// event is something that may happen in a world.
+// event is something that can happen in a world.
 type event struct {
 	weight int
 	do     func(w *world, r *replica) (kind string)
@@ -75,12 +75,12 @@ var (
 		r.ail([]string{"fails", "hangs", "deaf"}[w.rng.IntN(3)], w.upTo(2*w.ttl))
 		return "unfit"
 	}}
-	// Not both in one world: a machine that is suspended and whose wall clock is set back
-	// at that time has no clock left that tells.
+	// A world has only one of these kinds: a machine whose wall clock is set back while it
+	// is suspended has no clock left that shows the time that has passed.
 	wallEvent     = event{8, func(w *world, r *replica) string { r.setWall(); return "wall clock of a replica set" }}
 	suspendEvents = []event{
 		{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
-		{6, func(w *world, r *replica) string { // for less than the TTL, and without network afterwards
+		{6, func(w *world, r *replica) string { // for less than the TTL, and without a network afterwards
 			d := w.upTo(w.ttl)
 			r.turn(cut, d+w.upTo(2*w.ttl))
 			r.pause(d, true)
@@ -105,13 +105,13 @@ var (
 			w.later(d, func() { w.locked(func() { w.journal.hintsLost = false }) })
 			return "hints lost"
 		}
-		w.locked(func() { w.judge.vainUntil = time.Now().Add(d) })
+		w.locked(func() { w.judge.floodedUntil = time.Now().Add(d) })
 		w.journal.flood(d)
-		return "hints in vain"
+		return "spurious hints"
 	}}
 )
 
-// events returns what may happen in this world.
+// events returns the events that can happen in this world.
 func (w *world) events() []event {
 	all := slices.Clone(events)
 	if w.setsWalls {
@@ -132,7 +132,7 @@ func (w *world) events() []event {
 
 func (w *world) happens(all []event) {
 	r := w.replicas[w.rng.IntN(len(w.replicas))]
-	w.locked(func() { // what befalls the holder matters most
+	w.locked(func() { // faults of the holder matter most
 		if t := w.judge.standing; t != nil && t.life != nil && w.rng.IntN(3) > 0 {
 			r = t.life.r
 		}
@@ -151,8 +151,8 @@ func (w *world) happens(all []event) {
 	}
 }
 
-// handoverInBadWeather lets a term begin by an answer that comes late, and then cuts
-// its holder off before a renewal.
+// handoverInBadWeather lets a term begin with a late answer, and then cuts its holder
+// off before a renewal.
 func (w *world) handoverInBadWeather(r *replica) {
 	weather := []weather{slow, late}[w.rng.IntN(2)]
 	for _, r := range w.replicas {
@@ -172,7 +172,7 @@ func (w *world) handoverInBadWeather(r *replica) {
 	})
 }
 
-// turn gives a replica's link a weather for a while.
+// turn changes the weather of a replica's link for a while.
 func (r *replica) turn(to weather, d time.Duration) {
 	r.w.line.say(r.name, "link: %s for %v", to, d)
 	r.spell(&r.links, d, func() { r.link = to }, func() {
@@ -181,7 +181,7 @@ func (r *replica) turn(to weather, d time.Duration) {
 	})
 }
 
-// ail lets a replica's checks fail for a while.
+// ail makes a replica's checks fail for a while.
 func (r *replica) ail(how string, d time.Duration) {
 	r.w.line.say(r.name, "is unfit for %v: its check %s", d, how)
 	r.spell(&r.ailments, d, func() { r.unfit = how }, func() {
@@ -190,8 +190,8 @@ func (r *replica) ail(how string, d time.Duration) {
 	})
 }
 
-// spell does something to a replica, and undoes it after a while, unless the same
-// was done again meanwhile: n counts how often.
+// spell does something to a replica and undoes it after a while, unless it was done
+// again meanwhile; n counts how often it was.
 func (r *replica) spell(n *int, d time.Duration, do, undo func()) {
 	mine := 0
 	r.change(func() {

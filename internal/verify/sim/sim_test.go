@@ -11,10 +11,10 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("sim.seed", 0, "run only the world of this seed, and print its timeline")
+	seedFlag  = flag.Uint64("sim.seed", 0, "run only the world with this seed, and print its timeline")
 	firstFlag = flag.Uint64("sim.first", 1, "the first seed")
-	hoursFlag = flag.Float64("sim.hours", 0, "run until so many lease-hours were simulated")
-	forFlag   = flag.Duration("sim.for", 12*time.Second, "run for so long, unless -sim.hours or -sim.seed is given")
+	hoursFlag = flag.Float64("sim.hours", 0, "run until this many lease-hours have been simulated")
+	forFlag   = flag.Duration("sim.for", 12*time.Second, "run for this long, unless -sim.hours or -sim.seed is given")
 )
 
 func TestSimulation(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// skewed is the store as a replica reads it whose clock runs at a rate of its own.
+// skewed is the store as seen by a replica whose clock runs at its own rate.
 //
-// A bubble has one clock. A replica at rate r, whose own clock counts r seconds in
-// each true one, is the same as one at rate 1 all of whose durations are divided
-// by r: those that it is configured with, which newReplica does, and those that it
-// reads, which this does. What it writes into its record is what it was configured
-// with, on its own clock; the reader makes that true again by the writer's rate.
+// A bubble has one clock. A replica at rate r, whose own clock counts r seconds per
+// true second, is equivalent to one at rate 1 with all of its durations divided by r:
+// newReplica divides those in its configuration, and skewed those that it reads. The
+// durations that it writes into its record are the configured ones, on its own clock;
+// the reader converts them to true time by the writer's rate.
 //
-// The age of a record that carries a request is the one exception: what the reader
-// adds to it is the store's time, so it is off by up to 1 % of what went by between
-// the last renewal and the request. Margin has room for that.
+// The age of a record that carries a request is the one exception: the reader adds the
+// store's time to it, so it is off by up to 1 % of the time between the last renewal
+// and the request. Margin has room for that.
 //
 // The writer's wall clock is days off, which shows in acquired_at_ms.
 type skewed struct {
@@ -28,7 +28,7 @@ type skewed struct {
 	*translation
 }
 
-// translation is a record as it is stored, and as a replica reads it.
+// translation is a record as it is stored and as a replica reads it.
 type translation struct {
 	mu       sync.Mutex
 	from, to []byte
@@ -43,7 +43,8 @@ func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 	return obj, err
 }
 
-// PutIf writes a record that was read, with a request in its labels, as it was.
+// PutIf restores the payload of a record that was read and is written back with a
+// request in its labels.
 func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	if obj.Key == leaseKey {
 		s.mu.Lock()
@@ -55,8 +56,8 @@ func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 	return s.Store.PutIf(ctx, obj, cond)
 }
 
-// translated returns a record as this replica reads it; the last is kept, for most
-// reads find it again.
+// translated returns a record as this replica reads it. It caches the last one, because
+// most reads find the same record.
 func (s skewed) translated(payload []byte) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +74,7 @@ func (s skewed) translate(payload []byte) []byte {
 	}
 	holder, _ := record["holder"].(string)
 	for _, writer := range s.r.w.replicas {
-		// Its own record it must get as it wrote it, byte by byte.
+		// It must read its own record exactly as it wrote it, byte by byte.
 		if ttl, ok := record["ttl_ms"].(float64); ok && writer.name == holder && writer != s.r {
 			record["ttl_ms"] = int64(ttl*writer.rate/s.r.rate + 0.999)
 			acquired, _ := record["acquired_at_ms"].(float64)
@@ -84,7 +85,7 @@ func (s skewed) translate(payload []byte) []byte {
 	return payload
 }
 
-// skewedWatcher is skewed for a store whose other capabilities are to be seen.
+// skewedWatcher is skewed with the store's other capabilities.
 type skewedWatcher struct {
 	skewed
 	tenure.Watcher
@@ -92,7 +93,7 @@ type skewedWatcher struct {
 	tenure.Fencer
 }
 
-// skewedPoller is the same without wake-ups.
+// skewedPoller is skewedWatcher without wake-ups.
 type skewedPoller struct {
 	skewed
 	tenure.Fencer

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// tally counts what was seen.
+// tally counts what happened.
 type tally struct {
 	mu      sync.Mutex
 	worlds  int
 	hours   map[time.Duration]float64 // lease-hours, by the TTL
 	terms   int
-	ends    map[string]int // of terms, by cause
+	ends    map[string]int // ends of terms, by cause
 	renewed int
 	fenced  map[string]int
 	faults  map[string]int
-	judged  map[string]int // occasions on which an invariant might have been seen broken
-	excused map[string]int // overlaps, by why
-	broken  map[string]int // invariants
+	judged  map[string]int // checks of an invariant, by occasion
+	excused map[string]int // overlaps, by excuse
+	broken  map[string]int // violations, by invariant
 }
 
 func count(m *map[string]int, what string) {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// timeline keeps the last things that happened in a world, for people to read
-// after a failure. Lines are put into words only then.
+// timeline keeps the last events of a world, to be read after a failure. Lines are
+// formatted only then.
 type timeline struct {
 	began time.Time
 
@@ -23,7 +23,7 @@ type line struct {
 	at     time.Duration
 	who    string
 	format string
-	args   []any // of values that never change
+	args   []any // must not change afterwards
 }
 
 const timelineLength = 400
@@ -51,8 +51,8 @@ func (tl *timeline) String() string {
 	return b.String()
 }
 
-// logger returns a logger that writes to the timeline what one replica's library
-// says.
+// logger returns a logger that adds the library's messages for one replica to the
+// timeline.
 func (tl *timeline) logger(who string) *slog.Logger { return slog.New(&lineHandler{tl, who}) }
 
 type lineHandler struct {

@@ -16,43 +16,43 @@ var leaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
 // length of a world, in TTLs.
 const worldTTLs = 200
 
-// world is one lease, those who compete for it, and what happens to them.
+// world is one lease, the replicas that compete for it, and what happens to them.
 type world struct {
 	traits
 	t        *testing.T
-	rng      *rand.Rand // of the schedule's goroutine alone
+	rng      *rand.Rand // used only by the schedule's goroutine
 	line     *timeline
 	began    time.Time
 	judge    *judge
 	journal  *journal
 	replicas []*replica
-	backup   backup        // to be restored
+	backup   backup        // may be restored later
 	over     chan struct{} // closed at the end
 	running  sync.WaitGroup
 
-	mu sync.Mutex // guards what the judge and the replicas know of each other; never held while anything waits
+	mu sync.Mutex // guards the state shared by the judge and the replicas; never held across a wait
 }
 
-// traits are what is the same throughout a world.
+// traits stay the same throughout a world.
 type traits struct {
 	seed          uint64
 	ttl           time.Duration
 	replicaCount  int
 	wakes         bool // the store is a Watcher
 	expiry        tenure.ExpiryPolicy
-	checks        bool // replicas have a Check, which fails at times
+	checks        bool // replicas have a Check, which fails occasionally
 	confirmations int
 	fences        bool // replicas have a FencePredecessor
 	reclaims      bool
 	rates         bool // clocks run up to 1 % too fast or slow
-	unlikeTTLs    bool // replicas differ in their TTL
-	clockJumps    bool // the database's clock does
+	unlikeTTLs    bool // replicas have different TTLs
+	clockJumps    bool // the database's clock jumps
 	gateway       bool // a replica of another program competes
-	operator      bool // somebody overwrites and deletes the record by hand
+	operator      bool // an operator overwrites and deletes the record by hand
 	slow          bool // some replicas are slow, or too slow to hold
 	setsWalls     bool // the wall clocks of replicas are set; otherwise their machines are suspended
-	pollsOften    bool // the AcquireInterval is the default, which costs much virtual time where the TTL is long
-	restores      bool // the table is restored from a backup, at times with a clock that is behind
+	pollsOften    bool // the AcquireInterval is the default, which makes worlds with a long TTL slow
+	restores      bool // the table is restored from a backup, sometimes with a clock that is behind
 	latency       time.Duration
 	twoFuncs      bool // the job has both Watch and Reconcile
 }
@@ -61,8 +61,8 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	one := func(in int) bool { return rng.IntN(in) == 0 }
 	w := traits{
 		seed: seed,
-		// What happens in a world is counted in TTLs, and costs the same whatever
-		// they are: those of a long TTL make the hours.
+		// A world lasts a number of TTLs, and costs the same however long they are: most
+		// lease-hours come from long TTLs.
 		ttl:          []time.Duration{30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour, time.Hour}[rng.IntN(5)],
 		replicaCount: 2 + rng.IntN(4),
 		wakes:        !one(3),
@@ -83,17 +83,17 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		w.confirmations = 1 + rng.IntN(3)
 	}
 	if !one(3) {
-		w.latency = w.ttl / 3000 // each way at most: 10 ms of 30 s
+		w.latency = w.ttl / 3000 // at most this each way: 10 ms for a TTL of 30 s
 	}
-	// The other program's records do not tell their TTL: all must agree on it.
+	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w
 }
 
 func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.traits) }
 
-// rngOf returns a source of its own for each actor, so that what one draws does
-// not depend on when another does.
+// rngOf returns a separate source for each actor, so that what one draws does not
+// depend on when another draws.
 func rngOf(seed uint64, actor int) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, uint64(actor)))
 }
@@ -151,7 +151,7 @@ func (w *world) sleep(d time.Duration) bool {
 	}
 }
 
-// later does something, unless the world is over by then.
+// later calls do after a while, unless the world is over by then.
 func (w *world) later(d time.Duration, do func()) {
 	w.running.Go(func() {
 		if w.sleep(d) {
@@ -160,14 +160,14 @@ func (w *world) later(d time.Duration, do func()) {
 	})
 }
 
-// locked does something under the world's lock.
+// locked calls do under the world's lock.
 func (w *world) locked(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	do()
 }
 
-// timed returns a context of a call that belongs to no replica's life.
+// timed returns a context for a call that belongs to no replica's life.
 func timed(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
