@@ -42,7 +42,8 @@ chaos: ## faults done to real processes and servers, for DURATION, and what beca
 	cd internal/verify/chaos && go run . -duration $(DURATION)
 
 .PHONY: sim
-sim: ## a million virtual lease-hours of replicas under faults, for some ten minutes
+sim: ## a million virtual lease-hours of replicas under faults, and a year of a schedule, for some ten minutes
+	go test ./schedule -run TestOfAYear -v -timeout 60m -schedule.days 365
 	GOGC=400 go test ./internal/verify/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 
 .PHONY: mutants

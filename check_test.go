@@ -256,6 +256,6 @@ func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
 		require.Empty(t, a.Status().Holder)
 		require.Empty(t, unfit.Status().Holder)
 		unfit.stop()
-		require.Equal(t, 1, strings.Count(log.String(), "not fit"), &log)
+		require.Equal(t, 1, strings.Count(log.String(), "replica is unhealthy and does not compete"), &log)
 	})
 }

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,101 +13,96 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// The causes for which a job's context ends, besides [ErrLost] and
-// [ErrDeadline]. A job finds them by [context.Cause].
+// The causes with which a job's context ends, besides [ErrLost] and [ErrDeadline]. The job
+// finds them with [context.Cause].
 var (
-	// ErrResigned says that the term was given up by [Coordinator.Resign], or on
-	// the request of another process, see [Lease.RequestRelease].
+	// ErrResigned says that the term was given up by [Coordinator.Resign], or at the
+	// request of another process, see [Lease.RequestRelease].
 	ErrResigned = errors.New("lease resigned")
 
 	// ErrShutdown says that the context of [Coordinator.Run] is done.
-	ErrShutdown = errors.New("coordinator shuts down")
+	ErrShutdown = errors.New("coordinator is shutting down")
 
-	// ErrJobEnded says that one of the job's funcs returned or panicked while
-	// the term lasted.
+	// ErrJobEnded says that one of the job's funcs returned or panicked during the term.
 	ErrJobEnded = errors.New("job ended")
 )
 
-// CoordinatorConfig configures a [Coordinator]. The zero value serves.
+// CoordinatorConfig configures a [Coordinator]. The zero value is ready to use.
 type CoordinatorConfig struct {
-	// Watch and Reconcile are the job. Both run, each in its own goroutine,
-	// from the start of a term until their context ends; either may be nil.
-	// [context.Cause] tells why it ended, [TermFromContext] for which term they
-	// run. If one returns or panics before, the term is over: the other's
-	// context ends, the lease is released, and after a pause this replica
-	// competes again.
+	// Watch and Reconcile are the job. Both run, each in its own goroutine, from the start
+	// of a term until their context ends; [context.Cause] tells why it did, and
+	// [TermFromContext] which term it is. If one of them returns or panics earlier, the
+	// term is over: the other's context ends, the lease is released, and after a pause
+	// this replica competes again.
 	//
-	// Where both are nil the replica only holds the lease, for a program that asks
-	// [Coordinator.IsHolder] at each step of its own.
+	// Either or both may be nil. If both are, the replica only holds the lease, for a
+	// program that asks [Coordinator.IsHolder] before each of its steps.
 	Watch     func(ctx context.Context) error
 	Reconcile func(ctx context.Context) error
 
-	// RenewInterval is the time from one renewal to the next. Default TTL/3.
+	// RenewInterval is the time between renewals. Default TTL/3.
 	RenewInterval time.Duration
 
-	// AcquireInterval is the longest time from one attempt of a standby to the
-	// next where it cannot expect to be woken by a release: on a store that is no
-	// [Watcher], while its watch is not live, after an error, or with [Observed];
-	// after an [ErrSetup] it is longer. A replica whose term has ended stays away
-	// for as long, and for twice as long if it resigned or its job ended. Default
-	// TTL/6, and 10s at most.
+	// AcquireInterval is the longest time between a standby's attempts while it can't
+	// expect to be woken by a release: if the store is not a [Watcher], its watch is not
+	// live, or an error occurred, and with [Observed]. After an [ErrSetup] it is longer.
+	// A replica whose term has ended stays away for one AcquireInterval, or for two if it
+	// resigned or its job ended. Default TTL/6, and at most 10s.
 	AcquireInterval time.Duration
 
-	// RenewDeadline is how long the job may go on without a renewal. What is
-	// left of TTL − Margin behind it is the time the job has to return. Default
-	// 2/3 of the TTL.
+	// RenewDeadline is how long the job may run without a renewal. The rest of
+	// TTL − Margin is the time that the job has to return. Default 2/3 of the TTL.
 	RenewDeadline time.Duration
 
-	// Check, where set, tells whether this replica is fit, by nil. It is asked
-	// before this replica competes, with the role [RoleStandby], and before each
-	// renewal, with [RoleHolder], or [RoleConfirming] before the job has begun. A standby
-	// that is not fit does not compete. A holder is not renewed until it is fit;
-	// after CheckFailures in a row, or at the RenewDeadline, its term ends with
-	// [ErrUnhealthy], the lease is released once the job has returned, and this
-	// replica stays away, each time for longer, so that a healthy one wins.
+	// Check, if set, returns nil if this replica is healthy. It is called before the
+	// replica competes, with [RoleStandby], and before each renewal, with [RoleHolder], or
+	// with [RoleConfirming] if the job has not begun yet. An unhealthy standby does not
+	// compete. An unhealthy holder does not renew; after CheckFailures failures in a row,
+	// or at the RenewDeadline, its term ends with [ErrUnhealthy], the lease is released
+	// once the job has returned, and the replica stays away, longer each time, so that a
+	// healthy one wins.
 	//
-	// Check must return when its context ends, after CheckTimeout at the latest;
-	// one that does not counts as failed. A standby that is woken by a release
-	// competes after its check, so it should be quick. It must not panic.
+	// Check must return when its context ends, after CheckTimeout at the latest, or it
+	// counts as failed. It should be quick, because a standby that is woken by a release
+	// calls it before it competes. It must not panic.
 	Check         func(ctx context.Context, role Role) error
 	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2
 	CheckFailures int           // default 1
 
-	// Confirmations is how many renewals must succeed after a takeover before the
-	// job begins. Default 0. A takeover is a steal from a holder that has not
-	// released the lease; there is nothing to confirm after a release, nor where
-	// nobody held it. Where a replica gives the lease back before it has confirmed, the
-	// next one confirms.
+	// Confirmations is how many renewals must succeed after a takeover before the job
+	// begins. Default 0. A takeover is a steal from a holder that has not released the
+	// lease; an acquire of a free lease has nothing to confirm. If a replica releases the
+	// lease before it has confirmed the takeover, the next holder confirms it.
 	Confirmations int
 
-	// FencePredecessor, where set, is called after a takeover and its
-	// confirmations, before the job begins: to cut off the power, the disk or the
-	// address of a holder that vanished. It is called again until it returns nil,
-	// or the term is over. Where it has failed for a TTL the lease is given to another
-	// replica, which has to fence the same holders, and this one stays away as one
-	// whose Check has failed. Where a replica that had taken the lease over did not get
-	// that far, it is called for those whom that one was to fence, too, so it must bear
-	// to be called for a holder that is cut off already; and for one of its own name,
-	// where a replica crashed and was started anew, unless AssumeUniqueHolder is set. It must
-	// return when its context ends, as a job must: with the term, or after ten TTLs.
+	// FencePredecessor, if set, is called after a takeover and its confirmations, before
+	// the job begins: to cut off the power, the disk or the address of a holder that
+	// vanished. It is called again until it returns nil or the term is over. When it has
+	// failed for a TTL, another replica gets the lease, and has to fence the same holders;
+	// this one stays away as if its Check had failed.
+	//
+	// It must be safe to call for a holder that is already cut off, because a replica that
+	// did not finish leaves its predecessors to the next one. It is also called for a
+	// holder with this replica's own name, after a crash and restart, unless
+	// AssumeUniqueHolder is set. It must return when its context ends, as a job must: with
+	// the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
-	// Logger gets one line per acquire, loss and release, and what goes wrong.
-	// Default the lease's.
+	// Logger gets one line for each acquire, loss and release, and for what goes wrong.
+	// Default: the lease's.
 	Logger *slog.Logger
 
-	// Trace, where set, is told what happens.
+	// Trace, if set, is told what happens.
 	Trace *Trace
 }
 
-// ObservedConfig returns the configs of a lease and of its coordinator in which
-// no clock decides who may hold: the holder renews once per interval, and a
-// standby that has itself watched it miss so many renewals takes over. So the TTL
-// is interval × missed, missed being 2 or more. The job then begins after so many
-// confirmations, each one interval. The caller sets the rest, the job first of
-// all. An interval or a number that no lease can have is [ErrInvalid].
+// ObservedConfig returns the configs of a lease and its coordinator with which no clock
+// decides who may hold the lease: the holder renews once per interval, and a standby takes
+// over that has itself seen it miss this many renewals, 2 or more. So the TTL is interval ×
+// missed. The job then begins after the confirmations, one per interval. The caller sets
+// the rest, above all the job. Values that no lease can have are [ErrInvalid].
 //
-// See [Observed]. A wall clock of the holder that jumps can only end its term early.
+// See [Observed]. If the holder's wall clock jumps, its term may end early, and no more.
 func ObservedConfig(interval time.Duration, missed, confirmations int) (LeaseConfig, CoordinatorConfig, error) {
 	var err error
 	switch {
@@ -126,94 +122,59 @@ func ObservedConfig(interval time.Duration, missed, confirmations int) (LeaseCon
 		CoordinatorConfig{RenewInterval: interval, Confirmations: confirmations}, nil
 }
 
-// longestAcquireInterval is the default where the TTL is long: an error of the store
-// that passes, or a hint that is lost, should not cost more.
+// longestAcquireInterval is the default for long TTLs, so that a passing error of the store,
+// or a lost hint, does not cost more.
 const longestAcquireInterval = 10 * time.Second
 
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
-	if cfg.RenewInterval == 0 {
-		cfg.RenewInterval = lease.TTL / 3
-	}
-	if cfg.AcquireInterval == 0 {
-		cfg.AcquireInterval = min(lease.TTL/6, longestAcquireInterval)
-	}
-	if cfg.RenewDeadline == 0 {
-		cfg.RenewDeadline = lease.TTL * 2 / 3
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = lease.Logger
-	}
-	if cfg.Trace == nil {
-		cfg.Trace = &noTrace
-	}
-	given := cfg
-	if cfg.CheckTimeout == 0 {
-		cfg.CheckTimeout = (cfg.RenewDeadline - cfg.RenewInterval) / 2
-	}
-	if cfg.CheckFailures == 0 {
-		cfg.CheckFailures = 1
-	}
+	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, lease.TTL/3)
+	cfg.AcquireInterval = cmp.Or(cfg.AcquireInterval, min(lease.TTL/6, longestAcquireInterval))
+	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, lease.TTL*2/3)
+	cfg.Logger = cmp.Or(cfg.Logger, lease.Logger)
+	cfg.Trace = cmp.Or(cfg.Trace, &noTrace)
+	given, renewing := cfg, cfg.RenewDeadline-cfg.RenewInterval
+	cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
+	cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
 
 	var errs []error
-	refuse := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+	refuse := func(when bool, format string, args ...any) {
+		if when {
+			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+		}
 	}
-	if cfg.RenewInterval < 0 {
-		refuse("RenewInterval %v is negative", cfg.RenewInterval)
-	}
-	if cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL {
-		refuse("AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
-	}
-	if given.CheckTimeout != 0 && cfg.Check == nil {
-		refuse("CheckTimeout is %v, and Check is nil", given.CheckTimeout)
-	}
-	if given.CheckFailures != 0 && cfg.Check == nil {
-		refuse("CheckFailures is %d, and Check is nil", given.CheckFailures)
-	}
-	if given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline-cfg.RenewInterval {
-		refuse("CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
-			cfg.CheckTimeout, cfg.RenewDeadline-cfg.RenewInterval)
-	}
-	if cfg.CheckFailures < 0 {
-		refuse("CheckFailures %d is negative", cfg.CheckFailures)
-	}
-	if cfg.Confirmations < 0 {
-		refuse("Confirmations %d is negative", cfg.Confirmations)
-	}
+	refuse(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
+	refuse(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
+		"AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
+	refuse(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
+	refuse(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
+	refuse(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
+		"CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
+		cfg.CheckTimeout, renewing)
+	refuse(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
+	refuse(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
-	if cfg.RenewDeadline-cfg.RenewInterval < least {
-		refuse("RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
-	}
-	if lease.TTL-lease.Margin-cfg.RenewDeadline < least {
-		refuse("RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
-			cfg.RenewDeadline, least, lease.TTL, lease.Margin)
-	}
+	refuse(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+	refuse(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
+		"RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
+		cfg.RenewDeadline, least, lease.TTL, lease.Margin)
 	return cfg, errors.Join(errs...)
 }
 
-// Coordinator runs a job while its replica holds the lease:
-//
-//	            acquire | steal
-//	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
-//	   ^  try fails: wait           |  lost | deadline | unhealthy | job ended | resign | shutdown
-//	   +--------------------+       +-> 1 end the job's context, with its cause
-//	                                    2 wait until the job has returned, still renewing
-//	                                    3 release
-//
-// After a steal the job begins once the takeover is confirmed, where that is asked
-// for; all else holds from the steal on.
-//
-// All methods are safe for concurrent use.
+// Coordinator runs a job while its replica holds the lease. The package documentation shows
+// its states. All methods are safe for concurrent use.
 type Coordinator struct {
-	lease   *Lease
-	cfg     CoordinatorConfig
-	single  bool
+	lease        *Lease
+	cfg          CoordinatorConfig
+	caller       caller        // how it calls the lease
+	longestSleep time.Duration // of anything that depends on the trust in a term
+	single       bool          // there is no lease to lose
+
 	monitor monitor
 	running atomic.Bool
-	term    atomic.Pointer[Term] // while its job runs and has not been told to stop
+	term    atomic.Pointer[Term] // while its job runs and has not been told to return
 
 	checks    checks
-	headStart pace.HeadStart // of Run's goroutine, as is the next
+	headStart pace.HeadStart // for Run's goroutine, as is unhealthy
 	unhealthy pace.Doubling
 
 	mu     sync.Mutex // guards the fields below
@@ -221,8 +182,12 @@ type Coordinator struct {
 	resign *resignation
 }
 
-// NewCoordinator returns a coordinator for a lease. It does no I/O and starts
-// nothing. An [ErrInvalid] names everything that is wrong with the config.
+// longestCall limits a call to the store, however long the TTL is, because a shutdown waits
+// that long for a store that hangs.
+const longestCall = 10 * time.Second
+
+// NewCoordinator returns a coordinator for a lease. It does no I/O and starts nothing. An
+// [ErrInvalid] names everything that is wrong with the config.
 func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	if lease == nil {
 		return nil, fmt.Errorf("tenure: new coordinator: %w: lease is nil", ErrInvalid)
@@ -232,8 +197,18 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		return nil, fmt.Errorf("tenure: new coordinator: %w", err)
 	}
 	return &Coordinator{
-		lease:  lease,
-		cfg:    cfg,
+		lease: lease,
+		cfg:   cfg,
+		caller: caller{
+			// Two calls may hang, one after the other, between the time for a renewal and
+			// the renew deadline.
+			timeout:  min((cfg.RenewDeadline-cfg.RenewInterval)/2, longestCall),
+			confirms: cfg.Confirmations > 0 || cfg.FencePredecessor != nil,
+		},
+		// Timers stand still while the machine is suspended, so whoever sleeps looks at both
+		// clocks again, early enough that the Margin covers the delay.
+		longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond),
+
 		single: isExclusive(lease.store),
 		checks: checks{check: cfg.Check, timeout: cfg.CheckTimeout},
 		monitor: monitor{
@@ -243,18 +218,18 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	}, nil
 }
 
-// Run competes for the lease and runs the job for each term that it gets, until
-// ctx is done. Then it tells the job to return, waits until it has, releases
-// the lease, and returns nil. No error of the store ends it.
+// Run competes for the lease and runs the job for each term that it gets, until ctx is done.
+// Then it tells the job to return, waits until it has, releases the lease, and returns nil.
+// No error of the store ends it.
 //
-// If the job panics, Run releases the lease and then panics with a [*JobPanic].
-// A coordinator runs once at a time: a second Run meanwhile is [ErrInvalid].
+// If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
+// while it is running is [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
 	if !c.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
 	}
 	defer c.running.Store(false)
-	defer c.checks.wait()
+	defer c.checks.calls.Wait()
 	c.headStart.Gives = false
 	var hints Subscription = noHints{}
 	if !c.single {
@@ -274,69 +249,63 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 }
 
-// IsHolder reports whether this replica holds the lease and its job has not been
-// told to stop. It does no I/O. It turns false by itself when the term's trust
-// ends, whatever else is stuck.
+// IsHolder reports whether this replica holds the lease and its job has not been told to
+// return. It does no I/O. It turns false by itself when the trust in the term ends, whatever
+// else hangs.
 func (c *Coordinator) IsHolder() bool {
 	term := c.term.Load()
 	return term != nil && term.Valid()
 }
 
-// hold runs the job for one term. It returns, with the pause before this replica
-// competes again, after the job has returned and the lease was given back.
+// hold runs the job for one term. It returns after the job has returned and the lease is
+// released, with the pause before this replica competes again.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (pause time.Duration) {
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()
 	job := newJob(ctx, jobScope{term, c})
-	if c.mustConfirm(term) {
+	if term.unconfirmed() != nil {
 		job.start(confirmName, keeper.confirm)
 	} else {
 		c.startJob(term, job)
 	}
 
 	cause := c.untilOver(ctx, term, keeper, job)
-	keeper.winding.Store(true)
+	keeper.stopping.Store(true)
 	c.term.Store(nil)
-	c.monitor.termOver(term, cause)
+	c.monitor.termEnding(term, cause)
 	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
-	err := c.giveBack(term, cause)
+	err := c.release(term, cause)
 	resign := c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
-	// Or two replicas that are sick may hand the lease to each other for ever.
+	// Or two unhealthy replicas might hand the lease to each other for ever.
 	c.headStart.Gives = !errors.Is(cause, ErrResigned)
 	return c.stayAway(term, cause, resign)
-}
-
-// mustConfirm reports whether a term's job may not begin at once: the lease was
-// taken over from a holder that had not released it.
-func (c *Coordinator) mustConfirm(term *Term) bool {
-	return len(term.predecessors) > 0 && (c.cfg.Confirmations > 0 || c.cfg.FencePredecessor != nil)
 }
 
 func (c *Coordinator) enterTerm(keeper *keeper) {
 	c.mu.Lock()
 	c.keeper = keeper
 	c.mu.Unlock()
-	c.monitor.termBegan(keeper.term, c.mustConfirm(keeper.term))
+	c.monitor.termBegan(keeper.term)
 }
 
-// leaveTerm is called when nothing is left to do for the term held: the lease was given
-// back, or err says why not. It returns whose resignation that was, nil where it was none.
+// leaveTerm is called when nothing remains to be done for the term: the lease is released,
+// or err says why not. It returns the resignation that ended the term, if there was one.
 func (c *Coordinator) leaveTerm(err error) *resignation {
 	c.mu.Lock()
 	resign := c.resign
 	c.keeper, c.resign = nil, nil
 	c.mu.Unlock()
-	c.monitor.termLeft()
+	c.monitor.termEnded()
 	if resign != nil {
 		resign.err = err
-		close(resign.over)
+		close(resign.done)
 	}
 	return resign
 }
@@ -350,66 +319,49 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 
 // untilOver returns why the term is over.
 func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
-	// This timer stands behind no I/O: it fires while a renewal hangs.
-	deadline := time.NewTimer(c.untilDeadline(term))
-	defer deadline.Stop()
 	for {
+		next, err := c.untilCheck(term, keeper)
+		if err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
 		case <-keeper.over.Done():
 			return context.Cause(keeper.over)
 		case r := <-job.results:
-			job.took(r)
-			if !r.confirmed() {
+			job.finished(r)
+			if !r.isConfirmation() {
 				return r.cause()
 			}
-			if _, err := c.timeLeft(term, keeper); err != nil {
-				return err // both came at once
+			if _, err := c.untilCheck(term, keeper); err != nil {
+				return err // the term ended at the same moment
 			}
 			c.startJob(term, job)
-		case <-deadline.C:
-			left, err := c.timeLeft(term, keeper)
-			if err != nil {
-				return err
-			}
-			deadline.Reset(left)
+		case <-time.After(next): // waits for no I/O: it fires even while a renewal hangs
 		}
 	}
 }
 
-// timeLeft returns how long untilOver may sleep before it looks again, or why the term
-// is over.
-func (c *Coordinator) timeLeft(term *Term, keeper *keeper) (time.Duration, error) {
+// untilCheck returns how long untilOver may sleep before it looks again, or why the term is
+// over.
+func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, error) {
 	if err := term.over(); err != nil {
 		return 0, err
 	}
-	left := c.untilDeadline(term)
-	if left <= 0 {
-		return 0, keeper.late()
-	}
-	return left, nil
-}
-
-// untilDeadline returns how long untilOver may sleep before it looks again; 0 or
-// less: the term was not renewed in time.
-func (c *Coordinator) untilDeadline(term *Term) time.Duration {
 	if term.local() {
-		return time.Hour
+		return time.Hour, nil
 	}
-	return min(c.cfg.RenewDeadline-term.sinceRenewal(), c.longestSleep())
+	untilDeadline := c.cfg.RenewDeadline - term.sinceRenewal()
+	if untilDeadline <= 0 {
+		return 0, keeper.overdueCause()
+	}
+	return min(untilDeadline, c.longestSleep), nil
 }
 
-// longestSleep is how long anything may sleep that goes by the trust in a term. A
-// timer stands still while the machine is suspended, so each stretch ends with a look
-// at both clocks, early enough that the Margin covers it.
-func (c *Coordinator) longestSleep() time.Duration {
-	return max(c.lease.cfg.Margin/2, 10*time.Millisecond)
-}
-
-// awaitJob returns when the job has. A job that takes longer than the trust
-// allows is reported, and its lease is left to expire: this replica does not
-// compete meanwhile, and another one may.
+// awaitJob returns when the job has returned. If that takes longer than the trust allows, it
+// reports the job and lets the lease expire: another replica may take it, but this one does
+// not compete before its job has returned.
 func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 	told := time.Now()
 	allowed := time.NewTimer(c.lease.cfg.TTL - c.lease.cfg.Margin - c.cfg.RenewDeadline)
@@ -417,51 +369,10 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 	for job.running > 0 {
 		select {
 		case r := <-job.results:
-			job.took(r)
+			job.finished(r)
 		case <-allowed.C:
 			keeper.stopRenewing()
 			c.monitor.jobStuck(term, time.Since(told))
 		}
 	}
-}
-
-// giveBack releases the lease, unless it is another's already. Where a request has
-// named a replica, it is left to that one for a time in which also one that polls
-// finds it.
-func (c *Coordinator) giveBack(term *Term, cause error) error {
-	if isLoss(cause) && errors.Is(cause, ErrLost) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.callTimeout())
-	defer cancel()
-	leave := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
-	for {
-		err := c.lease.release(ctx, term, leave)
-		switch {
-		case err == nil:
-			c.monitor.released(term, cause)
-			return nil
-		case errors.Is(err, ErrLost):
-			c.monitor.notReleased(term, cause, err)
-			return nil
-		case !pace.Sleep(ctx, pace.Jitter(c.callTimeout()/10)):
-			c.monitor.notReleased(term, cause, err)
-			return err
-		}
-	}
-}
-
-// longestCall is the most that a call to the store may take, however long the TTL is:
-// so long does a shutdown wait for a store that hangs.
-const longestCall = 10 * time.Second
-
-// callTimeout bounds one call to the store, so that between the time for a
-// renewal and the renew deadline two can hang, one after the other.
-func (c *Coordinator) callTimeout() time.Duration {
-	return min((c.cfg.RenewDeadline-c.cfg.RenewInterval)/2, longestCall)
-}
-
-// retryPause returns how long to wait after so many failures in a row before this one.
-func (c *Coordinator) retryPause(failures int) time.Duration {
-	return pace.Retry(c.cfg.RenewInterval, longestRetryPause, failures)
 }

@@ -1,15 +1,14 @@
-// Package tenure gives one replica of a service at a time the right to do a job,
-// by a lease kept in the database that the service already runs.
+// Package tenure lets one replica of a service at a time do a job, by a lease kept in the
+// database that the service already uses.
 //
 // # Concepts
 //
-// A [Store] keeps objects in a table and writes them by compare-and-swap. A
-// [Lease] is the right to do one job; its record is one object. One replica, the
-// holder, has it; the others stand by. A [Term] is one unbroken holding, from
-// the write that began it, by acquire or steal, until release or loss. The
-// version of that write is the term's fencing token: of two terms of one lease
-// the later has the greater token, for ever. A [Coordinator] does all of this by
-// itself, and runs the caller's job while its replica holds the lease:
+// A [Store] keeps objects in a table, and writes them by compare-and-swap. A [Lease] is the
+// right to do one job; its record is one object. One replica holds the lease, and the others
+// are standbys. A [Term] is one unbroken holding, from the write that began it until release
+// or loss. The version of that write is the term's fencing token: of two terms of one lease,
+// the later always has the greater token. A [Coordinator] does all of this by itself, and
+// runs the caller's job while its replica holds the lease:
 //
 //	            acquire | steal
 //	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
@@ -18,112 +17,114 @@
 //	                                    2 wait until the job has returned, still renewing
 //	                                    3 release
 //
-// # Who judges what, by which clock
+// # Which clock decides
 //
-// The trust rule. A holder trusts its term until attempt + TTL − Margin, where
-// attempt is the instant, on its own monotonic clock, before it sent the acquire
-// or renewal that last succeeded. It never counts from the answer: that may come
-// late, and the store counts from when it wrote. For the same reason an answer
-// that comes after the term was over is a no.
+// No replica's clock is ever compared with another replica's.
 //
-// The expiry rule. A standby may steal when the record's age, measured by the
-// store's clock, has reached the TTL that the record names, which is its
-// holder's; or when it has itself watched the record stand unchanged for that
-// long, on its monotonic clock, from the answer that first showed it so. The
-// second heals a record that a wrong clock stamped; [Observed] allows only it.
-//
-// No clock of one replica is ever compared with that of another.
-//
-// # When a standby looks
-//
-// A standby looks when it is woken, and when the record can expire. A release
-// wakes all standbys, and a request the holder: on Postgres by a notification,
-// which one connection per store listens for; on SQLite through the store, or for
-// another process by a poll of the file. Where no hint can be expected, because the
-// store gives none, the connection is down, or the record is another program's, and
-// with [Observed], a standby looks once in an AcquireInterval as well. One that came
-// second at the last release, or whose own last term has failed, leaves others a head
-// start of up to 4 ms, and looks before it writes: of many standbys few write, and it
-// is not always the same that win. Hints may be lost: nothing is decided by one.
-// Whoever gets many for nothing is deaf for a while: a flood of them costs no more
-// than polling does.
-//
-// A replica that stays away or is not fit does not compete, but looks once in a TTL,
-// so that its status tells who holds; a lease that is left to it by name brings the
-// former back.
-//
-// # Handover by request
-//
-// [Lease.RequestRelease] and [Lease.RequestHandover] write into the record that its
-// holder is asked to go. That is no renewal: readers still go by the age of the last
-// one. The holder finds it at its next renewal, which a hint brings forward, ends
-// its job and gives the lease back; if a replica was named, by a record that leaves
-// the lease to that one for a while.
-//
-// # Takeovers
-//
-// A term that was taken over from a holder that has not released it may have to be
-// confirmed, see [CoordinatorConfig]. Until it is, its record says from whom it was
-// taken. So nobody is forgotten where the confirming replica crashes too, or gives
-// the lease back: the next one confirms, and fences, for both.
+//   - Trust: may the holder still rely on its term? Until attempt + TTL − Margin, where
+//     attempt is the instant before it sent the acquire or renewal that last succeeded, by
+//     its own clocks: of the monotonic and the wall clock, the one that says less time
+//     remains. It never counts from the answer, which may be late, while the store counts
+//     from the write. For the same reason, an answer that comes after the trust has ended
+//     counts as a refusal.
+//   - Deadline: when is the job told to return? RenewDeadline after attempt, by the same
+//     clocks, and by a timer that waits for no I/O.
+//   - Expiry: may a standby steal the lease? When the record's age, by the store's clock,
+//     has reached the TTL in the record, which is the holder's; or when the standby has
+//     itself seen the record unchanged for that long, by its own monotonic clock, from the
+//     answer that first showed it. The second heals a record that a wrong clock has stamped.
+//     [Observed] allows only the second.
+//   - Fencing: is a write of a former term refused? By the record's content and the
+//     database's locks, so no clock matters.
+//   - Tokens: the database makes them. Each is above all earlier ones, and none is below the
+//     database's time in microseconds.
 //
 // # What is guaranteed
 //
-//   - Jobs of two replicas never overlap, while the rates of their clocks differ
-//     by less than Margin/TTL and a job returns within TTL − Margin −
-//     RenewDeadline of being told (9 s by default).
-//   - A lease is released only after its job has returned, and one replica never
-//     runs two of its jobs at once.
-//   - Fencing tokens of one lease strictly increase, over release, deletion,
-//     re-creation and restart.
-//   - While the store answers some replica, some replica holds the lease within
-//     TTL + AcquireInterval of the last renewal; after a release, as soon as a
-//     standby is woken. Where the store's clock is set back meanwhile it may be
-//     two TTLs, for then only what a standby has watched counts.
-//   - A write that landed although its answer was lost costs no term. Errors of
-//     the store cost none either, until the renew deadline.
-//   - The end of the job's context stands behind no I/O.
+//   - Jobs of two replicas never overlap, except as said below.
+//   - A lease is released only after its job has returned, and one replica never runs two
+//     of its jobs at once.
+//   - The fencing tokens of a lease strictly increase, over release, deletion, re-creation
+//     and restart.
+//   - A fenced write of a term never commits after the next term has begun, whatever the
+//     pauses, clocks and partitions.
+//   - While the store answers some replica, some replica holds the lease within TTL +
+//     AcquireInterval of the last renewal, and after a release as soon as a standby is
+//     woken. If the store's clock is set back it may take two TTLs, because then only what
+//     a standby has itself seen counts.
+//   - A write that landed although its answer was lost costs no term.
 //
-// # What is not
+// # What can make two jobs overlap
 //
-// A lease is not a lock. A process that is paused by its host for longer than
-// the TTL finds out only when it runs again, and the instruction that it was
-// about to execute comes first. [Term.Valid] and [Coordinator.IsHolder] turn
-// false by themselves at once, but nothing can vouch for the next instant. What
-// must never be done by a holder of the past is to be fenced.
+// A lease is not a lock. Two jobs overlap
 //
-// A machine or process that is copied while it holds, as by restoring a snapshot of it
-// while the original runs on, works twice until either copy renews next: then the other
-// finds a renewal that is not its own, and ends its term. Its fenced writes are not told
-// apart, for both have the same term. A suspended machine finds out by its wall clock; one
-// whose wall clock is set back while it is suspended has no clock left that tells.
+//   - if a job does not return within TTL − Margin − RenewDeadline (9 s by default) of the
+//     end of its context. The coordinator reports it, stops renewing, and does not compete
+//     again until it has returned;
+//   - for a moment, if the process is paused for longer than the TTL: it finds out when it
+//     runs again, one instruction too late. [Term.Valid] and [Coordinator.IsHolder] are
+//     false by then, but cannot vouch for the next instant;
+//   - if two clocks' rates differ by more than Margin/TTL, or a suspended machine's wall
+//     clock is set back;
+//   - if the database's clock is set ahead: records look expired. With [Observed] they don't;
+//   - if the database loses a committed write, as a failover to a lagging replica does, or
+//     the record is deleted, or restored from a backup, while replicas run;
+//   - if a machine or process that holds the lease is copied, until either copy renews: the
+//     other then finds a renewal that is not its own. Fencing can't tell the copies apart,
+//     because both have the same term;
+//   - if [LeaseConfig].AssumeUniqueHolder is set for a name that two processes have, or if a
+//     store wrongly says that it is [Exclusive].
 //
-// A job that does not return when its context ends may overlap with another
-// replica's: the coordinator reports it, stops renewing the lease, and does not
-// compete again until it has returned.
+// So fence anything that a former holder must never do.
+//
+// # When the database is down
+//
+// The holder goes on, and keeps trying to renew. If the store answers before the deadline,
+// the outage costs nothing. Otherwise the job's context ends with [ErrDeadline]. Once the
+// job has returned the lease is released, if the store answers by then, or left to expire.
+// The standbys try once in an AcquireInterval, and when the store answers again one of them
+// gets the lease. No error of the store ends [Coordinator.Run], or makes
+// [Coordinator.Healthy] return one.
 //
 // # Fencing
 //
-// [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that
-// commits only if the term is still the lease's; [Fence] makes of a [Store] one
-// whose writes are fenced in the same way. A fenced write of one term never
-// commits after the next term began, whatever the pauses, clocks and partitions.
-// That is for writes to the database that has the lease. Another resource takes
-// [Term.Token] with each request and admits none that is below the greatest it
-// has seen, as a [Gate] does.
+// [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that commits
+// only if the term is still the lease's; [Fence] makes a [Store] whose writes are fenced in
+// the same way. Both are for the database that has the lease. Any other resource takes
+// [Term.Token] with each request, and refuses one that is below the greatest it has seen, as
+// a [Gate] does.
 //
-// Tokens increase as long as the database keeps what it has committed. Stop all
-// replicas before the table is restored from an older state, for with it comes
-// the record of an earlier term. Tokens go on above the old ones while the
-// database's clock is right: none is below the time in microseconds. If both
-// go back, a replica that has seen a greater token refuses to begin a term, with
-// [ErrSetup]: set the clock right, or raise resource_version above the greatest
-// token known.
+// Stop all replicas before you restore the table from an older state, because that brings
+// back the record of an earlier term. If the database's clock is right, the tokens go on
+// above the old ones. If it is behind as well, a replica that has seen a greater token
+// refuses to begin a term, with [ErrSetup]: set the clock right, or raise resource_version
+// above the greatest known token.
+//
+// # When a standby looks
+//
+// A standby looks at the record when it is woken, and when the record can expire. A release
+// wakes all standbys, and a request wakes the holder: on Postgres by a notification, for
+// which one connection per store listens; on SQLite through the store, or in other processes
+// by polling the file. If no hint can be expected, and with [Observed], a standby also looks
+// once in an AcquireInterval. Hints may be lost: nothing is decided by one alone, and a
+// flood of spurious ones costs no more than polling. To spare the database a thundering
+// herd, a standby that came second at the last release, or whose last term failed, gives the
+// others a head start of up to 4 ms.
+//
+// # Handover and takeover
+//
+// [Lease.RequestRelease] and [Lease.RequestHandover] write a request into the record, which
+// does not count as a renewal. The holder finds it when it is woken, or at its next renewal,
+// ends its job and releases the lease; if a replica was named, by a record that offers the
+// lease to that replica for a while.
+//
+// A term that was stolen may have to be confirmed before its job begins, see
+// [CoordinatorConfig]. Until it is, its record names the holders before it, so that if this
+// replica crashes or releases the lease, the next one confirms, and fences, for them too.
 //
 // # Concurrency
 //
-// All types are safe for concurrent use. A coordinator uses two goroutines
-// beside the job's: the one that called [Coordinator.Run], which owns the term,
-// and one that renews, so that nothing waits for a renewal that hangs; and one
-// more while a Check runs. When Run has returned, none is left.
+// All types are safe for concurrent use. Beside the job's goroutines a coordinator has the
+// one that called [Coordinator.Run], which owns the term; one that renews; and one while a
+// Check runs. All have ended when Run returns.
 package tenure

@@ -5,11 +5,16 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log"
+	"net/http"
+	"os"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/statuspage"
 )
 
 // A service runs its background work on the one replica that holds the lease.
@@ -297,4 +302,105 @@ func ExampleCoordinator_monotonicWork() {
 	// Output:
 	// watch promotes web
 	// sweep promotes api
+}
+
+// A job writes to its own tables, in the database that has the lease.
+func ExamplePostgresStore_Fenced() {
+	ctx := context.Background() // in a job, the one that it is given
+	id := "api"
+	store, err := tenure.OpenPostgres(ctx, os.Getenv("DATABASE_URL"), tenure.PostgresConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	// Commits only if the term is still the lease's.
+	err = store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = $1", id)
+		return err
+	})
+	if errors.Is(err, tenure.ErrLost) {
+		log.Print("the term is over, and nothing was written")
+	}
+}
+
+// A program that writes by database/sql, an ORM or another driver fences its own
+// transactions by one more statement.
+func ExampleFenceError() {
+	ctx := context.Background()
+	db, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := db.Exec("CREATE TABLE volumes (attached_to TEXT); INSERT INTO volumes VALUES ('')"); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	attach := func(ctx context.Context, term *tenure.Term, host string) error {
+		fence, args, err := store.FenceStatement(term)
+		if err != nil {
+			return err
+		}
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, "UPDATE volumes SET attached_to = ?", host); err != nil {
+			return err
+		}
+		// The last statement before Commit.
+		if _, err := tx.ExecContext(ctx, fence, args...); err != nil {
+			return tenure.FenceError(err) // ErrLost, if the term is over
+		}
+		return tenure.FenceError(tx.Commit())
+	}
+
+	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{})
+	term, err := lease.AcquireOrSteal(ctx) // in a job: tenure.TermFromContext(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("while the term stands:", attach(ctx, term, "host-a"))
+
+	// As if it had expired and the next holder had come and gone.
+	held, err := lease.Read(ctx)
+	if err == nil {
+		err = store.DeleteIf(ctx, held.Key, held.Version)
+	}
+	if err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println("afterwards:", errors.Is(attach(ctx, term, "host-b"), tenure.ErrLost))
+	// Output:
+	// while the term stands: <nil>
+	// afterwards: true
+}
+
+// What a server shows of its coordinator.
+func ExampleCoordinator_observe() {
+	ctx := context.Background()
+	var coordinator *tenure.Coordinator                     // of NewCoordinator
+	http.Handle("/leases", statuspage.Handler(coordinator)) // a page for people, JSON for programs
+	http.HandleFunc("/livez", func(w http.ResponseWriter, r *http.Request) {
+		if err := coordinator.Healthy(10 * time.Second); err != nil { // a restart would mend it; a standby is healthy
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	for status := range coordinator.Changes(ctx) { // now, and at each change; a slow reader gets the latest
+		log.Printf("%s is %s: %s", status.Lease, status.Role, status.Reason)
+	}
 }

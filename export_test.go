@@ -12,7 +12,7 @@ import (
 )
 
 // DB is the store's database, for benchmarks that compare with the bare thing.
-func (s *SQLiteStore) DB() *sql.DB { return s.db }
+func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
 
 // PrunedAt sets when tombstones were last pruned.
 func (s *PostgresStore) PrunedAt(at time.Time) { s.table.SetPruned(at) }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -14,21 +12,21 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Release ends the term, deletes its record, in one call to the store, and wakes
-// the standbys, so that another replica may begin at once. It returns [ErrLost] where
-// the lease was another's already, or gone. After any other error the record may still
-// stand: Release may be called again, and the next acquire by this lease removes it first.
+// Release ends the term, deletes its record in one call to the store, and wakes the
+// standbys, so that another replica may begin at once. It returns [ErrLost] if the lease
+// was already another's, or gone. After any other error the record may still stand: Release
+// may be called again, and the next acquire by this lease removes it first.
 //
-// On Postgres it does not wait for the disk: where the database crashes at that
-// moment the record stands again, and expires.
+// On Postgres it does not wait for the disk: if the database crashes at that moment, the
+// record stands again and expires.
 //
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
 
-// release is Release, but leaves the lease for so long to the replica that a request
-// has named, if one has: 0 is to nobody.
-func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) error {
-	if err := l.owns("release", term); err != nil {
+// release is Release, except that it offers the lease for this long to the replica that a
+// request has named, if there is one.
+func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration) error {
+	if err := term.isFor("release", l.cfg.Key); err != nil {
 		return err
 	}
 	term.end(ErrLost)
@@ -36,27 +34,27 @@ func (l *Lease) release(ctx context.Context, term *Term, leave time.Duration) er
 		return nil
 	}
 	for range 3 {
-		err := l.giveUp(ctx, term, leave)
+		err := l.vacate(ctx, term, offerFor)
 		if errors.Is(err, ErrConflict) {
 			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal had landed whose answer was lost, or a request
+				continue // a renewal whose answer was lost had landed, or a request
 			}
 		}
-		return l.released(ctx, term, leave, err)
+		return l.releaseResult(ctx, term, offerFor, err)
 	}
-	l.leave(leftover{term: term, leave: leave, release: true})
-	return fmt.Errorf("tenure: release %s: another write came first, again and again: %w", l.cfg.Key, ErrConflict)
+	l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
+	return fmt.Errorf("tenure: release %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
-// giveUp deletes a term's record, or puts an offer in its place, and wakes the standbys.
-func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) error {
-	offer := term.offer(leave)
+// vacate deletes a term's record, or replaces it by an offer, and wakes the standbys.
+func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
+	offer := term.offer(offerFor)
 	if offer == nil {
 		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
-	if term.unconfirmed.Load() {
-		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(term.predecessors))
+	if predecessors := term.unconfirmed(); predecessors != nil {
+		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
 	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
@@ -65,17 +63,17 @@ func (l *Lease) giveUp(ctx context.Context, term *Term, leave time.Duration) err
 	return err
 }
 
-// released judges how a release ended.
-func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, err error) error {
+// releaseResult judges the error of a release.
+func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Duration, err error) error {
 	var lost *LostError
 	switch {
-	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer of a try before was lost
+	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer to an earlier try was lost
 		wakeAll(ctx, l.store, l.cfg.Key)
 		return nil
 	case err == nil || errors.Is(err, ErrLost):
 		return err
 	case !errors.Is(err, ErrNotFound):
-		l.leave(leftover{term: term, leave: leave, release: true})
+		l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
 		term.deleteSent.Store(true)
 		return err
 	case term.deleteSent.Load(): // gone by a release whose answer was lost
@@ -85,203 +83,93 @@ func (l *Lease) released(ctx context.Context, term *Term, leave time.Duration, e
 	}
 }
 
-// leftover is a term whose record this lease may have left in the store although
-// nobody relies on it: its acquire or its release failed without a clear answer. Such
-// a record is never taken up again. It is removed, which wakes the others: one that
-// was taken up again and again would stay young, and keep the lease from a replica
-// that could hold it.
-type leftover struct {
-	term    *Term
-	leave   time.Duration // see [Lease.release]
-	release bool          // that failed; otherwise an acquire
-	at      time.Time
-}
-
-// leave notes a term that may stand in the store although nobody relies on it.
-func (l *Lease) leave(left leftover) {
-	const most = 64 // a store that is down makes one at each attempt
-	left.at = time.Now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == left.term.id })
-	if len(l.leftover) == most {
-		l.leftover = l.leftover[1:]
-	}
-	l.leftover = append(l.leftover, left)
-}
-
-// hasExpired reports whether a leftover's record has expired by now, like any record
-// that nobody renews.
-func (l *Lease) hasExpired(o leftover) bool { return time.Since(o.at) > l.cfg.TTL }
-
-// leftoverOf returns the leftover of a term.
-func (l *Lease) leftoverOf(term string) (o leftover, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.leftover, func(o leftover) bool { return o.term.id == term })
-	if i < 0 {
-		return o, false
-	}
-	return l.leftover[i], true
-}
-
-// removeLeftover removes a record that was just read, if it is a leftover of this lease,
-// or leaves it to the replica to which it was to be handed over. It reports whether
-// the record is gone.
-func (l *Lease) removeLeftover(ctx context.Context, calls bounds, obj Object) (removed bool, err error) {
-	h, _ := decodeHolding(obj, l.cfg.TTL)
-	o, ok := l.leftoverOf(h.Term)
+// removeOrphan releases a record that was just read if it is an orphan of this lease, to the
+// replica for which it was meant if there is one. It reports whether it did.
+func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
+	o, ok := l.memory.orphan(read.holding.Term)
 	if !ok {
 		return false, nil
 	}
-	if !l.recognises(o.term, o.term.currentVersion(), obj) { // a copy of this process goes on with it
-		l.mu.Lock()
-		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.term.id == h.Term })
-		l.mu.Unlock()
+	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process goes on with it
+		l.memory.dropOrphan(o.term.id)
 		return false, nil
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	ctx, cancel := calls.write(ctx)
+	ctx, cancel := by.write(ctx)
 	defer cancel()
-	if err := l.release(ctx, o.term, o.leave); err != nil && !errors.Is(err, ErrLost) {
+	if err := l.release(ctx, o.term, o.offerFor); err != nil && !errors.Is(err, ErrLost) {
 		return false, err
 	}
 	return true, nil
 }
 
-// owesRelease reports whether a release has failed whose record may still stand.
-func (l *Lease) owesRelease() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return o.release && !l.hasExpired(o) })
-}
-
-// leftAnything reports whether anything may stand that this lease has left behind.
-func (l *Lease) leftAnything() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.leftover, func(o leftover) bool { return !l.hasExpired(o) })
-}
-
-// requestCause is why the term ends whose holder does what it was asked.
-func requestCause(r *record.Request) error {
-	if r.To == "" {
-		return fmt.Errorf("%w: on request", ErrResigned)
-	}
-	return fmt.Errorf("%w: on request, in favour of %s", ErrResigned, r.To)
-}
-
-// RequestRelease asks the holder, through the store, to give the lease up: as
-// [Coordinator.Resign] would in its process. It returns when the request is
-// stored. The holder's coordinator obeys as soon as it is woken, or at its next
-// renewal. A holder that has vanished doesn't, and its lease expires as it would
-// have without the request; nor does one that has no [Coordinator]. [ErrNotFound]
-// says that nobody holds the lease, [errors.ErrUnsupported] that its record was
-// written by another program.
+// RequestRelease asks the holder, through the store, to release the lease, as
+// [Coordinator.Resign] does within its process. It returns when the request is stored. The
+// holder's coordinator obeys when it is woken, or at its next renewal. A holder that has
+// vanished does not, and its lease expires as it would have without the request; nor does a
+// holder without a [Coordinator]. [ErrNotFound] says that nobody holds the lease,
+// [errors.ErrUnsupported] that its record was written by another program.
 //
-// Any process may ask that can write to the store; its Lease need not compete.
+// Any process that can write to the store may ask; its Lease need not compete.
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
-// RequestHandover is [Lease.RequestRelease], and names the replica, by its Holder,
-// that shall be next. For a time it alone may begin a term, then any: for 5/4 of the
-// old holder's AcquireInterval, a second at least, the TTL at most. It returns nil
-// where that replica holds the lease already. A later request replaces an earlier
-// one that was not obeyed yet.
+// RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For
+// a while only that one may begin a term, then any: for 5/4 of the old holder's
+// AcquireInterval, but at least a second and at most the TTL. It returns nil if that replica
+// already holds the lease. A later request replaces an earlier one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	if err := cmp.Or(objects.ValidText("replica", to), validHolder(to)); err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
-	var err error
-	for range 5 { // renewals come in between
-		if err = l.request(ctx, to); !errors.Is(err, ErrConflict) {
-			break
+	for tries := 1; ; tries++ {
+		err := l.request(ctx, to)
+		if err == nil {
+			return nil
+		}
+		if tries == 5 || !errors.Is(err, ErrConflict) { // a renewal may come first
+			return fmt.Errorf("tenure: request release: %w", err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("tenure: request release: %w", err)
-	}
-	return nil
 }
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	obj, err := l.look(ctx, bounds{})
+	read, err := l.look(ctx, caller{})
 	if err != nil {
 		return err
 	}
-	holding, stands := l.decode(obj), stored(obj).Request()
+	obj, holding, pending := read.Object, read.holding, read.stored.Request()
 	switch {
 	case holding.isOffer():
 		return fmt.Errorf("%s is %s: %w", l.cfg.Key, holding.how(), ErrNotFound)
-	case to != "" && holding.Holder == to && stands == nil:
+	case to != "" && holding.Holder == to && pending == nil:
 		return nil
 	case holding.Term == "":
 		return fmt.Errorf("%s is held by a program that cannot be asked: %w", l.cfg.Key, errors.ErrUnsupported)
 	}
-	if stands == nil || stands.To != to {
-		obj.Labels = stored(obj).WithRequest(holding.Term, to)
+	if pending == nil || pending.To != to {
+		obj.Labels = read.stored.WithRequest(holding.Term, to)
 		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
 			return err
 		}
 	}
-	wakeAll(ctx, l.store, l.cfg.Key) // where that fails, it is found at the next renewal
+	wakeAll(ctx, l.store, l.cfg.Key) // if that fails, the holder finds it at its next renewal
 	return nil
 }
 
-// predecessors returns the holders that may still be at work when this lease takes
-// over a record: its own, unless that gave it up, and those of which that one was not
-// sure; but not this replica itself. Of one holder the last term counts.
-func (l *Lease) predecessors(h Holding) []Holding {
-	others := slices.Clone(h.unconfirmed)
-	if !h.isOffer() {
-		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
-		others = append(others, h)
-	}
-	return slices.DeleteFunc(others, l.own)
-}
-
-// own reports whether a record is of a term of this replica, whose job has returned.
-func (l *Lease) own(h Holding) bool {
-	l.mu.Lock()
-	begun := h.Term != "" && h.Term == l.begun && h.Term != l.copied
-	l.mu.Unlock()
-	_, left := l.leftoverOf(h.Term)
-	return begun || left || l.reclaims(h)
-}
-
-// mayTake reports whether the record need not expire before this lease takes it
-// over.
-func (l *Lease) mayTake(holding Holding) bool { return l.reclaims(holding) || l.offered(holding) }
-
-func (l *Lease) offered(h Holding) bool {
-	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
-}
-
-// reclaims reports whether the record is one that an earlier life of this replica
-// has left. That it names the same holder does not tell: it may be the term that
-// this very lease has begun, or begins in another goroutine.
-func (l *Lease) reclaims(holding Holding) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.cfg.AssumeUniqueHolder && holding.Term != "" && holding.Term != l.begun && !slices.Contains(l.sent, holding.Term) &&
-		holding.Holder == l.cfg.Holder
-}
-
-// Resign ends the current term, if there is one, and returns when the job has
-// returned and the lease has been given back; the replica then stays away for
-// long enough that another can win. An error says that the lease could not be
-// released, or that ctx was done before; the resignation stands all the same.
+// Resign ends the current term, if there is one, and returns when the job has returned and
+// the lease is released. The replica then stays away for long enough that another can win.
+// An error says that the lease could not be released, or that ctx was done first; the
+// resignation stands all the same.
 //
-// A job that resigns must not wait for itself to return: it passes its own
-// context.
+// A job that resigns passes its own context, or it would wait for itself to return.
 func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
 
-// ResignFor is [Coordinator.Resign] with a time for which this replica stays away
-// at least, counted from when the lease was given back; a handover to it by name,
-// see [Lease.RequestHandover], brings it back before. Where several resign from
-// one term, the first one's time counts.
+// ResignFor is [Coordinator.Resign] with the least time for which this replica stays away
+// after the release. A handover to it by name, see [Lease.RequestHandover], brings it back
+// earlier. If it is called several times in one term, the first call's time counts.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
@@ -291,19 +179,19 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 		return nil
 	}
 	select {
-	case <-resign.over:
+	case <-resign.done:
 		return resign.err
 	case <-ctx.Done():
 		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
 	}
 }
 
-// askToResign returns the resignation of the current term; nil: there is none.
+// askToResign returns the resignation from the current term; nil if there is no term.
 func (c *Coordinator) askToResign(away time.Duration) *resignation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.keeper != nil && c.resign == nil {
-		c.resign = &resignation{away: away, over: make(chan struct{})}
+		c.resign = &resignation{away: away, done: make(chan struct{})}
 		c.keeper.end(ErrResigned)
 	}
 	return c.resign
@@ -311,12 +199,37 @@ func (c *Coordinator) askToResign(away time.Duration) *resignation {
 
 // resignation is how Resign reaches the goroutine that owns the term.
 type resignation struct {
-	away time.Duration // how long to stay away at least
-	over chan struct{} // closed when the lease has been given back
-	err  error         // of that; set before over is closed
+	away time.Duration // the least time to stay away
+	done chan struct{} // closed when the term is over
+	err  error         // of the release; set before done is closed
 }
 
-// longestStayAway is the most TTLs for which an unhealthy replica stays away.
+// release releases the lease, unless it is already another's. If a request has named a
+// replica, the lease is offered to that one for long enough that it finds out by polling.
+func (c *Coordinator) release(term *Term, cause error) error {
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), c.caller.timeout)
+	defer cancel()
+	offerFor := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
+	for {
+		err := c.lease.release(ctx, term, offerFor)
+		switch {
+		case err == nil:
+			c.monitor.released(term, cause)
+			return nil
+		case errors.Is(err, ErrLost):
+			c.monitor.notReleased(term, cause, err)
+			return nil
+		case !pace.Sleep(ctx, pace.Jitter(c.caller.timeout/10)):
+			c.monitor.notReleased(term, cause, err)
+			return err
+		}
+	}
+}
+
+// longestStayAway is how many TTLs an unhealthy replica stays away at most.
 const longestStayAway = 4
 
 // stayAway returns how long this replica does not compete after a term.
@@ -330,12 +243,12 @@ func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) tim
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		// At first for longer than one that has resigned, so that it does not win again
-		// where a healthy one was asked to hand over.
+		// Even the first time for longer than after a resignation, so that it does not win
+		// again when a healthy replica was asked to hand over.
 		away := c.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*c.lease.cfg.TTL)
 		return max(least, pace.Jitter(away))
 	case errors.Is(cause, ErrJobEnded):
-		return max(least, 2*pace.Jitter(every)) // every standby tries before
+		return max(least, 2*pace.Jitter(every)) // every standby tries first
 	default:
 		return max(least, pace.Jitter(every))
 	}

@@ -1,59 +1,66 @@
 package tenure
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/sighting"
 )
 
 var (
-	// ErrHeld says that another term stands. The error is a [*HeldError].
+	// ErrHeld says that another replica holds the lease. The error is a [*HeldError].
 	ErrHeld = errors.New("lease is held")
 
-	// ErrLost says that a term is over because the lease is another's, or gone.
-	// The error is a [*LostError] where the store was asked.
+	// ErrLost says that a term is over because the lease is another's, or its record is
+	// gone. The error is a [*LostError] if the store was asked.
 	ErrLost = objects.ErrLost
 
-	// ErrDeadline says that a term is over because it was not renewed in time,
-	// or never began because the answer to its acquire came too late.
+	// ErrDeadline says that a term is over because it was not renewed in time, or never
+	// began because the answer to its acquire came too late.
 	ErrDeadline = errors.New("lease not renewed in time")
 )
 
-// Holding is what a lease's record tells: who holds it, and until when at most.
+// Holding is what a lease's record says: who holds the lease, and since when.
 type Holding struct {
 	Key        Key
-	Holder     string // for people; "unknown" where the record does not tell; empty: nobody holds the lease
+	Holder     string // for people to read; "unknown" if the record doesn't say; empty: nobody holds the lease
 	Term       string // the term's ID; empty in a record of another program
 	Version    int64
-	TTL        time.Duration // the holder's, else the reader's own
+	TTL        time.Duration // the holder's; the reader's own if the record doesn't say
 	AcquiredAt time.Time     // by the holder's clock
 	RenewedAt  time.Time     // by the store's clock
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
 
-	// OfferedTo is the replica to which the last holder has left the lease, for the
-	// TTL, where Holder is empty. Any replica may take it where this is empty too.
+	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
+	// empty. Until the TTL has passed only that one may take it. If OfferedTo is empty too,
+	// any replica may.
 	OfferedTo string
 
-	unconfirmed []Holding // from whom the term was taken over, until that is confirmed
+	unconfirmed []Holding // see [Term.unconfirmed]
 }
 
-// isOffer reports whether nobody holds the lease, because its last holder has given it
-// up in favour of a replica, or of any.
+// isOffer reports whether nobody holds the lease because its last holder has offered it to
+// one replica, or to all.
 func (h *Holding) isOffer() bool { return h.Holder == "" }
 
-// how says in whose hands the lease is.
+// how says who has the lease.
 func (h *Holding) how() string {
 	switch {
 	case !h.isOffer():
 		return "held by " + h.Holder
 	case h.OfferedTo == "":
-		return "left to anybody"
+		return "offered to any replica"
 	default:
-		return "left to " + h.OfferedTo
+		return "offered to " + h.OfferedTo
 	}
 }
 
@@ -61,13 +68,13 @@ func (h *Holding) sameTerm(other *Holding) bool {
 	return h.Term == other.Term && h.Holder == other.Holder
 }
 
-// stored is a lease's object as [record] takes it.
+// stored converts a lease's object for package record.
 func stored(obj Object) record.Object {
 	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
 }
 
-// decodeHolding reads a lease's object. It always returns a Holding that a standby can
-// act upon; the error says what was wrong with the record.
+// decodeHolding reads a lease's object. It always returns a Holding that a standby can act
+// on; the error says what is wrong with the record.
 func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	h, err := record.Read(stored(obj), ownTTL)
 	if err != nil {
@@ -90,7 +97,7 @@ func newHolding(key Key, r record.Holding) Holding {
 	return h
 }
 
-// recorded returns holdings as a record tells of them.
+// recorded converts holdings for package record.
 func recorded(holdings []Holding) (rs []record.Holding) {
 	for _, h := range holdings {
 		rs = append(rs, record.Holding{
@@ -101,13 +108,13 @@ func recorded(holdings []Holding) (rs []record.Holding) {
 	return rs
 }
 
-// HeldError is the error of an acquire or steal while another term stands. It
+// HeldError is the error of an acquire or steal while another replica holds the lease. It
 // is [ErrHeld].
 type HeldError struct {
 	Holding Holding
 
-	canExpireIn time.Duration // how soon a steal may succeed at the earliest
-	byAge       bool          // by the record's age, so that to look before then is of no use
+	canExpireIn time.Duration // until a steal may succeed
+	byAge       bool          // canExpireIn goes by the record's age, so looking earlier is useless
 }
 
 func (e *HeldError) Error() string {
@@ -120,13 +127,13 @@ func (e *HeldError) Error() string {
 // Is makes the error match [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// LostError is the error of a renewal, a release or a fenced write whose term is
-// over. It is [ErrLost].
+// LostError is the error of a renewal, a release or a fenced write whose term is over. It
+// is [ErrLost].
 type LostError struct {
 	Key Key
-	To  *Holding // who holds the lease now, or to whom it was left; nil: nobody, it is gone
+	To  *Holding // who holds the lease now, or who is offered it; nil: the record is gone
 
-	toCopy bool // of this very process: To is the term that is lost
+	toCopy bool // of this process: To is the term that is lost
 }
 
 func (e *LostError) Error() string {
@@ -141,3 +148,299 @@ func (e *LostError) Error() string {
 
 // Is makes the error match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// caller is who calls a lease. The zero value is a program that uses [Lease] directly.
+type caller struct {
+	timeout  time.Duration // of each call to the store; 0: only the context limits it
+	confirms bool          // it confirms a takeover before its job begins
+}
+
+func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, by.timeout)
+}
+
+// write returns a context that a shutdown does not end: an acquire that is cut off halfway
+// may leave the record of a term that nobody holds, and everybody would wait for its TTL.
+func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout != 0 {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return by.read(ctx)
+}
+
+// reading is a lease's object as it was read.
+type reading struct {
+	Object
+	stored  record.Object // the same, for package record
+	holding Holding
+}
+
+// look reads the record and remembers since when it has stood unchanged.
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
+	ctx, cancel := by.read(ctx)
+	defer cancel()
+	r.Object, err = l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
+	answered := time.Now()
+	if errors.Is(err, ErrNotFound) {
+		l.memory.saw(nil, answered)
+	}
+	if err != nil {
+		return r, err
+	}
+	r.stored = stored(r.Object)
+	var undecodable error
+	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
+	if l.memory.saw(&r.stored, answered) && undecodable != nil {
+		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
+	}
+	// The versions of other programs' records do not count. Nor does the version of a term
+	// that this replica is just beginning, in case the record is read before the answer to
+	// its acquire arrives: then its token would seem to repeat a known one.
+	if r.holding.Term != "" && !l.memory.isBeginning(r.holding.Term) {
+		l.memory.sawVersion(r.Version)
+	}
+	return r, nil
+}
+
+// reread looks at the record of a term after a write found another version than the term
+// knows. If the record is still the term's, because of a write whose answer was lost,
+// reread notes the version and returns nil. If it is not, reread ends the term.
+func (l *Lease) reread(ctx context.Context, term *Term) error {
+	known := term.currentVersion()
+	r, err := l.look(ctx, caller{})
+	switch {
+	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
+		return term.lostTo(&LostError{Key: l.cfg.Key})
+	case err != nil:
+		return err
+	case !bytes.Equal(r.Payload, term.payload):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
+	case !l.recognises(term, known, r):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, toCopy: true})
+	}
+	return nil
+}
+
+// recognises reports whether a record with the term's payload was written by the term
+// itself and not by a copy of this process. If so, it notes the version and any request.
+func (l *Lease) recognises(term *Term, known int64, r reading) bool {
+	request := r.stored.Request()
+	if !term.recognise(known, r.Version, request) {
+		l.memory.foundCopy(term.id)
+		return false
+	}
+	if request != nil {
+		term.request.Store(request)
+	}
+	return true
+}
+
+// held returns who holds the lease, and how long it will be until the record can expire: 0
+// or less if it has expired.
+func (l *Lease) held(r reading) *HeldError {
+	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
+	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
+}
+
+// heldByUnknown is the error if a record was in the way of an acquire and had vanished when
+// it was read.
+func (l *Lease) heldByUnknown() *HeldError {
+	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
+}
+
+// mayTake reports whether this lease may take over the record before it expires.
+func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
+
+func (l *Lease) isOffered(h Holding) bool {
+	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
+}
+
+// reclaims reports whether the record was left by an earlier run of this replica. That it
+// names the same holder is not enough: it may be of a term that this very lease has begun,
+// or is beginning in another goroutine.
+func (l *Lease) reclaims(h Holding) bool {
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !l.memory.ofThisRun(h.Term)
+}
+
+// predecessors returns the holders that may still be at work if this lease takes over a
+// record: the record's own, unless it has released the lease, and those that it had not
+// confirmed to be gone; but not this replica. Of each holder only the last term counts.
+func (l *Lease) predecessors(h Holding) []Holding {
+	others := slices.Clone(h.unconfirmed)
+	if !h.isOffer() {
+		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
+		others = append(others, h)
+	}
+	return slices.DeleteFunc(others, l.isOwn)
+}
+
+// isOwn reports whether a record is of a term of this replica, whose job has returned.
+func (l *Lease) isOwn(h Holding) bool {
+	_, isOrphan := l.memory.orphan(h.Term)
+	return l.memory.isLast(h.Term) || isOrphan || l.reclaims(h)
+}
+
+// validHolder refuses a name for which a record has no room.
+func validHolder(name string) error {
+	if len(name) > record.LongestHolder {
+		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), record.LongestHolder)
+	}
+	return nil
+}
+
+// orphan is a term whose record may be in the store although nobody relies on it: its
+// acquire or its release failed without a clear answer. The record is removed, which wakes
+// the standbys, and never taken up again: it would stay young, again and again, and keep the
+// lease from a replica that is able to hold it.
+type orphan struct {
+	term          *Term
+	releaseFailed bool          // otherwise it is the acquire that failed
+	offerFor      time.Duration // see [Lease.release]
+	expires       time.Time     // when the record does, as nobody renews it
+}
+
+// memory is what a lease remembers of its record and its terms. Its methods are safe for
+// concurrent use and do no I/O.
+type memory struct {
+	mu        sync.Mutex
+	seen      *sighting.Sighting // the record; nil: there is none, or it was not read yet
+	orphans   []orphan
+	newest    int64    // the greatest version that the record of any term had
+	last      string   // the last term that this lease began
+	copied    string   // the last term that a copy of this process holds too
+	beginning []string // terms whose first write is under way
+}
+
+// saw notes a record that was read, or nil if there was none, and when the answer came. It
+// reports whether the payload is a new one.
+func (m *memory) saw(o *record.Object, answered time.Time) (isNew bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.seen
+	switch {
+	case o == nil:
+		m.seen = nil
+	case !before.Of(*o):
+		m.seen = &sighting.Sighting{Object: *o, Since: answered}
+	}
+	// A record that is gone after its release can't come back. One whose acquire was not
+	// answered may still appear.
+	m.orphans = slices.DeleteFunc(m.orphans, func(r orphan) bool { return r.releaseFailed && (o == nil || !o.IsOf(r.term.id)) })
+	return o != nil && (before == nil || !bytes.Equal(before.Object.Payload, o.Payload))
+}
+
+func (m *memory) lastSeen() *sighting.Sighting {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen
+}
+
+// sawVersion notes the version of a term's record and returns the greatest one seen
+// before. It ignores one near the limit, because the store does not count on from there:
+// all later tokens would be refused for ever.
+func (m *memory) sawVersion(v int64) (before int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before = m.newest
+	if v < objects.VersionLimit/2 {
+		m.newest = max(m.newest, v)
+	}
+	return before
+}
+
+// begins notes that the first write of a term is under way, until done is called.
+func (m *memory) begins(term string) (done func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.beginning = append(m.beginning, term)
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.beginning = slices.DeleteFunc(m.beginning, func(id string) bool { return id == term })
+	}
+}
+
+func (m *memory) isBeginning(term string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.beginning, term)
+}
+
+// began notes that the first write of a term has succeeded.
+func (m *memory) began(term string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last = term
+}
+
+// foundCopy notes that a copy of this process holds a term of this lease too.
+func (m *memory) foundCopy(term string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.copied = term
+}
+
+// isLast reports whether a term is the last that this lease began, and no copy holds it.
+func (m *memory) isLast(term string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return term != "" && term == m.last && term != m.copied
+}
+
+// ofThisRun reports whether a term is the last that this lease began, or one that it is
+// beginning.
+func (m *memory) ofThisRun(term string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return term == m.last || slices.Contains(m.beginning, term)
+}
+
+// addOrphan notes an orphan. Its record expires after the TTL.
+func (m *memory) addOrphan(o orphan, ttl time.Duration) {
+	const most = 64 // a store that is down makes one at each attempt
+	o.expires = time.Now().Add(ttl)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.orphans = slices.DeleteFunc(m.orphans, func(known orphan) bool { return known.term.id == o.term.id })
+	if len(m.orphans) == most {
+		m.orphans = m.orphans[1:]
+	}
+	m.orphans = append(m.orphans, o)
+}
+
+func (m *memory) dropOrphan(term string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.orphans = slices.DeleteFunc(m.orphans, func(o orphan) bool { return o.term.id == term })
+}
+
+// orphan returns the orphan with a term's ID.
+func (m *memory) orphan(term string) (o orphan, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := slices.IndexFunc(m.orphans, func(o orphan) bool { return o.term.id == term })
+	if i < 0 {
+		return o, false
+	}
+	return m.orphans[i], true
+}
+
+// owesRelease reports whether there may be a record left of a term that could not be
+// released.
+func (m *memory) owesRelease() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.orphans, func(o orphan) bool { return o.releaseFailed && !time.Now().After(o.expires) })
+}
+
+// hasOrphans reports whether the record of any orphan may stand.
+func (m *memory) hasOrphans() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.orphans, func(o orphan) bool { return !time.Now().After(o.expires) })
+}

@@ -11,18 +11,18 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// JobPanic is what [Coordinator.Run] panics with, after it has released the
-// lease, when the job has panicked.
+// JobPanic is what [Coordinator.Run] panics with after the job has panicked and the lease
+// is released.
 type JobPanic struct {
 	Value any    // what the job panicked with
-	Stack []byte // of the goroutine that panicked
+	Stack []byte // of its goroutine
 }
 
 func (p *JobPanic) Error() string {
 	return fmt.Sprintf("tenure: job panicked: %v\n\n%s", p.Value, p.Stack)
 }
 
-// Unwrap returns the panic's value where it is an error.
+// Unwrap returns the panic's value if it is an error.
 func (p *JobPanic) Unwrap() error {
 	err, _ := p.Value.(error)
 	return err
@@ -36,19 +36,18 @@ type jobScope struct {
 
 type jobScopeKey struct{}
 
-// TermFromContext returns the term for which a job runs, or nil where ctx is
-// not derived from a job's context. See [Term] for what a nil one does.
+// TermFromContext returns the term for which a job runs, or nil if ctx is not derived from
+// a job's context. See [Term] for what a nil Term does.
 func TermFromContext(ctx context.Context) *Term {
 	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
 	return scope.term
 }
 
-// job is the caller's funcs, running for one term. Only the goroutine that owns
-// the term touches it.
+// job is the caller's funcs, running for one term. Only Run's goroutine touches it.
 type job struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	results  chan *jobResult // buffered: no func waits to be heard
+	results  chan *jobResult // has room for all funcs, so that none has to wait
 	running  int
 	panicked *JobPanic
 }
@@ -63,15 +62,15 @@ const confirmName = "fence predecessor"
 
 var errGoexit = errors.New("runtime.Goexit was called")
 
-// newJob returns a job none of whose funcs runs yet. Their context has the values
-// of ctx but does not end with it: the coordinator ends it, and says why.
+// newJob returns a job whose funcs don't run yet. Their context has the values of ctx but
+// doesn't end with it: the coordinator ends it, with a cause.
 func newJob(ctx context.Context, scope jobScope) *job {
 	ctx = context.WithValue(context.WithoutCancel(ctx), jobScopeKey{}, scope)
 	ctx, cancel := context.WithCancelCause(ctx)
 	return &job{ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
-// start starts one of the funcs, unless it is nil.
+// start starts a func, unless it is nil.
 func (j *job) start(name string, run func(context.Context) error) {
 	if run == nil {
 		return
@@ -89,20 +88,20 @@ func (j *job) start(name string, run func(context.Context) error) {
 	}()
 }
 
-// took counts a func that has returned.
-func (j *job) took(r *jobResult) {
+// finished notes that a func has returned.
+func (j *job) finished(r *jobResult) {
 	j.running--
 	if j.panicked == nil {
 		j.panicked = r.panicked
 	}
 }
 
-// confirmed reports whether this is the word that the job may begin.
-func (r *jobResult) confirmed() bool {
+// isConfirmation reports whether the job may begin now.
+func (r *jobResult) isConfirmation() bool {
 	return r.name == confirmName && r.err == nil && r.panicked == nil
 }
 
-// cause says what a func's return before its time does to the term.
+// cause returns why the term is over after a func has returned too early.
 func (r *jobResult) cause() error {
 	switch {
 	case r.panicked != nil:
@@ -116,10 +115,9 @@ func (r *jobResult) cause() error {
 	}
 }
 
-// Every makes a job of a sweep: it sweeps at once, and then again and again, one
-// interval after the end of the last, until ctx is done; then it returns nil.
-// An error of a sweep is logged, and the next sweep comes; a panic ends the
-// job. Every panics if the interval is not positive or sweep is nil.
+// Every returns a job that calls sweep at once, and again one interval after each call has
+// returned, until its context is done. It logs a sweep's error and goes on; a panic ends the
+// job. Every itself panics if the interval is not positive or sweep is nil.
 func Every(interval time.Duration, sweep func(context.Context) error) func(context.Context) error {
 	if interval <= 0 {
 		panic(fmt.Sprintf("tenure: Every: interval %v is not positive", interval))

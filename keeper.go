@@ -10,32 +10,36 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/record"
 )
 
 // ErrUnhealthy says that a term is over because [CoordinatorConfig.Check] failed, or
-// because FencePredecessor did for too long.
+// because FencePredecessor kept failing for too long.
 var ErrUnhealthy = errors.New("replica is unhealthy")
 
 const (
-	// longestRetryPause is the most between two tries, however long the TTL is.
+	// longestRetryPause limits the pause between two tries, however long the TTL is.
 	longestRetryPause = 5 * time.Second
 
-	// longestFencing is the most TTLs for which one call of FencePredecessor may last.
+	// longestFencing is how many TTLs one call of FencePredecessor may last.
 	longestFencing = 10
 )
 
-// keeper renews one term in a goroutine of its own, so that nothing else waits
-// for a renewal that hangs.
+// keeper renews one term in a goroutine of its own, so that nothing else waits for a
+// renewal that hangs.
 type keeper struct {
 	c     *Coordinator
 	term  *Term
 	hints Subscription
 
-	over      context.Context         // done when the term is to end; the first cause counts
-	end       context.CancelCauseFunc // never blocks
-	confirmed chan struct{}           // closed after as many renewals as a confirmation takes; nil: it takes none
-	winding   atomic.Bool             // the job has been told to return: nothing is checked any more
-	unfit     atomic.Pointer[error]   // of the last check; nil: it went well
+	over     context.Context         // done when the term is to end; the first cause counts
+	end      context.CancelCauseFunc // never blocks
+	stopping atomic.Bool             // the job has been told to return: nothing is checked any more
+	checkErr atomic.Pointer[error]   // of the last check; nil: it succeeded
+
+	toConfirm int           // renewals that must still succeed; for the goroutine that renews only
+	counted   time.Time     // when the last renewal that counted began, or the term
+	confirmed chan struct{} // closed when toConfirm gets to 0; nil: none were needed
 
 	stopRenewing context.CancelFunc
 	done         sync.WaitGroup
@@ -45,14 +49,14 @@ type keeper struct {
 func newKeeper(c *Coordinator, term *Term, hints Subscription) *keeper {
 	k := &keeper{c: c, term: term, hints: hints}
 	k.over, k.end = context.WithCancelCause(context.Background())
-	if c.mustConfirm(term) && c.cfg.Confirmations > 0 {
-		k.confirmed = make(chan struct{})
+	if term.unconfirmed() != nil && c.cfg.Confirmations > 0 {
+		k.toConfirm, k.counted, k.confirmed = c.cfg.Confirmations, term.AcquiredAt(), make(chan struct{})
 	}
 	return k
 }
 
-// start begins to renew. A local term has nothing to renew; its keeper just waits to
-// be stopped.
+// start begins to renew. A local term has nothing to renew; its keeper just waits to be
+// stopped.
 func (k *keeper) start() {
 	var ctx context.Context
 	ctx, k.stopRenewing = context.WithCancel(context.Background())
@@ -66,33 +70,31 @@ func (k *keeper) start() {
 	})
 }
 
-// stop ends the renewing and returns when no renewal is under way any more. It
-// may be called twice.
+// stop ends the renewing, and returns when no renewal is under way any more.
 func (k *keeper) stop() {
 	k.stopRenewing()
 	k.done.Wait()
 }
 
-// late returns why a term was not renewed in time.
-func (k *keeper) late() error {
-	if unfit := k.unfit.Load(); unfit != nil {
-		return *unfit
+// overdueCause returns why the term was not renewed in time.
+func (k *keeper) overdueCause() error {
+	if err := k.checkErr.Load(); err != nil {
+		return *err
 	}
 	return ErrDeadline
 }
 
-// keep renews until ctx is done, then returns nil, or until the term is over,
-// then returns why. Errors of the store are only a reason to try again soon. A hint
-// is one to renew at once: the record may carry a request, or be gone.
+// keep renews until ctx is done, and then returns nil, or until the term is over, and then
+// returns why. An error of the store only makes it try again soon. A hint makes it renew at
+// once: the record may have a request, or be gone.
 func (k *keeper) keep(ctx context.Context) error {
 	c, term := k.c, k.term
 	next := k.untilRenewal()
 	var spurious pace.Limiter
 	woken, ok := false, true
-	counted := term.AcquiredAt()
-	for failures, unfit, renewals := 0, 0, 0; ; {
+	for failures, failedChecks := 0, 0; ; {
 		ignoreFor := spurious.IgnoreFor(woken, c.cfg.RenewInterval)
-		if failures > 0 || unfit > 0 || k.confirmed != nil && renewals < c.cfg.Confirmations {
+		if failures > 0 || failedChecks > 0 || k.toConfirm > 0 {
 			ignoreFor = next // what counts is the time between renewals
 		}
 		if woken, ok = k.await(ctx, ignoreFor, next); !ok {
@@ -104,63 +106,60 @@ func (k *keeper) keep(ctx context.Context) error {
 		began := time.Now()
 		err := k.check(ctx)
 		if err == nil {
-			unfit = 0
+			failedChecks = 0
 			err = k.renew(ctx)
-		} else if unfit++; unfit == c.cfg.CheckFailures && ctx.Err() == nil {
+		} else if failedChecks++; failedChecks == c.cfg.CheckFailures && ctx.Err() == nil {
 			k.end(err)
-			k.winding.Store(true) // and the lease is renewed until the job has returned
+			k.stopping.Store(true) // and the lease is renewed until the job has returned
 			next = 0
 			continue
 		}
 		if over := term.over(); over != nil {
 			return over
 		}
-		if request := term.asked.Load(); request != nil && request.To != term.Holder() && !k.winding.Swap(true) {
+		if request := term.request.Load(); request != nil && request.To != term.Holder() && !k.stopping.Swap(true) {
 			k.end(requestCause(request))
 		}
 		if err == nil {
-			// A wall clock that is set ahead makes a renewal come early; the time that a
-			// confirmation takes has passed only by the monotonic clock.
-			if began.Sub(counted) >= c.cfg.RenewInterval {
-				counted = began
-				if renewals++; k.confirmed != nil && renewals == c.cfg.Confirmations && !k.winding.Load() {
-					close(k.confirmed)
-				}
-			}
-			failures = 0
-			next = k.untilRenewal()
+			k.countConfirmation(began)
+			failures, next = 0, k.untilRenewal()
 			continue
 		}
 		if ctx.Err() == nil {
 			c.monitor.renewalFailed(term, err)
 		}
-		next = c.retryPause(failures)
+		next = k.retryPause(failures)
 		failures++
 	}
 }
 
-// untilRenewal returns when the next renewal is due.
+// untilRenewal returns how long it is until the next renewal is due.
 func (k *keeper) untilRenewal() time.Duration {
 	return k.c.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
-// await waits for at most longest, or until a hint comes. Where the machine was
-// suspended meanwhile, a renewal that is overdue by then is not waited for any longer.
+// retryPause returns how long to wait after a failure that followed this many others.
+func (k *keeper) retryPause(failures int) time.Duration {
+	return pace.Retry(k.c.cfg.RenewInterval, longestRetryPause, failures)
+}
+
+// await waits for at most longest, or until a hint comes. If the machine was suspended
+// meanwhile and the renewal is overdue now, it waits no longer.
 func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (woken, ok bool) {
-	inTime := k.untilRenewal() > 0 // otherwise it is tried again, after a pause
+	wasDue := k.untilRenewal() <= 0 // then this is the pause before the next try
 	for {
-		// The goroutine that owns the term looks more often.
-		step := min(longest, max(k.c.longestSleep(), k.c.cfg.RenewInterval/4))
+		// Run's goroutine looks at the clocks more often.
+		step := min(longest, max(k.c.longestSleep, k.c.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = longest-step, ignoreFor-step
-		if woken || !ok || longest <= 0 || inTime && k.untilRenewal() <= 0 {
+		if woken || !ok || longest <= 0 || !wasDue && k.untilRenewal() <= 0 {
 			return woken, ok
 		}
 	}
 }
 
 func (k *keeper) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(k.c.callTimeout(), k.term.Remaining()))
+	ctx, cancel := context.WithTimeout(ctx, min(k.c.caller.timeout, k.term.Remaining()))
 	defer cancel()
 	began, trustLeft := time.Now(), k.term.Remaining()
 	if err := k.c.lease.Renew(ctx, k.term); err != nil {
@@ -170,10 +169,17 @@ func (k *keeper) renew(ctx context.Context) error {
 	return nil
 }
 
-// check asks whether this replica is fit to be renewed, unless the job has been told
-// to return.
+// requestCause is why a term ends if its holder was asked to hand the lease over.
+func requestCause(r *record.Request) error {
+	if r.To == "" {
+		return fmt.Errorf("%w: on request", ErrResigned)
+	}
+	return fmt.Errorf("%w: on request, in favour of %s", ErrResigned, r.To)
+}
+
+// check asks whether this replica may be renewed, unless the job has been told to return.
 func (k *keeper) check(ctx context.Context) error {
-	if k.winding.Load() {
+	if k.stopping.Load() {
 		return nil
 	}
 	role := RoleHolder
@@ -182,17 +188,30 @@ func (k *keeper) check(ctx context.Context) error {
 	}
 	err := k.c.checks.ask(ctx, role)
 	if err != nil {
-		k.unfit.Store(&err)
+		k.checkErr.Store(&err)
 	} else {
-		k.unfit.Store(nil)
+		k.checkErr.Store(nil)
 	}
 	return err
 }
 
-// confirm returns nil when the predecessors of the term are surely gone. It runs as a
-// job's funcs do: its context ends with the term.
+// countConfirmation counts a renewal that has succeeded, if the takeover must be confirmed.
+// A wall clock that is set ahead makes renewals come early, so only those count that are
+// an interval apart by the monotonic clock.
+func (k *keeper) countConfirmation(began time.Time) {
+	if k.toConfirm == 0 || began.Sub(k.counted) < k.c.cfg.RenewInterval {
+		return
+	}
+	k.counted = began
+	if k.toConfirm--; k.toConfirm == 0 && !k.stopping.Load() {
+		close(k.confirmed)
+	}
+}
+
+// confirm returns nil when the term's predecessors are certainly gone. It runs like one of
+// the job's funcs: its context ends with the term.
 func (k *keeper) confirm(ctx context.Context) error {
-	began := time.Now()
+	began, predecessors := time.Now(), k.term.unconfirmed()
 	if k.confirmed != nil {
 		select {
 		case <-k.confirmed:
@@ -201,25 +220,25 @@ func (k *keeper) confirm(ctx context.Context) error {
 		}
 	}
 	if k.c.cfg.FencePredecessor != nil {
-		for _, prev := range k.term.predecessors {
+		for _, prev := range predecessors {
 			if err := k.fencePredecessor(ctx, prev); err != nil {
 				return err
 			}
 		}
 	}
-	last := k.term.predecessors[len(k.term.predecessors)-1]
+	last := predecessors[len(predecessors)-1]
 	k.c.monitor.log().Info("takeover confirmed", "predecessor", last.Holder, "token", k.term.Token(), "took", time.Since(began))
-	// Renewed at once, for the record still says that it is not: if this replica
-	// crashes, a predecessor that has recovered is not fenced again.
-	k.term.unconfirmed.Store(false)
+	// Renew at once, because the record still says that the takeover is not confirmed: if
+	// this replica crashed now, a predecessor that has recovered would be fenced again.
+	k.term.confirm()
 	if err := k.renew(ctx); err != nil {
 		k.c.monitor.renewalFailed(k.term, err)
 	}
 	return nil
 }
 
-// fencePredecessor calls the caller's func until it succeeds, or ctx is done; or until
-// it has failed for so long that another replica may do better.
+// fencePredecessor calls the caller's func until it succeeds, or ctx is done, or it has
+// failed for so long that another replica may do better.
 func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 	patience := k.c.lease.cfg.TTL
 	attempts, cancel := context.WithTimeout(ctx, longestFencing*patience)
@@ -236,37 +255,36 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
 		k.c.monitor.failed("predecessor not fenced, trying again", err)
-		if !pace.Sleep(ctx, k.c.retryPause(failures)) {
+		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}
 	}
 }
 
-// checks runs the caller's Check, one at a time. One that ignores the end of its
-// context counts as failed, and until it has returned no other begins. It belongs to
-// whichever goroutine checks: never two at once.
+// checks runs the caller's Check, one call at a time. A call that ignores the end of its
+// context counts as failed, and no other begins until it has returned.
 type checks struct {
-	check   func(context.Context, Role) error // nil: every replica is fit
+	check   func(context.Context, Role) error // nil: every replica is healthy
 	timeout time.Duration
-	running chan struct{} // closed when the last has returned; nil before the first
+	running atomic.Bool
+	calls   sync.WaitGroup
 }
 
-// ask returns nil where this replica is fit for a role. Its error is [ErrUnhealthy].
+// ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
 func (c *checks) ask(ctx context.Context, role Role) error {
 	if c.check == nil {
 		return nil
 	}
-	if !c.idle() {
-		return fmt.Errorf("%w: the check before has not returned", ErrUnhealthy)
+	if !c.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("%w: the previous check has not returned", ErrUnhealthy)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	returned, result := make(chan struct{}), make(chan error, 1)
-	c.running = returned
-	go func() {
-		defer close(returned)
+	result := make(chan error, 1)
+	c.calls.Go(func() {
+		defer c.running.Store(false)
 		result <- c.check(ctx, role)
-	}()
+	})
 	select {
 	case err := <-result:
 		if err != nil {
@@ -274,25 +292,6 @@ func (c *checks) ask(ctx context.Context, role Role) error {
 		}
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%w: the check has not answered: %w", ErrUnhealthy, ctx.Err())
-	}
-}
-
-func (c *checks) idle() bool {
-	if c.running == nil {
-		return true
-	}
-	select {
-	case <-c.running:
-		return true
-	default:
-		return false
-	}
-}
-
-// wait returns when no check runs.
-func (c *checks) wait() {
-	if c.running != nil {
-		<-c.running
+		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, ctx.Err())
 	}
 }

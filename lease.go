@@ -1,15 +1,13 @@
 package tenure
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,7 +15,6 @@ import (
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
-	"github.com/tenurelib/tenure/internal/sighting"
 )
 
 // Defaults of [LeaseConfig].
@@ -30,52 +27,39 @@ const (
 
 var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
 
-// LeaseConfig configures a [Lease]. The zero value serves: one lease per table.
+// LeaseConfig configures a [Lease]. The zero value is ready to use: one lease per table.
 type LeaseConfig struct {
 	Key    Key               // default {"reconciler_lease", "singleton"}
-	Name   string            // the object's name; default "reconciler-lease" for the default key, else the key's ID
-	Holder string            // default ReplicaID(); shown to people, never trusted for safety
-	TTL    time.Duration     // default 30s; from 10ms to a year
-	Margin time.Duration     // default TTL/30; the holder's trust ends this long before the TTL does
-	Labels map[string]string // told to observers: an address, a build
+	Name   string            // of the object; default "reconciler-lease" for the default key, else the key's ID
+	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
+	TTL    time.Duration     // for how long after its last renewal the lease counts as held; default 30s; from 10ms to a year
+	Margin time.Duration     // the holder's own trust ends this long before the TTL does; default TTL/30
+	Labels map[string]string // shown to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock
 	Logger *slog.Logger      // default slog.Default()
 
-	// AssumeUniqueHolder lets this replica take a lease over at once, although it has not
-	// expired, where the record names its own Holder: a replica that crashed and
-	// was started anew does not wait for the TTL of its own last term. It is right
-	// only where of one Holder there is never more than one process, not for a
-	// moment: a pod of a StatefulSet, a unit of systemd on a host whose name it
-	// bears. It is wrong where a name can be given twice, as by an orchestrator that
-	// replaces what it cannot reach. Holder must be set.
+	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
+	// record names its own Holder: a replica that crashed and restarted does not wait for
+	// the TTL of its own last term. It is safe only if there is never more than one process
+	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
+	// unit that is named after its host. It is not safe if a name can be given out twice,
+	// for example by an orchestrator that replaces what it cannot reach. Holder must be set.
 	AssumeUniqueHolder bool
 }
 
-// withDefaults returns the config with its zero fields filled, or an error that
-// names everything that is wrong with it.
+// withDefaults returns the config with its zero fields filled in, or an error that names
+// everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
-	if cfg.Key == (Key{}) {
-		cfg.Key = defaultKey
+	cfg.Key = cmp.Or(cfg.Key, defaultKey)
+	if cfg.Name == "" && cfg.Key == defaultKey {
+		cfg.Name = defaultName
 	}
-	if cfg.Name == "" {
-		cfg.Name = cfg.Key.ID
-		if cfg.Key == defaultKey {
-			cfg.Name = defaultName
-		}
-	}
+	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
 	unnamed := cfg.Holder == ""
-	if unnamed {
-		cfg.Holder = ReplicaID()
-	}
-	if cfg.TTL == 0 {
-		cfg.TTL = DefaultTTL
-	}
-	if cfg.Margin == 0 {
-		cfg.Margin = cfg.TTL / 30
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
+	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
+	cfg.TTL = cmp.Or(cfg.TTL, DefaultTTL)
+	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	cfg.Labels = maps.Clone(cfg.Labels)
 
 	errs := []error{
@@ -90,11 +74,11 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	}
 	for name := range cfg.Labels {
 		if strings.HasPrefix(name, record.Reserved) {
-			errs = append(errs, fmt.Errorf("%w: the label %q begins as those do that leases write themselves", ErrInvalid, name))
+			errs = append(errs, fmt.Errorf("%w: the label %q has the prefix %q, which is reserved", ErrInvalid, name, record.Reserved))
 		}
 	}
 	if cfg.AssumeUniqueHolder && unnamed {
-		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder is set, and Holder is empty: it must be one that only this process has", ErrInvalid))
+		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty", ErrInvalid))
 	}
 	if cfg.Expiry > Observed {
 		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
@@ -102,50 +86,33 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// validHolder refuses a name that a record has no room for: escaped in JSON it may
-// become six times as long.
-func validHolder(name string) error {
-	if len(name) > record.LongestHolder {
-		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), record.LongestHolder)
-	}
-	return nil
-}
-
-// ExpiryPolicy says by what a standby judges that a holder's TTL has passed.
+// ExpiryPolicy says how a standby decides that a holder's TTL has passed.
 type ExpiryPolicy uint8
 
 const (
-	// StoreClock steals when the record's age, by the store's clock, has
+	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would.
 	StoreClock ExpiryPolicy = iota
 
-	// Observed steals when this replica has watched the record stand unchanged
-	// for its TTL, on its own monotonic clock. It is for databases whose clock
-	// may jump, and costs a TTL of waiting after each start.
+	// Observed lets a standby steal when it has itself seen the record unchanged for the
+	// TTL, by its own monotonic clock. It is for databases whose clock may jump, and makes
+	// a replica wait for a TTL after each start.
 	Observed
 )
 
-// Lease is the right to do one job, as seen by one replica: it acquires,
-// steals, renews and releases. Most programs leave that to a [Coordinator].
+// Lease is the right to do one job, as one replica sees it. It acquires, steals, renews
+// and releases. Most programs leave that to a [Coordinator].
 //
-// All methods are safe for concurrent use. Errors of the store come back as
-// they are; after one, the write may or may not have happened, and the next
-// call finds out.
+// All methods are safe for concurrent use. Errors of the store are returned as they are.
+// After one, the write may or may not have happened; the next call finds out.
 type Lease struct {
-	store Store
-	cfg   LeaseConfig
-
-	mu       sync.Mutex // guards the fields below; never held across I/O
-	seen     *sighting.Sighting
-	leftover []leftover
-	newest   int64    // the greatest version that any term's record was seen to have
-	begun    string   // the last term that this lease began
-	copied   string   // the last term that a copy of this process goes on with
-	sent     []string // terms whose first write is under way; nil: none
+	store  Store
+	cfg    LeaseConfig
+	memory memory
 }
 
-// NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names
-// everything that is wrong with the config.
+// NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names everything
+// that is wrong with the config.
 func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	if store == nil {
 		return nil, fmt.Errorf("tenure: new lease: %w: store is nil", ErrInvalid)
@@ -160,83 +127,38 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 // Key returns the key of the lease.
 func (l *Lease) Key() Key { return l.cfg.Key }
 
-// TryAcquire begins a term if nobody holds the lease, in one write. It returns
-// [ErrHeld] where a record stands, expired or not.
+// TryAcquire begins a term if the lease is free, in one write. If another term's record
+// stands, even an expired one, it returns [ErrHeld].
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
-	for range 2 {
-		term, err := l.begin(ctx, bounds{}, MustCreate(), nil)
-		if !errors.Is(err, ErrExists) {
-			return term, err
-		}
-		obj, err := l.look(ctx, bounds{})
-		if errors.Is(err, ErrNotFound) { // released since
-			return nil, l.heldByUnknown()
-		}
-		if err != nil {
-			return nil, err
-		}
-		removed, err := l.removeLeftover(ctx, bounds{}, obj)
-		if err != nil {
-			return nil, err
-		}
-		if removed {
-			continue
-		}
-		held := l.held(obj)
-		if l.mayTake(held.Holding) {
-			if term, err := l.takeOver(ctx, bounds{}, held.Holding); !errors.Is(err, ErrConflict) {
-				return term, err
-			}
-		}
-		return nil, held
-	}
-	return nil, l.heldByUnknown() // another was quicker
+	return l.acquire(ctx, caller{}, true, false)
 }
 
-// StealExpired begins a term if the record that stands has expired. Otherwise
-// it returns [ErrHeld]; [ErrNotFound] where there is no record; [ErrConflict]
-// where another replica wrote first.
+// StealExpired begins a term in place of a record that has expired. If it has not, it
+// returns [ErrHeld]; if there is none, [ErrNotFound]; if another replica wrote first,
+// [ErrConflict].
 func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
-	return l.stealExpired(ctx, bounds{})
+	return l.takeOver(ctx, caller{}, true)
 }
 
-func (l *Lease) stealExpired(ctx context.Context, calls bounds) (*Term, error) {
-	obj, err := l.look(ctx, calls)
-	if err != nil {
-		return nil, err
-	}
-	held := l.held(obj)
-	if held.canExpireIn > 0 {
-		switch removed, err := l.removeLeftover(ctx, calls, obj); {
-		case err != nil:
-			return nil, err
-		case removed:
-			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
-		case !l.mayTake(held.Holding):
-			return nil, held
-		}
-	}
-	return l.takeOver(ctx, calls, held.Holding)
-}
-
-// AcquireOrSteal begins a term if the lease is free or expired; otherwise it
-// returns [ErrHeld]. While the lease is held it costs one read.
+// AcquireOrSteal begins a term if the lease is free or expired; otherwise it returns
+// [ErrHeld]. While the lease is held it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquireOrSteal(ctx, bounds{}, l.lastSeen() == nil)
+	return l.acquire(ctx, caller{}, false, true)
 }
 
-// acquireOrSteal tries at first what is likely to succeed.
-func (l *Lease) acquireOrSteal(ctx context.Context, calls bounds, likelyFree bool) (*Term, error) {
-	// A look may be overtaken by another replica's write, and so again the next:
-	// after three times the lease is held by somebody quicker.
+// acquire creates the record or takes it over, beginning with what is likelier to succeed.
+func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) (*Term, error) {
+	likelyFree = likelyFree || l.memory.lastSeen() == nil
+	// Another replica's write may come between our read and our write. If it has done so
+	// three times, the lease is held by a faster one.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, calls, MustCreate(), nil)
+			term, err := l.begin(ctx, by, MustCreate(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
 		}
-		term, err := l.stealExpired(ctx, calls)
+		term, err := l.takeOver(ctx, by, steal)
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
 			return term, err
 		}
@@ -245,20 +167,119 @@ func (l *Lease) acquireOrSteal(ctx context.Context, calls bounds, likelyFree boo
 	return nil, l.heldByUnknown()
 }
 
-// Renew makes the term count anew from now, in one write. It returns [ErrLost]
-// where another term stands or none, [ErrDeadline] where trust in the term had
-// ended before the store answered; in both cases the term is over. After any
-// other error the term is as it was, and Renew may be called again.
+// takeOver begins a term in place of the record that stands: one that this lease may take,
+// or, to steal it, one that has expired.
+func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
+	read, err := l.look(ctx, by)
+	if err != nil {
+		return nil, err
+	}
+	held := l.held(read)
+	from := held.Holding
+	if !steal || held.canExpireIn > 0 {
+		switch removed, err := l.removeOrphan(ctx, by, read); {
+		case err != nil:
+			return nil, err
+		case removed:
+			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
+		case !l.mayTake(from):
+			return nil, held
+		}
+	}
+	stolen := !from.isOffer() && !l.mayTake(from)
+	term, err := l.begin(ctx, by, MatchVersion(from.Version), l.predecessors(from))
+	if err == nil && stolen {
+		term.stolenFrom = &from
+	}
+	return term, err
+}
+
+// begin writes the record of a new term.
+func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, predecessors []Holding) (*Term, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
+	}
+	ctx, cancel := by.write(ctx)
+	defer cancel()
+	now := clock.From(ctx)
+	attempt := now()
+	id := uuid.NewString()
+	term := &Term{
+		key:        l.cfg.Key,
+		id:         id,
+		holder:     l.cfg.Holder,
+		acquiredAt: attempt.Mono,
+		trusted:    l.cfg.TTL - l.cfg.Margin,
+		clock:      now,
+		inDoubt:    1, // the write that begins it
+		payload: record.Payload{
+			Holder:       l.cfg.Holder,
+			AcquiredAtMS: attempt.Wall.UnixMilli(),
+			Term:         id,
+			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
+		}.Encode(),
+	}
+	if len(predecessors) > 0 {
+		term.predecessors.Store(&predecessors)
+	}
+	defer l.memory.begins(id)()
+	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
+	if err != nil {
+		if !objects.Answered(err) {
+			l.memory.addOrphan(orphan{term: term}, l.cfg.TTL)
+		}
+		return nil, err
+	}
+	term.token, term.version, term.inDoubt = obj.Version, obj.Version, 0
+	term.trust.Store(newTrust(attempt, term.trusted))
+	l.memory.began(id)
+	if newest := l.memory.sawVersion(obj.Version); obj.Version <= newest {
+		l.abandon(ctx, term) // a replica that does not know the newer token can still hold
+		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
+			l.cfg.Key, ErrSetup, obj.Version, newest)
+	}
+	if !term.Valid() {
+		l.abandon(ctx, term)
+		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, term.sinceRenewal(), ErrDeadline)
+	}
+	if !by.confirms {
+		term.confirm()
+	}
+	return term, nil
+}
+
+// abandon releases a term that has just begun and that nobody can use. It does so at once,
+// because all others would have to wait for a TTL.
+func (l *Lease) abandon(ctx context.Context, term *Term) {
+	term.end(ErrLost)
+	if l.vacate(ctx, term, 0) != nil {
+		l.memory.addOrphan(orphan{term: term}, l.cfg.TTL)
+	}
+}
+
+// object is the record of a term.
+func (l *Lease) object(term *Term) Object {
+	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
+	if predecessors := term.unconfirmed(); predecessors != nil {
+		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
+	}
+	return obj
+}
+
+// Renew extends the trust in the term, counted from now, in one write. It returns [ErrLost]
+// if another term stands or none does, and [ErrDeadline] if the trust had ended before the
+// store answered; in both cases the term is over. After any other error the term is as it
+// was, and Renew may be called again.
 func (l *Lease) Renew(ctx context.Context, term *Term) error {
-	if err := l.owns("renew", term); err != nil {
+	if err := term.isFor("renew", l.cfg.Key); err != nil {
 		return err
 	}
 	if term.local() {
 		return nil
 	}
 	defer term.renewal()()
-	// The second round is for a renewal of our own that landed although its
-	// answer was lost: the record is ours at a version that we did not know.
+	// The second round is for a renewal of our own that landed although its answer was
+	// lost: the record is ours, at a version that we did not know.
 	for range 2 {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
@@ -270,7 +291,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		}
 		switch {
 		case err == nil:
-			l.sawVersion(obj.Version)
+			l.memory.sawVersion(obj.Version)
 			if !term.extend(obj.Version, attempt) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 			}
@@ -297,253 +318,9 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 }
 
-// Read returns who holds the lease, or to which replica it was left, see [Holding.OfferedTo]. It
-// returns [ErrNotFound] where there is no record.
+// Read returns who holds the lease, or to which replica it is offered, see
+// [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	obj, err := l.look(ctx, bounds{})
-	if err != nil {
-		return Holding{}, err
-	}
-	return l.decode(obj), nil
-}
-
-// takeOver begins a term in the place of another's record.
-func (l *Lease) takeOver(ctx context.Context, calls bounds, from Holding) (*Term, error) {
-	mayTake := l.mayTake(from)
-	term, err := l.begin(ctx, calls, MatchVersion(from.Version), l.predecessors(from))
-	if err == nil && !mayTake && !from.isOffer() {
-		term.stolenFrom = &from
-	}
-	return term, err
-}
-
-// begin writes the record of a new term.
-func (l *Lease) begin(ctx context.Context, calls bounds, cond WriteCondition, predecessors []Holding) (*Term, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
-	}
-	ctx, cancel := calls.write(ctx)
-	defer cancel()
-	now := clock.From(ctx)
-	attempt := now()
-	id := uuid.NewString()
-	term := &Term{
-		key:          l.cfg.Key,
-		id:           id,
-		holder:       l.cfg.Holder,
-		acquiredAt:   attempt.Mono,
-		trusted:      l.cfg.TTL - l.cfg.Margin,
-		clock:        now,
-		unsure:       1, // the write that begins it
-		predecessors: predecessors,
-		payload: record.Payload{
-			Holder:       l.cfg.Holder,
-			AcquiredAtMS: attempt.Wall.UnixMilli(),
-			Term:         id,
-			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
-		}.Encode(),
-	}
-	term.unconfirmed.Store(len(predecessors) > 0)
-	defer l.sends(id)()
-	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
-	if err != nil {
-		if !objects.Answered(err) {
-			l.leave(leftover{term: term})
-		}
-		return nil, err
-	}
-	term.token, term.version, term.unsure = obj.Version, obj.Version, 0
-	term.trust.Store(newTrust(attempt, term.trusted))
-	l.mu.Lock()
-	l.begun = id
-	l.mu.Unlock()
-	if newest := l.sawVersion(obj.Version); obj.Version <= newest {
-		// It is for a replica that has seen less, and may go on.
-		l.giveUpUnused(ctx, term)
-		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
-			l.cfg.Key, ErrSetup, obj.Version, newest)
-	}
-	if !term.Valid() {
-		l.giveUpUnused(ctx, term)
-		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, term.sinceRenewal(), ErrDeadline)
-	}
-	term.unconfirmed.Store(false) // the caller says so if somebody is to confirm it
-	return term, nil
-}
-
-// giveUpUnused gives up a term that has just begun and that nobody can use, at once:
-// its record would keep all others waiting for a TTL, and the next attempt of this
-// replica might make it young again.
-func (l *Lease) giveUpUnused(ctx context.Context, term *Term) {
-	term.end(ErrLost)
-	if l.giveUp(ctx, term, 0) != nil {
-		l.leave(leftover{term: term})
-	}
-}
-
-// object is the record of a term.
-func (l *Lease) object(term *Term) Object {
-	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
-	if term.unconfirmed.Load() {
-		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(term.predecessors))
-	}
-	return obj
-}
-
-// owns refuses a term that this lease cannot act upon.
-func (l *Lease) owns(op string, term *Term) error {
-	if term == nil || term.id == "" {
-		return fmt.Errorf("tenure: %s %s: %w: no term is given", op, l.cfg.Key, ErrInvalid)
-	}
-	if term.key != l.cfg.Key {
-		return fmt.Errorf("tenure: %s %s: %w: the term is one of %s", op, l.cfg.Key, ErrInvalid, term.key)
-	}
-	return nil
-}
-
-// reread looks at a record that was not at the version at which this term left
-// it. It returns nil where it is still the term's, by a write whose answer was
-// lost, and notes its version. Otherwise the term is over.
-func (l *Lease) reread(ctx context.Context, term *Term) error {
-	known := term.currentVersion()
-	obj, err := l.look(ctx, bounds{})
-	switch {
-	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
-		return term.lostTo(&LostError{Key: l.cfg.Key})
-	case err != nil:
-		return err
-	case !bytes.Equal(obj.Payload, term.payload):
-		holding := l.decode(obj)
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding})
-	}
-	if !l.recognises(term, known, obj) {
-		holding := l.decode(obj)
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &holding, toCopy: true})
-	}
-	return nil
-}
-
-// recognises reports whether a record with a term's payload is that term's, and not of a
-// copy of this process, and notes its version and what it is asked.
-func (l *Lease) recognises(term *Term, known int64, obj Object) bool {
-	request := stored(obj).Request()
-	if !term.recognise(known, obj.Version, request) {
-		l.mu.Lock()
-		l.copied = term.id
-		l.mu.Unlock()
-		return false
-	}
-	if request != nil {
-		term.asked.Store(request)
-	}
-	return true
-}
-
-// bounds limits each call that an acquire makes. The zero value leaves that to the
-// caller's context.
-type bounds struct{ each time.Duration }
-
-func (b bounds) read(ctx context.Context) (context.Context, context.CancelFunc) {
-	if b.each == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, b.each)
-}
-
-// write is not ended by a shutdown: an acquire that is cut off halfway may leave the
-// record of a term that nobody holds, and all would have to wait for its TTL.
-func (b bounds) write(ctx context.Context) (context.Context, context.CancelFunc) {
-	if b.each == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(context.WithoutCancel(ctx), b.each)
-}
-
-// look reads the record and notes since when it has stood as it is.
-func (l *Lease) look(ctx context.Context, calls bounds) (Object, error) {
-	ctx, cancel := calls.read(ctx)
-	defer cancel()
-	obj, err := l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
-	answered := time.Now()
-	l.mu.Lock()
-	before := l.seen
-	switch {
-	case errors.Is(err, ErrNotFound):
-		l.seen = nil
-	case err == nil && !before.Of(stored(obj)):
-		l.seen = &sighting.Sighting{Object: stored(obj), Since: answered}
-	}
-	if err == nil || errors.Is(err, ErrNotFound) {
-		// A record that has been released can't come back. One that was acquired without
-		// an answer may still come.
-		l.leftover = slices.DeleteFunc(l.leftover, func(o leftover) bool { return o.release && !stored(obj).IsOf(o.term.id) })
-	}
-	l.mu.Unlock()
-
-	if err == nil && (before == nil || !bytes.Equal(before.Object.Payload, obj.Payload)) {
-		if _, err := decodeHolding(obj, l.cfg.TTL); err != nil {
-			l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
-				"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", err)
-		}
-	}
-	return obj, err
-}
-
-func (l *Lease) lastSeen() *sighting.Sighting {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.seen
-}
-
-// held says who holds the lease, by an object that was just read, and how soon
-// it can expire: at once where it has.
-func (l *Lease) held(obj Object) *HeldError {
-	h, _ := record.Read(stored(obj), l.cfg.TTL) // look has logged the error
-	left, byAge := l.lastSeen().CanExpireIn(stored(obj), h, l.cfg.Expiry == Observed)
-	return &HeldError{Holding: l.decode(obj), canExpireIn: left, byAge: byAge}
-}
-
-// heldByUnknown is for a record that was gone again when it was looked at.
-func (l *Lease) heldByUnknown() *HeldError {
-	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
-}
-
-func (l *Lease) decode(obj Object) Holding {
-	holding, _ := decodeHolding(obj, l.cfg.TTL) // look has logged the error
-	l.mu.Lock()
-	own := slices.Contains(l.sent, holding.Term)
-	l.mu.Unlock()
-	// Another program's versions say nothing of ours; and a term that we are about to
-	// begin, whose answer is under way while somebody reads, does not follow itself.
-	if holding.Term != "" && !own {
-		l.sawVersion(obj.Version)
-	}
-	return holding
-}
-
-// sends notes that the first write of a term is under way, until done is called.
-func (l *Lease) sends(term string) (done func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sent = append(l.sent, term)
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.sent = slices.DeleteFunc(l.sent, func(id string) bool { return id == term }); len(l.sent) == 0 {
-			l.sent = nil // a lease that is held has no use for it
-		}
-	}
-}
-
-// sawVersion notes a version that a term's record has, and returns the greatest
-// seen before. It does not note one near the limit, because the store will not count
-// on from there: the tokens that follow would be refused for ever.
-func (l *Lease) sawVersion(v int64) (before int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before = l.newest
-	if v < objects.VersionLimit/2 {
-		l.newest = max(l.newest, v)
-	}
-	return before
+	read, err := l.look(ctx, caller{})
+	return read.holding, err
 }

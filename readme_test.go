@@ -1,43 +1,121 @@
 package tenure_test
 
 import (
+	"go/format"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // On a fresh clone a link that leads nowhere is one to a file that was never added.
 func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
+	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
 	links := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".md" {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for _, found := range link.FindAllStringSubmatch(string(text), -1) {
-			if strings.Contains(found[1], "://") {
+	texts := documents(t)
+	for path, text := range texts {
+		for _, found := range link.FindAllStringSubmatch(text, -1) {
+			file, anchor := found[1], found[2]
+			if strings.Contains(file, "://") {
 				continue
 			}
-			to := filepath.Join(filepath.Dir(path), found[1])
+			to := filepath.Join(filepath.Dir(path), file)
+			if file == "" {
+				to = path
+			}
 			if _, err := os.Stat(filepath.Dir(to)); err != nil {
 				continue // a module of its own, which does not come with this one
 			}
 			links++
 			if _, err := os.Stat(to); err != nil {
-				t.Errorf("%s links to %s: %v", path, found[1], err)
+				t.Errorf("%s links to %s: %v", path, to, err)
+			} else if anchor != "" && !slices.Contains(anchors(texts[to]), anchor) {
+				t.Errorf("%s links to %s, which has no heading #%s", path, to, anchor)
 			}
 		}
-		return nil
-	})
-	wantErr(t, err, nil)
-	if links == 0 {
-		t.Error("no link was found")
 	}
+	require.NotZero(t, links)
+}
+
+// What a reader copies must compile. So each block of Go is also in a file that does,
+// and one that begins with its package clause is the whole of the file.
+func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
+	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go"}
+	programs, err := filepath.Glob("examples/*/*.go")
+	require.NoError(t, err)
+	var compiled []string
+	for _, file := range append(files, programs...) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		compiled = append(compiled, "\n"+withoutIndents(string(text)))
+	}
+
+	block := regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
+	blocks := 0
+	for path, text := range documents(t) {
+		for _, found := range block.FindAllStringSubmatch(text, -1) {
+			blocks++
+			formatted, err := format.Source([]byte(found[1]))
+			require.NoError(t, err, "in %s:\n%s", path, found[1])
+			require.Equal(t, string(formatted), found[1], "in %s", path)
+			isIn := strings.Contains
+			if strings.HasPrefix(found[1], "package ") {
+				isIn = strings.HasSuffix
+			}
+			if !slices.ContainsFunc(compiled, func(file string) bool { return isIn(file, "\n"+withoutIndents(found[1])) }) {
+				t.Errorf("no example has this block of %s:\n%s", path, found[1])
+			}
+		}
+	}
+	require.NotZero(t, blocks)
+}
+
+// The README is the first ten minutes; everything else has a page in docs.
+func TestTheREADMEIsShortAndLinksEachPage(t *testing.T) {
+	readme := documents(t)["README.md"]
+	require.LessOrEqual(t, len(strings.Fields(readme)), 1400, "words")
+	pages, err := filepath.Glob("docs/*.md")
+	require.NoError(t, err)
+	for _, page := range pages {
+		if !strings.Contains(readme, "]("+filepath.ToSlash(page)+")") {
+			t.Errorf("README.md does not link to %s", page)
+		}
+	}
+}
+
+// documents returns the text of each Markdown file, by its path.
+func documents(t *testing.T) map[string]string {
+	texts := map[string]string{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		texts[path] = string(text)
+		return err
+	})
+	require.NoError(t, err)
+	return texts
+}
+
+// anchors returns the names by which GitHub links the headings of a document.
+func anchors(text string) (names []string) {
+	code := regexp.MustCompile("(?ms)^```.*?^```$")
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInNames := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for _, found := range heading.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
+		name := notInNames.ReplaceAllString(strings.ToLower(found[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
+}
+
+// withoutIndents returns a text as it reads at any depth.
+func withoutIndents(text string) string {
+	return regexp.MustCompile(`(?m)^[ \t]+`).ReplaceAllString(text, "")
 }

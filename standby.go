@@ -18,8 +18,8 @@ type standby struct {
 	spurious pace.Limiter
 	woken    bool          // by a hint
 	took     time.Duration // the last attempt to acquire
-	seen     string        // the term that stood last
-	looked   time.Time     // when the record was last read
+	lastTerm string        // the ID of the term that stood last
+	lastLook time.Time     // when the record was last read
 }
 
 // run rests and competes. It returns a term, or nil once ctx is done.
@@ -29,8 +29,8 @@ func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 			return term
 		}
 	}
-	if s.c.lease.leftAnything() { // otherwise the others would wait until it expires
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.callTimeout())
+	if s.c.lease.memory.hasOrphans() { // the other replicas would have to wait until they expire
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
 	}
@@ -52,7 +52,7 @@ func (s *standby) compete(ctx context.Context) *Term {
 	}
 }
 
-// try is one attempt.
+// try is one attempt to get the lease.
 func (s *standby) try(ctx context.Context) (*Term, error) {
 	c, yielded := s.c, false
 	if s.woken {
@@ -62,26 +62,26 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 		}
 	}
 	if err := c.checks.ask(ctx, RoleStandby); err != nil {
-		if !c.single && (time.Since(s.looked) > c.lease.cfg.TTL || c.lease.leftAnything()) {
-			// So that its status does not show a holder that is gone, and so that nothing
-			// that it has left behind keeps the others waiting.
-			s.looked = time.Now()
+		if !c.single && (time.Since(s.lastLook) > c.lease.cfg.TTL || c.lease.memory.hasOrphans()) {
+			// So that Status doesn't show a holder that is gone, and no orphan of this
+			// replica keeps the others waiting.
+			s.lastLook = time.Now()
 			_, _ = s.look(ctx)
 		}
 		return nil, err
 	}
 	term, err := s.acquire(ctx, s.woken && !yielded)
-	s.looked = time.Now()
+	s.lastLook = time.Now()
 	switch {
 	case err != nil:
 		return nil, err
 	case ctx.Err() != nil:
-		c.giveBack(term, ErrShutdown)
+		c.release(term, ErrShutdown)
 		return nil, ctx.Err()
-	case c.untilDeadline(term) <= 0:
-		// A job would be told to return as it begins, with too little trust left
-		// for the time that it may take.
-		c.giveBack(term, ErrDeadline)
+	case term.sinceRenewal() >= c.cfg.RenewDeadline:
+		// The job would be told to return as soon as it begins, with less time than it is
+		// allowed to take.
+		c.release(term, ErrDeadline)
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
 	return term, nil
@@ -93,10 +93,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquireOrSteal(ctx, bounds{c.callTimeout()}, likelyFree || c.lease.lastSeen() == nil)
-	if err == nil {
-		term.unconfirmed.Store(c.mustConfirm(term))
-	}
+	term, err := c.lease.acquire(ctx, c.caller, likelyFree, true)
 	s.took = time.Since(began)
 	c.monitor.attempted(s.took, err)
 	return term, err
@@ -104,25 +101,25 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 
 // waitAfter notes why an attempt has failed, and returns how to wait for the next.
 func (s *standby) waitAfter(err error) wait {
-	c, news := s.c, false
+	c, isNew := s.c, false
 	if held := (*HeldError)(nil); errors.As(err, &held) {
 		c.monitor.log().Debug("lease is held", "holder", held.Holding.Holder)
 		c.monitor.storeAnswered()
-		if held.Holding.Version != 0 { // otherwise it was gone before it was read
+		if held.Holding.Version != 0 { // otherwise the record was gone before it was read
 			c.monitor.sawHolder(&held.Holding)
 		}
-		news = held.Holding.Term != s.seen
-		s.seen = held.Holding.Term
-		if s.woken && news {
+		isNew = held.Holding.Term != s.lastTerm
+		s.lastTerm = held.Holding.Term
+		if s.woken && isNew {
 			c.headStart.CameSecond(s.took)
 		}
 	} else if errors.Is(err, ErrUnhealthy) {
-		c.monitor.failed("replica is not fit to compete", err)
+		c.monitor.failed("replica is unhealthy and does not compete", err)
 	} else {
 		c.monitor.failed("lease cannot be acquired", err)
 	}
 	wait := afterAttempt(err, c.cfg.AcquireInterval, c.lease.cfg.TTL, s.hints.Live())
-	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !news, c.cfg.AcquireInterval))
+	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, c.cfg.AcquireInterval))
 	return wait
 }
 
@@ -139,43 +136,43 @@ func afterAttempt(err error, interval, ttl time.Duration, live bool) wait {
 	pause := pace.Jitter(interval)
 	switch {
 	case errors.As(err, &held) && held.canExpireIn <= 0:
-		return wait{longest: pause} // another replica was quicker
-	case errors.As(err, &held) && !held.byAge: // each standby has watched it since a moment of its own
+		return wait{longest: pause} // another replica was faster
+	case errors.As(err, &held) && !held.byAge: // each standby began to watch it at another time
 		return wait{longest: min(pause, held.canExpireIn)}
 	case errors.As(err, &held):
-		// A few ms apart, so that not all standbys write at once; and a few ms late, so
+		// A few ms apart, so that not all standbys write at once, and a few ms late, so
 		// that they don't come just before a renewal that is on its way.
 		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
 		if live {
-			// A release would wake us, and nothing else matters before; except what
-			// deletes the record without a hint, where its TTL is another's.
+			// A release would wake us, so there is no need to look earlier. But the record
+			// may be deleted without a hint, and its TTL is somebody else's choice.
 			return wait{longest: min(expiry, ttl)}
 		}
 		return wait{longest: min(pause, expiry)}
-	case errors.Is(err, ErrSetup): // needs a person
+	case errors.Is(err, ErrSetup): // a person has to act
 		pause = max(pause, pace.Jitter(min(ttl, time.Minute)))
 		return wait{longest: pause, ignoreHints: pause}
 	case errors.Is(err, ErrUnhealthy), errors.Is(err, ErrDeadline):
-		return wait{longest: pause, ignoreHints: pause} // it may not hold, or is too slow to
+		return wait{longest: pause, ignoreHints: pause} // this replica may not hold, or is too slow to
 	default:
 		return wait{longest: pause}
 	}
 }
 
-// rest waits for so long before this replica competes again, or until the lease is
-// left to it by name. It returns false once ctx is done.
+// rest waits before this replica competes again: for the pause, or until the lease is
+// offered to it by name. It returns false once ctx is done.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	c := s.c
 	if c.single {
 		return pace.Sleep(ctx, pause)
 	}
 	end := time.Now().Add(pause)
-	ignoreFor := 5 * time.Millisecond // one look for our own release, most likely, and what others make of it
+	ignoreFor := 5 * time.Millisecond // then one look covers our own release and what the others make of it
 	look := s.nextLook(nil)
 	for {
-		// A release that has failed is done first, and the others get their time from
+		// A release that has failed is retried first, and the others get their time from
 		// then on: this replica must not be back before they have seen it.
-		owed, wait := c.lease.owesRelease(), min(look, time.Until(end))
+		owed, wait := c.lease.memory.owesRelease(), min(look, time.Until(end))
 		if owed {
 			wait = min(look, pace.Jitter(c.cfg.AcquireInterval/4))
 		}
@@ -183,11 +180,11 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 		if !ok || time.Until(end) <= 0 && !owed {
 			return ok
 		}
-		mine, err := s.look(ctx)
-		if mine {
+		isOurs, err := s.look(ctx)
+		if isOurs {
 			return true
 		}
-		if owed && !c.lease.owesRelease() {
+		if owed && !c.lease.memory.owesRelease() {
 			if back := time.Now().Add(pace.Jitter(c.cfg.AcquireInterval)); back.After(end) {
 				end = back
 			}
@@ -196,11 +193,11 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// nextLook returns how long a replica that rests waits until it looks, unless woken,
-// after a look that went so.
+// nextLook returns how long a resting replica waits for its next look unless woken, given
+// the error of the last one.
 func (s *standby) nextLook(err error) time.Duration {
 	switch {
-	case err != nil: // it may have been woken for what it has not seen
+	case err != nil: // it may have been woken for something that it has not seen
 		return pace.Jitter(s.c.cfg.AcquireInterval / 4)
 	case !s.hints.Live():
 		return pace.Jitter(s.c.cfg.AcquireInterval)
@@ -209,15 +206,15 @@ func (s *standby) nextLook(err error) time.Duration {
 	}
 }
 
-// look reads who holds the lease, without competing for it, and removes what this
-// replica has left behind. It reports whether the lease is left to this replica by
-// name: that it is left to any is no reason to come back.
-func (s *standby) look(ctx context.Context) (mine bool, err error) {
-	c, calls := s.c, bounds{s.c.callTimeout()}
-	obj, err := c.lease.look(ctx, calls)
+// look reads who holds the lease without competing for it, and removes an orphan of this
+// replica. It reports whether the lease is offered to this replica by name; an offer to
+// any replica is no reason to come back.
+func (s *standby) look(ctx context.Context) (isOurs bool, err error) {
+	c := s.c
+	read, err := c.lease.look(ctx, c.caller)
 	if err == nil {
 		var removed bool
-		if removed, err = c.lease.removeLeftover(ctx, calls, obj); removed {
+		if removed, err = c.lease.removeOrphan(ctx, c.caller, read); removed {
 			err = ErrNotFound
 		}
 	}
@@ -228,7 +225,6 @@ func (s *standby) look(ctx context.Context) (mine bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	holding := c.lease.decode(obj)
-	c.monitor.sawHolder(&holding)
-	return holding.isOffer() && holding.OfferedTo == c.lease.cfg.Holder, nil
+	c.monitor.sawHolder(&read.holding)
+	return read.holding.isOffer() && read.holding.OfferedTo == c.lease.cfg.Holder, nil
 }

@@ -13,26 +13,21 @@ import (
 	"github.com/tenurelib/tenure/internal/listen"
 )
 
-// Role is what a replica is with regard to a lease.
+// Role is what a replica does about a lease.
 type Role uint8
 
 const (
-	RoleStandby    Role = iota // waits for the lease
-	RoleConfirming             // has taken the lease over, and makes sure that its predecessor is gone before the job begins
-	RoleHolder                 // holds the lease; its job runs
-	RoleStopping               // its job has been told to return; the lease is released once it has
+	RoleStandby    Role = iota // it waits for the lease
+	RoleConfirming             // it has taken the lease over, and makes sure that its predecessor is gone before the job begins
+	RoleHolder                 // it holds the lease, and its job runs
+	RoleStopping               // its job has been told to return, and the lease is released when it has
 )
 
+var roles = [...]string{RoleStandby: "standby", RoleConfirming: "confirming", RoleHolder: "holder", RoleStopping: "stopping"}
+
 func (r Role) String() string {
-	switch r {
-	case RoleStandby:
-		return "standby"
-	case RoleHolder:
-		return "holder"
-	case RoleStopping:
-		return "stopping"
-	case RoleConfirming:
-		return "confirming"
+	if int(r) < len(roles) {
+		return roles[r]
 	}
 	return fmt.Sprintf("role %d", uint8(r))
 }
@@ -42,48 +37,47 @@ func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // UnmarshalText reads what MarshalText has written.
 func (r *Role) UnmarshalText(text []byte) error {
-	for role := RoleStandby; role <= RoleStopping; role++ {
-		if string(text) == role.String() {
-			*r = role
-			return nil
-		}
+	role := slices.Index(roles[:], string(text))
+	if role < 0 {
+		return fmt.Errorf("tenure: %w: %q is not a role", ErrInvalid, text)
 	}
-	return fmt.Errorf("tenure: %w: %q is no role", ErrInvalid, text)
+	*r = Role(role)
+	return nil
 }
 
-// Status is what a [Coordinator] knows without asking the store. A standby knows
-// of the holder what it read last, which may be as long ago as the TTL.
+// Status is what a [Coordinator] knows without asking the store. What a standby knows of
+// the holder is what it read last, up to a TTL ago.
 //
-// In JSON the names are as the tags say, times are RFC 3339, durations are
-// seconds, and the lease is its key's type and ID with a slash between. What was
-// written as JSON can be read as JSON again.
+// In JSON the names are as the tags say, times are RFC 3339, durations are seconds, and the
+// lease is its key's type and ID with a slash between. JSON can be read back.
 type Status struct {
 	Lease   Key       `json:"-"`
 	Replica string    `json:"replica"` // this replica's name
 	Role    Role      `json:"role"`
-	Since   time.Time `json:"since"`  // of the role
-	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
+	Since   time.Time `json:"since"`  // when the role began
+	Reason  string    `json:"reason"` // for the last change of role or holder; empty: there was none
 
-	Holder    string            `json:"holder"`              // who held the lease when it was last seen; empty: nobody
+	Holder    string            `json:"holder"`              // when the lease was last seen; empty: nobody
 	Labels    map[string]string `json:"labels,omitempty"`    // the holder's
 	HeldSince time.Time         `json:"held_since,omitzero"` // by the holder's clock; zero: not known
-	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock where it holds, else by the store's
+	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock if it holds the lease, else by the store's
 
-	Token          int64         `json:"token"` // of the term held; 0 for a standby
-	TrustLeft      time.Duration `json:"-"`     // in the term held; 0 for a standby, and where there is no lease to lose
-	TrustGiven     time.Duration `json:"-"`     // by each renewal of the term held: TTL less Margin; 0 as TrustLeft is
-	RenewDeadline  time.Duration `json:"-"`     // after the last renewal, when the job is told to return; 0 as TrustLeft is
-	RenewalLatency time.Duration `json:"-"`     // of the last renewal, or the acquire, of the term held; 0 for a standby
+	// All of these are 0 for a standby. All but Token and RenewalLatency are also 0 if there
+	// is no lease to lose, see [Exclusive].
+	Token          int64         `json:"token"` // of the term
+	TrustLeft      time.Duration `json:"-"`     // in the term
+	TrustGiven     time.Duration `json:"-"`     // by each renewal: TTL − Margin
+	RenewDeadline  time.Duration `json:"-"`     // from the last renewal until the job is told to return
+	RenewalLatency time.Duration `json:"-"`     // of the term's last renewal, or of its acquire
 
-	Terms     int        `json:"terms"`      // held so far by this coordinator
+	Terms     int        `json:"terms"`      // that this coordinator has held
 	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
-	LastError string     `json:"last_error"` // of the last call to the store; empty: it went well
-	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, ten at most
+	LastError string     `json:"last_error"` // of the last call to the store; empty: it succeeded
+	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, at most ten
 }
 
 type statusFields Status // without its methods
 
-// statusJSON is a status in JSON.
 type statusJSON struct {
 	Lease Key `json:"lease"`
 	*statusFields
@@ -113,14 +107,13 @@ func (s *Status) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// PastTerm is a term that is over: one of this replica, or one that it saw as a
-// standby.
+// PastTerm is a term that is over, of this replica or of another that it saw as a standby.
 type PastTerm struct {
 	ID     string    `json:"id"` // the term's; empty in a record of another program
 	Holder string    `json:"holder"`
-	Token  int64     `json:"token"`          // 0: not known; only of its own terms does a replica know it
+	Token  int64     `json:"token"`          // 0: not known, as for any term of another replica
 	Began  time.Time `json:"began,omitzero"` // by the holder's clock; zero: not known
-	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was given back, or was seen to be over
+	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was released, or seen to be over
 	Reason string    `json:"reason"`
 }
 
@@ -131,7 +124,7 @@ func (c *Coordinator) Status() Status {
 	return c.status()
 }
 
-// status needs the monitor's mutex.
+// status is for callers that hold the monitor's mutex.
 func (c *Coordinator) status() Status {
 	s := &c.monitor.state
 	status := Status{
@@ -144,11 +137,9 @@ func (c *Coordinator) status() Status {
 		Terms:     s.terms,
 		Stuck:     s.stuck,
 		LastError: s.lastError,
-		Recent:    make([]PastTerm, 0, len(s.past)),
+		Recent:    append([]PastTerm{}, s.past...), // never null in JSON
 	}
-	for _, past := range slices.Backward(s.past) {
-		status.Recent = append(status.Recent, past)
-	}
+	slices.Reverse(status.Recent)
 	if s.held != nil {
 		status.Token, status.RenewalLatency = s.held.Token(), s.latency
 		if !s.held.local() {
@@ -169,13 +160,13 @@ func (c *Coordinator) status() Status {
 	return status
 }
 
-// Changes returns the status as it is, and then each time that the role, the
-// holder, the last error or the stuck job has changed, until ctx is done or the
-// loop is left. Renewals are no changes.
+// Changes returns the status now, and again each time that the role, the holder, the last
+// error or the stuck job changes, until ctx is done or the loop is left. A renewal is no
+// change.
 //
-// A reader that is slower than the changes gets the latest and misses those
-// between; the coordinator never waits for one. Any number may read, each gets
-// all. No goroutine is started.
+// A reader that is slower than the changes gets the latest one and misses those between;
+// the coordinator never waits for readers. Each reader gets all changes. No goroutine is
+// started.
 func (c *Coordinator) Changes(ctx context.Context) iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		for ctx.Err() == nil {
@@ -201,11 +192,10 @@ func (c *Coordinator) follow() (Status, <-chan struct{}) {
 	return c.status(), c.monitor.state.changed
 }
 
-// Healthy is for a liveness probe, and does no I/O. It returns an error only where
-// something is wrong that a restart of the process would mend: a job still runs
-// that did not return in time when its term was over, or the trust in a term ended
-// longer than the tolerance ago, and the coordinator has still not dealt with it. To be
-// a standby is healthy, and so is to have a database that does not answer.
+// Healthy is for a liveness probe, and does no I/O. It returns an error only if a restart of
+// the process would help: if a job still runs that did not return in time after its term, or
+// if the trust in a term ended longer ago than the tolerance and the coordinator has not
+// dealt with that. A standby is healthy, and so is a replica whose database doesn't answer.
 func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	c.monitor.mu.Lock()
 	stuck, held := c.monitor.state.stuck, c.monitor.state.held
@@ -227,9 +217,9 @@ type state struct {
 	role      Role
 	since     time.Time
 	reason    string
-	held      *Term    // until it was given back; nil for a standby
-	holder    string   // as it was last seen; empty: nobody, as far as it is known
-	seen      *Holding // the holder's record as it was last read; nil: there is none, or it is this replica's
+	held      *Term    // until it is released; nil for a standby
+	holder    string   // as last seen; empty: nobody, as far as is known
+	seen      *Holding // another holder's record, as last read; nil: there is none
 	working   bool     // the job's funcs were started, and not all have returned
 	stuck     bool
 	terms     int
@@ -237,7 +227,7 @@ type state struct {
 	latency   time.Duration
 	lastError string
 	past      []PastTerm    // the latest last; nil until a term is over
-	changed   chan struct{} // closed at the next change; nil: nobody waits for it
+	changed   chan struct{} // closed at the next change; nil: nobody waits for one
 }
 
 // become notes a change of role.
@@ -245,7 +235,7 @@ func (s *state) become(role Role, reason string) {
 	s.role, s.since, s.reason = role, time.Now(), reason
 }
 
-// saw notes a record that another holder wrote; nil: there is none.
+// saw notes another holder's record; nil: there is none.
 func (s *state) saw(h *Holding) {
 	if h == nil || h.isOffer() {
 		if s.seen != nil {
@@ -253,13 +243,13 @@ func (s *state) saw(h *Holding) {
 			if h != nil {
 				how = h.how()
 			}
-			s.endTerm(s.seen.past(how))
+			s.endTerm(s.seen.pastTerm(how))
 		}
 		s.seen, s.holder = nil, ""
 		return
 	}
 	if s.seen != nil && !s.seen.sameTerm(h) {
-		s.endTerm(s.seen.past("followed by " + h.Holder))
+		s.endTerm(s.seen.pastTerm("followed by " + h.Holder))
 	}
 	s.seen, s.holder = h, h.Holder
 }
@@ -267,29 +257,26 @@ func (s *state) saw(h *Holding) {
 // endTerm notes a term that is over.
 func (s *state) endTerm(term PastTerm) {
 	const most = 10
-	if len(s.past) == most {
-		copy(s.past, s.past[1:])
-		s.past = s.past[:most-1]
-	}
 	s.past = append(s.past, term)
+	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
 }
 
-// noteError notes how the last call to the store went. It reports whether that is
-// news, and tells those who follow then.
-func (s *state) noteError(err error) (news bool) {
-	last := s.lastError
-	s.lastError = ""
+// noteError notes the error of the last call to the store, or nil. It reports whether that is
+// a change, and if so publishes it.
+func (s *state) noteError(err error) (changed bool) {
+	text := ""
 	if err != nil {
-		s.lastError = err.Error()
+		text = err.Error()
 	}
-	if s.lastError == last || listen.Gist(s.lastError) == listen.Gist(last) {
-		return false
+	changed = listen.Gist(text) != listen.Gist(s.lastError)
+	s.lastError = text
+	if changed {
+		s.publish()
 	}
-	s.publish()
-	return true
+	return changed
 }
 
-// publish wakes all who follow.
+// publish wakes all readers of [Coordinator.Changes].
 func (s *state) publish() {
 	if s.changed != nil {
 		close(s.changed)
@@ -297,6 +284,6 @@ func (s *state) publish() {
 	}
 }
 
-func (h *Holding) past(reason string) PastTerm {
+func (h *Holding) pastTerm(reason string) PastTerm {
 	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
 }

@@ -25,26 +25,21 @@ var (
 	// ErrExists says that an object that was to be created exists already.
 	ErrExists = objects.ErrExists
 
-	// ErrConflict says that the object is not at the version that the write
-	// was meant for. The error is a [*ConflictError].
+	// ErrConflict says that the object is at another version. The error is a [*ConflictError].
 	ErrConflict = objects.ErrConflict
 
-	// ErrTaken says that the ID or the name of an object that was to be
-	// written belongs to another object. Trying again cannot help.
+	// ErrTaken says that the ID or the name belongs to another object. Trying again cannot help.
 	ErrTaken = objects.ErrTaken
 
-	// ErrInvalid says that an argument can never be accepted. Nothing was sent
-	// to the database.
+	// ErrInvalid says that an argument can never be accepted. Nothing was sent to the database.
 	ErrInvalid = objects.ErrInvalid
 
-	// ErrSetup says that the database needs somebody's hand: a table that is
-	// missing, a column of the wrong type, a role that is refused. Trying
-	// again soon is of no use.
+	// ErrSetup says that somebody has to repair the database: a table is missing, a column
+	// has the wrong type, a role is refused. Trying again soon is of no use.
 	ErrSetup = objects.ErrSetup
 )
 
-// ConflictError is the error of a write whose condition named another version
-// than the object has. It is [ErrConflict].
+// ConflictError is the [ErrConflict] of a write whose condition named another version.
 type ConflictError struct {
 	Key     Key
 	Wanted  int64 // the version that the condition named
@@ -85,15 +80,7 @@ func (k *Key) UnmarshalText(text []byte) error {
 }
 
 // Validate returns an [ErrInvalid] for a key that no store can accept.
-func (k Key) Validate() error {
-	switch {
-	case k.Type == "":
-		return fmt.Errorf("%w: key %q has an empty type", ErrInvalid, k)
-	case k.ID == "":
-		return fmt.Errorf("%w: key %q has an empty id", ErrInvalid, k)
-	}
-	return errors.Join(objects.ValidText("key type", k.Type), objects.ValidText("key id", k.ID))
-}
+func (k Key) Validate() error { return objects.ID(k).Validate() }
 
 // Object is one row of the store's table.
 type Object struct {
@@ -102,17 +89,16 @@ type Object struct {
 	Labels  map[string]string
 	Payload []byte // at most MaxPayload bytes
 
-	// Version, CreatedAt, UpdatedAt and Age are set by the store and ignored
-	// when an object is written. In a row of another program they may be anything: the
-	// version is positive all the same, a time that can't be read is the zero time,
-	// and if that is UpdatedAt the age is 0.
+	// Version, CreatedAt, UpdatedAt and Age are set by the store and ignored when an object
+	// is written. Whatever another program has left in the row, the version is positive, a
+	// time that can't be read is the zero time, and if that is UpdatedAt, the age is 0.
 	Version   int64
 	CreatedAt time.Time
 	UpdatedAt time.Time
 
-	// Age is how long ago the object was last written, by the clock of the
-	// store, when it was read. It is never more than the time since the call
-	// that wrote it began; it is negative where the stamp is ahead of the clock.
+	// Age is how long ago the object was last written, by the clock of the store, when it
+	// was read. It is never more than the time since the call that wrote it began; it is
+	// negative where the stamp is ahead of the clock.
 	Age time.Duration
 }
 
@@ -164,15 +150,14 @@ func (o Object) written(r objects.Row) Object {
 	return o
 }
 
-// WriteCondition says what must be true of the stored object for a write to
-// happen. The zero value is [MustCreate], which overwrites nothing.
+// WriteCondition says what must be true of the stored object for a write to happen. The
+// zero value is [MustCreate], which overwrites nothing.
 type WriteCondition struct{ c objects.Condition }
 
 // MustCreate is the condition that the object does not exist.
 func MustCreate() WriteCondition { return WriteCondition{objects.Condition{Kind: objects.MustCreate}} }
 
-// MatchVersion is the condition that the object exists at version v, which is
-// greater than 0.
+// MatchVersion is the condition that the object exists at version v, which must be positive.
 func MatchVersion(v int64) WriteCondition {
 	return WriteCondition{objects.Condition{Kind: objects.MatchVersion, Version: v}}
 }
@@ -190,10 +175,9 @@ func (c WriteCondition) Validate() error {
 	return nil
 }
 
-// Check judges the condition against the current version of the object, 0
-// where it does not exist. It returns nil, [ErrExists] or a [*ConflictError].
-// It is for implementations of [Store] that can hold the object still between
-// the check and the write.
+// Check compares the condition with the current version of the object, 0 where it does not
+// exist. It returns nil, [ErrExists] or a [*ConflictError]. It is for implementations of
+// [Store] that can keep the object unchanged between the check and the write.
 func (c WriteCondition) Check(key Key, current int64) error {
 	switch {
 	case c.c.Kind == objects.MustCreate && current != 0:
@@ -217,22 +201,19 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// This is the least that a store must do. It may also implement [Lister],
-// [Fencer], [Watcher], [Notifier] and [Exclusive]. The
-// package storetest holds the contract as a test suite, for stores that are
-// written elsewhere:
+// A store may also implement [Lister], [Fencer], [Watcher], [Notifier] and [Exclusive]. The
+// package storetest has the contract as a test suite, for stores that are written elsewhere:
 //
-//   - A write is atomic, and durable when it returns nil. A failed condition
-//     changes nothing.
-//   - Versions never go back: the version of a write is greater than every
-//     version that any object under that key ever had, also one deleted since.
-//   - Of any number of concurrent writes with [MustCreate], or with
-//     [MatchVersion] of one version, exactly one succeeds.
-//   - Times and ages are the store's: no caller's clock is compared with
-//     another's.
-//   - A call that failed without one of the errors below, or was cancelled, may
-//     or may not have written, but never half. Its error says which operation
-//     on which key, and keeps its cause for [errors.Is] and [errors.As].
+//   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
+//   - Versions never go back: the version of a write is greater than every version that any
+//     object under that key ever had, including objects deleted since.
+//   - Of any number of concurrent writes with [MustCreate], or with [MatchVersion] of one
+//     version, exactly one succeeds.
+//   - Times and ages are the store's: no caller's clock is compared with another's.
+//   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
+//     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other
+//     error it may or may not have written, but never half. An error says which operation on
+//     which key, and keeps its cause for [errors.Is] and [errors.As].
 //   - No call waits longer for a lock than its context allows.
 //   - Invalid arguments are [ErrInvalid] before any I/O.
 //
@@ -241,66 +222,82 @@ type Store interface {
 	// Get returns the object, or [ErrNotFound].
 	Get(ctx context.Context, key Key) (Object, error)
 
-	// PutIf writes the object if the condition holds, and returns it with its
-	// new version and times. Otherwise it returns [ErrExists] or
-	// [ErrConflict], or [ErrTaken] where the ID or the name is another
-	// object's.
+	// PutIf writes the object if the condition holds, and returns it with its new version
+	// and times. Otherwise it returns [ErrExists] or [ErrConflict], or [ErrTaken] where the
+	// ID or the name is another object's.
 	PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error)
 
-	// DeleteIf deletes the object if it is at that version. Otherwise it
-	// returns [ErrNotFound] or [ErrConflict].
+	// DeleteIf deletes the object if it is at that version. Otherwise it returns
+	// [ErrNotFound] or [ErrConflict].
 	DeleteIf(ctx context.Context, key Key, version int64) error
 }
 
-// Exclusive is implemented by stores that may belong to one replica alone.
-type Exclusive interface {
-	// SingleReplica reports whether no other process can reach this store, so
-	// that a [Coordinator] may run its job without a lease.
-	SingleReplica() bool
+// Lister is implemented by stores that can enumerate objects. All stores of this module do,
+// except that of [Static].
+type Lister interface {
+	// List returns at most limit objects of a type, those whose IDs come after the given
+	// one, ordered by ID as the database orders text. A limit that is not positive is
+	// [ErrInvalid], as is a type that no key can have.
+	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
-// isExclusive reports whether a store belongs to one replica alone.
-func isExclusive(store Store) bool {
-	exclusive, ok := store.(Exclusive)
-	return ok && exclusive.SingleReplica()
+// List yields all objects of a type, page by page. It is not a snapshot: an object that is
+// written meanwhile may be seen before or after the write, and one that is created or
+// deleted meanwhile may or may not be seen. The first error ends the sequence; for a store
+// that is not a [Lister] it is [errors.ErrUnsupported].
+func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
+	const page = 256
+	return func(yield func(Object, error) bool) {
+		if store == nil {
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
+			return
+		}
+		lister, ok := store.(Lister)
+		if !ok {
+			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is not a Lister", objectType, errors.ErrUnsupported, store))
+			return
+		}
+		for after := ""; ; {
+			objects, err := lister.List(ctx, objectType, after, page)
+			if err != nil {
+				yield(Object{}, err)
+				return
+			}
+			for _, obj := range objects {
+				if !yield(obj, nil) {
+					return
+				}
+			}
+			if len(objects) < page {
+				return
+			}
+			after = objects[len(objects)-1].Key.ID
+		}
+	}
 }
 
-// Watcher is implemented by stores that can tell when an object is deleted or changed,
-// by hints. All stores of this module do. With a store that does not, standbys poll, and
-// holders find out at their next renewal.
+// Watcher is implemented by stores that can tell, by hints, when an object is deleted or
+// changed. All stores of this module do, except that of [Static]. With a store that does
+// not, standbys poll, and holders find out at their next renewal.
 type Watcher interface {
 	// Watch begins to watch an object, which need not exist. It does no I/O.
 	Watch(key Key) Subscription
 }
 
 // Subscription is a subscription to one object; it delivers hints. A hint may come late,
-// twice, for nothing, or not at all, so nothing is decided by one alone. All methods are
-// safe for concurrent use.
+// twice, without a cause, or not at all, so nothing is decided by one alone. All methods
+// are safe for concurrent use.
 type Subscription interface {
-	// C receives when the object was deleted by DeleteAndWake, when somebody has
-	// called Wake, and whenever hints may have been missed.
+	// C receives when the object was deleted by DeleteAndWake, when somebody has called
+	// Wake, and whenever hints may have been missed.
 	C() <-chan struct{}
 
-	// Live reports whether hints can be expected. Whenever that has changed, C
-	// receives. While it is false, the subscriber has to poll.
+	// Live reports whether hints can be expected. Whenever that has changed, C receives.
+	// While it is false, the subscriber has to poll.
 	Live() bool
 
 	// Stop ends the subscription.
 	Stop()
-}
-
-// Notifier is implemented by stores on which a change wakes those that watch an object
-// only if they are notified of it. All stores of this module do. A store on which every
-// change is an event needs only be a [Watcher].
-type Notifier interface {
-	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other
-	// processes too; none if nothing was deleted. It need not be durable when
-	// it returns: a crash of the database may bring the object back, as it was.
-	DeleteAndWake(ctx context.Context, key Key, version int64) error
-
-	// Wake wakes all that watch an object that the caller has just changed, in
-	// other processes too.
-	Wake(ctx context.Context, key Key) error
 }
 
 // subscribe watches an object in any store.
@@ -318,6 +315,19 @@ func (noHints) C() <-chan struct{} { return nil }
 func (noHints) Live() bool         { return false }
 func (noHints) Stop()              {}
 
+// Notifier is implemented by stores on which a change wakes those that watch an object only
+// if they are notified of it. All stores of this module do, except that of [Static]. A store
+// on which every change is an event need only be a [Watcher].
+type Notifier interface {
+	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other processes too;
+	// none if nothing was deleted. The delete need not be durable when it returns: a crash
+	// of the database may bring the object back, as it was.
+	DeleteAndWake(ctx context.Context, key Key, version int64) error
+
+	// Wake wakes all that watch an object that the caller has just changed, wherever they are.
+	Wake(ctx context.Context, key Key) error
+}
+
 // deleteAndWake deletes an object from any store.
 func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
 	if notifier, ok := store.(Notifier); ok {
@@ -326,75 +336,89 @@ func deleteAndWake(ctx context.Context, store Store, key Key, version int64) err
 	return store.DeleteIf(ctx, key, version)
 }
 
-// wakeAll wakes all that watch an object in any store. An error is of no interest:
-// hints may be lost in any case.
+// wakeAll wakes all that watch an object in any store. It ignores errors, since hints may
+// be lost in any case.
 func wakeAll(ctx context.Context, store Store, key Key) {
 	if notifier, ok := store.(Notifier); ok {
-		// What there is to hear has been written, perhaps by the last moment of ctx.
+		// The change has been written, perhaps just before ctx ended.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = notifier.Wake(ctx, key)
 	}
 }
 
-// Lister is implemented by stores that can enumerate objects. All stores of
-// this module do.
-type Lister interface {
-	// List returns at most limit objects of a type, those whose IDs come after
-	// the given one, ordered by ID as the database orders text. A limit that is
-	// not positive is [ErrInvalid], as is a type that no key can have.
-	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
+// Exclusive is implemented by stores that may belong to one replica alone.
+type Exclusive interface {
+	// SingleReplica reports whether no other process can reach this store, so that a
+	// [Coordinator] may run its job without a lease.
+	SingleReplica() bool
 }
 
-// validList refuses arguments that no [Lister] can accept.
-func validList(objectType, after string, limit int) error {
-	errs := []error{objects.ValidText("object type", objectType), objects.ValidText("after", after)}
-	if objectType == "" {
-		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
-	}
-	if limit < 1 {
-		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
-	}
-	return errors.Join(errs...)
+// isExclusive reports whether a store belongs to one replica alone.
+func isExclusive(store Store) bool {
+	exclusive, ok := store.(Exclusive)
+	return ok && exclusive.SingleReplica()
 }
 
-// opError says which operation failed, and on which key; and that its context
-// has ended, where a driver only says that it was interrupted.
-func opError(ctx context.Context, op string, key Key, err error) error {
-	if ended := ctx.Err(); ended != nil && !objects.Answered(err) && !errors.Is(err, ended) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
+// Fencer is implemented by stores that can make their writes depend on a term. All stores
+// of this module do, except that of [Static].
+type Fencer interface {
+	// Fence returns the same store, whose PutIf and DeleteIf succeed only while the object
+	// under [Term.Key], which they refuse to write, has [Term.Record] as its payload. That
+	// is decided in the transaction of the write, in such a way that no takeover can commit
+	// between the decision and the write. Otherwise they return [ErrLost] and write nothing.
+	//
+	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store that is fenced
+	// already is [errors.ErrUnsupported]. For a term of a single replica, which has no
+	// record, Fence returns the store as it is.
+	Fence(term *Term) (Store, error)
 }
 
-// storeError is opError for an error of a store's implementation, which knows neither
-// keys nor terms. It makes the [*ConflictError] that users see, and ends the term of a
-// write whose fence did not hold. The term is nil where nothing was fenced.
-func storeError(ctx context.Context, op string, key Key, term *Term, err error) error {
-	var conflict *objects.Conflict
-	var out *objects.FencedOut
-	switch {
-	case errors.As(err, &conflict):
-		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
-	case errors.As(err, &out) && out.Cause != nil:
-		term.end(ErrLost) // nobody knows to whom
-	case errors.As(err, &out) && out.Now != nil:
-		err = term.fencedOut(objectOf(*out.Now))
-	case errors.As(err, &out):
-		err = term.fencedOut(Object{})
-	}
-	return opError(ctx, op, key, err)
-}
-
-// Update reads an object, lets change make another of it, and writes that if nobody
-// has written in between; otherwise it begins again. It returns the object as it was
-// written. [ErrNotFound] says that there is no object, [ErrInvalid] that change has
-// given it another key. An error of change is returned as it is, and nothing is written.
+// Fence returns the same store, whose PutIf and DeleteIf write only while the term is still
+// the lease's: otherwise they return [ErrLost] and nothing is written, however long this
+// process was paused before. The lease must be in that same store. A fenced write takes one
+// round trip, like any other. It is for code that is written against [Store]; for writes to
+// tables of your own, use [PostgresStore.Fenced] or [SQLiteStore.Fenced].
 //
-// Change may be called several times, so it should do nothing but decide. It may alter
-// the object that it gets. Update ends only with success, with an error that trying
-// again would not mend, or with ctx. Through a store that [Fence] has made, the write is
-// fenced.
+// For a term of a single replica, which has no lease to lose, Fence returns the store as it
+// is. A store that is not a [Fencer] is [errors.ErrUnsupported].
+func Fence(store Store, term *Term) (Store, error) {
+	if store == nil {
+		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
+	}
+	if err := term.fences("fence"); err != nil {
+		return nil, err
+	}
+	if term.local() {
+		return store, nil
+	}
+	fencer, ok := store.(Fencer)
+	if !ok {
+		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
+	}
+	return fencer.Fence(term)
+}
+
+var errFencedTwice = fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+
+// FenceError returns the error of a transaction as [ErrLost] if a statement of
+// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever the
+// driver; it returns any other error, and nil, as it is. The driver's error stays reachable.
+func FenceError(err error) error {
+	if err == nil || !objects.IsFenceFailure(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
+// Update reads an object, lets change make another of it, and writes that if nobody has
+// written in between; otherwise it starts again. It returns the object as it was written.
+// Where there is no object the error is [ErrNotFound], and [ErrInvalid] if change has given it
+// another key. An error of change is returned as it is, and nothing is written.
+//
+// Update may call change several times, so change should do nothing but decide. It may
+// modify the object that it gets. Update ends only with success, with ctx, or with an error
+// that another attempt could not avoid. If [Fence] made the store, the write is fenced.
 func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
 	switch {
 	case store == nil:
@@ -420,44 +444,56 @@ func Update(ctx context.Context, store Store, key Key, change func(Object) (Obje
 		if !errors.Is(err, ErrConflict) {
 			return written, err
 		}
-		// Somebody else got on. Of many that collide, each lets the others by.
+		// Somebody else was faster. The random pause keeps many callers from colliding again.
 		if !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
 			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
 		}
 	}
 }
 
-// List yields all objects of a type, page by page. It is no snapshot: an object
-// written meanwhile may be seen before or after the write, one created or
-// deleted meanwhile may be seen or not. The first error ends the sequence;
-// for a store that is no [Lister] it is [errors.ErrUnsupported].
-func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
-	const page = 256
-	return func(yield func(Object, error) bool) {
-		if store == nil {
-			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
-			return
-		}
-		lister, ok := store.(Lister)
-		if !ok {
-			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is no Lister", objectType, errors.ErrUnsupported, store))
-			return
-		}
-		for after := ""; ; {
-			objects, err := lister.List(ctx, objectType, after, page)
-			if err != nil {
-				yield(Object{}, err)
-				return
-			}
-			for _, obj := range objects {
-				if !yield(obj, nil) {
-					return
-				}
-			}
-			if len(objects) < page {
-				return
-			}
-			after = objects[len(objects)-1].Key.ID
-		}
+// Static returns a store that keeps nothing, for a deployment of one replica without a
+// database: a [Coordinator] over it always holds, and runs its job as over any other store.
+// Its reads find nothing, its writes are [errors.ErrUnsupported].
+func Static() Store { return static{} }
+
+type static struct{}
+
+func (static) SingleReplica() bool { return true }
+
+func (static) Get(ctx context.Context, key Key) (Object, error) {
+	return Object{}, opError(ctx, "get", key, ErrNotFound)
+}
+
+func (static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, error) {
+	return Object{}, fmt.Errorf("tenure: put %s: %w: a static store keeps nothing", obj.Key, errors.ErrUnsupported)
+}
+
+func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
+	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
+}
+
+// opError says which operation failed, on which key, and whether its context has ended: some
+// drivers only say that they were interrupted.
+func opError(ctx context.Context, op string, key Key, err error) error {
+	if ended := ctx.Err(); ended != nil && !objects.Answered(err) && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
 	}
+	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
+}
+
+// storeError is opError for an error of an internal package, which knows neither keys nor
+// terms. It makes the [*ConflictError] that users see, and ends the term of a write whose
+// fence did not hold; the term is nil where nothing was fenced.
+func storeError(ctx context.Context, op string, key Key, term *Term, err error) error {
+	var conflict *objects.Conflict
+	var out *objects.FencedOut
+	switch {
+	case errors.As(err, &conflict):
+		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
+	case errors.As(err, &out) && out.Cause != nil:
+		term.end(ErrLost) // nobody knows who holds it now
+	case errors.As(err, &out):
+		err = term.fencedOut(out.Now)
+	}
+	return opError(ctx, op, key, err)
 }

@@ -59,6 +59,7 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 type PostgresStore struct {
 	conns *pgconns.Conns
 	table *pgobjects.Table
+	term  *Term // whose fence all writes pass; nil: they are not fenced
 }
 
 var _ interface {
@@ -86,7 +87,7 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, e
 func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 	cfg.Table = cmp.Or(cfg.Table, "objects")
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
-	return &PostgresStore{conns, pgobjects.New(conns, pgobjects.Config(cfg))}
+	return &PostgresStore{conns: conns, table: pgobjects.New(conns, pgobjects.Config(cfg))}
 }
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
@@ -161,7 +162,7 @@ func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
 
 // List implements [Lister].
 func (s *PostgresStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	if err := validList(objectType, after, limit); err != nil {
+	if err := objects.ValidList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
 	rows, err := s.table.List(ctx, objectType, after, limit)
@@ -173,38 +174,32 @@ func (s *PostgresStore) List(ctx context.Context, objectType, after string, limi
 
 // PutIf implements [Store].
 func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
-	return s.put(ctx, obj, cond, nil)
-}
-
-// DeleteIf implements [Store].
-func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, nil, false)
-}
-
-// DeleteAndWake implements [Notifier].
-func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, nil, true)
-}
-
-// put is PutIf, fenced by a term unless that is nil.
-func (s *PostgresStore) put(ctx context.Context, obj Object, cond WriteCondition, fence *Term) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate(), fence.fenceFor(obj.Key)); err != nil {
+	if err := errors.Join(obj.Validate(), cond.Validate(), s.term.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	r, err := s.table.Put(ctx, obj.row(), cond.c, fence.fence())
+	r, err := s.table.Put(ctx, obj.row(), cond.c, s.term.fence())
 	if err != nil {
-		return Object{}, storeError(ctx, "put", obj.Key, fence, err)
+		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
 	}
 	return obj.written(r), nil
 }
 
-// delete is DeleteIf or DeleteAndWake, fenced by a term unless that is nil.
-func (s *PostgresStore) delete(ctx context.Context, key Key, version int64, fence *Term, wake bool) error {
-	if err := errors.Join(key.Validate(), objects.ValidVersion(version), fence.fenceFor(key)); err != nil {
+// DeleteIf implements [Store].
+func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, false)
+}
+
+// DeleteAndWake implements [Notifier].
+func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
+	return s.delete(ctx, key, version, true)
+}
+
+func (s *PostgresStore) delete(ctx context.Context, key Key, version int64, wake bool) error {
+	if err := errors.Join(key.Validate(), objects.ValidVersion(version), s.term.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.table.Delete(ctx, objects.ID(key), version, fence.fence(), wake); err != nil {
-		return storeError(ctx, "delete", key, fence, err)
+	if err := s.table.Delete(ctx, objects.ID(key), version, s.term.fence(), wake); err != nil {
+		return storeError(ctx, "delete", key, s.term, err)
 	}
 	return nil
 }
@@ -287,33 +282,32 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 	return query, args, nil
 }
 
+// PutStatement returns a statement that writes an object that exists, if it is at that
+// version, and that fails otherwise, and its transaction with it: for a transaction that
+// writes other tables of the same database, too, by whatever driver. It does no I/O. It
+// neither creates an object nor wakes those that watch it.
+func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
+	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
+	if s.term != nil { // the statement would not be fenced
+		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
+	}
+	query, args = s.table.PutStatement(obj.row(), version)
+	return query, args, nil
+}
+
 // Fence implements [Fencer].
 func (s *PostgresStore) Fence(term *Term) (Store, error) {
+	if s.term != nil {
+		return nil, errFencedTwice
+	}
 	if err := term.fences("fence"); err != nil {
 		return nil, err
 	}
 	if term.local() {
 		return s, nil
 	}
-	return &fencedPostgres{s, term}, nil
-}
-
-// fencedPostgres is a store whose writes are fenced by a term.
-type fencedPostgres struct {
-	*PostgresStore
-	term *Term
-}
-
-func (s *fencedPostgres) Fence(*Term) (Store, error) { return nil, errFencedTwice }
-
-func (s *fencedPostgres) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
-	return s.put(ctx, obj, cond, s.term)
-}
-
-func (s *fencedPostgres) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, s.term, false)
-}
-
-func (s *fencedPostgres) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, s.term, true)
+	return &PostgresStore{conns: s.conns, table: s.table, term: term}, nil
 }

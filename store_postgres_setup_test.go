@@ -329,3 +329,27 @@ func TestARoleThatIsRefusedForAWhileNeedsNoPerson(t *testing.T) {
 	execPostgres(t, owner, `ALTER ROLE `+role+` LOGIN`)
 	wantErr(t, lease.Renew(t.Context(), term), nil)
 }
+
+func TestARoleThatCouldNotRenewALeaseDoesNotAcquireIt(t *testing.T) {
+	url, owner := asWorker(t)
+	role := "worker_" + owner.Config().ConnConfig.Database
+	store := openPostgres(t, url, tenure.PostgresConfig{})
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term := mustAcquire(t, lease)
+	execPostgres(t, owner, `REVOKE UPDATE ON objects FROM `+role)
+	wantErr(t, lease.Renew(t.Context(), term), tenure.ErrSetup)
+	wantErr(t, lease.Release(t.Context(), term), nil)
+	_, err := lease.TryAcquire(t.Context())
+	wantErr(t, err, tenure.ErrSetup)
+	if !strings.Contains(err.Error(), `GRANT UPDATE ON "objects"`) {
+		t.Errorf("the error does not name the remedy: %v", err)
+	}
+	execPostgres(t, owner, `REVOKE DELETE ON objects FROM `+role)
+	store.LookAgain()
+	if _, err = lease.TryAcquire(t.Context()); !strings.Contains(err.Error(), `GRANT UPDATE, DELETE ON "objects"`) {
+		t.Errorf("the error does not name the remedy: %v", err)
+	}
+	execPostgres(t, owner, `GRANT DELETE ON objects TO `+role)
+	execPostgres(t, owner, `GRANT UPDATE (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms) ON objects TO `+role)
+	wantErr(t, lease.Release(t.Context(), mustAcquire(t, lease)), nil)
+}

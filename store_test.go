@@ -61,7 +61,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 	})
 }
 
-// I3, and the store's promise that versions never go back, by workers that
+// Tokens only grow, as do versions, as the store promises: tried by workers that
 // create, renew, steal and release as fast as they can.
 func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 	const workers, ttl = 8, 40 * time.Millisecond

@@ -9,67 +9,68 @@ import (
 	"time"
 )
 
-// Trace is a set of funcs that a [Coordinator] calls as things happen, once it has
-// noted them in its status and log. Any may be nil, and costs nothing then.
+// Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
+// updated its status and its log. Any of them may be nil.
 //
-// Renewed and RenewalFailed are called by the goroutines that renew, one at a time,
-// the others by that of [Coordinator.Run]: so two may be called at once. They must not
-// panic, and must return quickly: the next renewal waits for the ones, the end of a
-// term for the others. They may call the coordinator's methods, but not wait in Resign.
+// Renewed and RenewalFailed are called by the goroutines that renew, one at a time, and the
+// others by the goroutine of [Coordinator.Run], so two may be called at once. They must not
+// panic, and must return quickly: the next renewal waits for the former, the end of a term
+// for the latter. They may call the coordinator's methods, but must not wait in Resign.
 //
-// Each term is Acquired once. At its end it is Lost, or Released, or first the one
-// and then the other: where it was not renewed in time and could be released after all.
+// Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
+// Released, if it was not renewed in time but could be released all the same.
 type Trace struct {
-	// Attempt is called when an attempt of a standby to acquire has ended, after
-	// so long. The error is nil where it has the lease now, and [ErrHeld], as a
-	// rule, where another has it.
+	// Attempt is called after each attempt of a standby to acquire the lease, with the time
+	// that it took. The error is nil if it got the lease, and normally [ErrHeld] if not.
 	Attempt func(took time.Duration, err error)
 
-	// Acquired is called when a term has begun. The predecessor is the holder from
-	// whom it was stolen, as it was read last before; nil: nobody held the lease.
+	// Acquired is called when a term has begun. The predecessor is the holder from which
+	// the lease was stolen, as it was last read; nil if nobody held the lease.
 	Acquired func(term *Term, predecessor *Holding)
 
-	// Renewed is called when a renewal has succeeded. It took so long, and so much
-	// trust had been left when its answer came.
+	// Renewed is called after a renewal, with the time that it took and the trust that was
+	// left when its answer came.
 	Renewed func(term *Term, took, trustLeft time.Duration)
 
-	// RenewalFailed is called when a renewal has failed, or was not sent because
-	// the replica is not fit to hold ([ErrUnhealthy]), and will be tried again.
+	// RenewalFailed is called when a renewal has failed, or was not sent because this
+	// replica is not healthy ([ErrUnhealthy]), and will be tried again.
 	RenewalFailed func(term *Term, err error, trustLeft time.Duration)
 
-	// Lost is called when the lease is another's or gone, when it was not renewed
-	// in time, right before the job is told to return; or when it could not be
-	// released after the job has returned, and will expire.
+	// Lost is called right before the job is told to return, if the lease is another's or
+	// gone or was not renewed in time; and after the job has returned, if the lease could
+	// not be released and has to expire.
 	Lost func(term *Term, cause error)
 
-	// Released is called when the lease has been given back.
+	// Released is called when the lease is released.
 	Released func(term *Term, cause error)
 
-	// JobStarted is called right before the job's funcs are. JobEnded is called
-	// when they have returned, so long after they were told to, or the first of them
+	// JobStarted is called right before the job's funcs are. JobEnded is called when all of
+	// them have returned, with the time since they were told to, or since the first one
 	// returned.
 	JobStarted func(term *Term)
 	JobEnded   func(term *Term, cause error, took time.Duration)
 
-	// JobStuck is called when the job has not returned although its context
-	// ended so long ago. The lease is no longer renewed, and will expire.
+	// JobStuck is called when the job has not returned, although its context ended that
+	// long ago. The lease is no longer renewed, and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
-	// HolderChanged is called when this replica finds that another holds the lease
-	// than before, or itself; empty: nobody, as far as it knows.
+	// HolderChanged is called when this replica sees another holder than before, which may
+	// be itself. Empty means nobody, as far as it knows.
 	HolderChanged func(holder string)
 }
 
-// noTrace is what all coordinators without a trace share.
+// noTrace is shared by all coordinators without a trace.
 var noTrace Trace
 
-// monitor is the one place in which what happens to a coordinator is recorded for
-// [Coordinator.Status], logged, and passed on to the trace.
+// monitor is the one place that records what happens to a coordinator: one method for
+// each event updates the status, logs, and calls the trace, in this order, so that a func
+// of the trace finds the event in the status.
 type monitor struct {
 	lease   Key
 	replica string
 	logger  *slog.Logger
 	trace   *Trace
+	told    string // the holder that the trace was last told of; for Run's goroutine only
 
 	renewals sync.Mutex // held while the trace is told of a renewal: two goroutines renew
 
@@ -77,144 +78,129 @@ type monitor struct {
 	state state
 }
 
-// event is something that happened. Its parts are done in this order, so that a func
-// of the trace finds the event in the status. Each may be left out.
-type event struct {
-	record func(*state, *event) // under the mutex; it may still change what is logged
-	level  slog.Level
-	msg    string // empty: nothing is logged
-	args   []any
-	trace  func(*Trace)
-}
-
-func (m *monitor) note(e event) {
+func (m *monitor) update(change func(*state)) {
 	m.mu.Lock()
-	before := m.state.holder
-	if e.record != nil {
-		e.record(&m.state, &e)
-	}
-	holder := m.state.holder
-	m.mu.Unlock()
-	if e.msg != "" {
-		m.log().Log(context.Background(), e.level, e.msg, e.args...)
-	}
-	if e.trace != nil {
-		e.trace(m.trace)
-	}
-	if changed := m.trace.HolderChanged; changed != nil && holder != before {
-		changed(holder)
-	}
+	defer m.mu.Unlock()
+	change(&m.state)
 }
 
-// log returns the logger, with what all lines of this coordinator say. To keep it
-// would cost each of many leases more memory than their terms do.
+// log returns the logger, with what all lines of this coordinator say. A program with many
+// leases would need more memory to keep these loggers than for its terms.
 func (m *monitor) log() *slog.Logger {
 	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
 }
 
-// attempted notes an attempt of a standby to acquire.
-func (m *monitor) attempted(took time.Duration, err error) {
-	m.note(event{trace: func(t *Trace) {
-		if t.Attempt != nil {
-			t.Attempt(took, err)
-		}
-	}})
+// traceHolder tells the trace who holds the lease, if that has changed.
+func (m *monitor) traceHolder() {
+	m.mu.Lock()
+	holder := m.state.holder
+	m.mu.Unlock()
+	if holder == m.told {
+		return
+	}
+	m.told = holder
+	if m.trace.HolderChanged != nil {
+		m.trace.HolderChanged(holder)
+	}
 }
 
-// sawHolder notes the record that was read; nil: there is none.
+// attempted notes a standby's attempt to acquire.
+func (m *monitor) attempted(took time.Duration, err error) {
+	if m.trace.Attempt != nil {
+		m.trace.Attempt(took, err)
+	}
+}
+
+// sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
-	m.note(event{record: func(s *state, e *event) {
+	var holder string
+	var changed bool
+	m.update(func(s *state) {
 		before := s.holder
 		s.saw(h)
-		if s.holder == before {
-			return
-		}
-		s.reason = "held by " + cmp.Or(s.holder, "nobody")
-		s.publish()
-		e.level, e.msg, e.args = slog.LevelInfo, "lease has another holder", []any{"holder", s.holder}
-	}})
-}
-
-// storeAnswered notes that a call to the store went well.
-func (m *monitor) storeAnswered() {
-	m.note(event{record: func(s *state, _ *event) { s.noteError(nil) }})
-}
-
-// failed logs an error of the store: as a warning when it is a new one, at debug while
-// it stays the same.
-func (m *monitor) failed(msg string, err error) {
-	m.note(event{level: slog.LevelDebug, msg: msg, args: []any{"error", err}, record: func(s *state, e *event) {
-		if s.noteError(err) {
-			e.level = slog.LevelWarn
-		}
-	}})
-}
-
-// termBegan notes that a term has begun. Its job has not; it begins at once unless the
-// takeover must be confirmed.
-func (m *monitor) termBegan(term *Term, mustConfirm bool) {
-	from := term.stolenFrom
-	m.note(event{
-		record: func(s *state, _ *event) {
-			reason, ended := "acquired", "released"
-			if from != nil {
-				reason, ended = "stolen from "+from.Holder, "expired"
-				s.saw(from)
-			}
-			if s.seen != nil {
-				s.endTerm(s.seen.past(ended))
-			}
-			s.held, s.holder, s.seen = term, term.Holder(), nil
-			s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
-			s.token = term.Token()
-			s.terms++
-			s.become(RoleConfirming, reason)
-			if mustConfirm {
-				s.publish()
-			}
-		},
-		level: slog.LevelInfo, msg: "lease acquired", args: []any{"holder", term.Holder(), "token", term.Token()},
-		trace: func(t *Trace) {
-			if t.Acquired != nil {
-				t.Acquired(term, from)
-			}
-		},
-	})
-}
-
-// jobBegins notes that a term's job begins.
-func (m *monitor) jobBegins(term *Term) {
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.working = true
-			s.become(RoleHolder, s.reason)
+		holder, changed = s.holder, s.holder != before
+		if changed {
+			s.reason = "held by " + cmp.Or(holder, "nobody")
 			s.publish()
-		},
-		trace: func(t *Trace) {
-			if t.JobStarted != nil {
-				t.JobStarted(term)
-			}
-		},
+		}
 	})
+	if changed {
+		m.log().Info("lease has another holder", "holder", holder)
+	}
+	m.traceHolder()
 }
 
-// renewed notes a renewal that was sent at began, when so much trust was left.
+// storeAnswered notes that a call to the store succeeded.
+func (m *monitor) storeAnswered() {
+	m.update(func(s *state) { s.noteError(nil) })
+}
+
+// failed logs an error of the store: as a warning if it is a new one, at debug level
+// while it stays the same.
+func (m *monitor) failed(msg string, err error) {
+	level := slog.LevelDebug
+	m.update(func(s *state) {
+		if s.noteError(err) {
+			level = slog.LevelWarn
+		}
+	})
+	m.log().Log(context.Background(), level, msg, "error", err)
+}
+
+// termBegan notes that a term has begun. Its job begins at once unless the takeover must
+// be confirmed first.
+func (m *monitor) termBegan(term *Term) {
+	from := term.stolenFrom
+	m.update(func(s *state) {
+		reason, ended := "acquired", "released"
+		if from != nil {
+			reason, ended = "stolen from "+from.Holder, "expired"
+			s.saw(from)
+		}
+		if s.seen != nil {
+			s.endTerm(s.seen.pastTerm(ended))
+		}
+		s.held, s.holder, s.seen = term, term.Holder(), nil
+		s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
+		s.token = term.Token()
+		s.terms++
+		s.become(RoleConfirming, reason)
+		if term.unconfirmed() != nil {
+			s.publish()
+		}
+	})
+	m.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
+	if m.trace.Acquired != nil {
+		m.trace.Acquired(term, from)
+	}
+	m.traceHolder()
+}
+
+// jobBegins notes that a term's job is about to begin.
+func (m *monitor) jobBegins(term *Term) {
+	m.update(func(s *state) {
+		s.working = true
+		s.become(RoleHolder, s.reason)
+		s.publish()
+	})
+	if m.trace.JobStarted != nil {
+		m.trace.JobStarted(term)
+	}
+}
+
+// renewed notes a renewal that was sent at began, when trustLeft remained.
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.latency = took
-			s.noteError(nil)
-		},
-		level: slog.LevelDebug, msg: "lease renewed", args: []any{"token", term.Token()},
-		trace: func(t *Trace) {
-			if t.Renewed != nil {
-				t.Renewed(term, took, trustLeft-took)
-			}
-		},
+	m.update(func(s *state) {
+		s.latency = took
+		s.noteError(nil)
 	})
+	m.log().Debug("lease renewed", "token", term.Token())
+	if m.trace.Renewed != nil {
+		m.trace.Renewed(term, took, trustLeft-took)
+	}
 }
 
 // renewalFailed notes a renewal that will be tried again.
@@ -222,48 +208,45 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 	m.failed("lease not renewed, trying again", err)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
-	m.note(event{trace: func(t *Trace) {
-		if t.RenewalFailed != nil {
-			t.RenewalFailed(term, err, term.Remaining())
-		}
-	}})
+	if m.trace.RenewalFailed != nil {
+		m.trace.RenewalFailed(term, err, term.Remaining())
+	}
 }
 
-// termOver notes that a term is over, before its job is.
-func (m *monitor) termOver(term *Term, cause error) {
+// termEnding notes that a term is over and its job is about to be told so.
+func (m *monitor) termEnding(term *Term, cause error) {
+	var holder string
+	m.update(func(s *state) {
+		var lost *LostError
+		if errors.As(cause, &lost) {
+			s.holder, s.seen = "", nil
+			if lost.To != nil && !lost.To.isOffer() {
+				s.holder, s.seen = lost.To.Holder, lost.To
+			}
+		}
+		s.become(RoleStopping, cause.Error())
+		s.publish()
+		holder = s.holder
+	})
 	level, msg := slog.LevelDebug, "job is told to return"
 	switch {
 	case errors.Is(cause, ErrJobEnded):
 		level, msg = slog.LevelWarn, "job ended before its term"
 	case errors.Is(cause, ErrUnhealthy):
-		level, msg = slog.LevelWarn, "replica is not fit to hold the lease"
+		level, msg = slog.LevelWarn, "replica is unhealthy and gives the lease up"
 	case isLoss(cause):
 		level, msg = slog.LevelInfo, "lease lost"
 	}
-	m.note(event{
-		level: level, msg: msg,
-		record: func(s *state, e *event) {
-			var lost *LostError
-			if errors.As(cause, &lost) {
-				s.holder, s.seen = "", nil
-				if lost.To != nil && !lost.To.isOffer() {
-					s.holder, s.seen = lost.To.Holder, lost.To
-				}
-			}
-			s.become(RoleStopping, cause.Error())
-			s.publish()
-			e.args = []any{"holder", s.holder, "token", term.Token(), "cause", cause}
-		},
-		trace: func(t *Trace) {
-			if t.Lost != nil && isLoss(cause) {
-				t.Lost(term, cause)
-			}
-		},
-	})
+	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+	if m.trace.Lost != nil && isLoss(cause) {
+		m.trace.Lost(term, cause)
+	}
+	m.traceHolder()
 }
 
-// isLoss reports whether a term with this cause is over because the lease is, and
-// not by a decision of this replica. A job's or a check's word is not enough.
+// isLoss reports whether a term with this cause is over because the lease is lost, and not
+// by a decision of this replica. That an error of the job or of its check says so does not
+// count.
 func isLoss(cause error) bool {
 	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
 		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
@@ -271,100 +254,82 @@ func isLoss(cause error) bool {
 
 // jobStuck notes that a job did not return in time.
 func (m *monitor) jobStuck(term *Term, since time.Duration) {
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.stuck = true
-			s.publish()
-		},
-		level: slog.LevelError, msg: "job does not return although its context has ended; its lease is renewed no longer",
-		args: []any{"token", term.Token(), "waited", since},
-		trace: func(t *Trace) {
-			if t.JobStuck != nil {
-				t.JobStuck(term, since)
-			}
-		},
+	m.update(func(s *state) {
+		s.stuck = true
+		s.publish()
 	})
+	m.log().Error("job has not returned although its context has ended; its lease is no longer renewed",
+		"token", term.Token(), "waited", since)
+	if m.trace.JobStuck != nil {
+		m.trace.JobStuck(term, since)
+	}
 }
 
-// jobReturned notes that all of a job has returned.
+// jobReturned notes that all of the job's funcs have returned.
 func (m *monitor) jobReturned(term *Term, cause error) {
 	var worked bool
 	var took time.Duration
-	m.note(event{
-		level: slog.LevelDebug, msg: "job returned",
-		record: func(s *state, e *event) {
-			worked, took = s.working, time.Since(s.since)
-			s.working = false
-			if s.stuck {
-				s.stuck = false
-				s.publish()
-			}
-			e.args = []any{"token", term.Token(), "took", took}
-		},
-		trace: func(t *Trace) {
-			if t.JobEnded != nil && worked {
-				t.JobEnded(term, cause, took)
-			}
-		},
+	m.update(func(s *state) {
+		worked, took = s.working, time.Since(s.since)
+		s.working = false
+		if s.stuck {
+			s.stuck = false
+			s.publish()
+		}
 	})
+	m.log().Debug("job returned", "token", term.Token(), "took", took)
+	if m.trace.JobEnded != nil && worked {
+		m.trace.JobEnded(term, cause, took)
+	}
 }
 
-// released notes that a lease was given back. A term that came when the coordinator
-// was shutting down has not begun for the status and the trace.
+// released notes that a lease is released. A term that was acquired too late, or during a
+// shutdown, is not in the status, and the trace was never told of it.
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
-	m.note(event{
-		record: func(s *state, _ *event) {
-			s.noteError(nil)
-			if began = s.held == term; began {
-				s.holder, s.seen = "", nil
-			}
-		},
-		level: slog.LevelInfo, msg: "lease released", args: []any{"holder", term.Holder(), "token", term.Token(), "cause", cause},
-		trace: func(t *Trace) {
-			if t.Released != nil && began {
-				t.Released(term, cause)
-			}
-		},
+	m.update(func(s *state) {
+		s.noteError(nil)
+		if began = s.held == term; began {
+			s.holder, s.seen = "", nil
+		}
 	})
+	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+	if m.trace.Released != nil && began {
+		m.trace.Released(term, cause)
+	}
+	m.traceHolder()
 }
 
-// notReleased notes that a lease could not be given back: err is [ErrLost] where
-// it was another's already. Otherwise it will expire.
+// notReleased notes that a lease could not be released. It was already another's if err is
+// [ErrLost]; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
-	if !errors.Is(err, ErrLost) {
+	if errors.Is(err, ErrLost) {
+		m.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+	} else {
 		m.failed("lease cannot be released; it will expire", err)
 	}
 	var began bool
-	e := event{
-		record: func(s *state, _ *event) { began = s.held == term },
-		trace: func(t *Trace) {
-			if t.Lost != nil && began && !isLoss(cause) { // otherwise it was told already
-				t.Lost(term, errors.Join(cause, err))
-			}
-		},
+	m.update(func(s *state) { began = s.held == term })
+	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
+		m.trace.Lost(term, errors.Join(cause, err))
 	}
-	if errors.Is(err, ErrLost) {
-		e.level, e.msg = slog.LevelInfo, "lease lost before it was released"
-		e.args = []any{"holder", term.Holder(), "token", term.Token(), "error", err}
-	}
-	m.note(e)
 }
 
-// termLeft notes that nothing is left to do for the term held.
-func (m *monitor) termLeft() {
-	m.note(event{record: func(s *state, _ *event) {
+// termEnded notes that nothing remains to be done for the term.
+func (m *monitor) termEnded() {
+	m.update(func(s *state) {
 		s.endTerm(PastTerm{
 			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
 			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
 		})
 		s.held = nil
-		if s.seen == nil { // nobody, or the record of this replica that could not be released
+		if s.seen == nil { // nobody holds it, or this replica's own record could not be released
 			s.holder = ""
 		}
 		s.become(RoleStandby, s.reason)
 		s.publish()
-	}})
+	})
+	m.traceHolder()
 }
 
 func (m *monitor) lastToken() int64 {

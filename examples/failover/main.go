@@ -91,8 +91,8 @@ type replica struct {
 	stop  func() // and wait until its work has ended
 }
 
-func start(name string, store tenure.Store, work *work) (*replica, error) {
-	cuttable := &cuttable{Store: store}
+func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error) {
+	cuttable := &cuttable{SQLiteStore: store}
 	lease, err := tenure.NewLease(cuttable, tenure.LeaseConfig{
 		Holder: name,
 		TTL:    ttl,
@@ -150,13 +150,14 @@ func (w *work) next(ctx context.Context) (string, error) {
 func (w *work) say(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	fmt.Printf("%6.2fs  %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Printf("%7.3fs  %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // cuttable is a store that one replica can be cut off from: its calls hang, as
-// those of a process that lost its network do.
+// those of a process that lost its network do. It embeds the store itself, and not the
+// interface tenure.Store, which would hide that it wakes standbys.
 type cuttable struct {
-	tenure.Store
+	*tenure.SQLiteStore
 	cut atomic.Bool
 }
 
@@ -164,21 +165,28 @@ func (c *cuttable) Get(ctx context.Context, key tenure.Key) (tenure.Object, erro
 	if err := c.hang(ctx); err != nil {
 		return tenure.Object{}, err
 	}
-	return c.Store.Get(ctx, key)
+	return c.SQLiteStore.Get(ctx, key)
 }
 
 func (c *cuttable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	if err := c.hang(ctx); err != nil {
 		return tenure.Object{}, err
 	}
-	return c.Store.PutIf(ctx, obj, cond)
+	return c.SQLiteStore.PutIf(ctx, obj, cond)
 }
 
 func (c *cuttable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	if err := c.hang(ctx); err != nil {
 		return err
 	}
-	return c.Store.DeleteIf(ctx, key, version)
+	return c.SQLiteStore.DeleteIf(ctx, key, version)
+}
+
+func (c *cuttable) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	if err := c.hang(ctx); err != nil {
+		return err
+	}
+	return c.SQLiteStore.DeleteAndWake(ctx, key, version)
 }
 
 func (c *cuttable) hang(ctx context.Context) error {

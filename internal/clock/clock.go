@@ -1,5 +1,5 @@
-// Package clock reads the two clocks of a process: the monotonic one, which stands
-// still while the machine is suspended, and the wall clock, which may be set.
+// Package clock reads the two clocks of a process: the monotonic clock, which stands still
+// while the machine is suspended, and the wall clock, which may be set.
 package clock
 
 import (
@@ -9,7 +9,7 @@ import (
 
 // Reading is one instant, read from both clocks.
 type Reading struct {
-	Mono time.Time // for comparison with other monotonic readings only
+	Mono time.Time // only to be compared with other monotonic readings
 	Wall time.Time // without a monotonic reading
 }
 
@@ -27,20 +27,20 @@ func (r Reading) Add(d time.Duration) Reading {
 	return Reading{Mono: r.Mono.Add(d), Wall: r.Wall.Add(d)}
 }
 
-// Until returns how much time is left until r, by whichever clock says that less is.
+// Until returns how long it is from now until r, by the clock that says it is less.
 func (r Reading) Until(now Reading) time.Duration {
 	return min(r.Mono.Sub(now.Mono), r.Wall.Sub(now.Wall))
 }
 
 type key struct{}
 
-// With returns a context in which [From] finds another clock than that of the
-// process: one of a machine that a test suspends.
+// With returns a context in which [From] finds another clock than the process's, for tests
+// that suspend the machine.
 func With(ctx context.Context, c Clock) context.Context {
 	return context.WithValue(ctx, key{}, c)
 }
 
-// From returns the clock of a context: that of the process, as a rule.
+// From returns the clock that [With] has put into a context, else the process's.
 func From(ctx context.Context) Clock {
 	if c, ok := ctx.Value(key{}).(Clock); ok {
 		return c

@@ -1,5 +1,5 @@
-// Package listen hears Postgres notifications, on one connection for all who
-// wait, and connects again when that breaks.
+// Package listen receives Postgres notifications for a whole store on one connection, and
+// connects again when that breaks.
 package listen
 
 import (
@@ -21,16 +21,19 @@ import (
 )
 
 const (
-	patience  = 5 * time.Second  // with what should take milliseconds
-	heartbeat = 30 * time.Second // a silent connection is asked whether it lives, before what forwards it forgets it
-	leastRest = 100 * time.Millisecond
-	mostRest  = 10 * time.Second
-	deafRest  = 10 * time.Second // at first; a pooler stays one, a server that is slow doesn't
-	mostDeaf  = 10 * time.Minute
+	patience  = 5 * time.Second  // with anything that should take milliseconds
+	heartbeat = 30 * time.Second // a silent connection is pinged this often, so that nothing on its way forgets it
+
+	// Pauses before the next connection: after errors, and if nothing is delivered, which
+	// a pooler won't change soon, but a server that was just slow will.
+	firstPause         = 100 * time.Millisecond
+	longestPause       = 10 * time.Second
+	firstUndelivered   = 10 * time.Second
+	longestUndelivered = 10 * time.Minute
 )
 
-// errDeaf says that the connection takes a LISTEN and hears nothing.
-var errDeaf = errors.New("a notification was sent and not heard")
+// errUndelivered says that the connection accepts LISTEN and receives nothing.
+var errUndelivered = errors.New("a notification was sent and did not arrive")
 
 // Listener passes the notifications of one channel on to a hub.
 type Listener struct {
@@ -41,7 +44,7 @@ type Listener struct {
 	// Connect opens the connection to listen on.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
 
-	// Key returns the hub's key that a payload means; false: it is not for this hub.
+	// Key returns the key in the hub that a payload means; false if it is not for this hub.
 	Key func(payload string) (key string, ours bool)
 
 	// Notify notifies the channel, through another connection.
@@ -50,40 +53,39 @@ type Listener struct {
 	closing sync.WaitGroup // for connections that pgx has yet to close
 }
 
-// Run listens until ctx is done. Then it closes its connections, and waits some
-// seconds for a server that does not answer. It may be called once.
+// Run listens until ctx is done. Then it closes its connections, for which it waits a few
+// seconds if the server does not answer. It may be called once.
 func (l *Listener) Run(ctx context.Context) {
 	defer l.closing.Wait()
-	rest, deaf, said := leastRest, deafRest, ""
+	pause, undelivered, logged := firstPause, firstUndelivered, ""
 	for {
-		heardFor, err := l.listen(ctx, said != "")
+		lasted, err := l.listen(ctx, logged != "")
 		l.Hub.SetLive(false)
 		if ctx.Err() != nil {
 			return
 		}
-		if heardFor > patience {
-			rest, deaf, said = leastRest, deafRest, "" // it went well for a while
+		if lasted > patience {
+			pause, undelivered, logged = firstPause, firstUndelivered, ""
 		}
-		if text := Gist(err.Error()); text != said {
-			said = text
+		if text := Gist(err.Error()); text != logged {
+			logged = text
 			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", err)
 		}
-		pause := rest
-		if errors.Is(err, errDeaf) {
-			pause, deaf = deaf, min(2*deaf, mostDeaf)
+		wait := pause
+		pause = min(2*pause, longestPause)
+		if errors.Is(err, errUndelivered) {
+			wait, undelivered = undelivered, min(2*undelivered, longestUndelivered)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause - rand.N(pause/4)):
+		case <-time.After(wait - rand.N(wait/4)):
 		}
-		rest = min(2*rest, mostRest)
 	}
 }
 
-// listen is one connection's life. It returns for how long it heard, and why no
-// longer.
-func (l *Listener) listen(ctx context.Context, again bool) (heardFor time.Duration, err error) {
+// listen is the life of one connection. It returns how long it was live, and why it ended.
+func (l *Listener) listen(ctx context.Context, again bool) (lasted time.Duration, err error) {
 	conn, err := l.prepare(ctx)
 	if err != nil {
 		return 0, err
@@ -96,16 +98,16 @@ func (l *Listener) listen(ctx context.Context, again bool) (heardFor time.Durati
 	}
 	l.Logger.Log(ctx, level, "standbys are woken by notifications", "channel", l.Channel)
 	began := time.Now()
-	err = l.hear(ctx, conn)
+	err = l.receive(ctx, conn)
 	return time.Since(began), err
 }
 
-func (l *Listener) hear(ctx context.Context, conn *pgx.Conn) error {
+func (l *Listener) receive(ctx context.Context, conn *pgx.Conn) error {
 	for {
-		heard, err := wait(ctx, conn, heartbeat)
+		received, err := await(ctx, conn, heartbeat)
 		switch {
 		case err == nil:
-			if key, ours := l.Key(heard.Payload); ours {
+			if key, ours := l.Key(received.Payload); ours {
 				l.Hub.Wake(key)
 			}
 		case ctx.Err() != nil:
@@ -120,7 +122,7 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// prepare connects, and returns a connection that hears.
+// prepare connects, and returns a connection on which notifications arrive.
 func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 	var conn *pgx.Conn
 	err := within(ctx, func(ctx context.Context) (err error) {
@@ -135,12 +137,12 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 		if _, err := conn.Exec(ctx, listen); err != nil {
 			return err
 		}
-		if err := l.hearItself(ctx, conn); err != nil {
+		if err := l.checkDelivery(ctx, conn); err != nil {
 			return err
 		}
-		// This session is meant to idle. It is our own, not one that a pooler shares with
-		// other clients, or nothing would have been heard. LISTEN stands in front again
-		// because pg_stat_activity shows the last query.
+		// This session is meant to be idle. It is our own and not shared by a pooler, or
+		// nothing would have arrived. LISTEN is repeated because pg_stat_activity shows the
+		// last query.
 		_, err := conn.Exec(ctx, listen+"; SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout' AND setting <> '0'")
 		return err
 	})
@@ -151,30 +153,29 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// hearItself makes sure that what is sent through another connection is heard on
-// this one. Through a pooler in transaction mode LISTEN succeeds, and nothing is
-// ever heard.
-func (l *Listener) hearItself(ctx context.Context, conn *pgx.Conn) error {
+// checkDelivery makes sure that what another connection sends arrives on this one. Through a
+// pooler in transaction mode LISTEN succeeds, and nothing ever arrives.
+func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 	word := uuid.NewString()
 	if err := l.Notify(ctx, word); err != nil {
 		return err
 	}
 	for began := time.Now(); ; {
-		heard, err := wait(ctx, conn, patience/2-time.Since(began))
+		received, err := await(ctx, conn, patience/2-time.Since(began))
 		switch {
-		case err == nil && heard.Payload == word:
+		case err == nil && received.Payload == word:
 			return nil
-		case err == nil: // the hub wakes everybody when it becomes live
+		case err == nil: // not lost: the hub wakes everybody when it becomes live
 		case ctx.Err() == nil && pgconn.Timeout(err):
-			return fmt.Errorf("%w: a pooler may be in the way, or another database meant", errDeaf)
+			return fmt.Errorf("%w: there may be a pooler in between, or ListenURL may name another database", errUndelivered)
 		default:
 			return err
 		}
 	}
 }
 
-// close ends the connection. Behind a pooler that is more than hanging up: the
-// server's connection goes on to others, and would collect what nobody hears.
+// close ends the connection. UNLISTEN is for poolers, which give the server's connection to
+// other clients: it would go on collecting notifications that nobody receives.
 func (l *Listener) close(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -182,14 +183,14 @@ func (l *Listener) close(conn *pgx.Conn) {
 		_, _ = conn.Exec(ctx, "UNLISTEN *")
 	}
 	_ = conn.Close(ctx)
-	// After a call that broke off, pgx closes it in the background and gives itself
-	// seconds for that, for which the next connection need not wait.
+	// After a call that broke off, pgx closes the connection in the background, which may
+	// take seconds. The next connection need not wait for that.
 	l.closing.Go(func() { <-conn.PgConn().CleanupDone() })
 }
 
-// wait returns the next notification, or an error that is a [pgconn.Timeout]
-// where none comes for so long; the connection stays usable.
-func wait(ctx context.Context, conn *pgx.Conn, longest time.Duration) (*pgconn.Notification, error) {
+// await returns the next notification, or an error that is a [pgconn.Timeout] if none comes
+// in time; the connection stays usable.
+func await(ctx context.Context, conn *pgx.Conn, longest time.Duration) (*pgconn.Notification, error) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	return conn.WaitForNotification(ctx)
@@ -201,8 +202,8 @@ func within(ctx context.Context, do func(context.Context) error) error {
 	return do(ctx)
 }
 
-// Gist is an error's text without its numbers. A port that differs each time does
-// not make an error a new one.
+// Gist returns an error's text without its numbers: a port that differs each time does not
+// make it another error.
 func Gist(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsDigit(r) {

@@ -52,7 +52,7 @@ type FencedOut struct {
 
 func (e *FencedOut) Error() string {
 	if e.Cause != nil {
-		return fmt.Sprintf("%v (to whom, cannot be read: %v)", ErrLost, e.Cause)
+		return fmt.Sprintf("%v (its record can't be read: %v)", ErrLost, e.Cause)
 	}
 	return ErrLost.Error()
 }
@@ -64,6 +64,9 @@ func (e *FencedOut) Unwrap() error { return e.Cause }
 
 // FenceLost stands in the error by which a fence statement fails on Postgres.
 const FenceLost = "the term is over; records that stand: "
+
+// PutConflict stands in the error by which a put statement fails on Postgres.
+const PutConflict = "the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
 // Drivers differ in their types, so it goes by the text: on Postgres by [FenceLost], on
@@ -79,6 +82,18 @@ func ValidText(what, s string) error {
 		return fmt.Errorf("%w: %s %q is not UTF-8 text without NUL", ErrInvalid, what, s)
 	}
 	return nil
+}
+
+// ValidList refuses arguments with which no store can list objects.
+func ValidList(objectType, after string, limit int) error {
+	errs := []error{ValidText("object type", objectType), ValidText("after", after)}
+	if objectType == "" {
+		errs = append(errs, fmt.Errorf("%w: the object type is empty", ErrInvalid))
+	}
+	if limit < 1 {
+		errs = append(errs, fmt.Errorf("%w: limit %d is not positive", ErrInvalid, limit))
+	}
+	return errors.Join(errs...)
 }
 
 // ValidVersion refuses a version that no object can have.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -23,6 +25,17 @@ const TombstoneAge = 24 * time.Hour
 type ID struct{ Type, ID string }
 
 func (id ID) String() string { return id.Type + "/" + id.ID }
+
+// Validate refuses a key that no store can accept.
+func (id ID) Validate() error {
+	switch {
+	case id.Type == "":
+		return fmt.Errorf("%w: key %q has an empty type", ErrInvalid, id)
+	case id.ID == "":
+		return fmt.Errorf("%w: key %q has an empty id", ErrInvalid, id)
+	}
+	return errors.Join(ValidText("key type", id.Type), ValidText("key id", id.ID))
+}
 
 // Row is an object as a database stores it.
 type Row struct {

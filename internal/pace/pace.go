@@ -1,5 +1,5 @@
-// Package pace decides how long to wait: pauses that a context or a hint ends,
-// jitter, back-off, and a limit on spurious wake-ups.
+// Package pace decides how long to wait: pauses that a context or a hint ends, jitter,
+// back-off, and a limit on spurious wake-ups.
 package pace
 
 import (
@@ -14,7 +14,7 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	}
 	if d <= 0 {
-		return true // timers of 0 that fire at once in one synctest bubble crash Go's race detector
+		return true // in a synctest bubble, several timers of 0 firing at once crash Go's race detector
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -26,9 +26,8 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Await waits for at most longest, or until a hint comes. Hints are ignored for a while
-// at first; one that comes meanwhile is heard afterwards. It returns false for ok once
-// ctx is done.
+// Await waits for at most longest, or until a hint comes. It ignores hints for ignoreFor at
+// first; one that comes meanwhile ends the wait after that. Ok is false once ctx is done.
 func Await(ctx context.Context, hints <-chan struct{}, ignoreFor, longest time.Duration) (hinted, ok bool) {
 	ignoreFor = max(0, min(ignoreFor, longest))
 	if !Sleep(ctx, ignoreFor) {
@@ -49,26 +48,25 @@ func Await(ctx context.Context, hints <-chan struct{}, ignoreFor, longest time.D
 	}
 }
 
-// Jitter returns a random duration of at most d and at least three quarters of it.
+// Jitter returns a random duration between three quarters of d and d.
 func Jitter(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
 
-// Retry returns the pause before the next try after so many failures in a row before
-// this one: a sixteenth of the interval at first, half of it later, and never more than
-// longest, with jitter.
+// Retry returns the pause before the next try, after a failure that followed this many
+// others in a row: a sixteenth of the interval at first, half of it later, and never more
+// than longest, with jitter.
 func Retry(interval, longest time.Duration, failures int) time.Duration {
 	return Jitter(min(interval/16<<min(failures, 3), longest))
 }
 
-// Limiter limits spurious wake-ups: hints that led to nothing. Anybody who may connect
-// to the database can send hints, and a flood of them must cost no more than polling
-// does. After a few, one in each interval is followed. The zero value is ready; it is
-// not safe for concurrent use.
+// Limiter limits spurious wake-ups: hints that led to nothing. Anybody who may connect to
+// the database can send hints, and a flood of them must not cost more than polling does.
+// After the first few, one per interval is followed. The zero value is ready to use. A
+// Limiter is not safe for concurrent use.
 type Limiter struct {
-	due time.Time // when all would have been followed, at one in an interval
+	due time.Time // when all of them would have been followed, at one per interval
 }
 
-// IgnoreFor returns for how long to ignore hints after one that was or was not
-// spurious.
+// IgnoreFor returns for how long to ignore hints, after a wake-up that was spurious or not.
 func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration {
 	const few = 5
 	now := time.Now()
@@ -81,12 +79,12 @@ func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration
 	return max(0, l.due.Sub(now)-few*interval)
 }
 
-// Doubling is a pause that doubles each time, up to a limit, and begins anew after a
-// time without trouble that was longer than that. The zero value is ready; it is not
-// safe for concurrent use.
+// Doubling is a pause that doubles each time, up to a limit, and starts again after a time
+// without trouble longer than that limit. The zero value is ready to use. It is not safe for
+// concurrent use.
 type Doubling struct{ last time.Duration }
 
-// Next returns the next pause, after a time without trouble.
+// Next returns the next pause, given the time without trouble before it.
 func (d *Doubling) Next(untroubled, first, most time.Duration) time.Duration {
 	if untroubled > most {
 		d.last = 0
@@ -95,15 +93,15 @@ func (d *Doubling) Next(untroubled, first, most time.Duration) time.Duration {
 	return d.last
 }
 
-// longestHeadStart is the most that a standby waits before it looks.
+// longestHeadStart is the longest time that a standby waits before it looks.
 const longestHeadStart = 4 * time.Millisecond
 
-// HeadStart is what a standby gives the others when all are woken at once: of many few
-// write then, and it is not always the same that wins. The zero value gives none; it is
-// not safe for concurrent use.
+// HeadStart is the time that a standby gives the others when all are woken at once, so that
+// only a few write and it is not always the same one that wins. The zero value gives none.
+// It is not safe for concurrent use.
 type HeadStart struct{ Gives bool }
 
-// Give waits, if a head start is to be given. It returns false for ok once ctx is done.
+// Give waits if a head start is to be given. Ok is false once ctx is done.
 func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
 	if !h.Gives {
 		return false, true
@@ -111,6 +109,7 @@ func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
 	return true, Sleep(ctx, rand.N(longestHeadStart))
 }
 
-// CameSecond notes that another was quicker, in a try that took so long. Where a try
-// takes longer than a head start, a look after it comes too early to spare a write.
+// CameSecond notes that another standby was faster, and how long this one's try took. If a
+// try takes longer than a head start, a look after the head start comes too early to spare
+// a write.
 func (h *HeadStart) CameSecond(took time.Duration) { h.Gives = took <= longestHeadStart }

@@ -95,6 +95,9 @@ func newLeases(config *pgxpool.Config) *leases {
 	config.MinConns, config.MinIdleConns = 0, 0
 	config.MaxConnLifetime = 0 // a pool closes a connection before it opens the next
 	config.MaxConnIdleTime = max(config.MaxConnIdleTime, leastIdle)
+	// The pool's health check takes all idle connections for an instant, in which a call
+	// would have to open a new one.
+	config.HealthCheckPeriod = max(config.HealthCheckPeriod, leastIdle)
 	// Unless the socket shows that the connection is dead, no round trip is spent on a
 	// ping: a call that fails is retried in any case.
 	config.ShouldPing = func(_ context.Context, params pgxpool.ShouldPingParams) bool {

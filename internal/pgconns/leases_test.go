@@ -39,6 +39,21 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 	require.ErrorContains(t, old.Ping(context.WithoutCancel(ctx)), "closed")
 }
 
+func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	require.NoError(t, err)
+	config.HealthCheckPeriod = time.Nanosecond
+	pool := newLeases(config)
+	defer pool.close()
+	set, _, err := pool.get(t.Context())
+	require.NoError(t, err)
+	defer pool.put(set)
+	for range 1000 {
+		require.NoError(t, set.Ping(t.Context()))
+	}
+	require.EqualValues(t, 1, set.Stat().NewConnsCount())
+}
+
 func isRetired(p *leases, conns *leaseSet) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -46,7 +46,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	return fnErr, t.setups.explain(err)
 }
 
-// fencedTx runs fn between the begin and the checked commit, and gives the connection
+// fencedTx runs fn between BEGIN and the checked commit, and gives the connection
 // back: the caller has to read on, and none of the pool's others need be free.
 func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
@@ -95,15 +95,29 @@ func (unendingTx) Rollback(context.Context) error { return errEnding }
 
 // FenceStatement returns a statement that fails unless the fence holds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
-	names := t.setups.names
-	if found := t.setups.found.Load(); found != nil { // the caller's search_path may be another
-		names = newNames(found.schema, t.cfg.Table)
-	}
 	// The text is not cast before the rows are counted, as a constant would be.
-	return names.in(`
+	return t.qualified().in(`
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
 			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
 		[]any{fence.ID.Type, fence.ID.ID, fence.Record}
+}
+
+// PutStatement returns a statement that replaces an object, or fails unless it is at a
+// version.
+func (t *Table) PutStatement(obj objects.Row, version int64) (query string, args []any) {
+	return t.qualified().in(`
+		WITH written AS (` + replace + ` AND {version} = $6::bigint RETURNING 1)
+		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.PutConflict + `' || count(*))::int END FROM written`),
+		append(columns(obj), version)
+}
+
+// qualified returns the names of the tables with their schema, because the caller's
+// search_path may be another.
+func (t *Table) qualified() names {
+	if found := t.setups.found.Load(); found != nil {
+		return newNames(found.schema, t.cfg.Table)
+	}
+	return t.setups.names
 }
 
 // checkFence checks that a fence holds, as the last statement of a transaction. If it does
@@ -123,7 +137,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 		return &objects.FencedOut{Now: &now}
 	case errors.Is(err, objects.ErrNotFound):
 		return &objects.FencedOut{}
-	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say to whom
+	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say who holds it now
 		return &objects.FencedOut{Cause: err}
 	default:
 		return cause

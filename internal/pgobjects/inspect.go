@@ -44,6 +44,8 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 				FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p), false)
 				AND NOT EXISTS (SELECT FROM closed WHERE root = tombstones),
 			EXISTS (SELECT FROM closed WHERE root = objects),
+			coalesce((SELECT string_agg(p, ', ') FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+				WHERE NOT has_table_privilege(objects, p) AND NOT (p <> 'DELETE' AND has_any_column_privilege(objects, CASE p WHEN 'DELETE' THEN 'SELECT' ELSE p END))), ''),
 			coalesce((SELECT max(relpersistence::text) FROM parts JOIN pg_class ON oid = part WHERE root = objects), ''),
 			coalesce((SELECT max(relpersistence::text) FROM parts JOIN pg_class ON oid = part WHERE root = tombstones), ''),
 			coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
@@ -63,7 +65,7 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 						IN (ARRAY['id'], ARRAY['id', 'object_type']))
 		FROM looked`,
 		[]any{s.names.objects, s.names.tombstones},
-		&exists, &found.schema, &found.tombstones, &hidden, &persistence, &buriedAs, &columns,
+		&exists, &found.schema, &found.tombstones, &hidden, &found.lacks, &persistence, &buriedAs, &columns,
 		&idleMS, &found.synchronousCommit, &isolation, &found.idAlone, &found.names, &unique)
 	if err != nil {
 		return nil, err

@@ -31,6 +31,7 @@ type setup struct {
 	at time.Time // when that was
 
 	schema            string        // of the table, also if search_path has found it
+	lacks             string        // privileges on the table that this role lacks
 	tombstones        bool          // the table exists, and this role may write it
 	unlogged          bool          // a crash empties the table of tombstones
 	names             bool          // a unique index covers the names
@@ -84,7 +85,6 @@ func (s *setups) migrate(ctx context.Context) (*setup, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.told.Store(nil)
 	return s.look(ctx)
 }
 
@@ -202,6 +202,18 @@ func (s *setups) write(ctx context.Context, write func(found *setup) error) erro
 	}
 	s.believe(&without)
 	return nil
+}
+
+// mayHold returns an error if this role lacks a privilege that a lease needs. Otherwise a
+// lease that can be acquired, but not renewed, would be acquired again and again.
+func (s *setups) mayHold(ctx context.Context, found *setup) (err error) {
+	if found.lacks != "" {
+		found, err = s.look(ctx) // it may have been granted since
+	}
+	if err == nil && found.lacks != "" {
+		err = fmt.Errorf("%w: this role lacks privileges that a lease needs (GRANT %s ON %s)", objects.ErrSetup, found.lacks, s.names.objects)
+	}
+	return err
 }
 
 // outdated reports whether a write was refused because of something that a look finds: a

@@ -63,6 +63,11 @@ type statements struct {
 // a statement that need not notify does not mention it.
 type removal struct{ buries, wakes bool }
 
+const replace = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
+			WHERE object_type = $1 AND id = $2`
+
 // newStatements names every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
 func newStatements(n names) statements {
@@ -126,10 +131,7 @@ func newStatements(n names) statements {
 		numberByClock: n.in(strings.ReplaceAll(numberRow, "{number}", `{now_us}`)),
 
 		// A version of 0 is no condition.
-		replace: n.in(`
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
-			WHERE object_type = $1 AND id = $2 AND ($6::bigint = 0 OR {version} = $6::bigint)
+		replace: n.in(replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
 
 		// FOR SHARE, at the end: it waits for a takeover that is under way and then

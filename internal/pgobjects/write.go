@@ -45,6 +45,11 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 		}
 		return r, &objects.Conflict{Wanted: cond.Version, Current: current}
 	}
+	if objects.IsLeaseCall(ctx) {
+		if err := t.setups.mayHold(ctx, found); err != nil {
+			return objects.Row{}, err
+		}
+	}
 	// What was in the way may be gone before we ask for it. If that happens three times,
 	// others keep creating and deleting it.
 	for range 3 {

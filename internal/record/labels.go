@@ -8,32 +8,30 @@ import (
 	"time"
 )
 
-// Reserved begins the names of labels that only leases write.
+// Reserved is the prefix of labels that only leases write.
 const Reserved = "tenure."
 
 const (
-	// requestLabel is the label by which a holder is asked to release the lease. It
-	// lasts until the next renewal.
+	// requestLabel asks the holder to release the lease. It lasts until the next renewal.
 	requestLabel = Reserved + "release"
 
-	// unconfirmedLabel is the label by which the record of a term says from whom it was
-	// taken over, for as long as that is not confirmed. So nobody is forgotten where
-	// the confirming replica crashes too, or gives the lease back.
+	// unconfirmedLabel names the holders from which a term was taken over, for as long as
+	// that is not confirmed, so that nobody forgets them if the confirming replica crashes
+	// too, or releases the lease.
 	unconfirmedLabel = Reserved + "unconfirmed"
 )
 
-// Request asks a holder to release its lease. Writing it makes a new version of the
-// object, at a new time; but a request is no renewal, and must not make the lease of a
-// holder that has vanished last longer. So it says what was there before, and readers
-// go by that.
+// Request asks a holder to release its lease. Writing it gives the object a new version and
+// time; but it is no renewal, and must not prolong the lease of a holder that has vanished.
+// So it contains the version and time from before, and readers go by those.
 type Request struct {
-	Term        string `json:"term"`          // that is asked; another program leaves the label in its own record
-	To          string `json:"to,omitempty"`  // the replica that is to be next; empty: any
+	Term        string `json:"term"`          // to which it applies: another program may keep the label in its own record
+	To          string `json:"to,omitempty"`  // the replica that gets the lease next; empty: any
 	Version     int64  `json:"version"`       // of the last renewal
 	RenewedAtMS int64  `json:"renewed_at_ms"` // by the store's clock
 }
 
-// Request returns the request that stands in the object, or nil.
+// Request returns the request in the object, or nil.
 func (o Object) Request() *Request {
 	var r Request
 	if !reserved(o, requestLabel, &r) || !o.IsOf(r.Term) || r.Version <= 0 || r.Version >= o.Version {
@@ -43,14 +41,14 @@ func (o Object) Request() *Request {
 }
 
 // WithRequest returns the object's labels with a request to its holder, in favour of a
-// replica, or of any where that is empty.
+// replica, or of any if to is empty.
 func (o Object) WithRequest(term, to string) map[string]string {
 	before := o.AsRenewed()
 	return withReserved(o.Labels, requestLabel,
 		Request{Term: term, To: to, Version: before.Version, RenewedAtMS: WholeMilli(before.UpdatedAt)})
 }
 
-// AsRenewed returns the object as its last renewal has left it.
+// AsRenewed returns the object as its last renewal left it.
 func (o Object) AsRenewed() Object {
 	request := o.Request()
 	if request == nil {
@@ -62,12 +60,12 @@ func (o Object) AsRenewed() Object {
 	return o
 }
 
-// WholeMilli is a time as requests tell it, and never before it.
+// WholeMilli returns a time as requests have it: in milliseconds, rounded up.
 func WholeMilli(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMilli() }
 
-// unconfirmed is what stands in the label of that name.
+// unconfirmed is the content of the label with that name.
 type unconfirmed struct {
-	Term   string        `json:"term"` // that is to confirm; another program leaves the label in its own record
+	Term   string        `json:"term"` // that has to confirm: another program may keep the label in its own record
 	Before []predecessor `json:"before"`
 }
 
@@ -81,8 +79,8 @@ type predecessor struct {
 	Labels       map[string]string `json:"labels,omitempty"`
 }
 
-// unconfirmedIn returns the holders that may still be at work although a term stands
-// that began after theirs, the first of them first.
+// unconfirmedIn returns the holders that may still be at work although a later term has
+// begun, in the order of their terms.
 func unconfirmedIn(o Object) []Holding {
 	var u unconfirmed
 	if !reserved(o, unconfirmedLabel, &u) || !o.IsOf(u.Term) {
@@ -104,7 +102,7 @@ func unconfirmedIn(o Object) []Holding {
 	return holdings
 }
 
-// WithUnconfirmed returns labels that say from whom a term was taken over.
+// WithUnconfirmed returns labels that name the holders from which a term was taken over.
 func WithUnconfirmed(labels map[string]string, term string, before []Holding) map[string]string {
 	u := unconfirmed{Term: term}
 	for _, h := range before {
@@ -145,18 +143,17 @@ func hasReserved(o Object) bool {
 	return false
 }
 
-// reserved reads a reserved label. It returns false where there is none that can be
-// read.
+// reserved reads a reserved label. It returns false if there is none, or it can't be decoded.
 func reserved(o Object, label string, value any) bool {
 	text, ok := o.Labels[label]
 	return ok && json.Unmarshal([]byte(text), value) == nil
 }
 
-// withReserved returns labels with a reserved one.
+// withReserved returns a copy of labels with a reserved one added.
 func withReserved(labels map[string]string, label string, value any) map[string]string {
 	text, err := json.Marshal(value)
 	if err != nil {
-		panic(fmt.Sprintf("bug: a label of strings and numbers does not encode: %v", err))
+		panic(fmt.Sprintf("bug: cannot encode a label of strings and numbers: %v", err))
 	}
 	labels = maps.Clone(labels)
 	if labels == nil {

@@ -1,6 +1,6 @@
-// Package record reads and writes what a lease keeps in its object: the payload, which
-// is the identity of a term, and the labels by which replicas tell each other of
-// requests and of takeovers that are not confirmed. It does no I/O.
+// Package record reads and writes what a lease keeps in its object: the payload, which is
+// the identity of a term, and the labels with which replicas tell each other of requests and
+// of takeovers that are not confirmed. It does no I/O.
 package record
 
 import (
@@ -14,20 +14,19 @@ import (
 )
 
 const (
-	// Unknown stands for the holder that a record does not tell.
+	// Unknown stands for the holder if the record does not name one.
 	Unknown = "unknown"
 
-	// LongestHolder is the longest name of a holder in bytes. Escaped in JSON it may
-	// become six times as long, and the record has to have room for it.
+	// LongestHolder is the longest name of a holder, in bytes. Escaped in JSON it may become
+	// six times as long, and the record must have room for it.
 	LongestHolder = 1 << 17
 
-	// LongestTTL is the longest TTL that a record can tell.
+	// LongestTTL is the longest TTL that a record can have.
 	LongestTTL = 365 * 24 * time.Hour
 )
 
-// Payload is the payload of a lease's object. Its bytes stay the same from the
-// acquire to the release of a term: they are the term's identity, and fenced
-// writes compare them.
+// Payload is the payload of a lease's object. Its bytes stay the same from the acquire to
+// the release of a term: they are the term's identity, and fenced writes compare them.
 type Payload struct {
 	Holder       string `json:"holder"`
 	AcquiredAtMS int64  `json:"acquired_at_ms"`
@@ -40,14 +39,13 @@ type Payload struct {
 func (p Payload) Encode() []byte {
 	b, err := json.Marshal(p)
 	if err != nil {
-		panic(fmt.Sprintf("bug: a record of strings and numbers does not encode: %v", err))
+		panic(fmt.Sprintf("bug: cannot encode a record of strings and numbers: %v", err))
 	}
 	return b
 }
 
-// Offer returns the payload that a holder leaves behind that offers the lease to a
-// replica: for so long no other takes it. Where no replica is named, any may take it at
-// once.
+// Offer returns the payload with which a holder offers the lease to a replica: no other may
+// take it until the offer has expired. If no replica is named, any may take it at once.
 func Offer(to string, lasts time.Duration) *Payload {
 	return &Payload{
 		Holder:       to,
@@ -67,30 +65,30 @@ type Object struct {
 	Age       time.Duration
 }
 
-// IsOf reports whether the object is the record of a term.
+// IsOf reports whether the object is the record of the term with this ID.
 func (o Object) IsOf(term string) bool {
 	var p Payload
 	return term != "" && json.Unmarshal(o.Payload, &p) == nil && p.Term == term
 }
 
-// Holding is what a record tells.
+// Holding is what a record says.
 type Holding struct {
 	Holder     string
 	Term       string // empty in a record of another program
 	Version    int64
 	TTL        time.Duration
-	AcquiredAt time.Time // zero where it is not told
+	AcquiredAt time.Time // zero if the record does not say
 	RenewedAt  time.Time
 	Age        time.Duration // since the last renewal
 	Labels     map[string]string
 	Offered    bool
 
-	Unconfirmed []Holding // the holders that may still be at work, until the takeover is confirmed
+	Unconfirmed []Holding // earlier holders that may still be at work; none once the takeover is confirmed
 }
 
-// Read reads a lease's object. It always returns a Holding that a standby can act
-// upon: one that nobody can decode would be held for ever. Its TTL is the reader's own
-// where the record tells none. The error says what was wrong with it.
+// Read reads a lease's object. It always returns a Holding that a standby can act on, or a
+// lease that nobody can decode would be held for ever. Its TTL is the reader's own if the
+// record has none. The error says what is wrong with the record.
 func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	h := Holding{
 		Holder:    Unknown,
@@ -130,8 +128,8 @@ func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	return h, nil
 }
 
-// tooLong reports whether another program has written more into its labels than the
-// record of the next term has room for.
+// tooLong reports whether another program has written more labels than the record of the
+// next term, which names its predecessors, has room for.
 func tooLong(labels map[string]string) bool {
 	bytes := 0
 	for name, value := range labels {
@@ -140,8 +138,8 @@ func tooLong(labels map[string]string) bool {
 	return bytes > LongestHolder
 }
 
-// plausible returns a time that is fit for JSON, which has no years above 9999: the
-// zero time for one that somebody has written in another unit.
+// plausible returns a time that fits into JSON, which has no years above 9999. It returns
+// the zero time for one that does not, which somebody has written in another unit.
 func plausible(t time.Time) time.Time {
 	if year := t.UTC().Year(); year < 1 || year > 9998 {
 		return time.Time{}

@@ -1,5 +1,5 @@
-// Package wake passes hints on to those who wait for something to happen. It is
-// what the stores' watches are made of, whatever brings the hints.
+// Package wake passes hints on to whoever waits for something to happen. The stores' watches
+// are made of it, whatever brings the hints.
 package wake
 
 import (
@@ -8,15 +8,14 @@ import (
 	"sync"
 )
 
-// Hub has the watches of one store, by what they watch. All methods are safe for
-// concurrent use.
+// Hub has the watches of one store, by their keys. All methods are safe for concurrent use.
 type Hub[K comparable] struct {
 	mu      sync.Mutex
 	live    bool
 	watches map[K][]*Watch[K]
 }
 
-// NewHub returns a hub. Live says whether hints arrive at it already.
+// NewHub returns a hub. Live says whether hints already arrive at it.
 func NewHub[K comparable](live bool) *Hub[K] {
 	return &Hub[K]{live: live, watches: make(map[K][]*Watch[K])}
 }
@@ -30,7 +29,7 @@ func (h *Hub[K]) Watch(key K) *Watch[K] {
 	return w
 }
 
-// Wake wakes all who watch the key. It never waits for them.
+// Wake wakes all watches of the key. It never blocks.
 func (h *Hub[K]) Wake(key K) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,8 +38,8 @@ func (h *Hub[K]) Wake(key K) {
 	}
 }
 
-// SetLive says whether hints arrive from now on, and wakes all: while they did
-// not, one may have been missed.
+// SetLive says whether hints arrive from now on, and wakes all watches, because a hint may
+// have been missed while they did not.
 func (h *Hub[K]) SetLive(live bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,11 +61,11 @@ func (h *Hub[K]) Keys() []K {
 	return slices.Collect(maps.Keys(h.watches))
 }
 
-// Watch is the interest of one in one key.
+// Watch is one watch of one key.
 type Watch[K comparable] struct {
 	hub *Hub[K]
 	key K
-	c   chan struct{} // of one place: two hints that nobody has taken are one
+	c   chan struct{} // has room for one hint: two that nobody has received become one
 }
 
 func (w *Watch[K]) wake() {

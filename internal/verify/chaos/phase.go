@@ -66,7 +66,7 @@ type faultKind struct {
 	longer int  // how many times as long as others it lasts; 0 is 1
 	passes bool // see [fault]
 
-	// begin does it, and returns whom it hit and how it is ended; the time is
+	// begin injects the fault, and returns the replica that it hit and how to end it; the time is
 	// that of the end, where that is not when end returns.
 	begin func(ctx context.Context, p *phase) (target string, end func() (time.Duration, error), err error)
 }

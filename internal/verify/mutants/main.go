@@ -1,7 +1,7 @@
 // Command mutants makes one place of the library wrong after another, and runs the
 // tests, which must fail each time. A mutant that survives is a missing test.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command] [-run regexp]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule] [-run regexp]
 //
 // It works on a copy of the module. The cheapest tests come first: those of the
 // root package in virtual time, those that hold the databases to their contract,
@@ -47,11 +47,16 @@ type suite struct {
 	passed bool // without a mutant
 }
 
-// command is the name of the suite for the mutants of the command, and of no others.
-const command = "command"
+// own are the suites for the mutants below one directory, and for no others.
+var own = map[string]string{"command": "cmd/tenure/", "schedule": "schedule/"}
 
 func (s suite) isFor(m mutant) bool {
-	return (s.name == command) == strings.HasPrefix(m.file, "cmd/tenure/")
+	for name, dir := range own {
+		if strings.HasPrefix(m.file, dir) {
+			return s.name == name
+		}
+	}
+	return own[s.name] == ""
 }
 
 func suites(dir string) ([]suite, error) {
@@ -61,10 +66,11 @@ func suites(dir string) ([]suite, error) {
 	}
 	return []suite{
 		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
-		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds", ".", "./internal/listen", "./internal/pgconns"}},
+		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle", ".", "./internal/listen", "./internal/pgconns"}},
 		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./storetest"}},
-		{name: command, args: []string{"./cmd/tenure"}},
+		{name: "command", args: []string{"./cmd/tenure"}},
+		{name: "schedule", args: []string{"./schedule"}},
 	}, nil
 }
 

@@ -1,4 +1,4 @@
-package tenure
+package sqliteobjects
 
 import (
 	"strconv"
@@ -7,16 +7,15 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// sqliteStatements are the statements of one table.
-type sqliteStatements struct {
-	migrate, probe, get, list, version, says, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement string
+// statements are the statements of one table.
+type statements struct {
+	migrate, probe, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement, putStatement string
 }
 
-// The statements name every column, and no conflict target but in our own
-// tombstones: the table may be another program's, with more columns and other
-// keys. The + before a column hides its declared type, by which the driver would
-// convert the value.
-func newSQLiteStatements(table string) sqliteStatements {
+// The statements name every column, and no conflict target except in the tombstones, which
+// are ours: the table of objects may be another program's, with more columns and other keys.
+// The + before a column hides its declared type, by which the driver would convert the value.
+func newStatements(table string) statements {
 	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 	names := strings.NewReplacer(
 		"{objects}", quote(table),
@@ -24,7 +23,7 @@ func newSQLiteStatements(table string) sqliteStatements {
 		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
 		"{version_limit}", strconv.FormatInt(objects.VersionLimit, 10),
 	)
-	return sqliteStatements{
+	return statements{
 		migrate: names.Replace(objects.SQLite),
 		probe: names.Replace(`
 			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
@@ -37,7 +36,7 @@ func newSQLiteStatements(table string) sqliteStatements {
 			FROM {objects} WHERE object_type = ?1 AND id > ?2 AND typeof(id) = 'text' ORDER BY id`),
 		version: names.Replace(`
 			SELECT +resource_version FROM {objects} WHERE object_type = ?1 AND id = ?2`),
-		says: names.Replace(`
+		content: names.Replace(`
 			SELECT coalesce(labels, '') || CAST(payload AS TEXT) FROM {objects} WHERE object_type = ?1 AND id = ?2`),
 		insert: names.Replace(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
@@ -48,7 +47,7 @@ func newSQLiteStatements(table string) sqliteStatements {
 				WHERE object_type = ?1 AND id = ?2 AND resource_version < {version_limit}), 1))
 			WHERE object_type = ?1 AND id = ?2
 			RETURNING +resource_version`),
-		// A version of 0 is no condition, here and in remove.
+		// A version of 0 is no condition, here as in remove.
 		replace: names.Replace(`
 			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
 			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
@@ -66,12 +65,26 @@ func newSQLiteStatements(table string) sqliteStatements {
 			DELETE FROM {tombstones} WHERE false`),
 		fence: names.Replace(`
 			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
-		// NULL is refused, so this writes nothing or fails; as a write it takes the lock first.
+		// The column refuses NULL, so this writes nothing or fails. Being a write, it takes the
+		// write lock before it looks.
 		fenceStatement: names.Replace(`
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
 			WHERE NOT EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3)`),
+		// abs of the smallest integer is an error. The search for the row needs the value, so it
+		// fails also if there is no row.
+		putStatement: names.Replace(`
+			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
+			WHERE object_type = ?1 AND id = (SELECT CASE
+				WHEN EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND resource_version = ?8) THEN ?2
+				ELSE abs(min(-9223372036854775808, ?8)) END)`),
 		prune: names.Replace(`
 			DELETE FROM {tombstones} WHERE rowid IN
 				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),
 	}
 }
+
+// hasUniqueKey asks whether a table refuses a second object under one key.
+const hasUniqueKey = `
+	SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) AS i WHERE i."unique" AND NOT i.partial AND
+		(SELECT group_concat(c) FROM (SELECT coalesce(lower(name), '?') AS c FROM pragma_index_info(i.name) ORDER BY c))
+			IN ('id', 'id,object_type'))`

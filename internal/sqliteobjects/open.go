@@ -1,0 +1,106 @@
+package sqliteobjects
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+const (
+	driverName  = "sqlite" // under which modernc.org/sqlite registers
+	busyCode    = 5        // SQLITE_BUSY, the low byte of an error's code
+	busyTimeout = 25 * time.Millisecond
+	lockTimeout = 5 * time.Second
+)
+
+// openDB opens the file at path, or a new database in memory.
+func openDB(ctx context.Context, path string) (*sql.DB, error) {
+	if !slices.Contains(sql.Drivers(), driverName) {
+		return nil, fmt.Errorf("%w: no driver %q is registered, add: import _ %q", objects.ErrSetup, driverName, "modernc.org/sqlite")
+	}
+	db, err := sql.Open(driverName, dsn(path))
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(4)
+	if path == ":memory:" {
+		// Each connection would have a database of its own, which ends with it.
+		db.SetMaxOpenConns(1)
+		db.SetMaxIdleConns(1)
+		db.SetConnMaxLifetime(0)
+		db.SetConnMaxIdleTime(0)
+	}
+	// The change to WAL mode does not honour the busy timeout: of several processes that
+	// start together, some are told at once that the database is busy.
+	if err := whenFree(ctx, func() error { return db.PingContext(ctx) }); err != nil {
+		db.Close()
+		return nil, explain(err)
+	}
+	return db, nil
+}
+
+func dsn(path string) string {
+	file := (&url.URL{Path: path}).EscapedPath()
+	if strings.HasPrefix(file, "/") {
+		file = "//" + file // an empty authority, or SQLite looks for one in a path that begins with two slashes
+	}
+	return "file:" + file + "?" + url.Values{
+		"_txlock": {"immediate"},
+		"_pragma": {
+			fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()),
+			"journal_mode(WAL)",
+			"synchronous(FULL)",
+		},
+	}.Encode()
+}
+
+// whenFree takes a lock, again and again while somebody else has it, for as long as ctx
+// allows, but for no longer than lockTimeout. SQLite itself waits only for busyTimeout,
+// because it does not notice that ctx has ended.
+func whenFree(ctx context.Context, take func() error) error {
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	for {
+		err := take()
+		if err == nil || !isBusy(err) || !pace.Sleep(waiting, pace.Jitter(5*time.Millisecond)) {
+			return err
+		}
+	}
+}
+
+func isBusy(err error) bool {
+	var coded interface{ Code() int }
+	return errors.As(err, &coded) && coded.Code()&0xff == busyCode
+}
+
+// explain adds to a driver's error what it means here. Drivers differ in their types, so it
+// goes by the text.
+func explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
+	}
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return objects.ErrNotFound
+	case has("no such table"):
+		return fmt.Errorf("%w: %w (call Migrate once)", objects.ErrSetup, err)
+	case has("UNIQUE constraint failed"):
+		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
+	case has("no such column", "has no column named", "datatype mismatch",
+		"unable to open database", "readonly database", "not a database"):
+		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
+	}
+	return err
+}

@@ -1,0 +1,147 @@
+// Package sqliteobjects keeps objects in a table of a SQLite database. Its errors are those
+// of package objects, or the driver's; the root package names the operation and the key.
+package sqliteobjects
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// Table is a table of objects. All methods are safe for concurrent use.
+type Table struct {
+	db    *sql.DB
+	owned bool // opened by Open
+	name  string
+	sql   statements
+
+	// turn is held by the call that writes. SQLite has one writer at a time anyway, but it
+	// does not queue those that wait, so that some would starve.
+	turn chan struct{}
+
+	check   atomic.Pointer[sql.Stmt] // of the fence; nil until it is needed
+	watches *watches
+}
+
+// New returns a table in the caller's database. It does no I/O.
+func New(db *sql.DB, name string, logger *slog.Logger) *Table {
+	statements := newStatements(name)
+	return &Table{
+		db:      db,
+		name:    name,
+		sql:     statements,
+		turn:    make(chan struct{}, 1),
+		watches: newWatches(db, statements.content, logger.With("table", name)),
+	}
+}
+
+// Open returns a table in a database of its own: the file at path, which it creates if
+// necessary, or a new one in memory if path is ":memory:".
+func Open(ctx context.Context, path, name string, logger *slog.Logger) (*Table, error) {
+	db, err := openDB(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	t := New(db, name, logger)
+	t.owned = true
+	t.sql.lock = "" // its transactions begin with the write lock
+	return t, nil
+}
+
+// DB returns the database, for tests that look behind the table.
+func (t *Table) DB() *sql.DB { return t.db }
+
+// String returns the name of the table.
+func (t *Table) String() string { return t.name }
+
+// Close ends the watches, and closes the database if Open opened it.
+func (t *Table) Close() error {
+	t.watches.close()
+	var err error
+	if check := t.check.Load(); check != nil {
+		err = check.Close()
+	}
+	if t.owned {
+		err = errors.Join(err, t.db.Close())
+	}
+	return err
+}
+
+// Migrate creates the tables that are missing.
+func (t *Table) Migrate(ctx context.Context) error {
+	return explain(t.transact(ctx, t.sql.migrate, func(tx *sql.Tx) error {
+		// The table may be another program's, and lack a column.
+		if _, err := tx.ExecContext(ctx, t.sql.probe); err != nil {
+			return err
+		}
+		var unique bool
+		err := tx.QueryRowContext(ctx, hasUniqueKey, t.name).Scan(&unique)
+		if err == nil && !unique { // two replicas could create one object, and hold one lease
+			return fmt.Errorf("%w: table %q has no unique key on (object_type, id), nor on id", objects.ErrSetup, t.name)
+		}
+		return err
+	}))
+}
+
+// Get returns the object, or [objects.ErrNotFound].
+func (t *Table) Get(ctx context.Context, id objects.ID) (r objects.Row, err error) {
+	err = whenFree(ctx, func() (err error) { // the first to open the file after a crash briefly locks out readers too
+		r, err = t.get(ctx, t.db, id)
+		return err
+	})
+	return r, explain(err)
+}
+
+// querier is a *sql.DB, *sql.Conn or *sql.Tx.
+type querier interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// get returns the object, or [sql.ErrNoRows].
+func (t *Table) get(ctx context.Context, conn querier, id objects.ID) (objects.Row, error) {
+	r := objects.Row{ID: id}
+	err := conn.QueryRowContext(ctx, t.sql.get, id.Type, id.ID).Scan(columns(&r)...)
+	r.Age = objects.Age(r.Updated, time.Now())
+	return r, err
+}
+
+// version returns the object's current version, or [sql.ErrNoRows].
+func (t *Table) version(ctx context.Context, conn querier, id objects.ID) (v int64, err error) {
+	err = conn.QueryRowContext(ctx, t.sql.version, id.Type, id.ID).Scan(versionColumn{&v})
+	return v, err
+}
+
+// List returns at most limit objects of a type, those whose IDs come after the given one.
+func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
+	rows, err := t.db.QueryContext(ctx, t.sql.list, objectType, after)
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer rows.Close()
+	var found []objects.Row
+	for len(found) < limit && rows.Next() {
+		r := objects.Row{ID: objects.ID{Type: objectType}}
+		if err := rows.Scan(append([]any{&r.ID.ID}, columns(&r)...)...); err != nil {
+			return nil, explain(err)
+		}
+		if r.ID.Validate() != nil { // another program's, which no caller could ask for
+			continue
+		}
+		r.Age = objects.Age(r.Updated, time.Now())
+		found = append(found, r)
+	}
+	return found, explain(rows.Err())
+}
+
+// Watch begins to watch an object. After Close it returns a watch that never receives.
+func (t *Table) Watch(id objects.ID) *Watch { return t.watches.watch(id) }
+
+// Wake wakes those that watch an object through this table. Other processes are woken by
+// the change itself.
+func (t *Table) Wake(id objects.ID) { t.watches.hub.Wake(id) }

@@ -1,0 +1,180 @@
+package sqliteobjects
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/wake"
+)
+
+const (
+	pollInterval = 50 * time.Millisecond
+	pollPause    = time.Second // after a poll has failed
+)
+
+// watches wakes those that watch an object: at once for what happens through the same table,
+// and within a poll for what others write to the file.
+type watches struct {
+	hub     *wake.Hub[objects.ID]
+	db      *sql.DB
+	content string // the statement
+	logger  *slog.Logger
+
+	started atomic.Int64   // how many watches there ever were
+	done    sync.WaitGroup // the goroutines that poll
+	polling sync.Mutex     // held while one polls: the next waits until the last has ended
+
+	mu     sync.Mutex // guards the fields below
+	count  int        // of watches
+	closed bool
+	cancel context.CancelFunc // ends the polling; nil before the first watch
+}
+
+func newWatches(db *sql.DB, content string, logger *slog.Logger) *watches {
+	return &watches{hub: wake.NewHub[objects.ID](false), db: db, content: content, logger: logger}
+}
+
+// Watch is a subscription to one object.
+type Watch struct {
+	*wake.Watch[objects.ID]
+	stop func()
+}
+
+// Stop ends the watch. It may be called twice.
+func (w *Watch) Stop() { w.stop() }
+
+func (w *watches) watch(id objects.ID) *Watch {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		none := wake.NewHub[objects.ID](false).Watch(id)
+		return &Watch{Watch: none, stop: none.Stop}
+	}
+	watch := w.hub.Watch(id)
+	w.started.Add(1)
+	if w.count++; w.count == 1 {
+		var ctx context.Context
+		ctx, w.cancel = context.WithCancel(context.Background())
+		w.done.Go(func() { w.poll(ctx) })
+	}
+	return &Watch{Watch: watch, stop: sync.OnceFunc(func() {
+		watch.Stop()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.count--; w.count == 0 {
+			w.cancel()
+		}
+	})}
+}
+
+func (w *watches) close() {
+	w.mu.Lock()
+	w.closed = true
+	if w.cancel != nil {
+		w.cancel()
+	}
+	w.mu.Unlock()
+	w.done.Wait()
+}
+
+// poll looks for what others write, until ctx is done.
+func (w *watches) poll(ctx context.Context) {
+	w.polling.Lock()
+	defer w.polling.Unlock()
+	for {
+		err := w.pollFile(ctx)
+		w.hub.SetLive(false)
+		if ctx.Err() == nil {
+			w.logger.Debug("standbys are not woken by other processes, and poll", "error", err)
+		}
+		if !pace.Sleep(ctx, pollPause) {
+			return
+		}
+	}
+}
+
+func (w *watches) pollFile(ctx context.Context) error {
+	conn, err := w.pollConn(ctx)
+	if err != nil {
+		return err
+	}
+	if conn == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	defer conn.Close()
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	contents := make(map[objects.ID][]byte)
+	for lastVersion, lastStarted := int64(-1), int64(0); ; {
+		started := w.started.Load()
+		var version int64 // of the file, as all other connections have left it
+		if err := conn.QueryRowContext(ctx, `PRAGMA data_version`).Scan(&version); err != nil {
+			return err
+		}
+		if version != lastVersion || started != lastStarted {
+			if err := w.wakeChanged(ctx, conn, contents); err != nil {
+				return err
+			}
+		}
+		if lastVersion == -1 {
+			w.hub.SetLive(true)
+		}
+		lastVersion, lastStarted = version, started
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
+
+// pollConn returns a connection to poll on; nil where none can be spared, or where it would
+// not notice what others write. Then the watches are not live, and are woken only by what
+// happens through the same table.
+func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
+	if most := w.db.Stats().MaxOpenConnections; most == 1 || most == 2 {
+		return nil, nil // a program may want two at once
+	}
+	conn, err := w.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var file string
+	err = conn.QueryRowContext(ctx, `SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file)
+	if err != nil || file == "" { // of a database in memory, data_version does not always tell
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// wakeChanged wakes those whose object is not there, or has other labels or another payload
+// than it had last, or is looked at for the first time. The renewal of a lease changes only
+// version and time, and wakes nobody.
+func (w *watches) wakeChanged(ctx context.Context, conn querier, contents map[objects.ID][]byte) error {
+	watched := w.hub.Keys()
+	maps.DeleteFunc(contents, func(id objects.ID, _ []byte) bool { return !slices.Contains(watched, id) })
+	for _, id := range watched {
+		var content []byte
+		err := conn.QueryRowContext(ctx, w.content, id.Type, id.ID).Scan(&content)
+		if err != nil && !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		last, known := contents[id]
+		if err != nil || !known || !bytes.Equal(content, last) {
+			w.hub.Wake(id)
+		}
+		contents[id] = content
+	}
+	return nil
+}

@@ -1,0 +1,261 @@
+package sqliteobjects
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// Put writes an object if the condition holds, and returns it with its new version and
+// times.
+func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
+	if cond.Kind == objects.MustCreate && fence == nil {
+		// Most attempts to acquire a lease find it held. To see that, they don't need the
+		// write lock, which the holder needs to renew.
+		if _, err := t.version(ctx, t.db, r.ID); err == nil {
+			return r, objects.ErrExists
+		}
+	}
+	err := t.write(ctx, fence, func(tx *sql.Tx) error {
+		if cond.Kind != objects.MatchVersion {
+			return t.create(ctx, tx, &r, cond)
+		}
+		err := t.replace(ctx, tx, &r, cond.Version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return &objects.Conflict{Wanted: cond.Version}
+		}
+		return err
+	})
+	return r, explain(err)
+}
+
+// create inserts an object; where it exists and that is allowed, it replaces it.
+func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond objects.Condition) error {
+	done, err := tx.ExecContext(ctx, t.sql.insert, r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload)
+	if err != nil {
+		return err
+	}
+	if n, err := done.RowsAffected(); err != nil {
+		return err
+	} else if n == 0 {
+		switch current, err := t.version(ctx, tx, r.ID); {
+		case errors.Is(err, sql.ErrNoRows):
+			return t.takenBy(ctx, tx, r)
+		case err != nil:
+			return err
+		case cond.Kind == objects.MustCreate:
+			return objects.ErrExists
+		default:
+			return t.replace(ctx, tx, r, current)
+		}
+	}
+	now := time.Now()
+	r.Created = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	r.Updated = r.Created
+	return tx.QueryRowContext(ctx, t.sql.number, r.ID.Type, r.ID.ID, r.Created, now.UnixMicro()).Scan(versionColumn{&r.Version})
+}
+
+// replace writes an object that exists at a version. It returns [sql.ErrNoRows] where there
+// is none. Time and version are drawn under the transaction's write lock.
+func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version int64) error {
+	next := stamp(r, version)
+	err := t.atVersion(ctx, tx, r.ID, version, func(version int64) error {
+		return tx.QueryRowContext(ctx, t.sql.replace, r.ID.Type, r.ID.ID, r.Name, string(r.Labels),
+			r.Payload, r.Updated, next, version).Scan(versionColumn{&r.Version}, millisColumn{&r.Created})
+	})
+	if err == nil && r.Version != next {
+		return fmt.Errorf("%w: the column resource_version of table %q stores %d as %d", objects.ErrSetup, t.name, next, r.Version)
+	}
+	return err
+}
+
+// stamp sets the time of a write, and returns the version that follows another.
+func stamp(r *objects.Row, version int64) (next int64) {
+	now := time.Now()
+	r.Updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
+	next = now.UnixMicro()
+	if version < objects.VersionLimit {
+		next = max(next, version+1)
+	}
+	return next
+}
+
+// PutStatement returns a statement that replaces an object, or fails unless it is at a
+// version.
+func (t *Table) PutStatement(r objects.Row, version int64) (query string, args []any) {
+	next := stamp(&r, version)
+	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}
+}
+
+// takenBy names the object that has this one's name, or on another program's table its ID.
+func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
+	var other objects.ID
+	err := tx.QueryRowContext(ctx, t.sql.taken, r.ID.Type, r.ID.ID, r.Name.String).Scan(&other.Type, &other.ID)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: %s", objects.ErrTaken, other)
+	case errors.Is(err, sql.ErrNoRows):
+		return fmt.Errorf("%w: by a key that only table %s knows of", objects.ErrTaken, t.name)
+	default:
+		return err
+	}
+}
+
+// Delete deletes an object that is at a version, and then wakes those that watch it if wake
+// says so.
+func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+	err := t.write(ctx, fence, func(tx *sql.Tx) error {
+		err := t.atVersion(ctx, tx, id, version, func(version int64) error {
+			done, err := tx.ExecContext(ctx, t.sql.remove, id.Type, id.ID, version)
+			if err != nil {
+				return err
+			}
+			if n, err := done.RowsAffected(); n > 0 || err != nil {
+				return err
+			}
+			return sql.ErrNoRows
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, t.sql.bury, id.Type, id.ID, version); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, t.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro())
+		return err
+	})
+	if err == nil && wake {
+		t.Wake(id)
+	}
+	return explain(err)
+}
+
+// atVersion runs a write that needs the object to be at a version, and that returns
+// [sql.ErrNoRows] where the database finds no such row. If the row is another program's,
+// whose version merely reads as this one, the write is run again without the condition.
+// That is safe because the transaction has the write lock.
+func (t *Table) atVersion(ctx context.Context, tx *sql.Tx, id objects.ID, version int64, write func(version int64) error) error {
+	if err := write(version); !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	current, err := t.version(ctx, tx, id)
+	if err != nil {
+		return err
+	}
+	if current != version {
+		return &objects.Conflict{Wanted: version, Current: current}
+	}
+	return write(0)
+}
+
+// Fenced runs fn in a transaction of the caller's database. Without a fence it needs no
+// table.
+func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
+	if fence == nil {
+		return t.transact(ctx, "", fn)
+	}
+	return explain(t.write(ctx, fence, fn))
+}
+
+// FenceStatement returns a statement that fails unless the fence holds.
+func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
+	if fence == nil {
+		return "SELECT 1", nil
+	}
+	return t.sql.fenceStatement, []any{fence.ID.Type, fence.ID.ID, fence.Record}
+}
+
+// write runs fn in a transaction that has the write lock, if the fence holds or is nil.
+// Nobody else can write until the transaction ends, so the fence holds until then.
+func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
+	if fence == nil {
+		return t.transact(ctx, t.sql.lock, fn)
+	}
+	check, err := t.fenceCheck(ctx) // before the transaction, which may use the only connection
+	if err != nil {
+		return err
+	}
+	return t.transact(ctx, t.sql.lock, func(tx *sql.Tx) error {
+		var held int
+		err := tx.StmtContext(ctx, check).QueryRowContext(ctx, fence.ID.Type, fence.ID.ID, fence.Record).Scan(&held)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			return t.fencedOut(ctx, tx, fence)
+		case err != nil:
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// fencedOut returns the error of a fence that does not hold.
+func (t *Table) fencedOut(ctx context.Context, tx *sql.Tx, fence *objects.Fence) error {
+	switch now, err := t.get(ctx, tx, fence.ID); {
+	case err == nil:
+		return &objects.FencedOut{Now: &now}
+	case errors.Is(err, sql.ErrNoRows):
+		return &objects.FencedOut{}
+	default:
+		return err
+	}
+}
+
+// fenceCheck returns the statement that checks a fence. It is prepared once, because parsing
+// it takes longer than running it. Calls that need it at the same moment each prepare one,
+// and the first is kept: a call must not wait for another whose context allows more time.
+func (t *Table) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
+	if check := t.check.Load(); check != nil {
+		return check, nil
+	}
+	var check *sql.Stmt
+	err := whenFree(ctx, func() (err error) {
+		check, err = t.db.PrepareContext(ctx, t.sql.fence)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !t.check.CompareAndSwap(nil, check) {
+		check.Close()
+	}
+	return t.check.Load(), nil
+}
+
+// transact runs fn in a transaction, after a first statement unless that is empty, when the
+// table's earlier writes are done. It rolls back if fn fails or panics.
+//
+// No write is a transaction by itself. While the row that it returns is scanned,
+// database/sql may close the rows because ctx has ended; it then drops the error of the
+// commit that closing them entails, and the scan succeeds.
+func (t *Table) transact(ctx context.Context, first string, fn func(*sql.Tx) error) error {
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	var tx *sql.Tx
+	err := whenFree(ctx, func() (err error) {
+		if tx, err = t.db.BeginTx(ctx, nil); err != nil || first == "" {
+			return err
+		}
+		if _, err = tx.ExecContext(ctx, first); err != nil {
+			tx.Rollback()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// After a commit this does nothing. Where ctx has ended, database/sql rolls back too,
+	// and it makes no difference which of the two it was.
+	defer tx.Rollback()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

@@ -1,0 +1,317 @@
+// Package schedule runs a job at planned times, each of them once, on whichever replica
+// holds a lease.
+//
+//	nightly, err := schedule.New(schedule.Config{
+//		Store: store,
+//		Key:   tenure.Key{Type: "schedule", ID: "nightly-report"},
+//		Plan:  schedule.Interval(24*time.Hour, 3*time.Hour), // or a cron expression's schedule
+//		Do:    func(ctx context.Context, slot schedule.Slot) error { … },
+//	})
+//	…
+//	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: nightly.Run})
+//
+// [tenure.Every], in contrast, runs its sweep at the beginning of each term, and counts
+// the interval from the end of the last run: a daily job with two deployments a day would
+// run three times a day.
+//
+// The last slot that is done is kept in the store, in an object of its own, so it survives
+// handovers, crashes and restarts. It is written through the term's fence: a former holder
+// can't mark a slot as done. The clock of the store decides when a slot is due.
+//
+// # How often a slot runs
+//
+// A slot that was done is never run again. One that was interrupted, by a crash or the
+// loss of the lease, or whose Do returned an error, is run again, so what Do does should
+// be idempotent. If all that it does is written to the same database, [Slot.Statement]
+// makes its effect happen exactly once.
+package schedule
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// Missed says what becomes of slots that came due while nobody could run them.
+type Missed int
+
+const (
+	// RunLatest runs the latest slot that is due, and regards those before it as done.
+	RunLatest Missed = iota
+
+	// RunEach runs all of them, one after another, the earliest first.
+	RunEach
+
+	// Skip runs none of them, except one that was interrupted. A slot is missed if it came
+	// due before this term began, or while the slot before it was running.
+	Skip
+)
+
+// Config configures a [Schedule].
+type Config struct {
+	// Store keeps the last slot that is done, under Key. It must be the store of the lease.
+	Store tenure.Store
+	Key   tenure.Key
+
+	// Plan names the slots. It is called by one goroutine at a time.
+	Plan Plan
+
+	// Do does the work of one slot. It should return when ctx is done, which happens when
+	// the lease is lost or the program shuts down. The slot is done when Do has returned
+	// nil.
+	Do func(ctx context.Context, slot Slot) error
+
+	Missed Missed        // default RunLatest
+	Retry  time.Duration // pause after Do has failed; default 1 minute
+	Logger *slog.Logger  // default slog.Default()
+}
+
+// Schedule runs a job at planned times. Its methods are safe for concurrent use.
+type Schedule struct{ cfg Config }
+
+// New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
+// with the config. It does no I/O.
+func New(cfg Config) (*Schedule, error) {
+	errs := []error{cfg.Key.Validate()}
+	require := func(ok bool, problem string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%w: %s", tenure.ErrInvalid, problem))
+		}
+	}
+	require(cfg.Store != nil, "Store is nil")
+	require(cfg.Plan != nil, "Plan is nil")
+	require(cfg.Do != nil, "Do is nil")
+	require(cfg.Missed >= RunLatest && cfg.Missed <= Skip, fmt.Sprintf("Missed is %d, which is none of the constants", cfg.Missed))
+	require(cfg.Retry >= 0, fmt.Sprintf("Retry %v is negative", cfg.Retry))
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("schedule: new: %w", err)
+	}
+	cfg.Retry = cmp.Or(cfg.Retry, time.Minute)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default()).With("schedule", cfg.Key)
+	return &Schedule{cfg}, nil
+}
+
+// State is what the store says about a schedule.
+type State struct {
+	Done  time.Time `json:"done"`           // the last slot that is done; before the first one, when the schedule was first run
+	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it has failed, was interrupted, or is running
+}
+
+// State reads the schedule's state. It is [tenure.ErrNotFound] before the first run.
+func (s *Schedule) State(ctx context.Context) (State, error) {
+	r, err := s.read(ctx, s.cfg.Store)
+	return r.State, err
+}
+
+const (
+	// lookAgain is how often the store is asked for the time, at least: its clock may be
+	// set, and a sleep stands still while the machine is suspended.
+	lookAgain = 5 * time.Minute
+
+	storePause  = 2 * time.Second // after the store could not be asked
+	storeLonger = 5 * time.Second // allowed for marking a slot as done after the context has ended
+)
+
+// Run runs the slots that are due, until ctx is done; then it returns nil. It is meant to be
+// a func of a [tenure.CoordinatorConfig]; without a term in its context it returns a
+// [tenure.ErrInvalid]. An error of Do is logged, and the slot is run again; a panic
+// ends the job.
+func (s *Schedule) Run(ctx context.Context) error {
+	term := tenure.TermFromContext(ctx)
+	if term == nil {
+		return fmt.Errorf("schedule: run %s: %w: the context is not that of a coordinator's job", s.cfg.Key, tenure.ErrInvalid)
+	}
+	store, err := tenure.Fence(s.cfg.Store, term)
+	if err != nil {
+		return err
+	}
+	var idleSince time.Time // when this term began, or the last slot ended
+	for ctx.Err() == nil {
+		pause, err := s.step(ctx, store, &idleSince)
+		var fatal *fatalError
+		switch {
+		case errors.As(err, &fatal):
+			return fatal.error
+		case errors.Is(err, tenure.ErrLost):
+			<-ctx.Done() // which is about to happen
+		case err != nil && ctx.Err() == nil:
+			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", err)
+			pause = storePause + rand.N(storePause)
+		}
+		pace.Sleep(ctx, pause)
+	}
+	return nil
+}
+
+// fatalError is one that trying again would not mend.
+type fatalError struct{ error }
+
+// step runs the slot that is due, if any, and returns for how long to wait before the next
+// step.
+func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time) (pause time.Duration, err error) {
+	r, err := s.read(ctx, store)
+	if errors.Is(err, tenure.ErrNotFound) {
+		r, err = s.write(ctx, store, record{}, tenure.MustCreate())
+	}
+	if err != nil {
+		return 0, err
+	}
+	if idleSince.IsZero() {
+		*idleSince = r.now
+	}
+	due, next, err := s.due(r, *idleSince)
+	switch {
+	case err != nil:
+		return 0, &fatalError{err}
+	case due.IsZero() && next.IsZero(): // the plan has come to its end, unless its owner changes it
+		return lookAgain, nil
+	case due.IsZero():
+		return min(next.Sub(r.now), lookAgain), nil
+	}
+	ok, err := s.run(ctx, store, r, due)
+	if err != nil {
+		return 0, err
+	}
+	*idleSince = time.Time{} // the next step asks for the time
+	if !ok {
+		return s.cfg.Retry, nil
+	}
+	return 0, nil
+}
+
+// due returns the slot that is to be run now, or else the next one; zero times where
+// there is none.
+func (s *Schedule) due(r record, idleSince time.Time) (due, later time.Time, err error) {
+	after := r.Done
+	interrupted := r.Begun.After(r.Done)
+	switch {
+	case interrupted && s.cfg.Missed != RunLatest:
+		return r.Begun, time.Time{}, nil
+	case s.cfg.Missed == RunLatest:
+		due, err = latest(s.cfg.Plan, r.Done, r.now)
+		if interrupted && r.Begun.After(due) {
+			due = r.Begun
+		}
+		if err != nil || !due.IsZero() {
+			return due, time.Time{}, err
+		}
+	case s.cfg.Missed == Skip && idleSince.After(after):
+		after = idleSince
+	}
+	slot, err := next(s.cfg.Plan, after)
+	if err != nil || slot.IsZero() || slot.After(r.now) {
+		return time.Time{}, slot, err
+	}
+	return slot, time.Time{}, nil
+}
+
+// run runs one slot. It reports whether the slot is done.
+func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due time.Time) (done bool, err error) {
+	if !r.Begun.Equal(due) {
+		r.Begun = due
+		if r, err = s.write(ctx, store, r, tenure.MatchVersion(r.version)); err != nil {
+			return false, err
+		}
+	}
+	slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
+	failed := s.cfg.Do(ctx, slot)
+	// Do has returned nil, so the slot is done, though the lease may be about to be given up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLonger)
+	defer cancel()
+	if *slot.recorded { // in a transaction that may have been committed, or not
+		now, err := s.read(ctx, store)
+		if err != nil {
+			return false, err
+		}
+		if done = !now.Done.Before(due); !done && failed == nil {
+			failed = errors.New("Do has returned nil, but its transaction with the slot's statement was not committed")
+		}
+	} else if failed == nil {
+		r.Done = due
+		if _, err := s.write(ctx, store, r, tenure.MatchVersion(r.version)); err != nil {
+			return false, err
+		}
+		done = true
+	}
+	if !done && failed != nil {
+		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", failed)
+	}
+	return done, nil
+}
+
+// record is the schedule's object in the store.
+type record struct {
+	State
+	version int64
+	now     time.Time // by the clock of the store, when it was read or written
+}
+
+func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error) {
+	obj, err := store.Get(ctx, s.cfg.Key)
+	if err != nil {
+		return record{}, err
+	}
+	r := record{version: obj.Version, now: obj.UpdatedAt.Add(obj.Age)}
+	if err := json.Unmarshal(obj.Payload, &r.State); err != nil {
+		return record{}, fmt.Errorf("schedule: %s is not the state of a schedule, delete it or choose another key: %w", s.cfg.Key, err)
+	}
+	if r.Done.IsZero() { // no slot was done yet: the first one is the first after this
+		r.Done = obj.CreatedAt
+	}
+	return r, nil
+}
+
+func (s *Schedule) write(ctx context.Context, store tenure.Store, r record, cond tenure.WriteCondition) (record, error) {
+	obj, err := store.PutIf(ctx, s.object(r.State), cond)
+	if err != nil {
+		return record{}, err
+	}
+	r.version, r.now = obj.Version, obj.UpdatedAt
+	if r.Done.IsZero() {
+		r.Done = obj.CreatedAt
+	}
+	return r, nil
+}
+
+func (s *Schedule) object(state State) tenure.Object {
+	payload, _ := json.Marshal(state) // times of a store always encode
+	return tenure.Object{Key: s.cfg.Key, Payload: payload}
+}
+
+// Slot is one time at which the job is due.
+type Slot struct {
+	Time     time.Time
+	Previous time.Time // the last slot that is done; before the first one, when the schedule was first run
+
+	schedule *Schedule
+	record   record
+	recorded *bool
+}
+
+// Statement returns a statement that marks the slot as done, for the transaction in which
+// Do does its work in the same database, by whatever driver. Then the work's effect
+// happens exactly once: if the slot was done meanwhile, the statement fails, and the
+// transaction has to be rolled back. Do then returns what became of the transaction, as
+// without.
+//
+// It is an [errors.ErrUnsupported] if the store is neither Postgres nor SQLite.
+func (slot Slot) Statement() (query string, args []any, err error) {
+	store, ok := slot.schedule.cfg.Store.(interface {
+		PutStatement(obj tenure.Object, version int64) (query string, args []any, err error)
+	})
+	if !ok {
+		return "", nil, fmt.Errorf("schedule: statement: %w: %T has no PutStatement", errors.ErrUnsupported, slot.schedule.cfg.Store)
+	}
+	state := slot.record.State
+	state.Done = slot.Time
+	*slot.recorded = true
+	return store.PutStatement(slot.schedule.object(state), slot.record.version)
+}

@@ -1,0 +1,362 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/schedule"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+var (
+	quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+	key   = tenure.Key{Type: "schedule", ID: "test"}
+)
+
+// hold runs a schedule on a replica that competes for the lease, until the test ends or
+// stop is called.
+func hold(t *testing.T, store tenure.Store, cfg schedule.Config) (stop func()) {
+	t.Helper()
+	return holdFor(t, 15*time.Second, store, cfg)
+}
+
+func holdFor(t *testing.T, ttl time.Duration, store tenure.Store, cfg schedule.Config) (stop func()) {
+	t.Helper()
+	cfg.Store, cfg.Key, cfg.Logger = store, key, quiet
+	s, err := schedule.New(cfg)
+	require.NoError(t, err)
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "test"}, TTL: ttl, Logger: quiet})
+	require.NoError(t, err)
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run, Logger: quiet})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() { coordinator.Run(ctx) })
+	stop = func() { cancel(); done.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+// slots collects the slots that were run, each with an outcome.
+type slots struct {
+	mu  sync.Mutex
+	ran []time.Time
+	do  func(ctx context.Context, slot schedule.Slot) error
+}
+
+func (s *slots) Do(ctx context.Context, slot schedule.Slot) error {
+	s.mu.Lock()
+	s.ran = append(s.ran, slot.Time)
+	s.mu.Unlock()
+	if s.do != nil {
+		return s.do(ctx, slot)
+	}
+	return nil
+}
+
+// take returns what has run since it was called last, in hours since began.
+func (s *slots) take(began time.Time) (hours []float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, slot := range s.ran {
+		hours = append(hours, slot.Sub(began).Hours())
+	}
+	s.ran = nil
+	return hours
+}
+
+func TestASlotRunsOnceThoughTheLeaseChangesHands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran, began := storetest.NewMem(), &slots{}, time.Now() // midnight
+		cfg := schedule.Config{Plan: schedule.Interval(24*time.Hour, 3*time.Hour), Do: ran.Do}
+		for range 9 { // three deployments a day, for three days
+			stop := hold(t, store, cfg)
+			time.Sleep(8 * time.Hour)
+			stop()
+		}
+		require.Equal(t, []float64{3, 27, 51}, ran.take(began))
+	})
+}
+
+func TestWhatBecomesOfMissedSlotsIsAChoice(t *testing.T) {
+	for missed, want := range map[schedule.Missed][]float64{
+		schedule.RunLatest: {9, 10, 11},
+		schedule.RunEach:   {3, 4, 5, 6, 7, 8, 9, 10, 11},
+		schedule.Skip:      {10, 11},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+			cfg := schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Missed: missed}
+			stop := hold(t, store, cfg)
+			time.Sleep(150 * time.Minute)
+			stop()
+			require.Equal(t, []float64{1, 2}, ran.take(began))
+			time.Sleep(7 * time.Hour) // nobody is there until half past nine
+			stop = hold(t, store, cfg)
+			time.Sleep(2 * time.Hour)
+			stop()
+			require.Equal(t, want, ran.take(began), "missed: %d", missed)
+		})
+	}
+}
+
+func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
+	for _, missed := range []schedule.Missed{schedule.RunLatest, schedule.RunEach, schedule.Skip} {
+		synctest.Test(t, func(t *testing.T) {
+			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+			ran.do = func(ctx context.Context, _ schedule.Slot) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			cfg := schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Missed: missed, Retry: time.Second}
+			stop := hold(t, store, cfg)
+			time.Sleep(61 * time.Minute)
+			stop()
+
+			failures := 2
+			ran.do = func(context.Context, schedule.Slot) error {
+				if failures--; failures >= 0 {
+					return errors.New("not yet")
+				}
+				return nil
+			}
+			stop = hold(t, store, cfg)
+			time.Sleep(30 * time.Minute)
+			stop()
+			require.Equal(t, []float64{1, 1, 1, 1}, ran.take(began), "missed: %d", missed)
+		})
+	}
+}
+
+// The slots that come due while one is running.
+func TestAJobThatTakesLongerThanItsInterval(t *testing.T) {
+	for missed, want := range map[schedule.Missed][]float64{
+		schedule.RunLatest: {1, 3, 6, 8},
+		schedule.RunEach:   {1, 2, 3, 4},
+		schedule.Skip:      {1, 4, 7},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+			ran.do = func(ctx context.Context, _ schedule.Slot) error {
+				time.Sleep(150 * time.Minute)
+				return nil
+			}
+			hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Missed: missed})
+			time.Sleep(9 * time.Hour)
+			require.Equal(t, want, ran.take(began), "missed: %d", missed)
+		})
+	}
+}
+
+// skewed is a store whose clock differs from the replica's.
+type skewed struct {
+	tenure.Store
+	by *atomic.Int64 // a duration
+}
+
+func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	obj, err := s.Store.Get(ctx, key)
+	return s.shift(obj), err
+}
+
+func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	obj, err := s.Store.PutIf(ctx, obj, cond)
+	return s.shift(obj), err
+}
+
+func (s skewed) Fence(term *tenure.Term) (tenure.Store, error) {
+	store, err := tenure.Fence(s.Store, term)
+	return skewed{store, s.by}, err
+}
+
+func (s skewed) shift(obj tenure.Object) tenure.Object {
+	obj.CreatedAt, obj.UpdatedAt = obj.CreatedAt.Add(time.Duration(s.by.Load())), obj.UpdatedAt.Add(time.Duration(s.by.Load()))
+	return obj
+}
+
+func TestTheClockOfTheStoreDecidesWhenASlotIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ahead atomic.Int64
+		ahead.Store(int64(time.Hour))
+		store, ran, began := skewed{storetest.NewMem(), &ahead}, &slots{}, time.Now()
+		at := make(chan float64, 10)
+		ran.do = func(context.Context, schedule.Slot) error {
+			at <- time.Since(began).Round(10 * time.Minute).Hours()
+			return nil
+		}
+		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 30*time.Minute), Do: ran.Do})
+		time.Sleep(time.Hour)
+		require.Equal(t, []float64{1.5}, ran.take(began))
+		require.Equal(t, 0.5, <-at)
+
+		ahead.Store(0) // it is set back: slot 1.5 is not run again
+		time.Sleep(2 * time.Hour)
+		require.Equal(t, []float64{2.5}, ran.take(began))
+		ahead.Store(int64(3 * time.Hour))
+		time.Sleep(6 * time.Minute)
+		require.Equal(t, []float64{5.5}, ran.take(began))
+	})
+}
+
+func TestTheStateTellsWhatIsDoneAndWhatWasBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, began := storetest.NewMem(), time.Now()
+		cfg := schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: func(ctx context.Context, slot schedule.Slot) error {
+			if slot.Previous.Add(time.Hour).Equal(slot.Time) {
+				return errors.New("only the first one succeeds")
+			}
+			return nil
+		}}
+		s, err := schedule.New(cfg)
+		require.NoError(t, err)
+		_, err = s.State(t.Context())
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		time.Sleep(time.Minute)
+		hold(t, store, cfg)
+		time.Sleep(150 * time.Minute)
+		state, err := s.State(t.Context())
+		require.NoError(t, err)
+		require.True(t, state.Done.Equal(began.Add(time.Hour)) && state.Begun.Equal(began.Add(2*time.Hour)), "%+v", state)
+	})
+}
+
+func TestAScheduleNamesWhatItCannotWorkWith(t *testing.T) {
+	ok := schedule.Config{Store: storetest.NewMem(), Key: key, Plan: schedule.Interval(time.Hour, 0), Do: new(slots).Do}
+	for want, spoil := range map[string]func(*schedule.Config){
+		"Store is nil":    func(cfg *schedule.Config) { cfg.Store = nil },
+		"empty id":        func(cfg *schedule.Config) { cfg.Key.ID = "" },
+		"Plan is nil":     func(cfg *schedule.Config) { cfg.Plan = nil },
+		"Do is nil":       func(cfg *schedule.Config) { cfg.Do = nil },
+		"Missed is 3":     func(cfg *schedule.Config) { cfg.Missed = 3 },
+		"Retry -1s is ne": func(cfg *schedule.Config) { cfg.Retry = -time.Second },
+	} {
+		cfg := ok
+		spoil(&cfg)
+		_, err := schedule.New(cfg)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+	s, err := schedule.New(ok)
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Run(t.Context()), tenure.ErrInvalid, "outside of a job")
+	require.Panics(t, func() { schedule.Interval(0, 0) })
+}
+
+type planFunc func(time.Time) time.Time
+
+func (f planFunc) Next(after time.Time) time.Time { return f(after) }
+
+func TestAPlanThatDoesNotAdvanceEndsTheJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran := storetest.NewMem(), &slots{}
+		stands := planFunc(func(after time.Time) time.Time { return after })
+		stop := hold(t, store, schedule.Config{Plan: stands, Do: ran.Do})
+		time.Sleep(time.Hour)
+		stop()
+		require.Empty(t, ran.take(time.Now()))
+	})
+}
+
+func TestAPlanMayEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		once := planFunc(func(after time.Time) time.Time {
+			if slot := began.Add(time.Hour); slot.After(after) {
+				return slot
+			}
+			return time.Time{}
+		})
+		hold(t, store, schedule.Config{Plan: once, Do: ran.Do})
+		time.Sleep(24 * time.Hour)
+		require.Equal(t, []float64{1}, ran.take(began))
+	})
+}
+
+func TestIntervals(t *testing.T) {
+	at := func(text string) time.Time {
+		parsed, err := time.Parse(time.RFC3339, text)
+		require.NoError(t, err)
+		return parsed
+	}
+	for _, c := range []struct {
+		interval, phase time.Duration
+		after, want     string
+	}{
+		{time.Hour, 0, "2026-11-22T10:59:59Z", "2026-11-22T11:00:00Z"},
+		{time.Hour, 0, "2026-11-22T11:00:00Z", "2026-11-22T12:00:00Z"},
+		{24 * time.Hour, 3 * time.Hour, "2026-11-22T02:00:00+01:00", "2026-11-22T03:00:00Z"},
+		{24 * time.Hour, 3 * time.Hour, "2026-11-22T03:00:00Z", "2026-11-23T03:00:00Z"},
+		{24 * time.Hour, -time.Hour, "2026-11-22T12:00:00Z", "2026-11-22T23:00:00Z"},
+		{7 * 24 * time.Hour, 4 * 24 * time.Hour, "2026-11-22T12:00:00Z", "2026-11-23T00:00:00Z"}, // a Monday
+		{24 * time.Hour, 0, "1969-12-31T12:00:00Z", "1970-01-01T00:00:00Z"},
+		{24 * time.Hour, 0, "1969-12-30T00:00:00Z", "1969-12-31T00:00:00Z"},
+	} {
+		require.Equal(t, at(c.want), schedule.Interval(c.interval, c.phase).Next(at(c.after)), "%+v", c)
+	}
+}
+
+func TestAMillionMissedSlotsCostAFewSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran := storetest.NewMem(), &slots{}
+		var calls atomic.Int64
+		minutely := schedule.Interval(time.Minute, 0)
+		counted := planFunc(func(after time.Time) time.Time { calls.Add(1); return minutely.Next(after) })
+		cfg := schedule.Config{Plan: counted, Do: ran.Do}
+		stop := hold(t, store, cfg)
+		time.Sleep(time.Second)
+		stop()
+		time.Sleep(2 * 365 * 24 * time.Hour)
+		calls.Store(0)
+		hold(t, store, cfg)
+		time.Sleep(time.Second)
+		require.Len(t, ran.take(time.Now()), 1)
+		require.Less(t, calls.Load(), int64(100))
+	})
+}
+
+func TestAFormerHolderBeginsNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran := storetest.NewMem(), &slots{}
+		holdFor(t, 10*time.Hour, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(59 * time.Minute)
+		// Another program takes the lease, which this replica will notice when it renews.
+		key := tenure.Key{Type: "lease", ID: "test"}
+		obj, err := store.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.NoError(t, store.DeleteIf(t.Context(), key, obj.Version))
+		other, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "other", TTL: 10 * time.Hour, Logger: quiet})
+		require.NoError(t, err)
+		_, err = other.TryAcquire(t.Context())
+		require.NoError(t, err)
+		time.Sleep(5 * time.Minute)
+		require.Empty(t, ran.take(time.Now()))
+	})
+}
+
+func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Shared: true, Logger: quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		require.NoError(t, store.Migrate(t.Context()))
+		ran, began := &slots{}, time.Now()
+		ran.do = func(_ context.Context, slot schedule.Slot) error {
+			_, _, err := slot.Statement() // and forgets it
+			return err
+		}
+		stop := holdFor(t, 15*time.Minute, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(62*time.Minute + 30*time.Second)
+		stop()
+		require.Equal(t, []float64{1, 1, 1}, ran.take(began))
+	})
+}
