@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,15 +85,4 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 // goroutines counts those that run code of the library or of its driver.
 func goroutines() (n int) {
 	return stacksOf("tenurelib/tenure.", "internal/listen.", "internal/sqliteobjects.", "pgx/v5/pgxpool.", "database/sql.")
-}
-
-// stacksOf counts the goroutines that run code of these.
-func stacksOf(code ...string) (n int) {
-	stacks := make([]byte, 1<<22)
-	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-		if slices.ContainsFunc(code, func(code string) bool { return strings.Contains(g, code) }) {
-			n++
-		}
-	}
-	return n
 }

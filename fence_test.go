@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/fencerace"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -104,50 +103,7 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 	})
 }
 
-func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
-	const races = 334 // at each of three isolation levels
-	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {
-		url := postgresURL(t)
-		store := openPostgres(t, url, tenure.PostgresConfig{})
-		migrate(t, store)
-		db := openSQL(t, "pgx", url)
-		execSQL(t, db, fencerace.Setup)
-		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-			fencerace.Run(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, races)
-		}
-	})
-	t.Run("SQLite", func(t *testing.T) {
-		path := t.TempDir() + "/t.db"
-		store := openSQLite(t, path)
-		migrate(t, store)
-		db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
-		execSQL(t, db, fencerace.Setup)
-		fencerace.Run(t, store, db, sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, races)
-	})
-}
-
-func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
-	postgres := must(tenure.NewPostgresStore(postgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: quiet}))
-	defer postgres.Close()
-	sqlite := must(tenure.NewSQLiteStore(openSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
-	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{})
-	over := mustAcquire(t, lease)
-	require.NoError(t, lease.Release(t.Context(), over))
-	for _, store := range []fencerace.Store{postgres, sqlite} {
-		_, _, err := store.FenceStatement(nil)
-		require.ErrorIs(t, err, tenure.ErrInvalid)
-		_, _, err = store.FenceStatement(over)
-		require.ErrorIs(t, err, tenure.ErrLost)
-	}
-	require.NoError(t, tenure.FenceError(nil))
-}
-
 // On Postgres.
-
-// takeoverSQL is another replica's way to a term, in a transaction of its own, so that a
-// test can stop it anywhere.
-const takeoverSQL = `UPDATE objects SET payload = '{"holder":"thief","term":"another","ttl_ms":30000}',
-	resource_version = resource_version + 1 WHERE object_type = 'reconciler_lease' AND id = 'singleton'`
 
 // reacquireSQL is the other way: the row goes and another comes.
 const reacquireSQL = `DO $$ BEGIN

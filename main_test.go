@@ -5,7 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -227,3 +229,19 @@ func percentile(d []time.Duration, p int) time.Duration {
 	slices.Sort(d)
 	return d[len(d)*p/100]
 }
+
+// stacksOf counts the goroutines that run code of these.
+func stacksOf(code ...string) (n int) {
+	stacks := make([]byte, 1<<22)
+	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+		if slices.ContainsFunc(code, func(code string) bool { return strings.Contains(g, code) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// takeoverSQL is another replica's way to a term, in a transaction of its own, so that a
+// test can stop it anywhere.
+const takeoverSQL = `UPDATE objects SET payload = '{"holder":"thief","term":"another","ttl_ms":30000}',
+	resource_version = resource_version + 1 WHERE object_type = 'reconciler_lease' AND id = 'singleton'`

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestHowAStandbyWaitsAfterAnAttempt(t *testing.T) {
@@ -11,7 +13,7 @@ func TestHowAStandbyWaitsAfterAnAttempt(t *testing.T) {
 	held := func(expiresIn time.Duration, byAge bool) error {
 		return &HeldError{canExpireIn: expiresIn, byAge: byAge}
 	}
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		err         error
 		live        bool
 		least, most time.Duration
@@ -30,14 +32,11 @@ func TestHowAStandbyWaitsAfterAnAttempt(t *testing.T) {
 		"too slow":                         {ErrDeadline, true, interval * 3 / 4, interval, true},
 	} {
 		for range 100 {
-			wait := afterAttempt(c.err, interval, ttl, c.live)
-			if wait.longest < c.least || wait.longest > c.most || (wait.ignoreHints == wait.longest) != c.ignores {
-				t.Errorf("%s: waits %+v, want %v to %v, ignoring hints: %v", name, wait, c.least, c.most, c.ignores)
-				break
-			}
+			wait := afterAttempt(test.err, interval, ttl, test.live)
+			require.GreaterOrEqual(t, wait.longest, test.least, name)
+			require.LessOrEqual(t, wait.longest, test.most, name)
+			require.Equal(t, test.ignores, wait.ignoreHints == wait.longest, name)
 		}
 	}
-	if wait := afterAttempt(ErrSetup, interval, time.Hour, true); wait.longest > time.Minute {
-		t.Errorf("with a long TTL a store that needs a person is asked after %v", wait.longest)
-	}
+	require.LessOrEqual(t, afterAttempt(ErrSetup, interval, time.Hour, true).longest, time.Minute, "whatever the TTL")
 }

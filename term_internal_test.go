@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure/internal/clock"
 )
 
@@ -14,7 +16,7 @@ func TestTimeIsLeftByWhicheverClockSaysThatLessIs(t *testing.T) {
 	now := attempt
 	term := &Term{id: "a", trusted: time.Hour, clock: func() clock.Reading { return now }}
 	term.trust.Store(newTrust(attempt, term.trusted))
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		mono, wall, left time.Duration
 	}{
 		"at once":                        {0, 0, time.Hour},
@@ -23,25 +25,16 @@ func TestTimeIsLeftByWhicheverClockSaysThatLessIs(t *testing.T) {
 		"a wall clock that is ahead":     {0, time.Minute, 59 * time.Minute},
 		"a wall clock that was set back": {time.Minute, -time.Hour, 59 * time.Minute},
 	} {
-		now = clock.Reading{Mono: attempt.Mono.Add(c.mono), Wall: attempt.Wall.Add(c.wall)}
-		if got := term.Remaining(); got != c.left {
-			t.Errorf("%s: %v remain, want %v", name, got, c.left)
-		}
-		if got := term.Deadline().Sub(now.Mono); got != c.left {
-			t.Errorf("%s: the deadline is in %v, want %v", name, got, c.left)
-		}
-		if got := term.sinceRenewal(); got != time.Hour-c.left {
-			t.Errorf("%s: renewed %v ago, want %v", name, got, time.Hour-c.left)
-		}
+		now = clock.Reading{Mono: attempt.Mono.Add(test.mono), Wall: attempt.Wall.Add(test.wall)}
+		require.Equal(t, test.left, term.Remaining(), name)
+		require.Equal(t, test.left, term.Deadline().Sub(now.Mono), name)
+		require.Equal(t, time.Hour-test.left, term.sinceRenewal(), name)
 	}
 	now = clock.Reading{Mono: attempt.Mono, Wall: attempt.Wall.Add(time.Hour)}
-	if term.Valid() || term.Remaining() != 0 {
-		t.Error("the term outlasts a machine that was suspended")
-	}
+	require.False(t, term.Valid(), "after a suspend")
+	require.Zero(t, term.Remaining())
 	now = attempt
-	if term.Valid() {
-		t.Error("a wall clock that is set back revives the term")
-	}
+	require.False(t, term.Valid(), "a wall clock that is set back revives no term")
 }
 
 func TestAFencedWriteGivesWayToARenewalButNotForLong(t *testing.T) {
@@ -52,26 +45,16 @@ func TestAFencedWriteGivesWayToARenewalButNotForLong(t *testing.T) {
 			term.giveWay(ctx)
 			return time.Since(began)
 		}
-		if got := waits(t.Context()); got != 0 {
-			t.Errorf("without a renewal it waits %v", got)
-		}
+		require.Zero(t, waits(t.Context()), "without a renewal")
 		done := term.renewal()
 		go func() { time.Sleep(10 * time.Millisecond); done() }()
-		if got := waits(t.Context()); got != 10*time.Millisecond {
-			t.Errorf("for a renewal of 10ms it waits %v", got)
-		}
-		if got := waits(t.Context()); got != 0 {
-			t.Errorf("after a renewal it waits %v", got)
-		}
+		require.Equal(t, 10*time.Millisecond, waits(t.Context()), "for a renewal of 10ms")
+		require.Zero(t, waits(t.Context()), "after a renewal")
 		done = term.renewal()
 		defer done()
-		if got := waits(t.Context()); got != 100*time.Millisecond {
-			t.Errorf("for a renewal that hangs it waits %v", got)
-		}
+		require.Equal(t, 100*time.Millisecond, waits(t.Context()), "for a renewal that hangs")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if got := waits(ctx); got != time.Millisecond {
-			t.Errorf("with a context that ends it waits %v", got)
-		}
+		require.Equal(t, time.Millisecond, waits(ctx), "with a context that ends")
 	})
 }

@@ -1,0 +1,117 @@
+package tenure_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/fencerace"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
+	const races = 334 // at each of three isolation levels
+	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {
+		url := postgresURL(t)
+		store := openPostgres(t, url, tenure.PostgresConfig{})
+		migrate(t, store)
+		db := openSQL(t, "pgx", url)
+		execSQL(t, db, fencerace.Setup)
+		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			fencerace.Run(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, races)
+		}
+	})
+	t.Run("SQLite", func(t *testing.T) {
+		path := t.TempDir() + "/t.db"
+		store := openSQLite(t, path)
+		migrate(t, store)
+		db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
+		execSQL(t, db, fencerace.Setup)
+		fencerace.Run(t, store, db, sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, races)
+	})
+}
+
+func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
+	postgres := must(tenure.NewPostgresStore(postgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: quiet}))
+	defer postgres.Close()
+	sqlite := must(tenure.NewSQLiteStore(openSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
+	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	over := mustAcquire(t, lease)
+	require.NoError(t, lease.Release(t.Context(), over))
+	for _, store := range []fencerace.Store{postgres, sqlite} {
+		_, _, err := store.FenceStatement(nil)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		_, _, err = store.FenceStatement(over)
+		require.ErrorIs(t, err, tenure.ErrLost)
+	}
+	require.NoError(t, tenure.FenceError(nil))
+}
+
+func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
+	type putter interface {
+		tenure.Store
+		Migrate(context.Context) error
+		PutStatement(obj tenure.Object, version int64) (string, []any, error)
+	}
+	for name, open := range map[string]func(t *testing.T) (putter, *sql.DB){
+		"postgres": func(t *testing.T) (putter, *sql.DB) {
+			url := postgresURL(t)
+			return openPostgres(t, url, tenure.PostgresConfig{}), openSQL(t, "pgx", url)
+		},
+		"sqlite": func(t *testing.T) (putter, *sql.DB) {
+			path := filepath.Join(t.TempDir(), "tenure.db")
+			return openSQLite(t, path), openSQL(t, "sqlite", "file:"+path)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, db := open(t)
+			migrate(t, store)
+			execSQL(t, db, `CREATE TABLE work (id bigint)`)
+			key := tenure.Key{Type: "slot", ID: "a"}
+			obj := tenure.Object{Key: key, Name: "n", Labels: map[string]string{"l": "v"}, Payload: []byte("new")}
+			write := func(version int64) error {
+				query, args, err := store.PutStatement(obj, version)
+				require.NoError(t, err)
+				tx, err := db.Begin()
+				require.NoError(t, err)
+				defer tx.Rollback()
+				_, err = tx.Exec(`INSERT INTO work VALUES (1)`)
+				require.NoError(t, err)
+				if _, err := tx.Exec(query, args...); err != nil {
+					return err
+				}
+				return tx.Commit()
+			}
+			require.Error(t, write(1), "the table is empty")
+			old := put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
+			require.Error(t, write(old.Version-1))
+			require.NoError(t, write(old.Version))
+			require.Error(t, write(old.Version), "a second time")
+
+			now := get(t, store, key)
+			require.Equal(t, obj.Payload, now.Payload)
+			require.Equal(t, obj.Labels, now.Labels)
+			require.Equal(t, obj.Name, now.Name)
+			require.Greater(t, now.Version, old.Version)
+			require.Equal(t, old.CreatedAt, now.CreatedAt)
+			require.NoError(t, store.DeleteIf(t.Context(), key, now.Version))
+			put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
+			require.Error(t, write(now.Version), "the object is gone")
+			var rows int
+			require.NoError(t, db.QueryRow(`SELECT count(*) FROM work`).Scan(&rows))
+			require.Equal(t, 1, rows)
+
+			_, _, err := store.PutStatement(tenure.Object{}, 0)
+			require.ErrorIs(t, err, tenure.ErrInvalid)
+			fenced, err := tenure.Fence(store, mustAcquire(t, newLease(t, store, tenure.LeaseConfig{})))
+			require.NoError(t, err)
+			_, _, err = fenced.(putter).PutStatement(obj, 1)
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+		})
+	}
+}
