@@ -218,7 +218,7 @@ func TestAScrapeReportsWhatHappened(t *testing.T) {
 		before := a.scrape(t)
 		before.want(t, "a's trust ends", scrape{
 			"tenure_is_holder":                     1,
-			"tenure_trust_margin_seconds":          9.001, // the job will be told at 9 s
+			"tenure_trust_margin_seconds":          9.001, // at 9 s the job is told to return
 			"tenure_renewal_errors_total{timeout}": 1,
 			"tenure_renewal_errors_total{_OTHER}":  float64(refused - 1),
 		})

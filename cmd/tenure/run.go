@@ -44,7 +44,7 @@ For a service that something else supervises, give two commands instead of a pro
   tenure run -store STORE -key web -start 'systemctl start web' -stop 'systemctl stop web'
 
 -stop is retried until it succeeds. It also runs once before the first term, in case an
-earlier run left the service running. So only one tenure on a host may run a service.
+earlier run left the service running. So only one tenure on a host may run a given service.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
 	define: func(flags *flag.FlagSet) action {
@@ -92,7 +92,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
 	flags.DurationVar(&o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	flags.DurationVar(&o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
-	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease, unless a notification of its release\ncomes first; twice that after the program has exited by itself\n(default a sixth of the TTL)")
+	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica\nof a release; run waits twice that after the program has exited by itself\n(default a sixth of the TTL)")
 	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the\nargument standby before tenure competes, and active before each renewal; a holder\nwhose check fails is replaced. The argument is appended to the command: end a\ncommand that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
 	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
