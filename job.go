@@ -118,6 +118,9 @@ func (r *jobResult) cause() error {
 // Every returns a job that calls sweep at once, and again one interval after each call has
 // returned, until its context is done. It logs a sweep's error and goes on; a panic ends the
 // job. Every itself panics if the interval is not positive or sweep is nil.
+//
+// Each term begins with a sweep, so with an interval of a day a sweep comes at each
+// deployment, too. Package schedule is for jobs that are due at given times.
 func Every(interval time.Duration, sweep func(context.Context) error) func(context.Context) error {
 	if interval <= 0 {
 		panic(fmt.Sprintf("tenure: Every: interval %v is not positive", interval))
@@ -137,4 +140,42 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		}
 		return nil
 	}
+}
+
+// Do waits until this replica holds the lease, calls fn once with the context of its term,
+// and releases the lease. It returns fn's error; if the lease was lost before fn returned,
+// that error is [ErrLost] or [ErrDeadline] as well. If ctx is done before fn is called, Do
+// returns its cause; if it is done later, the context of fn is done, too, and the lease is
+// kept until fn has returned. A panic of fn makes Do panic with a [*JobPanic]. fn is never
+// called twice: what to do after a loss is up to the caller.
+//
+// It is for a single piece of work, such as a migration. A job that goes on for as long as
+// the program runs needs a [Coordinator].
+func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error {
+	if fn == nil {
+		return fmt.Errorf("tenure: do: %w: fn is nil", ErrInvalid)
+	}
+	competing, stop := context.WithCancel(ctx)
+	defer stop()
+	called, result := false, error(nil)
+	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+		called = true
+		result = fn(ctx)
+		if cause := context.Cause(ctx); isLoss(cause) {
+			result = errors.Join(fmt.Errorf("tenure: do: %w", cause), result)
+		}
+		stop()
+		<-ctx.Done() // so that the term ends by a shutdown, and not because the job ended
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	if err := coordinator.Run(competing); err != nil {
+		return err
+	}
+	if !called {
+		return fmt.Errorf("tenure: do: %w", context.Cause(ctx))
+	}
+	return result
 }

@@ -1,0 +1,78 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestDoRunsOnceUnderATermAndReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		other := newLease(t, store, tenure.LeaseConfig{Holder: "other"})
+		held := mustAcquire(t, other)
+		time.AfterFunc(10*time.Second, func() { _ = other.Release(context.Background(), held) })
+		began, failed, calls := time.Now(), errors.New("this went wrong"), 0
+		err := tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
+			calls++
+			require.Equal(t, 10*time.Second, time.Since(began).Truncate(time.Second))
+			require.True(t, tenure.TermFromContext(ctx).Valid())
+			time.Sleep(time.Minute) // it is renewed meanwhile
+			require.NoError(t, ctx.Err())
+			return failed
+		})
+		require.Equal(t, failed, err)
+		require.Equal(t, 1, calls)
+		mustAcquire(t, other) // it is free
+	})
+}
+
+func TestDoSaysThatTheLeaseWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, calls := storetest.NewMem(), 0
+		err := tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
+			calls++
+			removeRecord(t, store)
+			<-ctx.Done()
+			return nil
+		})
+		require.ErrorIs(t, err, tenure.ErrLost)
+		require.Equal(t, 1, calls)
+	})
+}
+
+func TestDoEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		lease, enough := newLease(t, store, tenure.LeaseConfig{}), errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err := tenure.Do(ctx, lease, func(ctx context.Context) error {
+			time.AfterFunc(time.Second, func() { cancel(enough) })
+			<-ctx.Done()
+			_, err := newLease(t, store, tenure.LeaseConfig{Holder: "other"}).TryAcquire(context.Background())
+			require.ErrorIs(t, err, tenure.ErrHeld, "it is kept until the work has returned")
+			return nil
+		})
+		require.NoError(t, err)
+		require.ErrorIs(t, tenure.Do(ctx, lease, func(context.Context) error { t.Error("called"); return nil }), enough)
+	})
+}
+
+func TestDoPassesAPanicOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		require.Panics(t, func() {
+			_ = tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(context.Context) error { panic("oops") })
+		})
+		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "other"}))
+		require.ErrorIs(t, tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), nil), tenure.ErrInvalid)
+		require.ErrorIs(t, tenure.Do(t.Context(), nil, succeeds), tenure.ErrInvalid)
+	})
+}
