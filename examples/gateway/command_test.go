@@ -28,7 +28,7 @@ func TestACheckIsAskedForTheRoleAndFailsAsItsCommandDoes(t *testing.T) {
 	}
 }
 
-func TestAGatewayThatIsStartedAnewDoesNotFenceItself(t *testing.T) {
+func TestARestartedGatewayDoesNotFenceItself(t *testing.T) {
 	fence := command("exit 1").fence("a", quiet)
 	if err := fence(t.Context(), tenure.Holding{Holder: "a"}); err != nil {
 		t.Errorf("an earlier run of a is cut off: %v", err)
