@@ -25,10 +25,9 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // patience is how long to wait for what takes milliseconds on an idle machine.
 const patience = time.Minute
 
-// untilEnough runs a stress test in rounds until enough has happened for it to
-// tell anything. A machine that has something else to do may be too slow for the
-// pace of a round, and then the next one takes its time: TTLs and the like are to be
-// multiplied by slower. A round must end with its context.
+// untilEnough runs a stress test in rounds until enough has happened to prove anything. A
+// busy machine may be too slow for the pace of a round. Then the next round is slower: it
+// multiplies its TTLs and the like by slower. A round must end with its context.
 func untilEnough(t *testing.T, length time.Duration, round func(ctx context.Context, slower time.Duration), enough func() bool) {
 	t.Helper()
 	const longest = 5 * time.Minute
@@ -41,13 +40,13 @@ func untilEnough(t *testing.T, length time.Duration, round func(ctx context.Cont
 			return
 		}
 		if time.Since(began) > longest {
-			t.Fatal("too little happened to tell anything")
+			t.Fatal("too little happened to prove anything")
 		}
 		t.Logf("too little has happened so far, at a pace of 1/%d", slower)
 	}
 }
 
-// must returns what a constructor has made.
+// must returns what a constructor has made, or panics.
 func must[T any](made T, err error) T {
 	if err != nil {
 		panic(err)
@@ -76,9 +75,7 @@ func openPostgres(t testing.TB, url string, cfg tenure.PostgresConfig) *tenure.P
 		cfg.Logger = quiet
 	}
 	store, err := tenure.OpenPostgres(t.Context(), url, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
 	return store
 }
@@ -86,31 +83,21 @@ func openPostgres(t testing.TB, url string, cfg tenure.PostgresConfig) *tenure.P
 func openSQLite(t testing.TB, path string) *tenure.SQLiteStore {
 	t.Helper()
 	store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{Shared: true, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	return store
 }
 
 func migrate(t testing.TB, store interface{ Migrate(context.Context) error }) {
 	t.Helper()
-	if err := store.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, store.Migrate(t.Context()))
 }
 
-// postgresPool is for what a test does beside the store.
+// postgresPool is for what a test does besides the store.
 func postgresPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -119,13 +106,12 @@ func execPostgres(t testing.TB, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
 }, sql string, args ...any) {
 	t.Helper()
-	if _, err := db.Exec(context.Background(), sql, args...); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
+	_, err := db.Exec(context.Background(), sql, args...)
+	require.NoError(t, err, sql)
 }
 
-// acquireBriefly begins a term with the TTL of cfg, or with a longer one where the
-// machine is too slow for that, as soon as the lease is free or has expired.
+// acquireBriefly begins a term with the TTL of cfg, or a longer one where the machine is too
+// slow for that, as soon as the lease is free or has expired.
 func acquireBriefly(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) (lease *tenure.Lease, term *tenure.Term, ttl time.Duration) {
 	t.Helper()
 	lease = newLease(t, store, cfg)
@@ -145,12 +131,11 @@ func acquireBriefly(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) (l
 
 func postgresURL(t testing.TB) string { return pgtest.URL(t) }
 
+// awaitThat waits until ok, which it calls on the test's own goroutine.
 func awaitThat(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
-		}
+		require.True(t, time.Now().Before(end), "waited until %s", what)
 	}
 }
 
@@ -165,14 +150,14 @@ func lockWaits(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
-	wantErr(t, err, nil)
+	require.NoError(t, err)
 	return n
 }
 
 func openSQL(t *testing.T, driver, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open(driver, dsn)
-	wantErr(t, err, nil)
+	require.NoError(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -189,9 +174,7 @@ func countRows(t *testing.T, db interface {
 func execSQL(t *testing.T, db *sql.DB, query string, args ...any) (changed int64) {
 	t.Helper()
 	result, err := db.ExecContext(context.Background(), query, args...)
-	if err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
+	require.NoError(t, err, query)
 	changed, _ = result.RowsAffected()
 	return changed
 }

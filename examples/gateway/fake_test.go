@@ -5,14 +5,15 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"iter"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -101,8 +102,15 @@ func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// newStore returns an in-memory store whose calls a test can hook.
-func newStore() *storetest.FaultyStore { return storetest.Faulty(storetest.NewMem(), nil) }
+// newStore returns SQLite in memory, shared by the gateways of a test, which can hook its
+// calls. In a bubble of synctest it must be opened there, and works in virtual time.
+func newStore(t *testing.T) *storetest.FaultyStore {
+	t.Helper()
+	store, err := openStore(t.Context(), ":memory:", true, quiet)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	return storetest.Faulty(store, nil)
+}
 
 // before returns a hook that runs do before a call on a sandbox. If do fails, so does the
 // call.
@@ -117,4 +125,4 @@ func before(op string, do func() error) storetest.Hook {
 	}
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)

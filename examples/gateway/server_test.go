@@ -7,13 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -27,7 +27,7 @@ type serverTest struct {
 }
 
 func newServerTest(t *testing.T) *serverTest {
-	st := &serverTest{t: t, store: newStore(), driver: newFakeDriver()}
+	st := &serverTest{t: t, store: newStore(t), driver: newFakeDriver()}
 	st.server = &server{sandboxes: sandboxes{st.store}, driver: st.driver, log: quiet}
 	return st
 }
@@ -38,18 +38,14 @@ func (st *serverTest) do(method, path, request string, body any) (status int) {
 	w := httptest.NewRecorder()
 	st.handler().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(request)))
 	if body != nil {
-		if err := json.Unmarshal(w.Body.Bytes(), body); err != nil {
-			st.t.Fatalf("%s %s answered %d %q: %v", method, path, w.Code, w.Body, err)
-		}
+		require.NoError(st.t, json.Unmarshal(w.Body.Bytes(), body), "%s %s answered %d %q", method, path, w.Code, w.Body)
 	}
 	return w.Code
 }
 
 func (st *serverTest) want(status int, method, path, request string) {
 	st.t.Helper()
-	if got := st.do(method, path, request, nil); got != status {
-		st.t.Errorf("%s %s %s answered %d, want %d", method, path, request, got, status)
-	}
+	require.Equal(st.t, status, st.do(method, path, request, nil), "%s %s %s", method, path, request)
 }
 
 const createBox = `{"name":"box","command":["run","it"]}`
@@ -60,28 +56,27 @@ func TestASandboxIsCreatedShownListedAndDeleted(t *testing.T) {
 	st.want(404, "DELETE", "/sandboxes/box", "")
 
 	var sb Sandbox
-	if got := st.do("POST", "/sandboxes", createBox, &sb); got != http.StatusCreated || sb.Phase != Ready || sb.PID != 42 {
-		t.Errorf("created: %d, %+v", got, sb)
-	}
+	require.Equal(t, 201, st.do("POST", "/sandboxes", createBox, &sb))
+	require.Equal(t, Ready, sb.Phase)
+	require.Equal(t, 42, sb.PID)
 	st.want(409, "POST", "/sandboxes", createBox)
 	var shown Sandbox
-	if got := st.do("GET", "/sandboxes/box", "", &shown); got != 200 || shown.Version != sb.Version || shown.Instance != sb.Instance {
-		t.Errorf("shown: %d, %+v, want %+v", got, shown, sb)
-	}
+	require.Equal(t, 200, st.do("GET", "/sandboxes/box", "", &shown))
+	require.Equal(t, sb.Version, shown.Version)
+	require.Equal(t, sb.Instance, shown.Instance)
 	var list []Sandbox
-	if got := st.do("GET", "/sandboxes", "", &list); got != 200 || len(list) != 1 || list[0].Name != "box" {
-		t.Errorf("listed: %d, %+v", got, list)
-	}
+	require.Equal(t, 200, st.do("GET", "/sandboxes", "", &list))
+	require.Len(t, list, 1)
+	require.Equal(t, "box", list[0].Name)
 
 	st.want(204, "DELETE", "/sandboxes/box", "")
 	st.want(404, "GET", "/sandboxes/box", "")
-	if _, err := st.driver.Get(t.Context(), sb.Instance); !errors.Is(err, errNoInstance) {
-		t.Errorf("its instance: %v, want %v", err, errNoInstance)
-	}
+	_, err := st.driver.Get(t.Context(), sb.Instance)
+	require.ErrorIs(t, err, errNoInstance)
 	var again Sandbox
-	if got := st.do("POST", "/sandboxes", createBox, &again); got != 201 || again.Instance == sb.Instance || again.Version <= sb.Version {
-		t.Errorf("created again: %d, %+v after %+v", got, again, sb)
-	}
+	require.Equal(t, 201, st.do("POST", "/sandboxes", createBox, &again))
+	require.NotEqual(t, sb.Instance, again.Instance)
+	require.Greater(t, again.Version, sb.Version)
 }
 
 func TestABadRequestIsRefused(t *testing.T) {
@@ -104,29 +99,25 @@ func TestABadRequestIsRefused(t *testing.T) {
 		fmt.Sprintf(`{"name":"box","command":["run",%q]}`, strings.Repeat("a", maxRequest)),
 	} {
 		var body struct{ Error string }
-		if got := st.do("POST", "/sandboxes", request, &body); got != http.StatusBadRequest || body.Error == "" {
-			t.Errorf("%.80q answered %d %+v, want %d and a reason", request, got, body, http.StatusBadRequest)
-		}
+		require.Equal(t, 400, st.do("POST", "/sandboxes", request, &body), "%.80q", request)
+		require.NotEmpty(t, body.Error, "%.80q", request)
 	}
 	var list []Sandbox
-	if st.do("GET", "/sandboxes", "", &list); list == nil || len(list) != 0 {
-		t.Errorf("there are %v, want an empty list", list)
-	}
+	st.do("GET", "/sandboxes", "", &list)
+	require.Equal(t, []Sandbox{}, list)
 }
 
 func TestASandboxWhoseCommandDoesNotExistIsInError(t *testing.T) {
 	st := newServerTest(t)
 	var sb Sandbox
-	got := st.do("POST", "/sandboxes", `{"name":"box","command":["no-such-command"]}`, &sb)
-	if got != http.StatusCreated || sb.Phase != Error || !strings.Contains(sb.Message, "not found") {
-		t.Errorf("got %d, %+v", got, sb)
-	}
+	require.Equal(t, 201, st.do("POST", "/sandboxes", `{"name":"box","command":["no-such-command"]}`, &sb))
+	require.Equal(t, Error, sb.Phase)
+	require.Contains(t, sb.Message, "not found")
 	st.want(204, "DELETE", "/sandboxes/box", "")
 }
 
-// The watch stream reports the exit while the sandbox is still Provisioning, and doesn't
-// report it again.
-func TestASandboxWhoseProcessExitsAtOnceIsInError(t *testing.T) {
+// The watch stream reports the exit once, while the sandbox is still Provisioning.
+func TestAProcessThatExitsAtOnceMakesASandboxInError(t *testing.T) {
 	st := newServerTest(t)
 	st.driver.onCreate = func(id string) {
 		inst := Instance{ID: id, Name: "box", PID: 42}
@@ -136,9 +127,8 @@ func TestASandboxWhoseProcessExitsAtOnceIsInError(t *testing.T) {
 		}
 	}
 	var sb Sandbox
-	if got := st.do("POST", "/sandboxes", createBox, &sb); got != http.StatusCreated || sb.Phase != Error {
-		t.Errorf("got %d, %+v", got, sb)
-	}
+	require.Equal(t, 201, st.do("POST", "/sandboxes", createBox, &sb))
+	require.Equal(t, Error, sb.Phase)
 }
 
 func TestASandboxThatIsDeletedWhileItIsCreatedLeavesNothing(t *testing.T) {
@@ -154,9 +144,8 @@ func TestASandboxThatIsDeletedWhileItIsCreatedLeavesNothing(t *testing.T) {
 	}
 	st.want(409, "POST", "/sandboxes", createBox)
 	st.want(404, "GET", "/sandboxes/box", "")
-	if _, err := st.driver.Get(t.Context(), instance); !errors.Is(err, errNoInstance) {
-		t.Errorf("its instance: %v, want %v", err, errNoInstance)
-	}
+	_, err := st.driver.Get(t.Context(), instance)
+	require.ErrorIs(t, err, errNoInstance)
 }
 
 func TestADeletionPrevailsOverConcurrentWrites(t *testing.T) {
@@ -177,9 +166,8 @@ func TestADeletionThatFailedCanBeRepeated(t *testing.T) {
 	st.driver.onDelete = func(string) error { return errors.New("it resists") }
 	st.want(500, "DELETE", "/sandboxes/box", "")
 	var sb Sandbox
-	if st.do("GET", "/sandboxes/box", "", &sb); sb.Phase != Deleting {
-		t.Errorf("meanwhile it is %+v", sb)
-	}
+	st.do("GET", "/sandboxes/box", "", &sb)
+	require.Equal(t, Deleting, sb.Phase)
 	st.driver.onDelete = nil
 	st.want(204, "DELETE", "/sandboxes/box", "")
 	st.want(404, "GET", "/sandboxes/box", "")
@@ -188,13 +176,12 @@ func TestADeletionThatFailedCanBeRepeated(t *testing.T) {
 func TestARecordThatCannotBeReadCanBeListedAndDeleted(t *testing.T) {
 	st := newServerTest(t)
 	st.do("POST", "/sandboxes", createBox, nil)
-	if _, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate()); err != nil {
-		t.Fatal(err)
-	}
+	_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate())
+	require.NoError(t, err)
 	var list []Sandbox
-	if got := st.do("GET", "/sandboxes", "", &list); got != 200 || len(list) != 2 || list[1].Phase != Unknown {
-		t.Errorf("listed: %d, %+v", got, list)
-	}
+	require.Equal(t, 200, st.do("GET", "/sandboxes", "", &list))
+	require.Len(t, list, 2)
+	require.Equal(t, Unknown, list[1].Phase)
 	st.want(204, "DELETE", "/sandboxes/broken", "")
 	st.want(404, "GET", "/sandboxes/broken", "")
 }
@@ -203,9 +190,8 @@ func TestAStoreThatIsDownIsNotTheClientsFault(t *testing.T) {
 	st := newServerTest(t)
 	st.store.SetHook(before("put", func() error { return errors.New("dial db.internal: refused") }))
 	var body struct{ Error string }
-	if got := st.do("POST", "/sandboxes", createBox, &body); got != http.StatusServiceUnavailable || strings.Contains(body.Error, "db.internal") {
-		t.Errorf("got %d %+v, want %d and no details", got, body, http.StatusServiceUnavailable)
-	}
+	require.Equal(t, 503, st.do("POST", "/sandboxes", createBox, &body))
+	require.NotContains(t, body.Error, "db.internal", "no details")
 }
 
 func TestARequestIsCompletedIfTheClientHangsUp(t *testing.T) {
@@ -215,9 +201,8 @@ func TestARequestIsCompletedIfTheClientHangsUp(t *testing.T) {
 	st.store.SetHook(before("put", func() error { hangUp(); return nil }))
 	st.handler().ServeHTTP(httptest.NewRecorder(), r)
 	var sb Sandbox
-	if got := st.do("GET", "/sandboxes/box", "", &sb); got != 200 || sb.Phase != Ready {
-		t.Errorf("got %d, %+v, want it %s", got, sb, Ready)
-	}
+	require.Equal(t, 200, st.do("GET", "/sandboxes/box", "", &sb))
+	require.Equal(t, Ready, sb.Phase)
 }
 
 func TestHealthShowsWhoHoldsTheLease(t *testing.T) {
@@ -228,16 +213,11 @@ func TestHealthShowsWhoHoldsTheLease(t *testing.T) {
 	eventually(t, 10*time.Second, "it has swept", func() bool {
 		return st.do("GET", "/healthz", "", &h) == 200 && h.Sweeps == 1
 	})
-	if h.Replica != "a" || h.Role != "holder" || h.Holder != "a" || !h.IsHolder || h.Token <= 0 || h.Terms != 1 {
-		t.Errorf("the holder answered %+v", h)
-	}
-	if h.TrustSeconds == nil || *h.TrustSeconds < 20 || *h.TrustSeconds > 30 {
-		t.Errorf("the holder reports trust for %v seconds", h.TrustSeconds)
-	}
+	require.True(t, h.Replica == "a" && h.Role == "holder" && h.Holder == "a" && h.IsHolder && h.Token > 0 && h.Terms == 1, "%+v", h)
+	require.InDelta(t, 25, *h.TrustSeconds, 5)
 	stop()
-	if st.do("GET", "/healthz", "", &h); h.IsHolder || h.Role != "standby" || *h.TrustSeconds != 0 {
-		t.Errorf("after the coordinator ended it answered %+v", h)
-	}
+	st.do("GET", "/healthz", "", &h)
+	require.True(t, !h.IsHolder && h.Role == "standby" && *h.TrustSeconds == 0, "%+v", h)
 }
 
 func TestAnyGatewayTakesARequestToHandTheLeaseOver(t *testing.T) {
@@ -259,9 +239,7 @@ func TestAnyGatewayTakesARequestToHandTheLeaseOver(t *testing.T) {
 			st.want(202, "POST", "/handover", step.request)
 			time.Sleep(time.Second)
 			for name, w := range gateways {
-				if got, want := w.coordinator.IsHolder(), name == step.next; got != want {
-					t.Errorf("%s asked for %s: %s is holder: %v", step.asked, step.request, name, got)
-				}
+				require.Equal(t, name == step.next, w.coordinator.IsHolder(), "whether %s holds after %+v", name, step)
 			}
 		}
 		for _, request := range []string{``, `{}`} {
@@ -269,9 +247,7 @@ func TestAnyGatewayTakesARequestToHandTheLeaseOver(t *testing.T) {
 			before := gateways["a"].coordinator.Status().Holder
 			st.want(202, "POST", "/handover", request)
 			time.Sleep(time.Second)
-			if gateways[before].coordinator.IsHolder() {
-				t.Errorf("after %q the holder is still %s", request, before)
-			}
+			require.False(t, gateways[before].coordinator.IsHolder(), "after %q", request)
 		}
 	})
 }
@@ -288,33 +264,25 @@ func TestAnInvalidHandoverIsRefused(t *testing.T) {
 		st.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errors.New("down") })
 		st.want(503, "POST", "/handover", `{"to":"b"}`)
 		st.store.SetHook(nil)
-		if !st.watchers.coordinator.IsHolder() {
-			t.Error("a refused request ended the term")
-		}
+		require.True(t, st.watchers.coordinator.IsHolder())
 		stop()
 		var body struct{ Error string }
-		if got := st.do("POST", "/handover", `{"to":"b"}`, &body); got != 404 || body.Error != "nobody holds the lease" {
-			t.Errorf("after the coordinator ended it answered %d %+v", got, body)
-		}
+		require.Equal(t, 404, st.do("POST", "/handover", `{"to":"b"}`, &body))
+		require.Equal(t, "nobody holds the lease", body.Error)
 	})
 }
 
 func TestANameIsLockedByOneRequestAtATime(t *testing.T) {
 	var locks nameLocks
 	unlock, err := locks.lock(t.Context(), "box")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if unlockOther, err := locks.lock(t.Context(), "other"); err != nil {
-		t.Errorf("another name: %v", err)
-	} else {
-		unlockOther()
-	}
+	require.NoError(t, err)
+	unlockOther, err := locks.lock(t.Context(), "other")
+	require.NoError(t, err)
+	unlockOther()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := locks.lock(ctx, "box"); !errors.Is(err, context.Canceled) {
-		t.Errorf("the same name: got %v, want %v", err, context.Canceled)
-	}
+	_, err = locks.lock(ctx, "box")
+	require.ErrorIs(t, err, context.Canceled)
 	got := make(chan error)
 	go func() {
 		unlock, err := locks.lock(t.Context(), "box")
@@ -324,10 +292,6 @@ func TestANameIsLockedByOneRequestAtATime(t *testing.T) {
 		got <- err
 	}()
 	unlock()
-	if err := <-got; err != nil {
-		t.Errorf("after it was unlocked: %v", err)
-	}
-	if len(locks.locks) != 0 {
-		t.Errorf("%d locks are left", len(locks.locks))
-	}
+	require.NoError(t, <-got)
+	require.Empty(t, locks.locks)
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -29,7 +30,7 @@ type sweepTest struct {
 }
 
 func newSweepTest(t *testing.T) *sweepTest {
-	st := &sweepTest{t: t, store: newStore(), driver: newFakeDriver()}
+	st := &sweepTest{t: t, store: newStore(t), driver: newFakeDriver()}
 	st.watchers = &watchers{sandboxes: sandboxes{st.store}, driver: st.driver, grace: testGrace, log: quiet}
 	st.job = jobContext(t, st.store)
 	return st
@@ -40,9 +41,7 @@ func newSweepTest(t *testing.T) *sweepTest {
 func jobContext(t *testing.T, store tenure.Store) context.Context {
 	t.Helper()
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	began := make(chan context.Context, 1)
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error {
@@ -51,9 +50,7 @@ func jobContext(t *testing.T, store tenure.Store) context.Context {
 			return nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	returned := make(chan error, 1)
 	go func() { returned <- coordinator.Run(ctx) }()
@@ -88,9 +85,7 @@ func (st *sweepTest) add(name string, phase Phase) Sandbox {
 	st.t.Helper()
 	sb := Sandbox{Name: name, record: record{Instance: name, Command: []string{"x"}, Phase: phase}}
 	sb, err := st.sandboxes.put(st.t.Context(), sb, tenure.MustCreate())
-	if err != nil {
-		st.t.Fatal(err)
-	}
+	require.NoError(st.t, err)
 	return sb
 }
 
@@ -106,17 +101,13 @@ func (st *sweepTest) phase(name string) Phase {
 	if errors.Is(err, tenure.ErrNotFound) {
 		return "gone"
 	}
-	if err != nil {
-		st.t.Fatal(err)
-	}
+	require.NoError(st.t, err)
 	return sb.Phase
 }
 
 func (st *sweepTest) mustSweep() {
 	st.t.Helper()
-	if err := st.sweep(st.job); err != nil {
-		st.t.Fatal(err)
-	}
+	require.NoError(st.t, st.sweep(st.job))
 }
 
 func TestASweepReconcilesRecordsAndProcesses(t *testing.T) {
@@ -164,18 +155,14 @@ func TestASweepReconcilesRecordsAndProcesses(t *testing.T) {
 				}
 				time.Sleep(tt.age)
 				st.mustSweep()
-				if got := st.phase("box"); got != tt.wantPhase {
-					t.Errorf("the sandbox is %s, want %s", got, tt.wantPhase)
-				}
+				require.Equal(t, tt.wantPhase, st.phase("box"))
 				instance := none
 				if inst, err := st.driver.Get(t.Context(), "box"); err == nil && inst.Alive {
 					instance = alive
 				} else if err == nil {
 					instance = dead
 				}
-				if instance != tt.wantInstance {
-					t.Errorf("the instance is %s, want %s", instance, tt.wantInstance)
-				}
+				require.Equal(t, tt.wantInstance, instance)
 			})
 		})
 	}
@@ -192,14 +179,11 @@ func TestAnUnfinishedCreationIsCleanedUp(t *testing.T) {
 		st.mustSweep()
 		time.Sleep(time.Second)
 		st.mustSweep()
-		if _, err := st.driver.Get(t.Context(), "box"); !errors.Is(err, errNoInstance) {
-			t.Errorf("its instance: %v, want %v", err, errNoInstance)
-		}
+		_, err := st.driver.Get(t.Context(), "box")
+		require.ErrorIs(t, err, errNoInstance)
 		time.Sleep(testGrace)
 		st.mustSweep()
-		if got := st.phase("box"); got != "gone" {
-			t.Errorf("the sandbox is %s", got)
-		}
+		require.EqualValues(t, "gone", st.phase("box"))
 	})
 }
 
@@ -214,23 +198,16 @@ func TestASandboxInErrorIsPrunedOneSweepAfterTheGracePeriodAtMost(t *testing.T) 
 		go func() { done <- tenure.Every(interval, st.sweep)(ctx) }()
 		time.Sleep(3500 * time.Millisecond) // one of the next sweeps comes just before the end of the grace period
 		_, err := st.sandboxes.fail(t.Context(), sb, "test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		wrote := time.Now()
 		for st.phase("box") != "gone" {
 			time.Sleep(100 * time.Millisecond)
-			if time.Since(wrote) > 10*testGrace {
-				t.Fatal("it is not pruned")
-			}
+			require.Less(t, time.Since(wrote), 10*testGrace)
 		}
-		if took := time.Since(wrote); took < testGrace || took > testGrace+interval {
-			t.Errorf("pruned after %v, want between %v and %v", took, testGrace, testGrace+interval)
-		}
+		require.GreaterOrEqual(t, time.Since(wrote), testGrace)
+		require.LessOrEqual(t, time.Since(wrote), testGrace+interval)
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-done)
 	})
 }
 
@@ -245,14 +222,10 @@ func TestARecordWrittenSinceTheSweepBeganIsLeftAlone(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		st.mustSweep()
-		if got := st.phase("box"); got != Ready {
-			t.Errorf("the sandbox is %s, want %s", got, Ready)
-		}
+		require.Equal(t, Ready, st.phase("box"))
 		st.driver.onList = nil
 		st.mustSweep()
-		if got := st.phase("box"); got != Ready {
-			t.Errorf("after the next sweep the sandbox is %s, want %s", got, Ready)
-		}
+		require.Equal(t, Ready, st.phase("box"))
 	})
 }
 
@@ -267,9 +240,7 @@ func TestASweepDoesNotOverwriteConcurrentChanges(t *testing.T) {
 			return err
 		}))
 		st.mustSweep()
-		if got := st.phase("box"); got != Deleting {
-			t.Errorf("the sandbox is %s, want %s", got, Deleting)
-		}
+		require.Equal(t, Deleting, st.phase("box"))
 	})
 }
 
@@ -279,9 +250,8 @@ func TestARecordThatFailsDoesNotStopTheSweep(t *testing.T) {
 		st.add("a", Deleting)
 		st.add("b", Deleting)
 		st.add("c", Ready)
-		if _, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate())
+		require.NoError(t, err)
 		st.run("orphan", true)
 		fault := errors.New("it resists")
 		st.driver.onDelete = func(id string) error {
@@ -291,18 +261,15 @@ func TestARecordThatFailsDoesNotStopTheSweep(t *testing.T) {
 			return nil
 		}
 		time.Sleep(2 * testGrace)
-		err := st.sweep(st.job)
-		if !errors.Is(err, fault) || !strings.Contains(err.Error(), "sandbox a: ") || !strings.Contains(err.Error(), "sandbox broken: ") {
-			t.Errorf("got %v, want an error that names a and broken", err)
-		}
+		err = st.sweep(st.job)
+		require.ErrorIs(t, err, fault)
+		require.ErrorContains(t, err, "sandbox a: ")
+		require.ErrorContains(t, err, "sandbox broken: ")
 		for name, want := range map[string]Phase{"a": Deleting, "b": "gone", "c": Error, "broken": Unknown} {
-			if got := st.phase(name); got != want {
-				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
-			}
+			require.Equal(t, want, st.phase(name))
 		}
-		if _, err := st.driver.Get(t.Context(), "orphan"); !errors.Is(err, errNoInstance) {
-			t.Errorf("the orphan: %v, want %v", err, errNoInstance)
-		}
+		_, err = st.driver.Get(t.Context(), "orphan")
+		require.ErrorIs(t, err, errNoInstance)
 	})
 }
 
@@ -315,12 +282,10 @@ func TestNoProcessIsEndedWhileTheStoreIsDown(t *testing.T) {
 		time.Sleep(2 * testGrace)
 		down := errors.New("down")
 		st.store.SetHook(before("list", func() error { return down }))
-		if err := st.sweep(st.job); !errors.Is(err, down) {
-			t.Errorf("got %v, want %v", err, down)
-		}
-		if got, err := st.driver.Get(t.Context(), "box"); err != nil || !got.Alive {
-			t.Errorf("the instance is %+v, %v", got, err)
-		}
+		require.ErrorIs(t, st.sweep(st.job), down)
+		got, err := st.driver.Get(t.Context(), "box")
+		require.NoError(t, err)
+		require.True(t, got.Alive)
 	})
 }
 
@@ -335,14 +300,10 @@ func TestASweepEndsWithItsContext(t *testing.T) {
 			cancel(tenure.ErrLost)
 			return nil
 		}
-		if err := st.sweep(ctx); !errors.Is(err, tenure.ErrLost) {
-			t.Errorf("got %v, want %v", err, tenure.ErrLost)
-		}
-		// The process of a is gone, so its record is deleted, too.
+		require.ErrorIs(t, st.sweep(ctx), tenure.ErrLost)
+		// The process of a is gone, so its record goes too.
 		for name, want := range map[string]Phase{"a": "gone", "b": Deleting} {
-			if got := st.phase(name); got != want {
-				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
-			}
+			require.Equal(t, want, st.phase(name))
 		}
 	})
 }
@@ -368,22 +329,17 @@ func TestASweepWhoseLeaseWasTakenOverWritesNothing(t *testing.T) {
 					st.store.SetHook(nil)
 					return takeOver(t.Context(), st.store)
 				}))
-				if err := st.sweep(st.job); err != nil {
-					t.Errorf("the sweep got %v, want nil", err)
-				}
-				if err := st.job.Err(); err != nil {
-					t.Fatalf("the job's context has ended: %v; so the fence was not tested", err)
-				}
+				require.NoError(t, st.sweep(st.job))
+				require.NoError(t, st.job.Err(), "or the fence was not asked")
 				for _, want := range want {
-					if got, err := st.sandboxes.get(t.Context(), want.Name); err != nil || got.Version != want.Version {
-						t.Errorf("the record is %+v, %v, want it unchanged, %+v", got, err, want)
-					}
+					got, err := st.sandboxes.get(t.Context(), want.Name)
+					require.NoError(t, err)
+					require.Equal(t, want.Version, got.Version)
 				}
 				line := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=a error="`,
 					tenure.TermFromContext(st.job).Token())
-				if got := log.String(); !strings.Contains(got, line) || strings.Count(got, "\n") != 1 {
-					t.Errorf("it logged\n%s\nwant one line with\n%s", got, line)
-				}
+				require.Contains(t, log.String(), line)
+				require.Equal(t, 1, strings.Count(log.String(), "\n"), &log)
 			})
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 )
 
@@ -22,15 +23,11 @@ func spawn(t *testing.T, store tenure.Store, driver Driver, replica string) (w *
 		grace:   testGrace,
 		log:     quiet,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	stop = func() {
 		cancel()
 		<-w.stopped
-		if w.err != nil {
-			t.Error(w.err)
-		}
+		require.NoError(t, w.err)
 	}
 	t.Cleanup(stop)
 	return w, stop
@@ -38,37 +35,31 @@ func spawn(t *testing.T, store tenure.Store, driver Driver, replica string) (w *
 
 func TestOnlyTheHolderSweepsAndAStoppedOneIsReplacedWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, driver := newStore(), newFakeDriver()
+		store, driver := newStore(t), newFakeDriver()
 		a, stopA := spawn(t, store, driver, "a")
 		synctest.Wait()
 		b, stopB := spawn(t, store, driver, "b")
 		time.Sleep(10*time.Minute + time.Second)
-		if got, want := a.sweeps.Load(), int64(11); got != want {
-			t.Errorf("the holder swept %d times, want %d", got, want)
-		}
-		if got := b.sweeps.Load(); got != 0 {
-			t.Errorf("the standby swept %d times", got)
-		}
+		require.EqualValues(t, 11, a.sweeps.Load())
+		require.Zero(t, b.sweeps.Load())
 		stopA()
 		time.Sleep(time.Second)
-		if !b.coordinator.IsHolder() || b.sweeps.Load() != 1 {
-			t.Errorf("a second later b is holder: %v, and swept %d times", b.coordinator.IsHolder(), b.sweeps.Load())
-		}
+		require.True(t, b.coordinator.IsHolder())
+		require.EqualValues(t, 1, b.sweeps.Load())
 		stopB()
 	})
 }
 
 func TestAGatewayThatCannotReachTheBackendReleasesTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, blind := newStore(), newFakeDriver()
+		store, blind := newStore(t), newFakeDriver()
 		a, stopA := spawn(t, store, blind, "a")
 		synctest.Wait()
 		b, stopB := spawn(t, store, newFakeDriver(), "b")
 		close(blind.events)
 		time.Sleep(2 * time.Second)
-		if a.coordinator.IsHolder() || !b.coordinator.IsHolder() {
-			t.Errorf("is holder: a %v, b %v; want b", a.coordinator.IsHolder(), b.coordinator.IsHolder())
-		}
+		require.False(t, a.coordinator.IsHolder())
+		require.True(t, b.coordinator.IsHolder())
 		stopB()
 		stopA()
 	})
@@ -76,7 +67,7 @@ func TestAGatewayThatCannotReachTheBackendReleasesTheLease(t *testing.T) {
 
 func TestAnExitIsRecordedOnlyForTheSandboxsOwnInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, driver := newStore(), newFakeDriver()
+		store, driver := newStore(t), newFakeDriver()
 		st := newSweepTest(t)
 		st.sandboxes = sandboxes{store}
 		for name, phase := range map[string]Phase{"ready": Ready, "deleting": Deleting, "again": Ready} {
@@ -94,13 +85,11 @@ func TestAnExitIsRecordedOnlyForTheSandboxsOwnInstance(t *testing.T) {
 		}
 		driver.events <- Event{Kind: Started} // once this is received, the others have been handled
 		for name, want := range map[string]Phase{"ready": Error, "deleting": Deleting, "again": Ready} {
-			if got := st.phase(name); got != want {
-				t.Errorf("the sandbox %s is %s, want %s", name, got, want)
-			}
+			require.Equal(t, want, st.phase(name), name)
 		}
-		if sb, err := st.sandboxes.get(t.Context(), "ready"); err != nil || sb.Message != "process 42 exited" {
-			t.Errorf("its message is %q, %v", sb.Message, err)
-		}
+		sb, err := st.sandboxes.get(t.Context(), "ready")
+		require.NoError(t, err)
+		require.Equal(t, "process 42 exited", sb.Message)
 		stop()
 	})
 }
@@ -113,17 +102,13 @@ func TestAnExitIsRecordedDespiteAConcurrentWrite(t *testing.T) {
 		_, err := st.sandboxes.ready(t.Context(), sb, 43)
 		return err
 	}))
-	if err := st.sandboxes.exited(t.Context(), Instance{ID: "box", Name: "box"}); err != nil {
-		t.Fatal(err)
-	}
-	if got := st.phase("box"); got != Error {
-		t.Errorf("the sandbox is %s, want %s", got, Error)
-	}
+	require.NoError(t, st.sandboxes.exited(t.Context(), Instance{ID: "box", Name: "box"}))
+	require.Equal(t, Error, st.phase("box"))
 }
 
 func TestATermThatHasEndedDoesNotRecordAnExit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, driver := newStore(), newFakeDriver()
+		store, driver := newStore(t), newFakeDriver()
 		st := newSweepTest(t)
 		st.sandboxes = sandboxes{store}
 		sb := st.add("box", Ready)
@@ -134,10 +119,10 @@ func TestATermThatHasEndedDoesNotRecordAnExit(t *testing.T) {
 			return takeOver(t.Context(), store)
 		}))
 		driver.events <- Event{Exited, Instance{ID: "box", Name: "box"}}
-		driver.events <- Event{Kind: Started} // once this is received, the other has been handled
-		if got, err := st.sandboxes.get(t.Context(), "box"); err != nil || got.Version != sb.Version {
-			t.Errorf("the record is %+v, %v, want it unchanged, %+v", got, err, sb)
-		}
+		driver.events <- Event{Kind: Started} // taken: the other is done with
+		got, err := st.sandboxes.get(t.Context(), "box")
+		require.NoError(t, err)
+		require.Equal(t, sb.Version, got.Version)
 		stop()
 	})
 }
