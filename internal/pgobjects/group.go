@@ -29,7 +29,7 @@ const (
 	// groupsApart is how long all writes are sent alone after a rollback.
 	groupsApart = time.Second
 
-		// A group has to arrive in one piece. The server starts with what has arrived, and if
+	// A group has to arrive in one piece. The server starts with what has arrived, and if
 	// the rest never arrives because this host is gone, the rows stay locked and no replica
 	// can take these leases over.
 	groupAtMost  = 16  // writes
