@@ -38,7 +38,8 @@ func (p every) Next(after time.Time) time.Time {
 // latest returns the last slot of a plan after one time and not after another, or the
 // zero time if there is none.
 func latest(plan Plan, after, now time.Time) (time.Time, error) {
-	// From now back in growing steps, because there may be a million slots in between.
+	// Search backwards from now in growing steps, because there may be a million slots in
+	// between.
 	for back := time.Second; ; back *= 2 {
 		from := now.Add(-back)
 		begin := !from.After(after) || back > now.Sub(after)

@@ -14,16 +14,16 @@
 // the interval from the end of the last run: a daily job with two deployments a day would
 // run three times a day.
 //
-// The last slot that is done is kept in the store, in an object of its own, so it survives
+// The last finished slot is kept in the store, in an object of its own, so it survives
 // handovers, crashes and restarts. It is written through the term's fence: a former holder
 // can't mark a slot as done. The clock of the store decides when a slot is due.
 //
 // # How often a slot runs
 //
-// A slot that was done is never run again. One that was interrupted, by a crash or the
-// loss of the lease, or whose Do returned an error, is run again, so what Do does should
-// be idempotent. If all that it does is written to the same database, [Slot.Statement]
-// makes its effect happen exactly once.
+// A finished slot is never run again. A slot that was interrupted, by a crash or the loss
+// of the lease, or whose Do returned an error, is run again, so Do should be idempotent. If
+// Do only writes to the same database, [Slot.Statement] makes its effect happen exactly
+// once.
 package schedule
 
 import (
@@ -40,11 +40,11 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// Missed says what becomes of slots that came due while nobody could run them.
+// Missed determines what happens to slots that came due while no replica could run them.
 type Missed int
 
 const (
-	// RunLatest runs the latest slot that is due, and regards those before it as done.
+	// RunLatest runs only the latest slot that is due, and regards earlier ones as done.
 	RunLatest Missed = iota
 
 	// RunEach runs all of them, one after another, the earliest first.
@@ -57,7 +57,7 @@ const (
 
 // Config configures a [Schedule].
 type Config struct {
-	// Store keeps the last slot that is done, under Key. It must be the store of the lease.
+	// Store keeps the last finished slot, under Key. It must be the lease's store.
 	Store tenure.Store
 	Key   tenure.Key
 
@@ -99,25 +99,25 @@ func New(cfg Config) (*Schedule, error) {
 	return &Schedule{cfg}, nil
 }
 
-// State is what the store says about a schedule.
+// State is the state of a schedule in the store.
 type State struct {
 	Done  time.Time `json:"done"`           // the last slot that is done; before the first one, when the schedule was first run
-	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it has failed, was interrupted, or is running
+	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it failed, was interrupted, or is running
 }
 
-// State reads the schedule's state. It is [tenure.ErrNotFound] before the first run.
+// State reads the schedule's state. It returns [tenure.ErrNotFound] before the first run.
 func (s *Schedule) State(ctx context.Context) (State, error) {
 	r, err := s.read(ctx, s.cfg.Store)
 	return r.State, err
 }
 
 const (
-	// lookAgain is how often the store is asked for the time, at least: its clock may be
-	// set, and a sleep stands still while the machine is suspended.
+	// lookAgain is the longest time between two reads of the store's time: its clock may be
+	// set, and a timer stands still while the machine is suspended.
 	lookAgain = 5 * time.Minute
 
-	storePause  = 2 * time.Second // after the store could not be asked
-	storeLonger = 5 * time.Second // allowed for marking a slot as done after the context has ended
+	storePause  = 2 * time.Second // after a failed call to the store
+	storeLonger = 5 * time.Second // time to mark a slot as done after the context has ended
 )
 
 // Run runs the slots that are due, until ctx is done; then it returns nil. It is meant to be
@@ -141,7 +141,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		case errors.As(err, &fatal):
 			return fatal.error
 		case errors.Is(err, tenure.ErrLost):
-			<-ctx.Done() // which is about to happen
+			<-ctx.Done() // it is about to end
 		case err != nil && ctx.Err() == nil:
 			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", err)
 			pause = storePause + rand.N(storePause)
@@ -151,7 +151,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 	return nil
 }
 
-// fatalError is one that trying again would not mend.
+// fatalError is an error that a retry would not fix.
 type fatalError struct{ error }
 
 // step runs the slot that is due, if any, and returns for how long to wait before the next
@@ -171,7 +171,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	switch {
 	case err != nil:
 		return 0, &fatalError{err}
-	case due.IsZero() && next.IsZero(): // the plan has come to its end, unless its owner changes it
+	case due.IsZero() && next.IsZero(): // the plan has ended, unless its owner changes it
 		return lookAgain, nil
 	case due.IsZero():
 		return min(next.Sub(r.now), lookAgain), nil
@@ -187,8 +187,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	return 0, nil
 }
 
-// due returns the slot that is to be run now, or else the next one; zero times where
-// there is none.
+// due returns the slot to run now and the next slot; either is zero if there is none.
 func (s *Schedule) due(r record, idleSince time.Time) (due, later time.Time, err error) {
 	after := r.Done
 	interrupted := r.Begun.After(r.Done)
@@ -223,10 +222,10 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 	}
 	slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
 	failed := s.cfg.Do(ctx, slot)
-	// Do has returned nil, so the slot is done, though the lease may be about to be given up.
+	// Do has returned nil, so the slot is done, even if the lease is about to be given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLonger)
 	defer cancel()
-	if *slot.recorded { // in a transaction that may have been committed, or not
+	if *slot.recorded { // in a transaction that may or may not have been committed
 		now, err := s.read(ctx, store)
 		if err != nil {
 			return false, err
@@ -251,7 +250,7 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 type record struct {
 	State
 	version int64
-	now     time.Time // by the clock of the store, when it was read or written
+	now     time.Time // the store's time when it was read or written
 }
 
 func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error) {
@@ -263,7 +262,7 @@ func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error)
 	if err := json.Unmarshal(obj.Payload, &r.State); err != nil {
 		return record{}, fmt.Errorf("schedule: %s is not the state of a schedule, delete it or choose another key: %w", s.cfg.Key, err)
 	}
-	if r.Done.IsZero() { // no slot was done yet: the first one is the first after this
+	if r.Done.IsZero() { // no slot is done yet: the first one is the first after this time
 		r.Done = obj.CreatedAt
 	}
 	return r, nil
@@ -289,7 +288,7 @@ func (s *Schedule) object(state State) tenure.Object {
 // Slot is one time at which the job is due.
 type Slot struct {
 	Time     time.Time
-	Previous time.Time // the last slot that is done; before the first one, when the schedule was first run
+	Previous time.Time // the last finished slot; before the first one, the time when the schedule was first run
 
 	schedule *Schedule
 	record   record
@@ -297,12 +296,12 @@ type Slot struct {
 }
 
 // Statement returns a statement that marks the slot as done, for the transaction in which
-// Do does its work in the same database, by whatever driver. Then the work's effect
-// happens exactly once: if the slot was done meanwhile, the statement fails, and the
-// transaction has to be rolled back. Do then returns what became of the transaction, as
-// without.
+// Do does its work in the same database, with any driver. Then the work's effect happens
+// exactly once: if the slot was done in the meantime, the statement fails and the
+// transaction has to be rolled back. As without the statement, Do must return an error if
+// the transaction failed.
 //
-// It is an [errors.ErrUnsupported] if the store is neither Postgres nor SQLite.
+// It returns [errors.ErrUnsupported] if the store is neither Postgres nor SQLite.
 func (slot Slot) Statement() (query string, args []any, err error) {
 	store, ok := slot.schedule.cfg.Store.(interface {
 		PutStatement(obj tenure.Object, version int64) (query string, args []any, err error)

@@ -47,7 +47,7 @@ func holdFor(t *testing.T, ttl time.Duration, store tenure.Store, cfg schedule.C
 	return stop
 }
 
-// slots collects the slots that were run, each with an outcome.
+// slots collects the slots that were run, each with its outcome.
 type slots struct {
 	mu  sync.Mutex
 	ran []time.Time
@@ -64,7 +64,7 @@ func (s *slots) Do(ctx context.Context, slot schedule.Slot) error {
 	return nil
 }
 
-// take returns what has run since it was called last, in hours since began.
+// take returns the slots that ran since the last call, in hours since began.
 func (s *slots) take(began time.Time) (hours []float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *slots) take(began time.Time) (hours []float64) {
 	return hours
 }
 
-func TestASlotRunsOnceThoughTheLeaseChangesHands(t *testing.T) {
+func TestASlotRunsOnceAlthoughTheLeaseChangesHands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now() // midnight
 		cfg := schedule.Config{Plan: schedule.Interval(24*time.Hour, 3*time.Hour), Do: ran.Do}
@@ -88,7 +88,7 @@ func TestASlotRunsOnceThoughTheLeaseChangesHands(t *testing.T) {
 	})
 }
 
-func TestWhatBecomesOfMissedSlotsIsAChoice(t *testing.T) {
+func TestMissedDeterminesWhichMissedSlotsRun(t *testing.T) {
 	for missed, want := range map[schedule.Missed][]float64{
 		schedule.RunLatest: {9, 10, 11},
 		schedule.RunEach:   {3, 4, 5, 6, 7, 8, 9, 10, 11},
@@ -101,7 +101,7 @@ func TestWhatBecomesOfMissedSlotsIsAChoice(t *testing.T) {
 			time.Sleep(150 * time.Minute)
 			stop()
 			require.Equal(t, []float64{1, 2}, ran.take(began))
-			time.Sleep(7 * time.Hour) // nobody is there until half past nine
+			time.Sleep(7 * time.Hour) // no replica is running until half past nine
 			stop = hold(t, store, cfg)
 			time.Sleep(2 * time.Hour)
 			stop()
@@ -138,8 +138,8 @@ func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
 	}
 }
 
-// The slots that come due while one is running.
-func TestAJobThatTakesLongerThanItsInterval(t *testing.T) {
+// Slots come due while one is running.
+func TestAJobMayTakeLongerThanItsInterval(t *testing.T) {
 	for missed, want := range map[schedule.Missed][]float64{
 		schedule.RunLatest: {1, 3, 6, 8},
 		schedule.RunEach:   {1, 2, 3, 4},
@@ -208,7 +208,7 @@ func TestTheClockOfTheStoreDecidesWhenASlotIsDue(t *testing.T) {
 	})
 }
 
-func TestTheStateTellsWhatIsDoneAndWhatWasBegun(t *testing.T) {
+func TestTheStateHasTheLastSlotsDoneAndBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, began := storetest.NewMem(), time.Now()
 		cfg := schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: func(ctx context.Context, slot schedule.Slot) error {
@@ -230,7 +230,7 @@ func TestTheStateTellsWhatIsDoneAndWhatWasBegun(t *testing.T) {
 	})
 }
 
-func TestAScheduleNamesWhatItCannotWorkWith(t *testing.T) {
+func TestNewNamesEachInvalidField(t *testing.T) {
 	ok := schedule.Config{Store: storetest.NewMem(), Key: key, Plan: schedule.Interval(time.Hour, 0), Do: new(slots).Do}
 	for want, spoil := range map[string]func(*schedule.Config){
 		"Store is nil":    func(cfg *schedule.Config) { cfg.Store = nil },
@@ -329,7 +329,7 @@ func TestAFormerHolderBeginsNoSlot(t *testing.T) {
 		store, ran := storetest.NewMem(), &slots{}
 		holdFor(t, 10*time.Hour, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
 		time.Sleep(59 * time.Minute)
-		// Another program takes the lease, which this replica will notice when it renews.
+		// Another program takes the lease; this replica notices that at its next renewal.
 		key := tenure.Key{Type: "lease", ID: "test"}
 		obj, err := store.Get(t.Context(), key)
 		require.NoError(t, err)

@@ -19,17 +19,17 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// replica is one life of a process: it may be cut off from the store, as by a crash, and
-// its clock, which on SQLite is the store's, may be wrong.
+// replica is one life of a process. It may be cut off from the store, as by a crash, and its
+// clock, which on SQLite is the store's clock, may be wrong.
 type replica struct {
 	*tenure.SQLiteStore
 	crashed atomic.Bool
-	ahead   atomic.Int64 // of the clock, a duration
+	ahead   atomic.Int64 // how far its clock is ahead, a duration
 }
 
 var errCrashed = errors.New("crashed")
 
-// store returns what the replica sees of the shared store.
+// store returns the shared store as the replica sees it.
 func (r *replica) store() tenure.Store {
 	faulty := storetest.Faulty(skewed{r.SQLiteStore, &r.ahead}, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 		if r.crashed.Load() {
@@ -40,7 +40,7 @@ func (r *replica) store() tenure.Store {
 	return &visible{faulty, r}
 }
 
-// visible has the statements of the store, too.
+// visible also has the store's statements.
 type visible struct {
 	*storetest.FaultyStore
 	r *replica
@@ -52,11 +52,11 @@ func (v *visible) PutStatement(obj tenure.Object, version int64) (string, []any,
 
 var days = flag.Int("schedule.days", 30, "how many virtual days of slots; make sim runs a year")
 
-// Days of hourly slots, of which each inserts a row in the transaction that marks it as
-// done, while replicas shut down, crash before, in and after that transaction, and have
-// clocks that are wrong by minutes. No slot may be there twice, and none may be missing.
-func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
-	const ttl = 15 * time.Minute // with a shorter one, most of the time goes to renewals
+// Each hourly slot inserts a row in the transaction that marks the slot as done, while
+// replicas shut down, crash before, during and after that transaction, and have clocks that
+// are wrong by minutes. Each slot must appear exactly once.
+func TestEachSlotOfAYearTakesEffectExactlyOnce(t *testing.T) {
+	const ttl = 15 * time.Minute // with a shorter one, the test would spend most of its time on renewals
 	synctest.Test(t, func(t *testing.T) {
 		db, err := sql.Open("sqlite", ":memory:")
 		require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
 		require.NoError(t, err)
 		defer store.Close()
 		require.NoError(t, store.Migrate(t.Context()))
-		_, err = db.Exec(`CREATE TABLE done (slot integer)`) // no unique key, which would hide a second one
+		_, err = db.Exec(`CREATE TABLE done (slot integer)`) // no unique key, because that would hide a second run
 		require.NoError(t, err)
 
 		random := rand.New(rand.NewPCG(1, 2))
@@ -81,7 +81,7 @@ func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
 			do := func(ctx context.Context, slot schedule.Slot) error {
 				attempts++
 				if chance(4) {
-					time.Sleep(time.Duration(random.IntN(int(90 * time.Minute)))) // and longer than an hour
+					time.Sleep(time.Duration(random.IntN(int(90 * time.Minute)))) // sometimes longer than the interval
 				}
 				if chance(20) {
 					return errors.New("this time it fails")
@@ -93,7 +93,7 @@ func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				// As a paused process would, it goes on though it may have crashed, or lost the lease.
+				// Like a paused process, it goes on even if it has crashed or lost the lease.
 				tx, err := db.Begin()
 				if err != nil {
 					return err
@@ -106,7 +106,7 @@ func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
 					return err
 				}
 				if chance(20) {
-					r.crashed.Store(true) // before the commit, or after it, as far as it can tell
+					r.crashed.Store(true) // it can't tell whether that was before or after the commit
 					if chance(2) {
 						return errCrashed
 					}
@@ -127,7 +127,7 @@ func TestOfAYearOfSlotsNoneRunsTwiceAndNoneIsMissing(t *testing.T) {
 			time.Sleep(time.Duration(random.IntN(int(3 * time.Hour))))
 		}
 		last := &replica{SQLiteStore: store}
-		// What is left runs at once.
+		// The remaining slots run immediately.
 		stop := holdFor(t, ttl, last.store(), schedule.Config{Plan: schedule.Interval(time.Hour, 0), Missed: schedule.RunEach, Do: func(ctx context.Context, slot schedule.Slot) error {
 			_, err := db.Exec(`INSERT INTO done VALUES (?)`, slot.Time.Unix())
 			return err

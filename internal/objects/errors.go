@@ -19,8 +19,8 @@ var (
 )
 
 // Answered reports whether err is an answer of the store: one of the contract's
-// errors, which leave no doubt about what was written. After any other error of
-// a write, it may have happened.
+// errors, which leave no doubt about what was written. After any other error, the
+// write may have happened.
 func Answered(err error) bool {
 	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup, ErrLost} {
 		if errors.Is(err, answer) {
@@ -30,11 +30,11 @@ func Answered(err error) bool {
 	return false
 }
 
-// Conflict is the error of a write whose condition named another version than the
-// object has.
+// Conflict is the error of a write whose condition names a version that the object
+// does not have.
 type Conflict struct {
 	Wanted  int64
-	Current int64 // 0: the object is gone
+	Current int64 // 0 if there is no object
 }
 
 func (e *Conflict) Error() string {
@@ -46,8 +46,8 @@ func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 
 // FencedOut is the error of a fenced write whose fence did not hold.
 type FencedOut struct {
-	Now   *Row  // what stands in place of the record; nil: nothing, or it is not known
-	Cause error // why it is not known what stands
+	Now   *Row  // what is stored in place of the record; nil if nothing is, or it is unknown
+	Cause error // why what is stored is unknown
 }
 
 func (e *FencedOut) Error() string {
@@ -62,21 +62,21 @@ func (e *FencedOut) Is(target error) bool { return target == ErrLost }
 
 func (e *FencedOut) Unwrap() error { return e.Cause }
 
-// FenceLost stands in the error by which a fence statement fails on Postgres.
+// FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "the term is over; records that stand: "
 
-// PutConflict stands in the error by which a put statement fails on Postgres.
+// PutConflict is part of the error with which a put statement fails on Postgres.
 const PutConflict = "the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
-// Drivers differ in their types, so it goes by the text: on Postgres by [FenceLost], on
-// SQLite by the column of the tombstones that refused a NULL.
+// Drivers have different error types, so it goes by the text: on Postgres by [FenceLost],
+// on SQLite by the name of the tombstones' column that rejects NULL.
 func IsFenceFailure(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, FenceLost) || strings.Contains(text, TombstonesSuffix+".resource_version")
 }
 
-// ValidText refuses what Postgres cannot store in a text column.
+// ValidText rejects text that Postgres can't store in a text column.
 func ValidText(what, s string) error {
 	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
 		return fmt.Errorf("%w: %s %q is not UTF-8 text without NUL", ErrInvalid, what, s)
@@ -84,7 +84,7 @@ func ValidText(what, s string) error {
 	return nil
 }
 
-// ValidList refuses arguments with which no store can list objects.
+// ValidList rejects arguments with which no store can list objects.
 func ValidList(objectType, after string, limit int) error {
 	errs := []error{ValidText("object type", objectType), ValidText("after", after)}
 	if objectType == "" {
@@ -96,7 +96,7 @@ func ValidList(objectType, after string, limit int) error {
 	return errors.Join(errs...)
 }
 
-// ValidVersion refuses a version that no object can have.
+// ValidVersion rejects a version that no object can have.
 func ValidVersion(v int64) error {
 	if v <= 0 {
 		return fmt.Errorf("%w: version %d is not positive", ErrInvalid, v)
@@ -104,7 +104,7 @@ func ValidVersion(v int64) error {
 	return nil
 }
 
-// ValidTable refuses a name that no store can give to its table.
+// ValidTable rejects a name that a store's table can't have.
 func ValidTable(table string) error {
 	if at := len(table) - len(TombstonesSuffix); at >= 0 && strings.EqualFold(table[at:], TombstonesSuffix) {
 		return fmt.Errorf("%w: Table %q ends in %q, which is for the tombstones of table %q",

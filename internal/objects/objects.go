@@ -1,6 +1,5 @@
-// Package objects has what the stores of all databases share: an object as a row, the
-// condition of a write and what it is fenced by, the errors of the contract, and the
-// tables.
+// Package objects contains what the stores of all databases share: an object as a row,
+// the condition and the fence of a write, the errors of the contract, and the tables.
 package objects
 
 import (
@@ -12,9 +11,9 @@ import (
 	"time"
 )
 
-// VersionLimit is far ahead of any clock or counter, so that a version at or above it
-// must be somebody's mistake. It is replaced by one that does not count from it, and
-// no tombstone remembers it: if it were the greatest of all, no version could follow.
+// VersionLimit is far ahead of any clock or counter, so a version at or above it must be
+// a mistake. The next version does not continue from it, and no tombstone records it,
+// because no version could follow the greatest possible one.
 const VersionLimit = 1 << 62
 
 // TombstoneAge is how far the clock must be past a deleted object's last version
@@ -26,7 +25,7 @@ type ID struct{ Type, ID string }
 
 func (id ID) String() string { return id.Type + "/" + id.ID }
 
-// Validate refuses a key that no store can accept.
+// Validate rejects a key that no store can accept.
 func (id ID) Validate() error {
 	switch {
 	case id.Type == "":
@@ -44,7 +43,7 @@ type Row struct {
 	Labels  []byte // JSON; written as text
 	Payload []byte
 	Version int64
-	Created sql.NullInt64 // Unix milliseconds, as is Updated; NULL where another program has left none
+	Created sql.NullInt64 // Unix milliseconds, like Updated; NULL if another program left none
 	Updated sql.NullInt64
 	Age     time.Duration // by the store's clock
 }
@@ -52,7 +51,7 @@ type Row struct {
 // Condition is what must be true of the stored object for a write to happen.
 type Condition struct {
 	Kind    ConditionKind
-	Version int64 // of MatchVersion
+	Version int64 // for MatchVersion
 }
 
 // ConditionKind is the kind of a [Condition].
@@ -70,16 +69,15 @@ type Fence struct {
 	ID     ID
 	Record []byte // the payload that the record must have
 
-	// Yield waits for a renewal of the lease that is under way, since the two would wait
-	// for each other's locks in the database.
+	// Yield waits for a renewal of the lease that is in progress, because the two would
+	// wait for each other's locks in the database.
 	Yield func(ctx context.Context)
 }
 
 type leaseCallKey struct{}
 
 // WithLeaseCall marks a call to the store as one of a lease. The mark passes through
-// whatever wraps the store, down to the one on Postgres, which has connections that only
-// leases use.
+// wrappers to the store on Postgres, which has connections that only leases use.
 func WithLeaseCall(ctx context.Context) context.Context {
 	return context.WithValue(ctx, leaseCallKey{}, true)
 }
@@ -87,7 +85,7 @@ func WithLeaseCall(ctx context.Context) context.Context {
 // IsLeaseCall reports whether a call is one of a lease.
 func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) != nil }
 
-// Stamp is the time that a row names: the zero time where it names none.
+// Stamp returns a row's time, or the zero time if the column is NULL.
 func Stamp(ms sql.NullInt64) time.Time {
 	if !ms.Valid {
 		return time.Time{}
@@ -95,8 +93,9 @@ func Stamp(ms sql.NullInt64) time.Time {
 	return time.UnixMilli(ms.Int64)
 }
 
-// Age returns how long before now a row was stamped. The stamp was cut to milliseconds,
-// so the write may have been up to one later. A row without a stamp may be new.
+// Age returns how long before now a row was stamped. The stamp was truncated to
+// milliseconds, so the write may have been up to one later. A row without a stamp gets
+// age 0, because it may be new.
 func Age(updated sql.NullInt64, now time.Time) time.Duration {
 	if !updated.Valid {
 		return 0
@@ -111,8 +110,8 @@ func Age(updated sql.NullInt64, now time.Time) time.Duration {
 	}
 }
 
-// EncodeName returns NULL for an empty name, so that any number of objects may have
-// none.
+// EncodeName returns NULL for an empty name, so that any number of objects may have no
+// name.
 func EncodeName(name string) sql.NullString {
 	return sql.NullString{String: name, Valid: name != ""}
 }
@@ -134,7 +133,7 @@ func EncodeLabels(labels map[string]string) string {
 	return string(b)
 }
 
-// DecodeLabels reads what any program may have stored: a value that is not a string
+// DecodeLabels accepts whatever a program may have stored: a value that is not a string
 // becomes its JSON text. Labels are for people to read, and must not make a lease
 // unreadable.
 func DecodeLabels(b []byte) map[string]string {

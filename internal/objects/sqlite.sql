@@ -10,8 +10,8 @@ CREATE TABLE IF NOT EXISTS {objects} (
     PRIMARY KEY (object_type, id),
     UNIQUE (object_type, name)
 );
--- The last version of each object that was deleted, for as long as the clock is
--- not a day past it: the next object under its key begins above it, even if the
+-- The last version of each deleted object, kept until the clock is a day past it,
+-- so that the next object under the same key gets a greater version even if the
 -- clock is set back.
 CREATE TABLE IF NOT EXISTS {tombstones} (
     object_type      TEXT    NOT NULL,

@@ -2,8 +2,8 @@ package objects
 
 import _ "embed"
 
-// TombstonesSuffix is what the name of the tombstones' table adds to that of the
-// objects.
+// TombstonesSuffix is appended to the name of the objects' table to get the name of the
+// tombstones' table.
 const TombstonesSuffix = "_tombstones"
 
 // The tables as SQL. {objects}, {tombstones} and {tombstones_by_age} stand for quoted

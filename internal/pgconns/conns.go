@@ -1,6 +1,6 @@
-// Package pgconns has the connections of a store on Postgres: those that only leases use,
-// what can be concluded from a call that failed, settings from a URL whose error shows no
-// password, and a way to close sockets by force.
+// Package pgconns manages the connections of a store on Postgres: it keeps separate
+// connections for leases, draws conclusions from failed calls, parses URLs without showing
+// the password in errors, and closes sockets by force.
 package pgconns
 
 import (
@@ -27,11 +27,11 @@ const closeTimeout = 4 * time.Second
 // Conns are the connections of a store: the application's pool, those that only leases
 // use, and the one that listens. All methods are safe for concurrent use.
 type Conns struct {
-	Pool *pgxpool.Pool // the application's
+	Pool *pgxpool.Pool // the application's pool
 
 	owned   bool            // Close closes the pool
-	config  *pgxpool.Config // of connections beside the pool
-	cutter  *Cutter         // of all connections but those of a caller's pool
+	config  *pgxpool.Config // for connections outside of the pool
+	cutter  *Cutter         // for all connections except those of a caller's pool
 	leases  *leases
 	reached atomic.Bool // the database has answered at least once
 }
@@ -58,17 +58,17 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	return c, nil
 }
 
-// newConns dials the connections beside the pool with dial, and cuts them off with
-// cutter.
+// newConns returns connections that are dialed with dial and cut off with cutter, except
+// those of the pool.
 func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config := pool.Config()
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	return &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy())}
 }
 
-// Close closes the connections, and the pool if it is not the caller's. It calls stop,
-// which ends what uses them in the background. It waits some seconds for calls that are
-// under way and for a server that does not answer; then it cuts these connections off.
+// Close closes the connections, and the pool if it is not the caller's. It calls stop to
+// end background users of them. It waits a few seconds for calls in progress and for a
+// server that does not answer; then it cuts these connections off.
 func (c *Conns) Close(stop func()) {
 	defer time.AfterFunc(closeTimeout, c.cutter.Cut).Stop()
 	var all sync.WaitGroup
@@ -86,7 +86,7 @@ func (c *Conns) Reached() bool { return c.reached.Load() }
 // MayGroup reports whether the writes of several leases may share a transaction.
 func (c *Conns) MayGroup() bool { return c.leases.groups }
 
-// For returns the pool for a call: that of the leases, or the application's. Bounded
+// For returns the pool for a call: that of the leases, or the application's. bounded
 // reports whether the sessions have a lock_timeout that suits the call. The caller must
 // call done when it has finished with the pool.
 func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
@@ -103,8 +103,8 @@ func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done
 	return set.Pool, bounded, func() { c.leases.put(set) }, nil
 }
 
-// Call runs send with the pool for ctx, and once more if it turns out that a pooler has
-// come between the store and the server since.
+// Call runs send with the pool for ctx, and once more if it turns out that a pooler is now
+// between the store and the server.
 func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
 	for again := false; ; again = true {
 		pool, bounded, done, err := c.For(ctx)
@@ -126,12 +126,12 @@ func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded 
 type Statement struct {
 	SQL  string
 	Args []any
-	Dest []any // where to scan the row that it returns; nil: it returns none
+	Dest []any // where to scan the row that it returns; nil if it returns none
 }
 
 // Queue adds the statement to a batch. If its row is missing, it sets noRow to
-// [pgx.ErrNoRows]: an error would keep the results of the statements behind it from being
-// read.
+// [pgx.ErrNoRows] instead of failing, because an error would keep the results of later
+// statements from being read.
 func (s Statement) Queue(batch *pgx.Batch, noRow *error) {
 	queued := batch.Queue(s.SQL, s.Args...)
 	if s.Dest == nil {
@@ -165,7 +165,7 @@ func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 }
 
 func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []Statement) error {
-	if bounded && len(statements) == 1 { // a renewal, for one: a sixth faster than as a batch
+	if bounded && len(statements) == 1 { // for example a renewal; this is a sixth faster than a batch
 		return pool.QueryRow(ctx, statements[0].SQL, statements[0].Args...).Scan(statements[0].Dest...)
 	}
 	batch := &pgx.Batch{}
@@ -180,8 +180,8 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 }
 
 // LimitLockWait makes the transaction of a batch wait for locks a little less long than
-// ctx allows, so that it is the server that ends the wait, which keeps the connection.
-// It holds for this transaction only, so it works behind a pooler, too.
+// ctx allows, so that the server ends the wait and the connection survives. The limit
+// applies only to this transaction, so it works behind a pooler, too.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -193,8 +193,8 @@ func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
 	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
 }
 
-// QueryRow reads one row, or returns [pgx.ErrNoRows]. It goes on waiting for a lock
-// after the session's own limit has ended the wait.
+// QueryRow reads one row, or returns [pgx.ErrNoRows]. It keeps waiting for a lock after the
+// session's own limit has ended the wait.
 func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest ...any) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
@@ -207,10 +207,10 @@ func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest
 }
 
 // NoteResult draws conclusions from how a call ended. If the server did not answer, the
-// other connections of the leases may be dead too, and each would cost a call to find
-// out, so they are replaced. If it refused the call because it is read-only, it may no
-// longer be the primary: the connections stay good, and only new ones find the server
-// that is.
+// other connections of the leases may be dead too, and noticing that would cost a call for
+// each, so they are replaced. If the server rejected the call because it is read-only, it
+// may no longer be the primary: its connections still work, and only new ones find the
+// current primary.
 func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	switch {
 	case err == nil || errors.Is(err, pgx.ErrNoRows):
@@ -224,8 +224,8 @@ func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.T
 	}
 }
 
-// NoteAbandoned is NoteResult for a call that a caller gave up with err, while others
-// still wait for its answer.
+// NoteAbandoned is NoteResult for a call that one caller gave up with err while others are
+// still waiting for its answer.
 func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	if gaveUp(err, time.Since(began)) {
 		c.leases.replace(ctx, pool)
@@ -247,13 +247,13 @@ func unanswered(err error, took time.Duration) bool {
 	}
 }
 
-// gaveUp reports whether a call that its context ended with err had waited long enough
-// to blame the server. A caller that cancels a call early has reasons of its own.
+// gaveUp reports whether a call that its context ended with err had waited long enough to
+// blame the server. A caller that cancels a call early has other reasons.
 func gaveUp(err error, took time.Duration) bool {
 	return !errors.Is(err, context.Canceled) || took >= time.Second
 }
 
-// Connect opens a connection beside the pools, to the same server or to another URL.
+// Connect opens a connection outside of the pools, to the same server or to another URL.
 func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	config := c.config
 	if url != "" {
@@ -269,8 +269,8 @@ func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
-	// Notifications are for whoever waits for them, and a wait that ends must leave the
-	// connection as it is.
+	// The caller handles notifications itself, and a wait that ends must leave the connection
+	// open.
 	conn.OnNotification = nil
 	conn.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}

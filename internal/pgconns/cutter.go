@@ -7,9 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Cutter closes the sockets of connections by force. The driver allows itself 15
-// seconds to close a connection whose call was cancelled, and if the server hangs it
-// takes all of them.
+// Cutter closes the sockets of connections by force. The driver gives itself 15 seconds to
+// close a connection whose call was cancelled, and if the server hangs, it uses all of them.
 type Cutter struct {
 	ctx context.Context
 	Cut context.CancelFunc // closes them; may be called twice

@@ -15,14 +15,14 @@ import (
 
 const (
 	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
-	leaseLockTimeout = time.Second // of the leases' sessions, if no pooler stands in between
+	leaseLockTimeout = time.Second // of the leases' sessions, unless there is a pooler in between
 	connectTimeout   = 5 * time.Second
 )
 
 var errClosed = errors.New("the store is closed")
 
-// leases are the connections that only leases use, so that no renewal ever waits behind
-// the application's queries. They are opened when they are needed.
+// leases are the connections that only leases use, so that no renewal ever waits behind the
+// application's queries. They are opened when needed.
 //
 // They connect with a lock_timeout and a preference for indexes, so that no statement
 // needs to set them. A pooler shares its sessions among clients and refuses both; then
@@ -33,9 +33,9 @@ var errClosed = errors.New("the store is closed")
 // lost. Instead, all connections are replaced at once.
 type leases struct {
 	config   *pgxpool.Config
-	groups   bool          // writes may go in groups
-	lifetime time.Duration // after which connections are replaced; 0: never
-	jitter   time.Duration // at most, on top of the lifetime
+	groups   bool          // writes may be grouped
+	lifetime time.Duration // connections are replaced after it; 0 means never
+	jitter   time.Duration // upper limit of a random addition to the lifetime
 
 	closing context.Context // done when the pool is being closed
 	cancel  context.CancelFunc
@@ -54,9 +54,9 @@ type leases struct {
 // guarded by the mu of leases.
 type leaseSet struct {
 	*pgxpool.Pool
-	due     time.Time // when the set should be replaced; zero: never
+	due     time.Time // when the set should be replaced; zero means never
 	users   int       // calls that use the set
-	retired bool      // the last call to use it closes it
+	retired bool      // the last call that uses it closes it
 }
 
 const (
@@ -199,8 +199,8 @@ func (l *leases) openLocked(ctx context.Context) (*leaseSet, error) {
 	return set, nil
 }
 
-// retire closes a set once no call uses it any more. Until then its idle connections
-// stay open, too: a call may be about to take one, and the server may have no slot for
+// retire closes a set as soon as no call uses it. Until then its idle connections stay open
+// too, because a call may be about to take one, and the server may have no slot for
 // another. It must be called only once for each set.
 func (l *leases) retire(set *leaseSet) {
 	l.mu.Lock()
@@ -219,7 +219,7 @@ func (l *leases) end(set *leaseSet) {
 	}()
 }
 
-// findOut finds out what kind of sessions a set has, and connects if necessary.
+// findOut determines what kind of sessions a set has, and connects if necessary.
 func (l *leases) findOut(ctx context.Context, set *leaseSet) (state sessionState, err error) {
 	conn, err := set.Acquire(ctx)
 	if err == nil {
@@ -271,7 +271,7 @@ func (l *leases) replaceLocked(ctx context.Context) {
 	}
 	next, err := l.openLocked(ctx)
 	if err != nil {
-		return // impossible: the same config worked before
+		return // can't happen: the same config worked before
 	}
 	l.replacing, l.replaced = true, time.Now()
 	l.open.Go(func() {
@@ -283,8 +283,8 @@ func (l *leases) replaceLocked(ctx context.Context) {
 	})
 }
 
-// connect opens the first connection of a new set. Its sessions may be of another kind
-// than the old ones: a pooler may have been put in between.
+// connect opens the first connection of a new set. Its sessions may be of another kind than
+// the old ones, because a pooler may have been put in between.
 func (l *leases) connect(ctx context.Context, set *leaseSet) error {
 	if state, _ := l.sessions(); state != sessionPooled {
 		state, err := l.findOut(ctx, set)
@@ -315,8 +315,8 @@ func (l *leases) succeed(next *leaseSet, err error) (last *leaseSet) {
 	return last
 }
 
-// forget makes the next call find out again what kind of sessions these are, unless
-// they are known to be a pooler's.
+// forget makes the next call determine again what kind of sessions these are, unless they
+// are known to be a pooler's.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -325,7 +325,7 @@ func (l *leases) forget() {
 	}
 }
 
-// close returns when all connections are closed.
+// close closes all connections and waits until they are closed.
 func (l *leases) close() {
 	l.mu.Lock()
 	set := l.current

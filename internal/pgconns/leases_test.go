@@ -14,8 +14,8 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// The server may have no slot for a new connection, so a call that is about to take one
-// from a set must find it there, though the set is being replaced.
+// The server may have no slot for a new connection, so a call that is about to take one from
+// a set must find it there, even while the set is being replaced.
 func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
 	config, err := pgxpool.ParseConfig(pgtest.URL(t))
 	require.NoError(t, err)

@@ -4,5 +4,5 @@ package pgconns
 
 import "net"
 
-// IsQuiet reports that an idle connection must be asked whether it lives.
+// IsQuiet always returns false, so that an idle connection is pinged.
 func IsQuiet(net.Conn) bool { return false }

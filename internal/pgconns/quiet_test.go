@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
+func TestIsQuietDoesNotBlock(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -24,7 +24,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !IsQuiet(conn) {
-		t.Error("a connection on which nothing has come is not quiet")
+		t.Error("a connection without incoming data is not quiet")
 	}
 
 	raw, err := conn.(*net.TCPConn).SyscallConn()
@@ -33,7 +33,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 	}
 	reading, enough, quiet := make(chan struct{}), make(chan struct{}), make(chan bool, 1)
 	read := make(chan error, 1)
-	go func() { // as a reader that the driver has left behind
+	go func() { // like a reader that the driver left behind
 		read <- raw.Read(func(uintptr) bool { close(reading); <-enough; return true })
 	}()
 	<-reading
@@ -41,10 +41,10 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 	select {
 	case is := <-quiet:
 		if !is {
-			t.Error("a connection that somebody reads is not quiet")
+			t.Error("a connection with a blocked reader is not quiet")
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("it waits for the reader")
+		t.Error("IsQuiet waits for the reader")
 	}
 	close(enough)
 	if err := <-read; err != nil {
@@ -54,7 +54,7 @@ func TestAnIdleConnectionIsNotWaitedFor(t *testing.T) {
 	server.Close()
 	for end := time.Now().Add(10 * time.Second); IsQuiet(conn); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("a connection that the server has closed is quiet")
+			t.Fatal("a connection that the server closed is quiet")
 		}
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// IsQuiet reports whether nothing has come from the server on an idle
-// connection. Before a server hangs up it says so; and a connection that was cut
-// reads as its end. It asks the kernel only.
+// IsQuiet reports whether nothing has arrived from the server on an idle connection. A
+// server sends a message before it closes a connection, and a broken connection reads as
+// EOF. It asks only the kernel, not the server.
 func IsQuiet(conn net.Conn) bool {
-	for { // TLS, and ours
+	for { // unwrap TLS and our own wrapper
 		wrapped, ok := conn.(interface{ NetConn() net.Conn })
 		if !ok {
 			break
@@ -27,8 +27,8 @@ func IsQuiet(conn net.Conn) bool {
 		return false
 	}
 	quiet := false
-	// Not raw.Read: it would wait for a reader that the driver has left behind, as
-	// it does after a write that took long, until the server says something.
+	// raw.Read would wait for a reader that the driver leaves behind after a slow write,
+	// until the server sends something.
 	err = raw.Control(func(fd uintptr) {
 		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK) // the socket does not block
 		quiet = err == syscall.EAGAIN

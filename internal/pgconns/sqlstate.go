@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// The SQLSTATEs that the stores act upon.
+// The SQLSTATEs that the stores act on.
 const (
 	stateProtocolViolation    = "08P01"
 	stateNotSupported         = "0A000"
@@ -20,7 +20,8 @@ const (
 	stateLockNotAvailable     = "55P03"
 )
 
-// SQLState returns the code of the server's error, or "" if err is none of the server's.
+// SQLState returns the code of the server's error, or "" if err did not come from the
+// server.
 func SQLState(err error) string {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
@@ -32,8 +33,8 @@ func SQLState(err error) string {
 // IsConnecting reports whether err ended an attempt to connect.
 func IsConnecting(err error) bool { return errors.As(err, new(*pgconn.ConnectError)) }
 
-// RefusesSetting reports whether a connection was refused because of a setting that it
-// asked for, as poolers do, each with an error of its own.
+// RefusesSetting reports whether a connection was rejected because of a setting that it
+// asked for. Poolers do that, each with a different error.
 func RefusesSetting(err error) bool {
 	switch SQLState(err) {
 	case stateProtocolViolation:
@@ -45,7 +46,7 @@ func RefusesSetting(err error) bool {
 	}
 }
 
-// IsDown reports whether err says that the server cannot be reached, or does not take
+// IsDown reports whether err means that the server can't be reached or does not accept
 // connections yet.
 func IsDown(err error) bool {
 	if code := SQLState(err); code != "" {
@@ -54,6 +55,6 @@ func IsDown(err error) bool {
 	return IsConnecting(err)
 }
 
-// IsReadOnly reports whether a write was refused because the server, or the session, is
+// IsReadOnly reports whether a write was rejected because the server or the session is
 // read-only.
 func IsReadOnly(err error) bool { return SQLState(err) == stateReadOnly }

@@ -9,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ParseURL parses a connection string, a URL or keywords and values. Its error shows
-// nothing of the string, in which the password cannot be told from the rest once it
-// does not parse. So it does not wrap the driver's error either, which holds the
-// string and quotes parts of it.
+// ParseURL parses a connection string, either a URL or keywords and values. Its error shows
+// nothing of the string, because the password can't be distinguished from the rest of a
+// string that does not parse. For the same reason it does not wrap the driver's error, which
+// contains the string and quotes parts of it.
 func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -25,9 +25,9 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// misplaced reports whether a part of the password seems to have become something
-// else, which errors name: one with an @ or a slash that is not written as %XX
-// parses, and its rest is the host, the database or the name of a setting.
+// misplaced reports whether a part of the password seems to have been parsed as something
+// that errors show. A password with an @ or a slash that is not written as %XX parses, and
+// its rest becomes the host, the database or the name of a setting.
 func misplaced(url string, cfg *pgxpool.Config) bool {
 	for name := range cfg.ConnConfig.RuntimeParams {
 		if strings.Contains(name, "@") {
@@ -45,7 +45,8 @@ func misplaced(url string, cfg *pgxpool.Config) bool {
 	return strings.Contains(rest, "@")
 }
 
-// parseProblem says what the driver could not parse, in its own fixed words alone.
+// parseProblem returns what the driver could not parse, but only from a fixed list of its
+// messages.
 func parseProblem(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {

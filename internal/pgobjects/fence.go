@@ -16,9 +16,9 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// Fenced runs fn in a transaction that commits only if the fence holds, and returns the
-// error of fn, or else that of the transaction around it. The transaction may idle for
-// that long, unless the session allows less anyway.
+// Fenced runs fn in a transaction that commits only if the fence holds. It returns the
+// error of fn, or otherwise that of the transaction around it. The transaction may be idle
+// for at most idle, or less if the session allows less.
 func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
 	found, err := t.setups.get(ctx)
 	if err != nil {
@@ -38,7 +38,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
 	}
 	switch pgconns.SQLState(err) {
-	case pgconns.StateDivisionByZero, pgconns.StateIdleTimeout: // at the latter the server had rolled back before it heard of the check
+	case pgconns.StateDivisionByZero, pgconns.StateIdleTimeout: // after the latter the server rolled back before the check arrived
 		err = t.fencedOut(ctx, fence, err)
 	case pgconns.StateSerializationFailure:
 		err = fmt.Errorf("above READ COMMITTED, whatever was written since the transaction's first statement may end it, a renewal too; try again: %w", err)
@@ -46,8 +46,9 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	return fnErr, t.setups.explain(err)
 }
 
-// fencedTx runs fn between BEGIN and the checked commit, and gives the connection
-// back: the caller has to read on, and none of the pool's others need be free.
+// fencedTx runs fn between BEGIN and the checked commit, and releases the connection
+// before it returns, because the caller reads more afterwards and the pool may have no
+// other free connection.
 func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	// Sent as one simple query; it takes no snapshot, so fn may still choose an isolation
@@ -58,13 +59,13 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects
 		return nil, err
 	}
 	inTransaction := func() bool { return conn.Conn().PgConn().TxStatus() != 'I' }
-	defer func() { // also where fn panics
+	defer func() { // even if fn panics
 		if inTransaction() {
 			_ = tx.Rollback(ctx) // closes the connection if ctx has ended
 			return
 		}
-		// The transaction has ended, and tx does not know. With a context that
-		// has ended it sends nothing, and refuses whoever has kept it.
+		// The transaction has ended, but tx does not know that. Given a context that has
+		// ended it sends nothing, and rejects further use by anyone who kept it.
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		_ = tx.Commit(ended)
@@ -75,8 +76,8 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects
 	if !inTransaction() {
 		return nil, fmt.Errorf("%w: fn has ended the transaction, and what it wrote was not fenced", objects.ErrInvalid)
 	}
-	// One round trip: a holder that is paused has sent either nothing of it or all
-	// of it, so that its lock on the lease never waits for its client.
+	// One round trip: a holder that is paused has sent either all of this or nothing, so
+	// its lock on the lease never waits for the client.
 	fence.Yield(ctx)
 	batch := &pgx.Batch{}
 	pgconns.LimitLockWait(ctx, batch)
@@ -85,7 +86,7 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects
 	return nil, conn.SendBatch(ctx, batch).Close()
 }
 
-// unendingTx is a transaction that fn cannot end by itself.
+// unendingTx is a transaction that fn can't commit or roll back.
 type unendingTx struct{ pgx.Tx }
 
 var errEnding = fmt.Errorf("tenure: fenced: %w: the transaction is committed or rolled back when fn returns", objects.ErrInvalid)
@@ -95,7 +96,7 @@ func (unendingTx) Rollback(context.Context) error { return errEnding }
 
 // FenceStatement returns a statement that fails unless the fence holds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
-	// The text is not cast before the rows are counted, as a constant would be.
+	// The planner would cast a constant before the rows are counted; it can't cast this.
 	return t.qualified().in(`
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
 			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
@@ -126,8 +127,8 @@ func (t *Table) checkFence(fence *objects.Fence) pgconns.Statement {
 	return pgconns.Statement{SQL: t.sql.fence, Args: []any{fence.ID.Type, fence.ID.ID, fence.Record}}
 }
 
-// fencedOut returns what the failure of a transaction, which the server has rolled back,
-// says about its fence: an [*objects.FencedOut] unless it still holds.
+// fencedOut explains the failure of a transaction that the server has rolled back: it
+// returns an [*objects.FencedOut] unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
 	now, err := t.Get(ctx, fence.ID)
 	switch {
@@ -137,7 +138,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 		return &objects.FencedOut{Now: &now}
 	case errors.Is(err, objects.ErrNotFound):
 		return &objects.FencedOut{}
-	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but nobody can say who holds it now
+	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but the current holder is unknown
 		return &objects.FencedOut{Cause: err}
 	default:
 		return cause

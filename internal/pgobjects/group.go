@@ -18,69 +18,70 @@ import (
 )
 
 const (
-	// groupPatience is how long a write waits for the answer to others.
+	// groupPatience is how long a write waits for the answer to those before it.
 	groupPatience = 10 * time.Millisecond
 
 	// groupTimeout is how long a group may take, including waits for locks, before it is
-	// rolled back; each statement gets a share of it. A call that has less than twice as
-	// long is sent alone, because it would have to be after a rollback.
+	// rolled back; each statement gets a share of it. A call with less than twice that time
+	// left is sent alone, because it could not be repeated after a rollback.
 	groupTimeout = 500 * time.Millisecond
 
-	// groupsApart is how long all writes are sent alone after that.
+	// groupsApart is how long all writes are sent alone after a rollback.
 	groupsApart = time.Second
 
-	// A group has to fit into one piece. The server begins with what has arrived, and if
-	// the rest never arrives, because this host is gone, the rows stay locked, and nobody
+	// A group has to arrive in one piece. The server starts with what has arrived, and if
+	// the rest never arrives because this host is gone, the rows stay locked and no replica
 	// can take these leases over.
 	groupAtMost  = 16  // writes
 	groupLargest = 512 // bytes of an object; a larger one is sent alone
 )
 
-// errGoAlone says that nothing of a group was written, because of one of its writes.
+// errGoAlone means that nothing of a group was written, because of one of its writes.
 var errGoAlone = errors.New("has to be written alone")
 
-// writeGroups let the leases of a store that are busy at the same moment share round
-// trips and commits: group commit. Each kind of write has groups of its own: a release
-// need not be durable, and the others must not become like it.
+// writeGroups implement group commit: leases of a store that write at the same moment
+// share round trips and commits. Each kind of write has its own groups, because a release
+// need not be durable, but the others must be.
 //
-// Measured with 200 leases that renew as often as they can, this renews two to ten times
-// as many per second; at the pace at which leases are renewed it makes no difference.
+// Measured with 200 leases that renew as often as they can, this allows two to ten times
+// as many renewals per second; at the usual rate of renewals it makes no difference.
 type writeGroups struct{ create, replace, remove writeGroup }
 
 func (g *writeGroups) all() []*writeGroup { return []*writeGroup{&g.create, &g.replace, &g.remove} }
 
-// writeGroup sends writes of one kind. A write that comes while none is under way is
-// sent at once, alone. Those that come meanwhile are sent as one transaction when that
-// one is answered.
+// writeGroup sends writes of one kind. A write that comes while none is in flight is sent
+// immediately, alone. Writes that come in the meantime are sent as one transaction as soon
+// as that one is answered.
 //
-// No write suffers from another for long: if the server refuses a group, or is slow with
-// one of its writes, each is sent alone, as if there were no groups; and if the answer
-// that they wait for does not come soon, they are sent without it.
+// No write delays another for long: if the server rejects a group, or is slow with one of
+// its writes, each is sent alone, as if there were no groups; and if the answer that they
+// wait for does not come soon, they are sent without it.
 type writeGroup struct {
 	table *Table
 
 	mu      sync.Mutex // guards the fields below; never held across I/O
-	busy    bool       // a write that comes now waits
+	busy    bool       // a write is in flight, so the next one waits
 	waiting []*groupedWrite
-	overdue *time.Timer // runs while some wait
-	apart   time.Time   // until then each goes alone
+	overdue *time.Timer // runs while writes are waiting
+	apart   time.Time   // until then each write is sent alone
 }
 
-// groupedWrite is a write that waits for others, or goes with them.
+// groupedWrite is a write that waits for a group, or is part of one.
 type groupedWrite struct {
 	*write
 	ctx     context.Context
 	done    chan struct{} // closed when there is an answer
 	err     error
 	noRow   error  // [pgx.ErrNoRows] if the answer has no row
-	gone    bool   // nobody waits for the answer any more; guarded by the group's mu
+	gone    bool   // its caller has given up; guarded by the group's mu
 	abandon func() // called when gone becomes true; nil until the write is part of a group
 
-	sent time.Time     // when it was sent with its group; zero: not yet; guarded by the group's mu
-	pool *pgxpool.Pool // where to; guarded by the group's mu
+	sent time.Time     // when it was sent with its group; zero before that; guarded by the group's mu
+	pool *pgxpool.Pool // the pool that it was sent with; guarded by the group's mu
 }
 
-// write does a write, alone or in a group. After an error what it has scanned must not be read.
+// write does a write, alone or in a group. After an error the scanned values must not be
+// read.
 func (g *writeGroup) write(ctx context.Context, write *write) error {
 	deadline, ok := ctx.Deadline()
 	hurried := ok && time.Until(deadline) < 2*groupTimeout
@@ -115,8 +116,8 @@ func (g *writeGroup) write(ctx context.Context, write *write) error {
 	return w.err
 }
 
-// next sends the writes that wait, if any. It is called when a write or a group has been
-// answered, or is overdue.
+// next sends the waiting writes, if any. It is called when a write or a group has been
+// answered or is overdue.
 func (g *writeGroup) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -149,8 +150,8 @@ func (g *writeGroup) next() {
 	}()
 }
 
-// leave is called when the caller of a write has given up. It reports whether there is an
-// answer after all.
+// leave is called when the caller of a write has given up. It reports whether an answer has
+// come after all.
 func (g *writeGroup) leave(ctx context.Context, w *groupedWrite) (answered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -175,7 +176,7 @@ func (g *writeGroup) leave(ctx context.Context, w *groupedWrite) (answered bool)
 }
 
 func (g *writeGroup) send(ctx context.Context, group []*groupedWrite) {
-	// In the same order by everyone, so that no two groups wait for each other.
+	// Every process uses the same order, so that no two groups deadlock.
 	slices.SortStableFunc(group, func(a, b *groupedWrite) int {
 		return cmp.Or(cmp.Compare(a.id.Type, b.id.Type), cmp.Compare(a.id.ID, b.id.ID))
 	})
@@ -210,7 +211,7 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	if len(group) == 0 {
 		return ctx.Err()
 	}
-	const most = 2 // statements of a write
+	const most = 2 // statements per write
 	each := groupTimeout / time.Duration(most*len(group))
 	batch := &pgx.Batch{}
 	batch.Queue(`SELECT set_config('statement_timeout', $1, true)`, strconv.FormatInt(each.Milliseconds(), 10))
@@ -224,8 +225,8 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	return err
 }
 
-// remaining returns the writes that somebody still waits for, and notes that they are
-// sent now. A record that appeared after its acquire was given up would be an orphan.
+// remaining returns the writes whose callers are still waiting, and marks them as sent. A
+// record that appeared after its acquire was given up would be an orphan.
 func (g *writeGroup) remaining(group []*groupedWrite, pool *pgxpool.Pool) []*groupedWrite {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -236,9 +237,10 @@ func (g *writeGroup) remaining(group []*groupedWrite, pool *pgxpool.Pool) []*gro
 	return group
 }
 
-// rolledBack reports whether nothing of a group was written: the server has refused it,
-// or a pooler the connection. An error that ends the session may come after the commit,
-// as that of the server's shutdown may, and a pooler's that the server is gone.
+// rolledBack reports whether nothing of a group was written, because the server rejected
+// the group or a pooler rejected the connection. An error that ends the session may come
+// after the commit, for example when the server shuts down or a pooler reports that the
+// server is gone.
 func rolledBack(err error) bool {
 	refused := (*pgconn.PgError)(nil)
 	if !errors.As(err, &refused) {

@@ -11,15 +11,15 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// What pg_class calls the persistence of a table that does not outlive a crash, or a
+// Values of pg_class.relpersistence for a table that does not survive a crash or a
 // session.
 const (
 	tableUnlogged  = "u"
 	tableTemporary = "t"
 )
 
-// inspect looks whether the tables fit. Types are compared here because the
-// server's own errors come late, or don't name the column.
+// inspect checks whether the tables are suitable. It compares types because the server's
+// own errors come late or don't name the column.
 func (s *setups) inspect(ctx context.Context) (*setup, error) {
 	found := &setup{at: time.Now()}
 	var exists, unique, hidden bool
@@ -71,15 +71,15 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 		return nil, err
 	}
 	found.idleTimeout = time.Duration(idleMS) * time.Millisecond
-	// Until there is a crash, an unlogged one is better than none.
+	// As long as there is no crash, unlogged tombstones are better than none.
 	found.tombstones = found.tombstones && buriedAs != tableTemporary
 	found.unlogged = found.tombstones && buriedAs == tableUnlogged
-	if !exists || len(columns) == 0 { // none: it was made while the statement ran
+	if !exists || len(columns) == 0 { // no columns: it was created while the statement ran
 		return nil, fmt.Errorf("%s: %w", s.names.objects, errNoTable)
 	}
 	var errs []error
 	if isolation != "read committed" {
-		// A snapshot that is older than the wait for a lock hides what was waited for.
+		// A snapshot from before the wait for a lock hides the change that was waited for.
 		errs = append(errs, fmt.Errorf("%w: default_transaction_isolation is %q, which must be \"read committed\" for the store's connections: set it in their URL, or for the role",
 			objects.ErrSetup, isolation))
 	}

@@ -16,31 +16,31 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// migrateLock is the key of the advisory lock that migrations take turns by: of
-// several CREATE TABLE IF NOT EXISTS at once, all but one may fail.
+// migrateLock is the key of the advisory lock that serializes migrations: of several
+// concurrent CREATE TABLE IF NOT EXISTS, all but one may fail.
 const migrateLock = 0x74656e757265 // "tenure"
 
-// lookAgain is how long the store relies on what it found, unless a statement fails in
-// a way that contradicts it.
+// lookAgain is how long the store relies on what it found in the database, unless a
+// statement's failure contradicts that.
 const lookAgain = 10 * time.Minute
 
 var errNoTable = fmt.Errorf("%w: table does not exist (call Migrate once)", objects.ErrSetup)
 
 // setup is what was found in the database.
 type setup struct {
-	at time.Time // when that was
+	at time.Time // when it was found
 
-	schema            string        // of the table, also if search_path has found it
+	schema            string        // of the table, even if search_path found it
 	lacks             string        // privileges on the table that this role lacks
 	tombstones        bool          // the table exists, and this role may write it
 	unlogged          bool          // a crash empties the table of tombstones
 	names             bool          // a unique index covers the names
 	idAlone           bool          // an ID is unique among all types, not only in its own
-	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0: none
+	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0 means none
 	synchronousCommit string
 }
 
-// equal reports whether another look found the same.
+// equal reports whether both looks found the same.
 func (s *setup) equal(other *setup) bool {
 	if other == nil {
 		return false
@@ -57,13 +57,13 @@ type setups struct {
 	names  names
 	logger *slog.Logger
 
-	found   atomic.Pointer[setup]  // nil before the first look, and while what was found is unfit
+	found   atomic.Pointer[setup]  // nil before the first look, and while the database is unsuitable
 	told    atomic.Pointer[setup]  // what was last logged
-	prefix  atomic.Pointer[string] // of hints; nil before the table was found
+	prefix  atomic.Pointer[string] // prefix of hints; nil before the table was found
 	looking atomic.Bool            // a call is looking again, because found is old
 }
 
-// migrate creates the tables that are missing, and looks at the result.
+// migrate creates missing tables and looks at the result.
 func (s *setups) migrate(ctx context.Context) (*setup, error) {
 	err := s.whenUp(ctx, func() error {
 		_, err := s.inspect(ctx)
@@ -143,8 +143,8 @@ func (s *setups) look(ctx context.Context) (*setup, error) {
 	return found, nil
 }
 
-// believe relies on what was found from now on, and logs what is wrong with it unless it
-// was logged before.
+// believe makes the store rely on what was found, and logs what is wrong with it unless
+// that was logged before.
 func (s *setups) believe(found *setup) {
 	prefix := found.hintPrefix()
 	s.prefix.Store(&prefix)
@@ -170,8 +170,8 @@ func (s *setups) believe(found *setup) {
 }
 
 // write does a write in the way that suits what was found in the database. If the server
-// refuses it because the database has changed since, it looks again and retries the write
-// once. A write that the server refused has changed nothing.
+// rejects it because the database has changed since, it looks again and retries the write
+// once. A write that the server rejected has changed nothing.
 func (s *setups) write(ctx context.Context, write func(found *setup) error) error {
 	found, err := s.get(ctx)
 	if err != nil {
@@ -184,8 +184,8 @@ func (s *setups) write(ctx context.Context, write func(found *setup) error) erro
 	again, lookErr := s.look(ctx)
 	switch {
 	case errors.Is(lookErr, objects.ErrSetup):
-		return lookErr // it says what is wrong with the table, not only with this write
-	case lookErr != nil: // no time is left for it, say: the next call begins with a look
+		return lookErr // this error explains what is wrong with the table, not only with this write
+	case lookErr != nil: // no time was left, for example; the next call begins with a look
 		s.found.CompareAndSwap(found, nil)
 		return err
 	case !again.equal(found):
@@ -193,8 +193,8 @@ func (s *setups) write(ctx context.Context, write func(found *setup) error) erro
 	case !found.tombstones:
 		return err
 	}
-	// The tombstones look writable, but something that a look can't judge, like the
-	// expression of a policy, may forbid it; and they are not required.
+	// The tombstones look writable, but something that a look can't evaluate, like the
+	// expression of a policy, may forbid it. Tombstones are not required.
 	without := *again
 	without.tombstones, without.unlogged = false, false
 	if write(&without) != nil {
@@ -216,16 +216,16 @@ func (s *setups) mayHold(ctx context.Context, found *setup) (err error) {
 	return err
 }
 
-// outdated reports whether a write was refused because of something that a look finds: a
+// outdated reports whether a write was rejected because of something that a look finds: a
 // table, a column, a privilege.
 func outdated(err error) bool {
 	code := pgconns.SQLState(err)
 	return (strings.HasPrefix(code, "42") && code != statePreparedTwice || code == stateNoSchema) && !pgconns.IsConnecting(err)
 }
 
-// whenUp calls fn, again and again while the database cannot be reached.
+// whenUp calls fn, repeatedly while the database can't be reached.
 func (s *setups) whenUp(ctx context.Context, fn func() error) error {
-	var last error // of a try that ctx did not cut off: it says what is wrong
+	var last error // error of the last attempt that ctx did not cut off, which explains what is wrong
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := s.explain(fn())
 		switch {
@@ -255,8 +255,7 @@ const (
 	stateUnique        = "23505"
 )
 
-// explain adds to an error of the driver what it means here. The driver's stays
-// reachable.
+// explain wraps an error of the driver with what it means here.
 func (s *setups) explain(err error) error {
 	if err == nil || errors.Is(err, objects.ErrSetup) {
 		return err
@@ -268,8 +267,8 @@ func (s *setups) explain(err error) error {
 	case code == "":
 		return err
 	case s.conns.Reached() && pgconns.IsConnecting(err) && !pgconns.RefusesSetting(err):
-		// The server has accepted connections before, and may do so again without
-		// anybody's help: a password is being rotated, or a database replaced.
+		// The server has accepted connections before, and may do so again by itself: a
+		// password is being rotated, or a database replaced.
 		return err
 	case code == stateNoTable || code == stateNoSchema:
 		return fmt.Errorf("%w: %w (call Migrate once)", objects.ErrSetup, err)
@@ -280,17 +279,17 @@ func (s *setups) explain(err error) error {
 	case code == statePreparedTwice:
 		return fmt.Errorf("%w: %w (through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)", objects.ErrSetup, err)
 	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
-		strings.HasPrefix(code, "28"), // the role is refused
+		strings.HasPrefix(code, "28"), // the role is rejected
 		code == stateNoDatabase,
 		code == stateOutOfRange, // a column too narrow for a version
-		code == stateNotNull:    // a column of another program that wants a value
+		code == stateNotNull:    // another program's column that requires a value
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}
 	return err
 }
 
-// unreadable marks a value that a read cannot scan. It is not for writes: theirs have
-// happened when their answer cannot be scanned.
+// unreadable marks a value that a read can't scan. It must not be used for writes, which
+// have happened even if their answer can't be scanned.
 func unreadable(err error) error {
 	if errors.As(err, new(pgx.ScanArgError)) {
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)

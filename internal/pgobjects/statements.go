@@ -37,7 +37,7 @@ func (n names) in(sql string) string {
 	return strings.NewReplacer(
 		"{objects}", n.objects,
 		"{tombstones}", n.tombstones,
-		// floor: a cast alone rounds, up to half a millisecond into the future.
+		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
 		// A version that is not positive is read as one above the limit, almost always a
@@ -59,8 +59,8 @@ type statements struct {
 	prune                                  string
 }
 
-// removal is what a delete does beside deleting. A role may lack the right to notify, so
-// a statement that need not notify does not mention it.
+// removal is what a delete does besides deleting. A role may lack the right to notify, so a
+// statement that need not notify does not mention pg_notify.
 type removal struct{ buries, wakes bool }
 
 const replace = `
@@ -107,7 +107,7 @@ func newStatements(n names) statements {
 		idTaken: n.in(`
 			SELECT object_type, id FROM {objects} WHERE id = $2 AND object_type <> $1`),
 
-		// DO NOTHING rather than an error: no aborted transaction, no line in
+		// DO NOTHING instead of an error, which would abort the transaction and add a line to
 		// the server's log.
 		insertNumbered: n.in(`
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
@@ -115,9 +115,9 @@ func newStatements(n names) statements {
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit})))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
-		// The version of what stands there now; 0: nothing. Fails if that is the object that was
-		// just inserted, and is not above the one that was deleted while the insert
-		// waited.
+		// Returns the version of the stored object, or 0 if there is none. Fails if that is the
+		// object that was just inserted, and its version is not above that of the one that was
+		// deleted while the insert waited.
 		checkNumber: n.in(`
 			SELECT coalesce(max({version}), 0), max(1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
 				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2
@@ -130,14 +130,14 @@ func newStatements(n names) statements {
 			(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))`)),
 		numberByClock: n.in(strings.ReplaceAll(numberRow, "{number}", `{now_us}`)),
 
-		// A version of 0 is no condition.
+		// A version of 0 means no condition.
 		replace: n.in(replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
 
-		// FOR SHARE, at the end: it waits for a takeover that is under way and then
-		// sees it, and makes the next one wait for the commit. Without a lock, or with
-		// FOR KEY SHARE, stale writes would get through. Renewals wait for it, too, so it
-		// must not stand at the beginning.
+		// FOR SHARE waits for a takeover in progress and then sees it, and makes the next
+		// takeover wait for the commit. Without a lock, or with FOR KEY SHARE, stale writes
+		// would get through. Renewals wait for this lock too, so the check must come at the
+		// end of the transaction.
 		fence: n.in(`
 			SELECT 1 / count(*) FROM (
 				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),

@@ -1,5 +1,5 @@
-// Package pgobjects keeps objects in a table on PostgreSQL. The root package makes a
-// store of it.
+// Package pgobjects keeps objects in a table on PostgreSQL. The root package's
+// PostgresStore is built on it.
 package pgobjects
 
 import (
@@ -25,9 +25,9 @@ type Config struct {
 	ListenURL     string
 }
 
-// Validate returns an [objects.ErrInvalid] for a config that no database can serve.
+// Validate returns an [objects.ErrInvalid] for a config that can't work on any database.
 func (cfg Config) Validate() error {
-	const longest = 63 // bytes; Postgres cuts off what is longer
+	const longest = 63 // bytes; Postgres truncates longer names
 	errs := []error{objects.ValidTable(cfg.Table), objects.ValidText("Schema", cfg.Schema)}
 	if more := len(cfg.Table+objects.TombstonesSuffix) - longest; more > 0 {
 		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
@@ -56,7 +56,7 @@ type Table struct {
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
-// New returns the table of a config that is valid. It does no I/O.
+// New returns the table for a valid config. It does no I/O.
 func New(conns *pgconns.Conns, cfg Config) *Table {
 	names := newNames(cfg.Schema, cfg.Table)
 	t := &Table{conns: conns, cfg: cfg, sql: newStatements(names)}
@@ -79,16 +79,16 @@ func (t *Table) Close() { t.conns.Close(t.watches.close) }
 // exist yet is no error.
 func (t *Table) AwaitServer(ctx context.Context) error {
 	return t.setups.whenUp(ctx, func() error {
-		_, err := t.setups.get(objects.WithLeaseCall(ctx)) // on a connection that will be needed
+		_, err := t.setups.get(objects.WithLeaseCall(ctx)) // on a connection that will be needed anyway
 		if errors.Is(err, errNoTable) {
-			return nil // Migrate makes it
+			return nil // Migrate creates it
 		}
 		return err
 	})
 }
 
-// Migrate creates what is missing. It returns [objects.ErrSetup] if the role may not, or if
-// what is there does not fit.
+// Migrate creates what is missing. It returns [objects.ErrSetup] if the role may not do
+// that, or if what exists is unsuitable.
 func (t *Table) Migrate(ctx context.Context) error {
 	found, err := t.setups.migrate(ctx)
 	if err != nil {
@@ -132,7 +132,7 @@ func (t *Table) List(ctx context.Context, objectType, after string, limit int) (
 	return found, t.setups.explain(unreadable(err))
 }
 
-// Watch returns a watch of an object; nil if the config is PollOnly.
+// Watch returns a watch of an object, or nil if the config is PollOnly.
 func (t *Table) Watch(id objects.ID) *wake.Watch[string] {
 	if t.cfg.PollOnly {
 		return nil
@@ -140,7 +140,7 @@ func (t *Table) Watch(id objects.ID) *wake.Watch[string] {
 	return t.watches.watch(id)
 }
 
-// Wake wakes all that watch an object, in other processes too.
+// Wake wakes every watch of an object, in other processes too.
 func (t *Table) Wake(ctx context.Context, id objects.ID) error {
 	found, err := t.setups.get(objects.WithLeaseCall(ctx))
 	if err == nil {

@@ -2,7 +2,7 @@ package pgobjects
 
 import "time"
 
-// The tests of the root package need to hurry what otherwise takes an hour, or a
+// The root package's tests use these to bring about what otherwise takes an hour or a
 // coincidence.
 
 // SetPruned sets when tombstones were last pruned.
@@ -19,7 +19,7 @@ func (t *Table) ForceLook() {
 }
 
 // ForceGroups makes the next writes of leases wait until they are sent in a group, as if
-// others were under way.
+// others were in flight.
 func (t *Table) ForceGroups() {
 	for _, g := range t.groups.all() {
 		g.mu.Lock()

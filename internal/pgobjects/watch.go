@@ -15,8 +15,8 @@ import (
 const longestWakeName = 1000 // bytes; a notification has room for 8000
 
 // watches listens for all watches of one table. It connects at the first watch and stays
-// connected until the table is closed: a replica that loses the lease has to hear of its
-// next release.
+// connected until the table is closed, because a replica that loses the lease needs the
+// hint of its next release.
 type watches struct {
 	hub     *wake.Hub[string]
 	listen  listen.Listener
@@ -36,7 +36,7 @@ func (w *watches) init(t *Table) {
 		Hub:     w.hub,
 		Logger:  t.cfg.Logger,
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
-			// Hints name the schema, so they can't be recognised until the table is found.
+			// Hints name the schema, so they can't be recognized before the table is found.
 			if _, err := t.setups.get(objects.WithLeaseCall(ctx)); err != nil {
 				return nil, t.setups.explain(err)
 			}
@@ -77,8 +77,8 @@ func (s *setup) hint(id objects.ID) string { return s.hintPrefix() + wakeName(id
 
 func (s *setup) hintPrefix() string { return s.schema + "." }
 
-// wakeName is an object's name in a notification. If two objects have the same, a hint
-// for one is a spurious wake-up for those that watch the other.
+// wakeName is an object's name in a notification. If two objects have the same one, a hint
+// for one is a spurious wake-up for the watches of the other.
 func wakeName(id objects.ID) string {
 	name := id.String()
 	return strings.ToValidUTF8(name[:min(len(name), longestWakeName)], "")

@@ -17,7 +17,7 @@ import (
 // write is the statements that write one object.
 type write struct {
 	id         objects.ID
-	size       int // in bytes, about
+	size       int // approximate, in bytes
 	fence      *objects.Fence
 	statements []pgconns.Statement
 }
@@ -50,8 +50,8 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 			return objects.Row{}, err
 		}
 	}
-	// What was in the way may be gone before we ask for it. If that happens three times,
-	// others keep creating and deleting it.
+	// The object that was in the way may be gone before we look for it. If that happens
+	// three times, others keep creating and deleting it.
 	for range 3 {
 		if cond.Kind == objects.Unconditional {
 			if r, err := t.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
@@ -103,9 +103,9 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 			return r, err
 		}
 	}
-	// The insert may have waited for another transaction that deleted the object,
-	// and its version, computed before, is below the deleted one's. So the row is
-	// numbered by a statement of its own, which sees what was waited for.
+	// The insert may have waited for another transaction that deleted the object, and then
+	// its version, computed before the wait, is below the deleted one's. So a separate
+	// statement, which sees that deletion, assigns the version.
 	number := t.sql.number
 	if !found.tombstones {
 		number = t.sql.numberByClock
@@ -126,7 +126,7 @@ func sizeOf(obj objects.Row) int {
 	return len(obj.ID.Type) + len(obj.ID.ID) + len(obj.Name.String) + len(obj.Labels) + len(obj.Payload)
 }
 
-// write does a write, together with others if it is a lease's.
+// write does a write, which may join a group if it is a lease's.
 func (t *Table) write(ctx context.Context, g *writeGroup, w *write) error {
 	if w.fence != nil || !objects.IsLeaseCall(ctx) || !t.conns.MayGroup() {
 		return t.alone(ctx, w)
@@ -134,8 +134,8 @@ func (t *Table) write(ctx context.Context, g *writeGroup, w *write) error {
 	return g.write(ctx, w)
 }
 
-// alone does a write in a transaction of its own. The fence is checked behind its
-// statements, before they commit.
+// alone does a write in a transaction of its own. The fence is checked after the write's
+// statements and before the commit.
 func (t *Table) alone(ctx context.Context, w *write) error {
 	if w.fence == nil {
 		return t.conns.Write(ctx, w.statements...)
@@ -148,8 +148,8 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 	return err
 }
 
-// inTheWay says why an object could not be created: [objects.ErrExists] or
-// [objects.ErrTaken]; nil if the reason is gone meanwhile, or may be replaced.
+// inTheWay returns why an object could not be created: [objects.ErrExists] or
+// [objects.ErrTaken]. It returns nil if the other object is gone or may be replaced.
 func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition) error {
 	switch _, err := t.version(ctx, obj.ID); {
 	case err == nil && cond.Kind == objects.MustCreate:
@@ -180,8 +180,8 @@ func (t *Table) version(ctx context.Context, id objects.ID) (v int64, err error)
 	return v, err
 }
 
-// Delete deletes an object that is at a version, and wakes all that watch it if wake is
-// set; then it need not be durable. It returns [objects.ErrNotFound], an
+// Delete deletes an object if it is at that version. If wake is set, it wakes every watch
+// of the object, and the deletion need not be durable. It returns [objects.ErrNotFound], an
 // [*objects.Conflict] or an [*objects.FencedOut].
 func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
 	err := t.setups.write(ctx, func(found *setup) error { return t.remove(ctx, found, id, version, fence, wake) })
@@ -198,11 +198,11 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 	w := &write{id: id, fence: fence, statements: []pgconns.Statement{{SQL: statement, Args: args, Dest: []any{&gone, nil, nil}}}}
 	if wake {
 		err = t.write(ctx, &t.groups.remove, w)
-	} else { // must be durable, which the others of a group are not
+	} else { // this one must be durable, unlike deletions in a group
 		err = t.alone(ctx, w)
 	}
 	if wake && cannotNotify(err) {
-		return t.remove(ctx, found, id, version, fence, false) // better a standby that looks later than a lease that stands
+		return t.remove(ctx, found, id, version, fence, false) // a standby that notices late is better than a lease that is not released
 	}
 	if err != nil {
 		return err
@@ -219,15 +219,14 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 }
 
 // cannotNotify reports whether a statement may have failed because of its notification:
-// the queue is full, or the role may not notify.
+// the queue may be full, or the role may lack the right to notify.
 func cannotNotify(err error) bool {
 	code := pgconns.SQLState(err)
 	return code == pgconns.StateDenied || strings.HasPrefix(code, "54")
 }
 
-// prune deletes tombstones that are old enough, unless that was done lately. There is no
-// index that tells which are: it would cost each delete more than this search costs all
-// of them.
+// prune deletes tombstones that are old enough, unless it did so recently. They have no
+// index by age, which would cost each delete more than this search costs all of them.
 func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 	last, now := t.pruned.Load(), time.Now().Unix()
 	if !found.tombstones || now-last < int64(lately.Seconds()) || !t.pruned.CompareAndSwap(last, now) {
@@ -239,7 +238,7 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 		var pruned pgconn.CommandTag
 		pruned, err = pool.Exec(ctx, t.sql.prune)
 		if pruned.RowsAffected() == pruneAtMost {
-			t.pruned.Store(0) // the next delete goes on
+			t.pruned.Store(0) // the next delete continues
 		}
 	}
 	if err != nil {

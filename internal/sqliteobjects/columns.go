@@ -14,7 +14,7 @@ func columns(r *objects.Row) []any {
 	return []any{&r.Name, &r.Labels, &r.Payload, versionColumn{&r.Version}, millisColumn{&r.Created}, millisColumn{&r.Updated}}
 }
 
-// millisColumn scans a time. A value that is no number is no time.
+// millisColumn scans a time. A value that is not a number becomes NULL.
 type millisColumn struct{ ms *sql.NullInt64 }
 
 func (c millisColumn) Scan(value any) error {
@@ -36,7 +36,7 @@ func (c versionColumn) Scan(value any) error {
 }
 
 // integer returns a value of any storage class as a number, without its fraction, or NULL if
-// it is none.
+// it is not a number.
 func integer(value any) sql.NullInt64 {
 	if f, ok := value.(float64); ok && f > math.MinInt64 && f < math.MaxInt64 {
 		value = int64(f)

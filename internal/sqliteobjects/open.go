@@ -32,14 +32,14 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 	}
 	db.SetMaxOpenConns(4)
 	if path == ":memory:" {
-		// Each connection would have a database of its own, which ends with it.
+		// Otherwise each connection would have a database of its own, which ends with it.
 		db.SetMaxOpenConns(1)
 		db.SetMaxIdleConns(1)
 		db.SetConnMaxLifetime(0)
 		db.SetConnMaxIdleTime(0)
 	}
-	// The change to WAL mode does not honour the busy timeout: of several processes that
-	// start together, some are told at once that the database is busy.
+	// The switch to WAL mode ignores the busy timeout: if several processes start at the
+	// same time, some of them immediately get an error that the database is busy.
 	if err := whenFree(ctx, func() error { return db.PingContext(ctx) }); err != nil {
 		db.Close()
 		return nil, explain(err)
@@ -50,7 +50,7 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 func dsn(path string) string {
 	file := (&url.URL{Path: path}).EscapedPath()
 	if strings.HasPrefix(file, "/") {
-		file = "//" + file // an empty authority, or SQLite looks for one in a path that begins with two slashes
+		file = "//" + file // an empty authority; otherwise SQLite takes the start of a path with two slashes for one
 	}
 	return "file:" + file + "?" + url.Values{
 		"_txlock": {"immediate"},
@@ -62,9 +62,9 @@ func dsn(path string) string {
 	}.Encode()
 }
 
-// whenFree takes a lock, again and again while somebody else has it, for as long as ctx
-// allows, but for no longer than lockTimeout. SQLite itself waits only for busyTimeout,
-// because it does not notice that ctx has ended.
+// whenFree calls a func that takes a lock, repeatedly while the lock is held elsewhere, until
+// ctx ends or lockTimeout has passed. SQLite itself waits only for busyTimeout, because it
+// does not notice that ctx has ended.
 func whenFree(ctx context.Context, take func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
@@ -81,8 +81,8 @@ func isBusy(err error) bool {
 	return errors.As(err, &coded) && coded.Code()&0xff == busyCode
 }
 
-// explain adds to a driver's error what it means here. Drivers differ in their types, so it
-// goes by the text.
+// explain wraps a driver's error with what it means here. Drivers have different error
+// types, so it goes by the text.
 func explain(err error) error {
 	if err == nil {
 		return nil

@@ -47,7 +47,7 @@ func newStatements(table string) statements {
 				WHERE object_type = ?1 AND id = ?2 AND resource_version < {version_limit}), 1))
 			WHERE object_type = ?1 AND id = ?2
 			RETURNING +resource_version`),
-		// A version of 0 is no condition, here as in remove.
+		// A version of 0 means no condition, here and in remove.
 		replace: names.Replace(`
 			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
 			WHERE object_type = ?1 AND id = ?2 AND (?8 = 0 OR resource_version = ?8)
@@ -65,13 +65,13 @@ func newStatements(table string) statements {
 			DELETE FROM {tombstones} WHERE false`),
 		fence: names.Replace(`
 			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`),
-		// The column refuses NULL, so this writes nothing or fails. Being a write, it takes the
-		// write lock before it looks.
+		// The column rejects NULL, so this writes nothing or fails. Because it is a write, it
+		// takes the write lock before it reads.
 		fenceStatement: names.Replace(`
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
 			WHERE NOT EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3)`),
-		// abs of the smallest integer is an error. The search for the row needs the value, so it
-		// fails also if there is no row.
+		// abs of the smallest integer is an error. The search for the row needs the value, so
+		// the statement fails even if there is no row.
 		putStatement: names.Replace(`
 			UPDATE {objects} SET name = ?3, labels = ?4, payload = ?5, updated_at_ms = ?6, resource_version = ?7
 			WHERE object_type = ?1 AND id = (SELECT CASE
@@ -83,7 +83,7 @@ func newStatements(table string) statements {
 	}
 }
 
-// hasUniqueKey asks whether a table refuses a second object under one key.
+// hasUniqueKey asks whether a table rejects a second object with the same key.
 const hasUniqueKey = `
 	SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) AS i WHERE i."unique" AND NOT i.partial AND
 		(SELECT group_concat(c) FROM (SELECT coalesce(lower(name), '?') AS c FROM pragma_index_info(i.name) ORDER BY c))

@@ -21,11 +21,11 @@ type Table struct {
 	name  string
 	sql   statements
 
-	// turn is held by the call that writes. SQLite has one writer at a time anyway, but it
-	// does not queue those that wait, so that some would starve.
+	// turn is held by the call that writes. SQLite allows only one writer at a time anyway,
+	// but it does not queue waiting writers, so some would starve.
 	turn chan struct{}
 
-	check   atomic.Pointer[sql.Stmt] // of the fence; nil until it is needed
+	check   atomic.Pointer[sql.Stmt] // checks the fence; nil until it is needed
 	watches *watches
 }
 
@@ -50,11 +50,11 @@ func Open(ctx context.Context, path, name string, logger *slog.Logger) (*Table, 
 	}
 	t := New(db, name, logger)
 	t.owned = true
-	t.sql.lock = "" // its transactions begin with the write lock
+	t.sql.lock = "" // its transactions take the write lock when they begin
 	return t, nil
 }
 
-// DB returns the database, for tests that look behind the table.
+// DB returns the database, for tests that bypass the table.
 func (t *Table) DB() *sql.DB { return t.db }
 
 // String returns the name of the table.
@@ -91,7 +91,7 @@ func (t *Table) Migrate(ctx context.Context) error {
 
 // Get returns the object, or [objects.ErrNotFound].
 func (t *Table) Get(ctx context.Context, id objects.ID) (r objects.Row, err error) {
-	err = whenFree(ctx, func() (err error) { // the first to open the file after a crash briefly locks out readers too
+	err = whenFree(ctx, func() (err error) { // the first process to open the file after a crash briefly locks out readers too
 		r, err = t.get(ctx, t.db, id)
 		return err
 	})
@@ -117,7 +117,7 @@ func (t *Table) version(ctx context.Context, conn querier, id objects.ID) (v int
 	return v, err
 }
 
-// List returns at most limit objects of a type, those whose IDs come after the given one.
+// List returns at most limit objects of a type whose IDs come after the given one.
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
 	rows, err := t.db.QueryContext(ctx, t.sql.list, objectType, after)
 	if err != nil {
@@ -130,7 +130,7 @@ func (t *Table) List(ctx context.Context, objectType, after string, limit int) (
 		if err := rows.Scan(append([]any{&r.ID.ID}, columns(&r)...)...); err != nil {
 			return nil, explain(err)
 		}
-		if r.ID.Validate() != nil { // another program's, which no caller could ask for
+		if r.ID.Validate() != nil { // another program's row, which no caller could ask for
 			continue
 		}
 		r.Age = objects.Age(r.Updated, time.Now())
@@ -139,9 +139,9 @@ func (t *Table) List(ctx context.Context, objectType, after string, limit int) (
 	return found, explain(rows.Err())
 }
 
-// Watch begins to watch an object. After Close it returns a watch that never receives.
+// Watch returns a watch of an object. After Close it returns a watch that never receives.
 func (t *Table) Watch(id objects.ID) *Watch { return t.watches.watch(id) }
 
-// Wake wakes those that watch an object through this table. Other processes are woken by
-// the change itself.
+// Wake wakes every watch of an object through this table. Other processes notice the change
+// itself.
 func (t *Table) Wake(id objects.ID) { t.watches.hub.Wake(id) }

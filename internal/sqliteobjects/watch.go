@@ -22,20 +22,20 @@ const (
 	pollPause    = time.Second // after a poll has failed
 )
 
-// watches wakes those that watch an object: at once for what happens through the same table,
-// and within a poll for what others write to the file.
+// watches wakes the watches of an object: immediately after a change through the same table,
+// and at the next poll after a change by others to the file.
 type watches struct {
 	hub     *wake.Hub[objects.ID]
 	db      *sql.DB
-	content string // the statement
+	content string // the statement that reads an object's content
 	logger  *slog.Logger
 
-	started atomic.Int64   // how many watches there ever were
+	started atomic.Int64   // how many watches have been started
 	done    sync.WaitGroup // the goroutines that poll
-	polling sync.Mutex     // held while one polls: the next waits until the last has ended
+	polling sync.Mutex     // held while a goroutine polls; the next one waits until the last has ended
 
 	mu     sync.Mutex // guards the fields below
-	count  int        // of watches
+	count  int        // number of watches
 	closed bool
 	cancel context.CancelFunc // ends the polling; nil before the first watch
 }
@@ -87,7 +87,7 @@ func (w *watches) close() {
 	w.done.Wait()
 }
 
-// poll looks for what others write, until ctx is done.
+// poll looks for changes by others until ctx is done.
 func (w *watches) poll(ctx context.Context) {
 	w.polling.Lock()
 	defer w.polling.Unlock()
@@ -118,7 +118,7 @@ func (w *watches) pollFile(ctx context.Context) error {
 	contents := make(map[objects.ID][]byte)
 	for lastVersion, lastStarted := int64(-1), int64(0); ; {
 		started := w.started.Load()
-		var version int64 // of the file, as all other connections have left it
+		var version int64 // data_version, which changes when another connection writes
 		if err := conn.QueryRowContext(ctx, `PRAGMA data_version`).Scan(&version); err != nil {
 			return err
 		}
@@ -139,12 +139,12 @@ func (w *watches) pollFile(ctx context.Context) error {
 	}
 }
 
-// pollConn returns a connection to poll on; nil where none can be spared, or where it would
-// not notice what others write. Then the watches are not live, and are woken only by what
-// happens through the same table.
+// pollConn returns a connection to poll on, or nil if none can be spared or polling would
+// not notice what others write. In that case the watches are not live, and are woken only by
+// changes through the same table.
 func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
 	if most := w.db.Stats().MaxOpenConnections; most == 1 || most == 2 {
-		return nil, nil // a program may want two at once
+		return nil, nil // a program may need two at the same time
 	}
 	conn, err := w.db.Conn(ctx)
 	if err != nil {
@@ -152,15 +152,15 @@ func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
 	}
 	var file string
 	err = conn.QueryRowContext(ctx, `SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file)
-	if err != nil || file == "" { // of a database in memory, data_version does not always tell
+	if err != nil || file == "" { // for a database in memory, data_version is not reliable
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
 }
 
-// wakeChanged wakes those whose object is not there, or has other labels or another payload
-// than it had last, or is looked at for the first time. The renewal of a lease changes only
-// version and time, and wakes nobody.
+// wakeChanged wakes the watches of objects that are missing, have different labels or a
+// different payload than before, or are read for the first time. The renewal of a lease
+// changes only version and time, so it wakes no watch.
 func (w *watches) wakeChanged(ctx context.Context, conn querier, contents map[objects.ID][]byte) error {
 	watched := w.hub.Keys()
 	maps.DeleteFunc(contents, func(id objects.ID, _ []byte) bool { return !slices.Contains(watched, id) })

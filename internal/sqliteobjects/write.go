@@ -14,8 +14,8 @@ import (
 // times.
 func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	if cond.Kind == objects.MustCreate && fence == nil {
-		// Most attempts to acquire a lease find it held. To see that, they don't need the
-		// write lock, which the holder needs to renew.
+		// Most attempts to acquire a lease find it held. They don't need the write lock to
+		// see that, but the holder needs it to renew.
 		if _, err := t.version(ctx, t.db, r.ID); err == nil {
 			return r, objects.ErrExists
 		}
@@ -33,7 +33,7 @@ func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, 
 	return r, explain(err)
 }
 
-// create inserts an object; where it exists and that is allowed, it replaces it.
+// create inserts an object, or replaces an existing one if that is allowed.
 func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond objects.Condition) error {
 	done, err := tx.ExecContext(ctx, t.sql.insert, r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload)
 	if err != nil {
@@ -59,8 +59,8 @@ func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond obj
 	return tx.QueryRowContext(ctx, t.sql.number, r.ID.Type, r.ID.ID, r.Created, now.UnixMicro()).Scan(versionColumn{&r.Version})
 }
 
-// replace writes an object that exists at a version. It returns [sql.ErrNoRows] where there
-// is none. Time and version are drawn under the transaction's write lock.
+// replace writes an object that exists at a version. It returns [sql.ErrNoRows] if there is
+// none. Time and version are determined under the transaction's write lock.
 func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version int64) error {
 	next := stamp(r, version)
 	err := t.atVersion(ctx, tx, r.ID, version, func(version int64) error {
@@ -73,7 +73,7 @@ func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version
 	return err
 }
 
-// stamp sets the time of a write, and returns the version that follows another.
+// stamp sets the time of a write and returns the version that follows another.
 func stamp(r *objects.Row, version int64) (next int64) {
 	now := time.Now()
 	r.Updated = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
@@ -91,7 +91,8 @@ func (t *Table) PutStatement(r objects.Row, version int64) (query string, args [
 	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}
 }
 
-// takenBy names the object that has this one's name, or on another program's table its ID.
+// takenBy returns an error that names the object that has this one's name, or in another
+// program's table its ID.
 func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 	var other objects.ID
 	err := tx.QueryRowContext(ctx, t.sql.taken, r.ID.Type, r.ID.ID, r.Name.String).Scan(&other.Type, &other.ID)
@@ -105,8 +106,8 @@ func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 	}
 }
 
-// Delete deletes an object that is at a version, and then wakes those that watch it if wake
-// says so.
+// Delete deletes an object if it is at that version, and then wakes every watch of it if
+// wake is set.
 func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
 	err := t.write(ctx, fence, func(tx *sql.Tx) error {
 		err := t.atVersion(ctx, tx, id, version, func(version int64) error {
@@ -135,7 +136,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 }
 
 // atVersion runs a write that needs the object to be at a version, and that returns
-// [sql.ErrNoRows] where the database finds no such row. If the row is another program's,
+// [sql.ErrNoRows] if the database finds no such row. If the row is another program's,
 // whose version merely reads as this one, the write is run again without the condition.
 // That is safe because the transaction has the write lock.
 func (t *Table) atVersion(ctx context.Context, tx *sql.Tx, id objects.ID, version int64, write func(version int64) error) error {
@@ -170,7 +171,7 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) 
 }
 
 // write runs fn in a transaction that has the write lock, if the fence holds or is nil.
-// Nobody else can write until the transaction ends, so the fence holds until then.
+// No other client can write until the transaction ends, so the fence holds until then.
 func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
 	if fence == nil {
 		return t.transact(ctx, t.sql.lock, fn)
@@ -251,8 +252,8 @@ func (t *Table) transact(ctx context.Context, first string, fn func(*sql.Tx) err
 	if err != nil {
 		return err
 	}
-	// After a commit this does nothing. Where ctx has ended, database/sql rolls back too,
-	// and it makes no difference which of the two it was.
+	// After a commit this does nothing. If ctx has ended, database/sql rolls back too, and
+	// it makes no difference which of the two does.
 	defer tx.Rollback()
 	if err := fn(tx); err != nil {
 		return err

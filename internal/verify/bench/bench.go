@@ -12,19 +12,18 @@ import (
 // bench is one run of the program.
 type bench struct {
 	peers    []peer
-	n        int // samples of a figure; 0: as many as its measure takes by itself
+	n        int // samples per figure; 0 means the measure's default
 	quick    bool
 	postgres *postgres
 	etcd     *etcd
-	trials   chan struct{} // has a place for each that may run at the same time
+	trials   chan struct{} // limits how many run at the same time
 	report   *report
 	progress io.Writer
 
-	named atomic.Int64 // names given out
+	named atomic.Int64 // number of names given out
 }
 
-// samples returns how many samples to take, where a measure takes so many by
-// itself.
+// samples returns how many samples to take, given the measure's default.
 func (b *bench) samples(usual int) int {
 	switch {
 	case b.n > 0:
@@ -36,7 +35,7 @@ func (b *bench) samples(usual int) int {
 	}
 }
 
-// name returns a name that no lease of this run has had.
+// name returns a name that no lease of this run has used.
 func (b *bench) name() string {
 	return fmt.Sprintf("bench-%d", b.named.Add(1))
 }
@@ -45,18 +44,18 @@ func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(b.progress, format+"\n", args...)
 }
 
-// failed notes that a peer has no figure, or not all. Another peer's are worth
-// having all the same.
+// failed notes that some or all of a peer's figures are missing. The other peers' figures
+// are still useful.
 func (b *bench) failed(measure, peer string, err error) {
 	if errors.Is(err, context.Canceled) {
-		return // an interrupt, which the end of the run tells
+		return // an interrupt, which is reported at the end of the run
 	}
 	b.report.note(measure, peer, "failed: "+err.Error())
 	b.say("%s: %s: %v", measure, peer, err)
 }
 
-// servers are what the peers of one measure connect to: an etcd, and a database
-// that no other measure has used.
+// servers are the servers for the peers of one measure: an etcd, and a database that no
+// other measure has used.
 type servers struct{ postgres, etcd string }
 
 func (s servers) url(p peer) string {
@@ -66,7 +65,7 @@ func (s servers) url(p peer) string {
 	return s.postgres
 }
 
-// servers makes a new database with the tables of some peers.
+// servers creates a new database with the tables of the given peers.
 func (b *bench) servers(ctx context.Context, peers []peer) (s servers, err error) {
 	if s.postgres, err = b.postgres.database(ctx); err != nil {
 		return s, err
@@ -86,7 +85,7 @@ func (b *bench) servers(ctx context.Context, peers []peer) (s servers, err error
 	return s, nil
 }
 
-// pause waits, unless ctx ends before.
+// pause waits until the time has passed or ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -98,5 +97,5 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// interrupted tells an interrupt from a failure of the peer.
+// interrupted distinguishes an interrupt from a failure of the peer.
 func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }

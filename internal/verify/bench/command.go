@@ -57,8 +57,8 @@ interface and that write to disk. Prints a table per measure.
 
   -measure LIST      only these measures, separated by commas
   -peer LIST         only these peers, separated by commas
-  -n N               so many samples of each figure; peers that poll take fewer
-  -quick             few samples: shows that all works, not how well
+  -n N               this many samples for each figure; fewer for peers that poll
+  -quick             few samples: shows that everything works, not how well
   -json              print one JSON document instead of the tables
   -svg FILE          also draw handover and failover
   -postgres-url URL  use this server; its user must be able to create databases

@@ -49,7 +49,7 @@ func TestHelpNamesEveryMeasureAndPeer(t *testing.T) {
 
 func TestARunMeasuresAndLeavesNothingBehind(t *testing.T) {
 	svg := filepath.Join(t.TempDir(), "plot.svg")
-	// Not t.TempDir, into which only the tests' own user may look.
+	// Not t.TempDir, which only the tests' own user may read.
 	temp, err := os.MkdirTemp("", "tenure-bench-test-")
 	if err != nil {
 		t.Fatal(err)

@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// election is one lease with its contenders, each on a replica of its own.
+// election is one lease and its contenders, each on its own replica.
 type election struct {
 	peer       peer
 	candidates []*candidate
-	begun      chan begin // one for each term
-	ended      chan end   // one for each job that returned
+	begun      chan begin // receives one value for each term
+	ended      chan end   // receives one value for each job that returned
 
-	ctx    context.Context // of all campaigns
+	ctx    context.Context // for all campaigns
 	cancel context.CancelFunc
 }
 
-// begin says that the job of a new term runs.
+// begin reports that the job of a new term is running.
 type begin struct {
 	who int
 	at  time.Time
 }
 
-// end says that a job has returned.
+// end reports that a job has returned.
 type end begin
 
 type candidate struct {
@@ -37,7 +37,7 @@ type candidate struct {
 
 // newElection opens the replicas, one for each of the options.
 func newElection(ctx context.Context, p peer, name string, opts ...options) (*election, error) {
-	const terms = 1000 // more than nobody has taken notice of
+	const terms = 1000 // more than are ever left unread
 	e := &election{peer: p, begun: make(chan begin, terms), ended: make(chan end, terms)}
 	e.ctx, e.cancel = context.WithCancel(ctx)
 	for i, o := range opts {
@@ -92,9 +92,9 @@ func (e *election) next(timeout time.Duration) (begin, error) {
 	}
 }
 
-// open begins the first term, of the first candidate, and lets the others
-// compete. They begin at times that are spread over their polling, as those of
-// real replicas are.
+// open begins the first term, with the first candidate as the holder, and lets the others
+// compete. Their start times are spread over their polling interval, like those of real
+// replicas.
 func (e *election) open() (holder int, err error) {
 	e.campaign(0, 0)
 	b, err := e.next(20 * time.Second)
@@ -115,8 +115,8 @@ func (e *election) anyPhase() time.Duration {
 	return rand.N(e.peer.polls)
 }
 
-// handover lets the holder resign, and returns who is the next one and how long
-// it took from the call until its job ran. Then the old holder competes again.
+// handover lets the holder resign, and returns the next holder and the time from the call
+// until its job ran. Then the old holder competes again.
 func (e *election) handover(holder int) (next int, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(e.ctx, 30*time.Second)
 	defer cancel()
@@ -134,7 +134,7 @@ func (e *election) handover(holder int) (next int, took time.Duration, err error
 	return b.who, b.at.Sub(began), nil
 }
 
-// close ends all campaigns as an exit would, and closes the replicas.
+// close ends all campaigns as a shutdown would, and closes the replicas.
 func (e *election) close() {
 	e.cancel()
 	var wg sync.WaitGroup

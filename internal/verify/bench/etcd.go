@@ -14,8 +14,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// etcd is one node in this process, on disk, in a directory that goes away with
-// it. It starts when it is first wanted.
+// etcd is one node in this process, with its data on disk in a temporary directory. It
+// starts when it is first needed.
 type etcd struct {
 	mu     sync.Mutex // guards the fields below
 	dir    string
@@ -80,7 +80,7 @@ func freeAddresses(n int) (addresses []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close() // after the last, so that all differ
+		defer l.Close() // closed only at the end, so that all ports differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses, nil

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// facts are what figures are to be read against.
+// facts describe the environment in which figures were measured.
 type facts struct {
 	CPUs     int               `json:"cpus"`
 	OS       string            `json:"os"`
@@ -17,7 +17,7 @@ type facts struct {
 	Modules  map[string]string `json:"modules"`
 }
 
-// modules are those whose versions matter.
+// modules are the modules whose versions are reported.
 var modules = []string{
 	"cirello.io/pglock",
 	"github.com/lib/pq",

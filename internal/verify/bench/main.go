@@ -1,5 +1,5 @@
-// Command bench measures this library beside others that keep leases, on one
-// machine, in one run. See README.md for how each figure is defined.
+// Command bench compares this library with others that keep leases, on one machine and in
+// one run. README.md defines each figure.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt does not wait
+	context.AfterFunc(ctx, stop) // a second interrupt ends the process immediately
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 

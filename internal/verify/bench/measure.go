@@ -7,14 +7,13 @@ import (
 	"strings"
 )
 
-// measure is one question that all peers are asked.
+// measure is one thing that is measured for all peers.
 type measure struct {
 	name  string
 	about string
 
-	// waits says that its figures are timeouts and counts, which a second
-	// measure beside it does not disturb. All of these run at the same time, the
-	// others each alone.
+	// waits means that its figures are timeouts and counts, which other measures do not
+	// disturb. All of these measures run at the same time; each other one runs alone.
 	waits bool
 
 	run func(ctx context.Context, b *bench) error
@@ -22,7 +21,7 @@ type measure struct {
 
 // measures are in the order in which they run.
 var measures = []measure{
-	footprintMeasure, // before etcd's memory comes and goes
+	footprintMeasure, // before etcd's memory varies
 	statementsMeasure,
 	acquireMeasure,
 	renewMeasure,
@@ -35,7 +34,7 @@ var measures = []measure{
 }
 
 // measuresNamed returns the measures of a comma-separated list, in the order in
-// which they run. An empty list is all.
+// which they run. An empty list means all.
 func measuresNamed(list string) ([]measure, error) {
 	if list == "" {
 		return measures, nil

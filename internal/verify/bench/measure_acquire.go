@@ -36,8 +36,8 @@ func measureAcquire(ctx context.Context, b *bench) error {
 		crews = append(crews, c)
 	}
 
-	// In rounds, so that the moods of the machine meet all peers, and in random
-	// order, as what one leaves to the disk meets the next.
+	// In rounds, so that changes of the machine's speed affect all peers, and in random
+	// order, because what one peer leaves to the disk affects the next.
 	rounds, slice := 10, 500*time.Millisecond
 	if b.quick {
 		rounds, slice = 3, 200*time.Millisecond
@@ -71,14 +71,14 @@ type crew struct {
 	replica replica
 	workers []stepper
 
-	pairs      []time.Duration // by the first worker alone
+	pairs      []time.Duration // durations of pairs by the first worker alone
 	aloneTook  time.Duration
-	together16 int // pairs, by all
+	together16 int // number of pairs by all workers
 	took16     time.Duration
 }
 
 // openCrew opens a crew whose workers have all done a pair before they are
-// measured. It returns nil for a peer that can't be led by hand.
+// measured. It returns nil for a peer that can't be controlled step by step.
 func openCrew(ctx context.Context, b *bench, p peer, url string) (*crew, error) {
 	r, err := p.open(ctx, options{url: url, name: p.name, timing: endless, conns: acquireWorkers})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 var (
 	failoverMeasure = measure{
 		name:  "failover",
-		about: "the holder's process is gone: from its last renewal until the next job runs, less the TTL",
+		about: "the holder's process is killed: from its last renewal until the next job runs, minus the TTL",
 		waits: true,
 		run: func(ctx context.Context, b *bench) error {
 			return measureLoss(ctx, b, "failover", (*proxy).close)
@@ -28,14 +28,14 @@ var (
 	}
 )
 
-// measureLoss cuts holders off from their server, many times.
+// measureLoss cuts holders off from their server many times.
 func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)) error {
 	s, err := b.servers(ctx, b.peers)
 	if err != nil {
 		return err
 	}
 	var all []*losses
-	var trials []*losses // each as often as it is to be tried
+	var trials []*losses // each once per trial
 	for _, p := range b.peers {
 		if !p.expires {
 			continue
@@ -50,7 +50,7 @@ func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)
 			trials = append(trials, l)
 		}
 	}
-	// Shuffled, so that the moods of the machine meet all peers.
+	// Shuffled, so that changes of the machine's speed affect all peers.
 	rand.Shuffle(len(trials), func(i, j int) { trials[i], trials[j] = trials[j], trials[i] })
 	var wg sync.WaitGroup
 	if measure == "failover" {
@@ -75,25 +75,24 @@ func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)
 	return ctx.Err()
 }
 
-// losses are trials of one peer.
+// losses are the trials of one peer.
 type losses struct {
 	peer peer
 	url  string
 	cut  func(*proxy)
 
 	mu        sync.Mutex      // guards the fields below
-	overshoot []time.Duration // from the last renewal to the next job, less the TTL
-	overlaps  []time.Duration // of those jobs that had not ended when the next began
-	untold    int             // of these, those that had not ended 3 s later
+	overshoot []time.Duration // from the last renewal to the next job, minus the TTL
+	overlaps  []time.Duration // for the jobs that had not ended when the next one began
+	untold    int             // how many of these had not ended 3 s later
 	repeated  int
 	failed    int
-	err       error // the last
+	err       error // the last error
 }
 
-// errMidCall says that the holder was cut off while a call of its was under way.
-// Where that was a renewal which landed, the last renewal is one that no peer's
-// holder, nor a proxy, can tell of.
-var errMidCall = errors.New("cut off in the middle of a call, again and again")
+// errMidCall means that the holder was cut off during a call. If that call was a renewal
+// that landed, neither the holder nor the proxy knows the time of the last renewal.
+var errMidCall = errors.New("repeatedly cut off in the middle of a call")
 
 func (l *losses) try(ctx context.Context, name string) {
 	var loss loss
@@ -138,14 +137,14 @@ func (l *losses) trial(ctx context.Context, name string) (found loss, err error)
 	if err != nil {
 		return found, err
 	}
-	// The connections break before the campaigns end, which would wait for them.
+	// The connections are broken before the campaigns end, which would wait for them.
 	defer e.close()
 	defer proxy.close()
 	if _, err := e.open(); err != nil {
 		return found, err
 	}
-	// The standby has looked, the holder has renewed, and the moment has nothing
-	// to do with that of the next renewal.
+	// By then the standby has seen the lease and the holder has renewed it, and the random
+	// delay makes the time independent of the next renewal.
 	if err := pause(ctx, l.peer.polls+time.Second+rand.N(time.Second)); err != nil {
 		return found, err
 	}
@@ -169,9 +168,8 @@ func (l *losses) trial(ctx context.Context, name string) (found loss, err error)
 	return found, nil
 }
 
-// overlap returns for how long the job of the first holder has gone on after
-// the next term began; untold: it went on for longer than one is willing to
-// watch.
+// overlap returns for how long the first holder's job kept running after the next term
+// began. untold means that it ran for longer than it was watched.
 func (e *election) overlap(next begin) (d time.Duration, untold bool) {
 	const watch = 3 * time.Second
 	timer := time.NewTimer(time.Until(next.at.Add(watch)))

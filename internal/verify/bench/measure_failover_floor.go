@@ -7,9 +7,9 @@ import (
 )
 
 // failoverFloor measures what any failover on this machine takes beyond the TTL: a
-// standby that has slept for a TTL reads the row and writes it. On a machine that
-// has lent its caches to others meanwhile, that is much more than two statements
-// take in a row.
+// standby that has slept for a TTL reads the row and writes it. If other processes have
+// used the machine's caches in the meantime, that takes much longer than two consecutive
+// statements.
 func (b *bench) failoverFloor(ctx context.Context, url string) {
 	if !slices.ContainsFunc(b.peers, func(p peer) bool { return p.name == floorPeer.name }) {
 		return
@@ -34,7 +34,7 @@ func idleThenTake(ctx context.Context, url, name string, n int) (took []time.Dur
 	if err := floor.acquire(ctx); err != nil {
 		return nil, err
 	}
-	const warm = 2 // statements are prepared
+	const warm = 2 // rounds that prepare statements
 	for i := range warm + n {
 		if i >= warm {
 			if err := pause(ctx, fastTTL); err != nil {

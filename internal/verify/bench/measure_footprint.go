@@ -10,7 +10,7 @@ import (
 
 var footprintMeasure = measure{
 	name:  "footprint",
-	about: "memory and goroutines of each of many leases that one replica holds, at default timings",
+	about: "memory and goroutines per lease of a replica that holds many, at default timings",
 	run:   measureFootprint,
 }
 
@@ -20,7 +20,7 @@ func measureFootprint(ctx context.Context, b *bench) error {
 		n = 200
 	}
 	for _, p := range b.peers {
-		if !p.expires || p.etcd { // its server's memory would be in the figure
+		if !p.expires || p.etcd { // the figure would include its server's memory
 			continue
 		}
 		s, err := b.servers(ctx, []peer{p})
@@ -29,8 +29,8 @@ func measureFootprint(ctx context.Context, b *bench) error {
 		}
 		f, err := footprint(ctx, b, p, s.url(p), n)
 		if err == nil {
-			// What the runtime happens to keep differs from time to time: the
-			// least is what the leases need.
+			// The memory that the runtime keeps varies, so the minimum is what the leases
+			// need.
 			var again memory
 			again, err = footprint(ctx, b, p, s.url(p), n)
 			f = memory{min(f.heap, again.heap), min(f.stacks, again.stacks), min(f.goroutines, again.goroutines)}
@@ -46,7 +46,7 @@ func measureFootprint(ctx context.Context, b *bench) error {
 	return ctx.Err()
 }
 
-// footprint returns what each of n leases uses.
+// footprint returns what each of n leases uses on average.
 func footprint(ctx context.Context, b *bench, p peer, url string, n int) (per memory, err error) {
 	r, err := p.open(ctx, options{url: url, name: "replica-0", conns: 16})
 	if err != nil {
@@ -80,7 +80,7 @@ func footprint(ctx context.Context, b *bench, p peer, url string, n int) (per me
 		}
 		return pause(ctx, time.Second)
 	}
-	// What is there only once, such as connections, is there before.
+	// Allocate what exists only once, such as connections, before the measurement.
 	if err := hold(100); err != nil {
 		return per, err
 	}
@@ -99,7 +99,7 @@ func footprint(ctx context.Context, b *bench, p peer, url string, n int) (per me
 type memory struct{ heap, stacks, goroutines float64 } // bytes, bytes, count
 
 func inUse() memory {
-	runtime.GC() // twice: what a finalizer lets go of is free after the second
+	runtime.GC() // twice, because memory released by finalizers is freed by the second collection
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -37,9 +37,10 @@ func measureHandover(ctx context.Context, b *bench) error {
 		}
 	}
 
-	// Some handovers of each in turn, in random order, so that the moods of the
-	// machine meet all. Of those in a row the first do not count: what has not run
-	// for a while must be fetched from memory first, and that is not the peer's.
+	// A row of handovers of each peer in turn, in random order, so that changes of the
+	// machine's speed affect all peers. The first ones of a row do not count: code that has
+	// not run for a while must be fetched from memory first, which says nothing about the
+	// peer.
 	const row, first = 12, 2
 	rows := 0
 	for _, h := range eager {
@@ -92,8 +93,8 @@ func standbys(n int) string {
 	return fmt.Sprintf("%d standbys", n)
 }
 
-// pollTogether runs series of pollers at the same time, each in some lanes:
-// what they measure is mostly sleep.
+// pollTogether runs the series of polling peers at the same time, each in several lanes,
+// because they mostly sleep.
 func pollTogether(ctx context.Context, b *bench, all []*series, lanes int) {
 	var wg sync.WaitGroup
 	for _, h := range all {
@@ -109,8 +110,8 @@ type series struct {
 	peer     peer
 	url      string
 	standbys int
-	n        int           // wanted
-	interval time.Duration // a standby's longest sleep; 0: the peer's own
+	n        int           // how many handovers to measure
+	interval time.Duration // a standby's longest sleep; 0 means the peer's default
 	lanes    []*lane
 
 	mu   sync.Mutex // guards the fields below
@@ -118,15 +119,15 @@ type series struct {
 	err  error
 }
 
-// newSeries makes a database for each: a notification disturbs every connection
-// that listens in the same one.
+// newSeries creates a database for each series, because a notification disturbs every
+// connection that listens in the same database.
 func newSeries(ctx context.Context, b *bench, p peer, standbys, n int) (*series, error) {
 	s, err := b.servers(ctx, []peer{p})
 	return &series{peer: p, url: s.url(p), standbys: standbys, n: n}, err
 }
 
-// warm is how many handovers don't count: those that open connections and
-// prepare statements, until about everyone has been the holder once.
+// warm is the number of handovers that don't count, because they open connections and
+// prepare statements, until roughly every replica has been the holder once.
 func (h *series) warm() int { return h.standbys + 1 }
 
 func (h *series) fail(err error) {
@@ -135,7 +136,7 @@ func (h *series) fail(err error) {
 	h.err = cmp.Or(h.err, err)
 }
 
-// poll does n handovers of an election of its own.
+// poll does n handovers in an election of its own.
 func (h *series) poll(ctx context.Context, name string, n int) error {
 	const budget = time.Minute
 	l, err := h.lane(ctx, name)
@@ -195,9 +196,9 @@ func (l *lane) close() {
 	l.election.close()
 }
 
-// handover waits until all standbys are ready, and for a random part of their
-// sleep: the moment of a release has nothing to do with that of a standby's last
-// look. Meanwhile the service works.
+// handover first waits until all standbys are ready, and then for a random part of their
+// sleep, so that the time of the release is independent of a standby's last read. The
+// service works in the meantime.
 func (l *lane) handover(ctx context.Context) (time.Duration, error) {
 	const settles, works = 25 * time.Millisecond, 2 * time.Millisecond
 	ready := l.since.Add(max(settles, l.peer.settles) + l.anyPhase())

@@ -8,7 +8,7 @@ import (
 
 var pollMeasure = measure{
 	name:  "handover-poll",
-	about: "handover of tenure without LISTEN, to 1 standby, by its AcquireInterval",
+	about: "handover of tenure without LISTEN to 1 standby, for several AcquireIntervals",
 	run:   measurePoll,
 }
 

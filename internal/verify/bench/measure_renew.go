@@ -9,7 +9,7 @@ import (
 
 var renewMeasure = measure{
 	name:  "renew",
-	about: "renew a lease, beside the bare UPDATE of one row",
+	about: "renew a lease, compared with a bare UPDATE of one row",
 	run:   measureRenew,
 }
 
@@ -46,9 +46,9 @@ func measureRenew(ctx context.Context, b *bench) error {
 		holders = append(holders, &holder{peer: p, lease: lease})
 	}
 
-	// One renewal of each in turn, in random order: what disturbs the disk for a
-	// while is then in all figures alike. The first ones open connections and
-	// prepare statements.
+	// One renewal of each in turn, in random order, so that a temporary disturbance of the
+	// disk affects all figures alike. The first ones open connections and prepare
+	// statements.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	warm, n := 20, b.samples(2000)

@@ -19,10 +19,10 @@ var saturatedMeasure = measure{
 const (
 	saturatedConns   = 8
 	saturatedCallers = 64
-	saturatedLeases  = 3 // of each peer, each on a pool of its own
+	saturatedLeases  = 3 // per peer, each on its own pool
 )
 
-// sharer is a replica whose connections an application may use too.
+// sharer is a replica that can share its connections with an application.
 type sharer interface {
 	exec(ctx context.Context, sql string) error
 }
@@ -66,7 +66,7 @@ func measureSaturated(ctx context.Context, b *bench) error {
 	return ctx.Err()
 }
 
-// lateness is that of one peer's renewals.
+// lateness measures how late one peer's renewals are.
 type lateness struct {
 	peer peer
 	url  string
@@ -74,10 +74,10 @@ type lateness struct {
 
 	mu   sync.Mutex // guards the fields below
 	late []time.Duration
-	lost int // terms
+	lost int // number of lost terms
 }
 
-// observe watches one term, during which the application keeps its pool busy.
+// observe watches one term while the application keeps its pool busy.
 func (l *lateness) observe(ctx context.Context, name string, load time.Duration) error {
 	shared := l.pool == "the application's pool"
 	e, err := newElection(ctx, l.peer, name, options{url: l.url, timing: fast, conns: saturatedConns, shared: shared})
@@ -125,9 +125,9 @@ func (l *lateness) observe(ctx context.Context, name string, load time.Duration)
 	return nil
 }
 
-// renewals returns when the lease was renewed, as another connection sees it,
-// until ctx or the term is over. The begin and the end of the watch are counted
-// among them: a renewal that is missing when it ends is late too.
+// renewals returns the times at which the lease was renewed, as another connection sees
+// it, until ctx or the term ends. They include the start and the end of the observation,
+// because a renewal that is missing at the end is late too.
 func (l *lateness) renewals(ctx context.Context, e *election, name string) (renewed []time.Time, over bool, err error) {
 	conn, err := pgx.Connect(e.ctx, l.url)
 	if err != nil {

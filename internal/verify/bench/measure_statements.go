@@ -21,7 +21,7 @@ var (
 	}
 )
 
-// counted is a replica whose statements are counted on their way.
+// counted is a replica whose statements are counted by a proxy.
 type counted struct {
 	replica
 	proxy      *proxy
@@ -54,7 +54,7 @@ func measureStatements(ctx context.Context, b *bench) error {
 	}
 	for _, p := range b.peers {
 		if p.etcd {
-			continue // it has no statements
+			continue // it sends no SQL statements
 		}
 		if err := countSteps(ctx, b, p, s.url(p)); err != nil {
 			b.failed("statements", p.name, err)
@@ -93,7 +93,7 @@ func countSteps(ctx context.Context, b *bench, p peer, url string) error {
 			if err := step.do(ctx); err != nil {
 				return fmt.Errorf("%s: %w", step.name, err)
 			}
-			// For what a peer sends by itself right after.
+			// Wait for statements that the peer sends on its own right afterwards.
 			if err := pause(ctx, 20*time.Millisecond); err != nil {
 				return err
 			}
@@ -133,7 +133,7 @@ func countSteal(ctx context.Context, b *bench, p peer, url string) (executed, tr
 		return 0, 0, err
 	}
 	defer standby.close()
-	// Twice, as the first one prepares statements.
+	// Twice, because the first one prepares statements.
 	for range 2 {
 		name := b.name()
 		old, err := holder.contender(name)

@@ -8,63 +8,63 @@ import (
 	"time"
 )
 
-// peer is one way to have a job run on one replica at a time: this library,
-// another one, what a database offers by itself, or the bare statements that
-// none can do without.
+// peer is one way to run a job on only one replica at a time: this library, another
+// library, a feature of a database, or the bare statements that all of them need.
 type peer struct {
 	name  string
 	about string
-	etcd  bool // else Postgres
+	etcd  bool // uses etcd instead of Postgres
 
-	// polls is how long a standby sleeps that learns of a release only when it
-	// looks again, at fast timing. 0: it is told.
+	// polls is how long a standby sleeps between its reads at fast timing if it learns of
+	// a release only by polling; 0 if it is notified.
 	polls time.Duration
 
-	// settles is how long it takes from the begin of a campaign until the standby
-	// is sure to be told of a release.
+	// settles is the time from the start of a campaign until the standby is certain to be
+	// notified of a release.
 	settles time.Duration
 
-	// expires says that the lease of a holder that vanishes is free after its TTL.
+	// expires means that the lease of a holder that vanishes is free after its TTL.
 	expires bool
 
-	// renews is the time between renewals at fast timing, and versionSQL reads
-	// what each of them changes, by the lease's name. Empty: it can't be read.
+	// renews is the time between renewals at fast timing. versionSQL reads a value that
+	// each renewal changes, by the lease's name; it is empty if there is none.
 	renews     time.Duration
 	versionSQL string
 
-	// ownPool says that a replica may have a pool that no application shares.
+	// ownPool means that a replica can have a pool that it does not share with the
+	// application.
 	ownPool bool
 
-	// prepare makes the peer's tables, once per database.
+	// prepare creates the peer's tables, once per database.
 	prepare func(ctx context.Context, url string) error
 
 	open func(ctx context.Context, o options) (replica, error)
 }
 
-// options are those of one replica.
+// options are the options of one replica.
 type options struct {
 	url    string
 	name   string // of the replica
 	timing timing
-	conns  int // at most; 0: as many as the peer takes by itself
+	conns  int // maximum; 0 means the peer's default
 
-	// shared has the replica use a pool that is the application's, even where the
-	// peer would open one of its own.
+	// shared makes the replica use the application's pool, even if the peer would open
+	// one of its own.
 	shared bool
 
-	// interval is a standby's longest sleep, where the peer lets one choose;
-	// 0: as the timing says.
+	// interval is a standby's longest sleep if the peer lets users configure it; 0 means
+	// that of the timing.
 	interval time.Duration
 }
 
-// timing says how fast a peer renews and competes.
+// timing determines how fast a peer renews and competes.
 type timing int
 
 const (
 	standard timing = iota // the peer's own defaults
-	fast                   // a TTL of 3 s, and half a second between the attempts of peers that let one choose
-	endless                // a TTL that outlives the measure, and no renewal but by hand
-	brief                  // briefTTL, and no renewal but by hand
+	fast                   // a TTL of 3 s, and half a second between attempts if that is configurable
+	endless                // a TTL that outlasts the measure, and only manual renewals
+	brief                  // briefTTL, and only manual renewals
 )
 
 const (
@@ -72,24 +72,22 @@ const (
 	briefTTL = 300 * time.Millisecond
 )
 
-// replica is one process of a service, with connections of its own. All
-// replicas of a measure live in this process, so that one clock judges them.
+// replica stands for one process of a service, with its own connections. All replicas of
+// a measure live in this process, so that they share a clock.
 type replica interface {
 	contender(name string) (contender, error)
 	close()
 }
 
-// contender is a replica's interest in one lease.
+// contender is a replica that competes for one lease.
 type contender interface {
-	// campaign competes for one term and runs job while it lasts. The job's
-	// context ends as soon as the peer says that the term is over. campaign
-	// returns when the job has. When ctx ends, it stops as a process would that
-	// is told to exit.
+	// campaign competes for one term and runs job while it lasts. The job's context ends
+	// as soon as the peer reports that the term is over. campaign returns when the job has
+	// returned. When ctx ends, it stops like a process that is told to exit.
 	campaign(ctx context.Context, job func(ctx context.Context)) error
 
-	// resign gives up the term that campaign is in, in the peer's graceful way.
-	// It is called only after the job has begun. The job has returned before the
-	// release is sent.
+	// resign gracefully gives up the current term of campaign. It is called only after the
+	// job has begun. The job returns before the release is sent.
 	resign(ctx context.Context) error
 }
 
@@ -114,26 +112,26 @@ func (r *running) stop() {
 	<-r.returned
 }
 
-// stepper is a contender that can be led by hand.
+// stepper is a contender that can be controlled step by step.
 type stepper interface {
 	acquire(ctx context.Context) error
 	release(ctx context.Context) error
 }
 
-// renewer is a stepper that can also renew by hand.
+// renewer is a stepper that can also renew on request.
 type renewer interface {
 	stepper
 	renew(ctx context.Context) error
 }
 
-// stealer is a stepper that can take over a lease which it has seen and which
-// has expired since.
+// stealer is a stepper that can take over a lease that it has seen and that has expired
+// since.
 type stealer interface {
 	stepper
 	steal(ctx context.Context) error
 }
 
-// peers are in the order of the tables.
+// peers are in the order of the tables' rows.
 var peers = []peer{
 	floorPeer,
 	floorAsyncPeer,
@@ -147,7 +145,7 @@ var peers = []peer{
 }
 
 // peersNamed returns the peers of a comma-separated list, in the order of the
-// tables. An empty list is all.
+// tables. An empty list means all.
 func peersNamed(list string) ([]peer, error) {
 	if list == "" {
 		return peers, nil

@@ -7,9 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// advisoryPeer waits in the database, and the end of the connection is the end
-// of the term. Nothing has a time in which it must be renewed, and a holder is
-// not told that its connection is gone.
+// advisoryPeer waits in the database, and its term ends with the connection. There is no
+// TTL and no renewal, and a holder is not notified when its connection is gone.
 var advisoryPeer = peer{
 	name:  "advisory",
 	about: "session advisory lock of Postgres, with a standby that waits for it",
@@ -29,7 +28,7 @@ func (r *advisoryReplica) close() {
 	}
 }
 
-// contender opens a connection: a standby keeps it busy.
+// contender opens a connection, which a standby keeps busy.
 func (r *advisoryReplica) contender(name string) (contender, error) {
 	conn, err := pgx.Connect(context.Background(), r.url)
 	if err != nil {

@@ -49,7 +49,7 @@ var clientGoPeer = peer{
 	},
 }
 
-// silenceKlog drops what electors log, which has but one place to go.
+// silenceKlog drops the log messages of electors, which all go to one global logger.
 var silenceKlog = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 type clientGoReplica struct {
@@ -76,9 +76,9 @@ type clientGoContender struct {
 	timing timing
 
 	job  running
-	stop context.CancelFunc // of the elector, which then releases
+	stop context.CancelFunc // stops the elector, which then releases
 	over chan struct{}      // closed when the elector has returned
-	end  chan error         // by hand: what the campaign returns
+	end  chan error         // when controlled step by step: what the campaign returns
 }
 
 func (c *clientGoContender) campaign(ctx context.Context, job func(context.Context)) error {
@@ -89,8 +89,8 @@ func (c *clientGoContender) campaign(ctx context.Context, job func(context.Conte
 	ctx, c.stop = context.WithCancel(ctx)
 	defer c.stop()
 
-	// The elector starts its callback in a goroutine, which may not have begun
-	// when Run returns; the event comes before.
+	// The elector starts its callback in a goroutine, which may not have begun when Run
+	// returns; the event comes before that.
 	c.record.event = func(event string) {
 		if event == "became leader" {
 			jobs.Add(1)
@@ -138,7 +138,7 @@ func (c *clientGoContender) resign(ctx context.Context) error {
 // renewed returns when the last renewal that succeeded was sent.
 func (c *clientGoContender) renewed() time.Time { return *c.record.sent.Load() }
 
-// acquire runs an elector until it leads: there is no other way to acquire.
+// acquire runs an elector until it leads, because there is no other way to acquire.
 func (c *clientGoContender) acquire(ctx context.Context) error {
 	led := make(chan struct{})
 	c.end = make(chan error, 1)
@@ -163,7 +163,7 @@ func (c *clientGoContender) release(ctx context.Context) error {
 }
 
 // recordLock keeps the record of one election in one row, which is replaced by
-// compare-and-swap. It is one elector's.
+// compare-and-swap. Each elector has its own recordLock.
 type recordLock struct {
 	pool    *pgxpool.Pool
 	name    string
@@ -177,9 +177,9 @@ var _ resourcelock.Interface = (*recordLock)(nil)
 
 var records = schema.GroupResource{Resource: "records"}
 
-// bounded returns a context that ends when ctx is due, but not when it is
-// cancelled: pgx would close the connection in the middle of a statement, where
-// an HTTP client gives up just the request.
+// bounded returns a context that ends at the deadline of ctx, but not when ctx is
+// cancelled: pgx would close the connection in the middle of a statement, whereas an HTTP
+// client only gives up the request.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {

@@ -13,7 +13,7 @@ var etcdPeer = peer{
 	name:  "etcd",
 	about: "concurrency.Election of etcd, one node, on disk, in this process",
 	etcd:  true,
-	// The server takes up a new watch on what happened before within 100 ms.
+	// The server picks up a new watch of past events within 100 ms.
 	settles: 120 * time.Millisecond,
 	expires: true,
 	open: func(ctx context.Context, o options) (replica, error) {
@@ -41,15 +41,15 @@ var etcdPeer = peer{
 	},
 }
 
-// etcdReplica has one session, on which all its leases hang.
+// etcdReplica has one session, on which all of its leases depend.
 type etcdReplica struct {
 	client  *clientv3.Client
 	session *concurrency.Session
 	name    string
 }
 
-// close does not revoke the session's lease: behind a proxy that drops
-// everything it would wait for an answer.
+// close does not revoke the session's lease, because behind a proxy that drops everything
+// it would wait for an answer.
 func (r *etcdReplica) close() {
 	r.session.Orphan()
 	r.client.Close()
@@ -71,7 +71,7 @@ func (c *etcdContender) campaign(ctx context.Context, job func(context.Context))
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The session tells of its end, and nothing else does.
+	// Only the session reports its end.
 	defer context.AfterFunc(c.replica.session.Ctx(), cancel)()
 	c.job.run(ctx, job)
 	return nil

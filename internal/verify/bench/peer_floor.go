@@ -8,9 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// floorPeer is what any peer on Postgres must do at least: one row inserted,
-// updated and deleted, each by one statement, and a notification. It renews
-// nothing, expires nothing and checks nothing.
+// floorPeer is the minimum that any peer on Postgres must do: insert, update and delete
+// one row, each with one statement, and notify. It renews, expires and checks nothing.
 var (
 	floorPeer = peer{
 		name:    "floor",
@@ -167,7 +166,7 @@ func (c *floorContender) campaign(ctx context.Context, job func(context.Context)
 	if !c.resigned {
 		return nil
 	}
-	// On the connection that is open, as nothing else here is to be measured.
+	// On the open connection, because nothing else should be measured here.
 	_, err = conn.Exec(ctx, c.removeAndNotify, c.name)
 	return err
 }

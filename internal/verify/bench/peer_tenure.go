@@ -74,7 +74,7 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (repl
 
 type tenureReplica struct {
 	store   *tenure.PostgresStore
-	pool    *pgxpool.Pool // the application's; nil: the store has its own
+	pool    *pgxpool.Pool // the application's pool; nil if the store has its own
 	options options
 }
 
@@ -111,12 +111,12 @@ func (r *tenureReplica) contender(name string) (contender, error) {
 type tenureContender struct {
 	replica     *tenureReplica
 	lease       *tenure.Lease
-	coordinator *tenure.Coordinator // of the last campaign
-	term        *tenure.Term        // the last
+	coordinator *tenure.Coordinator // the last campaign's
+	term        *tenure.Term        // the last term
 }
 
-// campaign runs a new coordinator for each term: one that has resigned stays
-// away for a while, by design, and a measure would wait for it.
+// campaign runs a new coordinator for each term, because one that has resigned
+// deliberately stays away for a while, and the measure would wait for it.
 func (c *tenureContender) campaign(ctx context.Context, job func(context.Context)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -151,8 +151,8 @@ func (c *tenureContender) release(ctx context.Context) error { return c.lease.Re
 
 func (c *tenureContender) steal(ctx context.Context) error { return c.acquire(ctx) }
 
-// renewed returns when the last renewal that succeeded was sent: the trust in
-// the term counts from there.
+// renewed returns when the last successful renewal was sent; trust in the term counts from
+// then.
 func (c *tenureContender) renewed() time.Time {
 	const margin = fastTTL / 30 // the default
 	return c.term.Deadline().Add(-(fastTTL - margin))

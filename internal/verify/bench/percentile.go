@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// percentile returns the smallest of the times that is not below p percent of
-// them: always one that was measured, none in between. Of none it is 0.
+// percentile returns the p-th percentile by nearest rank: always one of the measured times,
+// never a value in between. It returns 0 if there are none.
 func percentile(times []time.Duration, p int) time.Duration {
 	if len(times) == 0 {
 		return 0

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The colours stand out from white and from black alike: an image in a README
-// is not told which of them it is shown on.
+// The colours stand out from both white and black, because an image in a README can't
+// know its background.
 const (
 	plotText   = "#737b85"
 	plotGrid   = "#737b8555"
@@ -18,8 +18,8 @@ const (
 
 const (
 	plotWidth  = 800
-	plotLabels = 104 // of the peers
-	plotPanel  = 304 // wide
+	plotLabels = 104 // width of the peers' names
+	plotPanel  = 304 // width of a panel
 	plotGap    = 56
 	plotTop    = 64
 	plotRow    = 30
@@ -36,7 +36,7 @@ var panels = []panel{
 	{"failover", "beyond the TTL", "Failover", "beyond the TTL, until the next job runs"},
 }
 
-// span is what the plot shows of one peer's figure, in milliseconds.
+// span is what the plot shows for one peer, in milliseconds.
 type span struct{ p50, p99 float64 }
 
 // drawPlot draws the median and the 99th percentile of handovers and failovers,
@@ -106,10 +106,10 @@ func drawPlot(records []record, f facts) []byte {
 	return []byte(b.String())
 }
 
-// axis is a logarithmic one, over powers of ten.
+// axis is a logarithmic axis from one power of ten to another.
 type axis struct{ from, to int }
 
-// x returns where a value lies in a panel.
+// x returns the horizontal position of a value in a panel.
 func (a axis) x(left int, v float64) float64 {
 	share := (math.Log10(v) - float64(a.from)) / float64(a.to-a.from)
 	return float64(left) + share*plotPanel
@@ -134,7 +134,7 @@ func drawSpan(b *strings.Builder, left, row int, a axis, s span, ours bool) {
 	fmt.Fprintf(b, `<circle cx="%.1f" cy="%d" r="4" fill="none" stroke="%s" stroke-width="2"/>`, to, y, colour)
 	fmt.Fprintf(b, `<circle cx="%.1f" cy="%d" r="5" fill="%s"/>`, from, y, colour)
 
-	// On the side where there is room.
+	// The label goes on the side that has room.
 	text, x, anchor := inWords(s.p50), from-10, "end"
 	if from-float64(left) < 70 {
 		x, anchor = to+10, "start"
@@ -142,7 +142,7 @@ func drawSpan(b *strings.Builder, left, row int, a axis, s span, ours bool) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%d" text-anchor="%s" font-size="13" fill="%s">%s</text>`+"\n", x, y+5, anchor, colour, text)
 }
 
-// inWords writes milliseconds as one reads them.
+// inWords formats milliseconds for readers.
 func inWords(ms float64) string {
 	if ms >= 1000 {
 		return figure(ms/1000) + " s"

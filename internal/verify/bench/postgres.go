@@ -25,8 +25,8 @@ type postgres struct {
 	made int        // databases
 }
 
-// startPostgres starts a server of its own that writes to disk, as a service's
-// does, or takes the one at url.
+// startPostgres starts a separate server that syncs to disk, as a production server does,
+// or uses the one at url.
 func startPostgres(ctx context.Context, url string) (p *postgres, err error) {
 	p = &postgres{url: url, cleanup: &cleanup{}}
 	defer func() {
@@ -54,10 +54,10 @@ func startPostgres(ctx context.Context, url string) (p *postgres, err error) {
 	return p, err
 }
 
-// database makes an empty database, in which a measure meets none of what the
-// one before has left. It is dropped at the end.
+// database creates an empty database, so that a measure is not affected by what earlier
+// ones left behind. It is dropped at the end.
 func (p *postgres) database(ctx context.Context) (string, error) {
-	p.mu.Lock() // measures that run at once take turns
+	p.mu.Lock() // measures that run at the same time take turns
 	defer p.mu.Unlock()
 	conn, err := pgx.Connect(ctx, p.url)
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *postgres) database(ctx context.Context) (string, error) {
 }
 
 func (p *postgres) drop(name string) {
-	ctx := context.Background() // the run's own may have been interrupted
+	ctx := context.Background() // the run's context may have been cancelled
 	conn, err := pgx.Connect(ctx, p.url)
 	if err == nil {
 		defer conn.Close(ctx)
@@ -95,9 +95,9 @@ func (p *postgres) close() error {
 	return p.cleanup.err
 }
 
-// cleanup stands in for a test, as whose servers pgtest starts its own.
+// cleanup stands in for a test, because pgtest starts servers only for tests.
 type cleanup struct {
-	testing.TB // nil: pgtest uses only what is below
+	testing.TB // nil, because pgtest uses only the methods below
 	funcs      []func()
 	err        error
 }
@@ -121,7 +121,7 @@ func (c *cleanup) Error(args ...any) { c.err = errors.Join(c.err, errors.New(fmt
 func (c *cleanup) Fatal(args ...any) { c.Error(args...); panic(errGivenUp) }
 func (c *cleanup) Skip(args ...any)  { c.Fatal(args...) }
 
-// run calls the funcs, the last first, as a test does.
+// run calls the funcs in reverse order, as a test does.
 func (c *cleanup) run() {
 	for i := len(c.funcs) - 1; i >= 0; i-- {
 		c.funcs[i]()

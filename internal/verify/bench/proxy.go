@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// proxy stands between one replica and its server, and does to their
-// connections what a network or the end of a process does.
+// proxy sits between one replica and its server, and simulates faults of the network and
+// the end of a process.
 type proxy struct {
 	target   string
 	listener net.Listener
-	dark     atomic.Bool // all traffic is dropped, and nobody is told
+	dark     atomic.Bool // all traffic is dropped silently
 	calls    calls
 
 	watch func() func(piece []byte)
@@ -25,9 +25,9 @@ type proxy struct {
 	wg     sync.WaitGroup
 }
 
-// newProxy listens for connections to the server at a URL. For each of them,
-// watch makes what is called with every piece that it sends to the server; nil:
-// nobody watches.
+// newProxy listens for connections to the server at a URL. For each connection, watch
+// returns a func that is called with every piece that is sent to the server; watch may be
+// nil.
 func newProxy(server string, watch func() func(piece []byte)) (*proxy, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -42,7 +42,7 @@ func newProxy(server string, watch func() func(piece []byte)) (*proxy, error) {
 	return p, nil
 }
 
-// url returns the server's URL, by way of the proxy.
+// url returns the server's URL with the proxy's address.
 func (p *proxy) url(server string) string {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -87,8 +87,8 @@ func (p *proxy) serve(client net.Conn) {
 	})
 }
 
-// forward copies until an end is closed. In the dark it goes on to read, so that
-// neither end finds its peer slow.
+// forward copies until one end is closed. While traffic is dropped it keeps reading, so
+// that neither end blocks.
 func (p *proxy) forward(to io.Writer, from io.Reader, pass func([]byte)) {
 	buf := make([]byte, 16<<10)
 	for {
@@ -105,8 +105,8 @@ func (p *proxy) forward(to io.Writer, from io.Reader, pass func([]byte)) {
 	}
 }
 
-// keep notes connections that are open. It returns false, and closes them, where
-// the proxy is closed.
+// keep registers open connections. If the proxy is closed, it closes them and returns
+// false.
 func (p *proxy) keep(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,30 +132,30 @@ func (p *proxy) drop(conns ...net.Conn) {
 // blackhole drops all traffic from now on, silently.
 func (p *proxy) blackhole() { p.dark.Store(true) }
 
-// close breaks all connections and takes no new ones: what a server sees when
-// its client's process is killed. It returns when no goroutine is left.
+// close breaks all connections and accepts no new ones, like the death of the client's
+// process. It returns when no goroutine is left.
 func (p *proxy) close() {
 	p.listener.Close()
 	p.mu.Lock()
 	p.closed = true
 	for c := range p.conns {
-		c.(*net.TCPConn).SetLinger(0) // a reset, not a farewell
+		c.(*net.TCPConn).SetLinger(0) // close with a reset instead of an orderly shutdown
 		c.Close()
 	}
 	p.mu.Unlock()
 	p.wg.Wait()
 }
 
-// calls notes when a client last began to talk to its server and was answered.
+// calls records when a client's last call began, and the last one that was answered.
 // Pieces that follow each other closely, in either direction, are one call.
 type calls struct {
 	mu      sync.Mutex // guards the fields below
-	began   time.Time  // of the call that goes on, or of the last
+	began   time.Time  // start of the current or last call
 	active  time.Time  // when a piece last passed
-	success time.Time  // when the last call began that was answered
+	success time.Time  // start of the last call that was answered
 }
 
-// quiet is what separates calls. Peers renew every half second or less often.
+// quiet is the pause that separates calls. Peers renew every half second or less often.
 const quiet = 50 * time.Millisecond
 
 func (c *calls) sent(now time.Time) {
@@ -174,8 +174,8 @@ func (c *calls) answered() {
 	c.success = c.began
 }
 
-// unanswered reports whether the last call has had no answer. Whether the server
-// did what it asked for, nobody can tell from here.
+// unanswered reports whether the last call got no answer. In that case it is unknown
+// whether the server did what it was asked for.
 func (c *calls) unanswered() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -81,7 +81,7 @@ func TestAClosedProxyBreaksConnectionsAndTakesNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.close()
-	p.close() // once more does no harm
+	p.close() // a second time is harmless
 	if _, err := ask(conn, "hello\n", 10*time.Second); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("on the old connection: got %v, want a broken one", err)
 	}
@@ -92,7 +92,7 @@ func TestAClosedProxyBreaksConnectionsAndTakesNone(t *testing.T) {
 }
 
 func TestACallBeginsAfterSilenceAndCountsOnceAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // no time passes but what is named
+	synctest.Test(t, func(t *testing.T) { // time passes only where the test says so
 		var c calls
 		began := time.Now().Add(-time.Hour)
 		c.sent(began)

@@ -14,7 +14,7 @@ type record struct {
 	Metric  string  `json:"metric"`
 	Value   float64 `json:"value"`
 	Unit    string  `json:"unit"`
-	N       int     `json:"n"` // of samples behind it
+	N       int     `json:"n"` // number of samples
 }
 
 // report collects the figures of a run. Its methods are safe for concurrent use.
@@ -24,7 +24,7 @@ type report struct {
 	notes   []note
 }
 
-// note is what a table must say beside its figures.
+// note is a remark below a table.
 type note struct {
 	Measure string `json:"measure"`
 	Peer    string `json:"peer"`
@@ -53,7 +53,7 @@ func (r *report) note(measure, peer, text string) {
 	r.notes = append(r.notes, note{measure, peer, text})
 }
 
-// of returns the figures and the notes of one measure.
+// of returns the figures and notes of one measure.
 func (r *report) of(measure string) (records []record, notes []note) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -53,7 +53,7 @@ func writeTable(w io.Writer, records []record, notes []note) error {
 	return err
 }
 
-// rank is the place of a peer in the tables. What is none comes last.
+// rank is the position of a peer in the tables. Unknown names come last.
 func rank(name string) int {
 	i := slices.IndexFunc(peers, func(p peer) bool { return p.name == name })
 	if i < 0 {
@@ -75,7 +75,8 @@ func cell(cells map[[2]string]record, name, metric string) string {
 	return text
 }
 
-// figure writes a number with three digits that count, or all before the point.
+// figure formats a number with three significant digits, or with all digits before the
+// point.
 func figure(v float64) string {
 	decimals := 0
 	switch a := max(v, -v); {

@@ -5,15 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// statements counts what clients ask of a Postgres server, by what they send.
-// It is safe for concurrent use by the connections of a proxy.
+// statements counts the statements and round trips that clients send to a Postgres
+// server. It is safe for concurrent use by the connections of a proxy.
 type statements struct {
 	executed atomic.Int64 // statements: each Query, and each Execute of a prepared one
 	trips    atomic.Int64 // round trips: each Query, and each Sync
 }
 
-// connection returns a func that takes the pieces of one connection, as they
-// come.
+// connection returns a func that takes the pieces of one connection in order.
 func (s *statements) connection() func(piece []byte) {
 	var (
 		pending []byte
@@ -22,8 +21,8 @@ func (s *statements) connection() func(piece []byte) {
 	return func(piece []byte) {
 		pending = append(pending, piece...)
 		for {
-			// Before it is started, a connection's messages have no type: the
-			// startup itself, and questions for encryption that precede it.
+			// The first messages of a connection have no type: requests for encryption
+			// and the startup message.
 			typed := 0
 			if started {
 				typed = 1

@@ -9,9 +9,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// work is what a service does to its store while a lease is held: small writes.
-// Between two handovers it keeps the disk and the processors of a machine that
-// has nothing else to do from falling asleep, for all peers alike.
+// work makes small writes, as a service does while it holds a lease. Between two handovers
+// this keeps the disk and the CPUs of an otherwise idle machine from going to sleep, for
+// all peers alike.
 type work struct {
 	write func(ctx context.Context) error
 	close func()
@@ -32,7 +32,7 @@ func startWork(ctx context.Context, p peer, url string) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := fmt.Sprintf("bench_work_%d", conn.PgConn().PID()) // each its own: some begin at the same time
+	table := fmt.Sprintf("bench_work_%d", conn.PgConn().PID()) // a separate one for each, because several may start at the same time
 	_, err = conn.Exec(ctx, fmt.Sprintf(`CREATE TABLE %s (n bigint); INSERT INTO %[1]s VALUES (0)`, table))
 	if err != nil {
 		conn.Close(ctx)

@@ -14,15 +14,15 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// backend is a replica's way to its database: the store, and the ledger beside
-// it, a table in which each write notes for which term it is.
+// backend is a replica's access to its database: the store and the ledger, a table
+// in which each write records the term that it belongs to.
 type backend interface {
 	store() tenure.Store
 
-	// fenced writes to the ledger in a fenced transaction, in which it dawdles.
+	// fenced writes to the ledger in a fenced transaction, which it keeps open for a while.
 	fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error
 
-	// unfenced writes to the ledger in the ordinary way.
+	// unfenced writes to the ledger in an ordinary transaction.
 	unfenced(ctx context.Context, term *tenure.Term, note string) error
 
 	close() error
@@ -40,8 +40,8 @@ type postgresBackend struct {
 	pool *pgxpool.Pool
 }
 
-// openPostgres gives the store a pool of its own, or that of the ledger: both are
-// ways to use it.
+// openPostgres gives the store either a pool of its own or that of the ledger, to test
+// both ways of using it.
 func openPostgres(ctx context.Context, cfg replicaConfig) (backend, error) {
 	pool, err := pgxpool.New(ctx, cfg.URL)
 	if err != nil {
@@ -106,8 +106,8 @@ func openSQLite(ctx context.Context, cfg replicaConfig) (backend, error) {
 	return &sqliteBackend{store, db}, nil
 }
 
-// sqliteDSN opens a file as the library does. A wait for a lock does not end with
-// its context.
+// sqliteDSN opens a file as the library does. It needs a busy timeout of its own: a wait
+// for a lock does not end with its context.
 func sqliteDSN(file string, wait time.Duration) string {
 	return fmt.Sprintf("file:%s?_txlock=immediate&_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)",
 		file, wait.Milliseconds())
@@ -115,7 +115,8 @@ func sqliteDSN(file string, wait time.Duration) string {
 
 func (b *sqliteBackend) store() tenure.Store { return b.SQLiteStore }
 
-// fenced does not dawdle for long: the transaction has the file's one write lock.
+// fenced keeps the transaction open only briefly, because it holds the file's only write
+// lock.
 func (b *sqliteBackend) fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error {
 	return b.Fenced(ctx, term, func(tx *sql.Tx) error {
 		time.Sleep(dawdle / 20)

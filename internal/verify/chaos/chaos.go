@@ -17,8 +17,8 @@ import (
 
 const ttl = 1500 * time.Millisecond
 
-// run does all phases, one after the other, and reports. Its error says that a
-// promise was broken, or that the run failed.
+// run runs all phases one after the other and prints a report. It returns an error if a
+// promise was broken or the run itself failed.
 func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64, only *regexp.Regexp) (err error) {
 	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", seed, duration, ttl)
 	dir, err := os.MkdirTemp("", "tenure-chaos-")
@@ -35,7 +35,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 	phases := []struct {
 		name   string
 		expiry tenure.ExpiryPolicy
-		share  int // of a hundred
+		share  int // percent of the duration
 		open   func(context.Context) (database, error)
 	}{
 		{"postgres", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The replicas of a test are this very program.
+// TestMain makes this test binary serve as the replicas' program too.
 func TestMain(m *testing.M) {
 	if replica := os.Getenv(replicaEnv); replica != "" {
 		beReplica(replica)
@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestNoPromiseIsBrokenInAMinuteOfFaults(t *testing.T) {
+func TestNoPromiseIsBrokenDuringAMinuteOfFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}

@@ -17,19 +17,19 @@ type result struct {
 	phase      string
 	faults     map[string]int
 	terms      int
-	writes     int // fenced, that were committed
-	late       int // unfenced, that were committed when the term was over
+	writes     int // fenced writes that were committed
+	late       int // unfenced writes that were committed after their term was over
 	operations int
-	doubtful   int // operations of unknown outcome
-	registers  int // whose history was judged
-	undecided  int // that took too long to judge
-	renewals   int // that a replica was told had succeeded
+	doubtful   int // operations with an unknown outcome
+	registers  int // registers whose history was checked
+	undecided  int // registers whose history took too long to check
+	renewals   int // renewals that were reported to a replica as successful
 	crowd      int // terms of other leases
-	together   int // begins and ends of those, that were committed with others
+	together   int // beginnings and ends of those that were committed together with others
 	overlaps   map[string]int
-	longest    map[string]time.Duration // overlap
-	handovers  []time.Duration          // from the end of a job to the begin of the next, by a release
-	failovers  []time.Duration          // from the kill of the holder to the begin of the next job
+	longest    map[string]time.Duration // longest overlap, by excuse
+	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
+	failovers  []time.Duration          // from the kill of the holder to the start of the next job
 	recoveries []time.Duration          // from the end of a fault until a job runs
 	violations []string
 }
@@ -38,7 +38,7 @@ func (r *result) violate(format string, args ...any) {
 	r.violations = append(r.violations, r.phase+": "+fmt.Sprintf(format, args...))
 }
 
-// check judges a phase by what it has left.
+// check checks a phase by its histories and the database's content.
 func check(p *phase, a *audit) *result {
 	r := &result{phase: p.name, faults: map[string]int{}, overlaps: map[string]int{}, longest: map[string]time.Duration{}}
 	for _, f := range p.record.faults {
@@ -50,7 +50,7 @@ func check(p *phase, a *audit) *result {
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
-		r.violate("the file was removed, and all were started anew; the last token is %d, after %d", after, before)
+		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
 	}
 	r.checkAcknowledged(p, a)
 	r.checkRegisters(p, a)
@@ -64,10 +64,10 @@ func check(p *phase, a *audit) *result {
 	return r
 }
 
-// checkLedger goes through all that was committed, in its order: tokens rise from
-// term to term, and nothing fenced is committed but in its own term.
+// checkLedger goes through all commits in order: tokens must rise from term to term, and
+// fenced writes must be committed within their own terms.
 func (r *result) checkLedger(ledger []entry) {
-	leases := map[string]string{} // by term
+	leases := map[string]string{} // lease by term
 	for _, e := range ledger {
 		if e.kind == ledgerBegin {
 			leases[e.term] = e.lease
@@ -96,7 +96,7 @@ func (r *result) checkLease(ledger []entry) {
 			greatest, current = max(greatest, e.token), e
 		case ledgerEnd:
 			if e.term != current.term {
-				wrong = "a record is deleted that does not stand"
+				wrong = "a record is deleted that is not the current one"
 			}
 			current = entry{}
 		case ledgerFenced:
@@ -130,7 +130,7 @@ func lines(entries []entry) string {
 	return b.String()
 }
 
-// checkAcknowledged finds what a replica was told is written and is not there.
+// checkAcknowledged looks for writes that were acknowledged to a replica but are missing.
 func (r *result) checkAcknowledged(p *phase, a *audit) {
 	written := map[string]int{}
 	for _, e := range a.ledger {
@@ -144,24 +144,24 @@ func (r *result) checkAcknowledged(p *phase, a *audit) {
 	}
 	for _, e := range p.record.sorted() {
 		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) {
-			r.violate("%s was told at %v that %q is written; it is there %d times", e.Replica, e.At, e.Note, written[e.Note])
+			r.violate("%s was told at %v that %q was written; it occurs %d times", e.Replica, e.At, e.Note, written[e.Note])
 		}
 	}
 }
 
-// checkRenewed looks for renewals that a replica was told had succeeded, although nothing
-// was committed while the call lasted.
+// checkRenewed looks for renewals that were reported to a replica as successful, although
+// nothing was committed during the call.
 func (r *result) checkRenewed(p *phase, a *audit) {
-	const slack = 10 * time.Millisecond // the ledger has whole milliseconds
+	const slack = 10 * time.Millisecond // the ledger's times are in milliseconds
 	since := time.Duration(time.Now().UnixNano()) - monotonic()
-	committed := map[string][]time.Duration{} // by term
+	committed := map[string][]time.Duration{} // times of renewals, by term
 	for _, e := range a.ledger {
 		if e.kind != ledgerRenewed {
 			continue
 		}
 		ms, err := strconv.ParseInt(e.note, 10, 64)
 		if err != nil {
-			r.violate("the ledger has a renewal of term %s at %q", e.term, e.note)
+			r.violate("the ledger has a renewal of term %s at an invalid time %q", e.term, e.note)
 		}
 		committed[e.term] = append(committed[e.term], time.Duration(ms)*time.Millisecond-since)
 	}
@@ -171,7 +171,7 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 		}
 		r.renewals++
 		if !slices.ContainsFunc(committed[e.Term], func(at time.Duration) bool { return e.From-slack <= at && at <= e.At+slack }) {
-			r.violate("%s was told at %v that term %s of %s is renewed, by a call from %v; no renewal was committed meanwhile\n%s",
+			r.violate("%s was told at %v that term %s of %s was renewed by a call that began at %v, but no renewal was committed during the call\n%s",
 				e.Replica, e.At, e.Term, e.Note, e.From, p.around(e.From, e.At))
 		}
 	}
@@ -179,7 +179,7 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 
 // checkSetUp looks for replicas that were told that the database is not set up. Losing
 // the tombstones is the only fault that may cause this, and only for a moment: a replica
-// must find out that they are gone and do everything without them. That takes longer
+// must notice that they are gone and do everything without them. That may take longer
 // only if the network fails at the same time.
 func (r *result) checkSetUp(p *phase, a *audit) {
 	if !a.fit {
@@ -209,7 +209,7 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 		case latest == nil:
 			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
 		case e.At-since > time.Second && !p.networkFailed(latest.episode):
-			r.violate("%s was told at %v, as %v before already, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
+			r.violate("%s was told at %v, and already %v earlier, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
 			first[of{e.Replica, latest}] = forever // one violation is enough
 		}
 	}
@@ -217,8 +217,8 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 
 func (a *audit) promised(at time.Duration) bool { return a.until == 0 || int64(at) < a.until }
 
-// checkRegisters judges whether what each replica saw of a register can have
-// happened in some order.
+// checkRegisters checks that the history of each register is linearizable: there must be
+// an order of the operations that explains what all replicas saw.
 func (r *result) checkRegisters(p *phase, a *audit) {
 	histories := map[string][]porcupine.Operation{}
 	begun := map[string]event{}
@@ -240,7 +240,7 @@ func (r *result) checkRegisters(p *phase, a *audit) {
 			begun[name(e)] = e
 		case answer:
 			begin, o := begun[name(e)], *e.Op
-			if !a.promised(e.At) { // nobody knows of which file the answer tells
+			if !a.promised(e.At) { // it is unknown which file the answer is about
 				o.Outcome = unknown
 			}
 			add(begin.At, e.At, o)
@@ -285,7 +285,7 @@ func told(history []porcupine.Operation) string {
 	return b.String()
 }
 
-// For what an overlap of two jobs is excused by the README.
+// Excuses for an overlap of two jobs, which the README documents.
 const (
 	excusePause   = "a process was paused"
 	excuseStall   = "this machine stalled a process"
@@ -293,7 +293,7 @@ const (
 	excuseRemoved = "the file was removed"
 )
 
-// checkOverlaps looks for moments at which two jobs run.
+// checkOverlaps looks for times at which two jobs ran.
 func (r *result) checkOverlaps(p *phase, jobs []job) {
 	for i, a := range jobs {
 		for _, b := range jobs[i+1:] {
@@ -302,12 +302,12 @@ func (r *result) checkOverlaps(p *phase, jobs []job) {
 			}
 			to := min(a.to, b.to)
 			if a.replica == b.replica {
-				r.violate("%s runs two jobs at once, from %v to %v: tokens %d and %d", a.replica, b.from, to, a.token, b.token)
+				r.violate("%s ran two jobs at the same time, from %v to %v: tokens %d and %d", a.replica, b.from, to, a.token, b.token)
 				continue
 			}
 			why := p.excuse(a.from, span{a.replica, b.from, to}, span{b.replica, b.from, to})
 			if why == "" {
-				r.violate("jobs overlap for %v from %v: of %s, token %d from %v to %v, and of %s, token %d from %v to %v\n%s",
+				r.violate("jobs overlapped for %v from %v: that of %s, token %d, ran from %v to %v, and that of %s, token %d, from %v to %v\n%s",
 					to-b.from, b.from, a.replica, a.token, a.from, a.to, b.replica, b.token, b.from, b.to, p.around(b.from, to))
 				continue
 			}
@@ -317,10 +317,9 @@ func (r *result) checkOverlaps(p *phase, jobs []job) {
 	}
 }
 
-// excuse returns what the overlap of two jobs is excused by; nothing where it is
-// not.
+// excuse returns the excuse for the overlap of two jobs; empty if there is none.
 func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
-	// A job that was paused is told when it goes on, and may take its time.
+	// A paused job is told to return when it is resumed, and then may take its time.
 	reaction := p.ttl - p.ttl/30 - p.ttl*2/3
 	for _, f := range p.record.faults {
 		switch {
@@ -344,16 +343,16 @@ func (p *phase) networkFailed(episode int) bool {
 	})
 }
 
-// removalExcuses reports whether an overlap is due to the removal of the file. It may last
-// until every process that had the old file open has ended and its term in the new file
-// has expired.
+// removalExcuses reports whether an overlap is due to the removal of the file. Such an
+// overlap may last until every process that had the old file open has ended and its term
+// in the new file has expired.
 func removalExcuses(f *fault, o span, ttl time.Duration) bool {
 	return f.kind == fileRemoved && (span{from: f.from, to: f.to + ttl}).covers(o.from, o.to)
 }
 
-// clockExcuses reports whether a fault moved the clock that an overlap is due to. A clock
-// that jumps ahead makes the record expire: when it is set, or set right again. The
-// holder, whose term began earlier, finds out when it next renews.
+// clockExcuses reports whether an overlap is due to a fault that moved the clock. A clock
+// that jumps ahead, when it is set wrong or set right again, makes the record expire. The
+// holder, whose term began earlier, notices at its next renewal.
 func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.Duration) bool {
 	if f.kind != clockMoved || p.expiry != tenure.StoreClock {
 		return false
@@ -363,8 +362,8 @@ func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.D
 	})
 }
 
-// excusePauses excuses an overlap that ends soon after a pause of a replica in which
-// it began. One that was stopped may be stopped again before it has reacted.
+// excusePauses excuses an overlap that began during a pause of the replica and ended soon
+// after it. A replica may be stopped again before it has reacted.
 func (p *phase) excusePauses(o span, reaction time.Duration) string {
 	for _, pause := range p.record.sortedPauses() {
 		stopped := p.stopped(pause)
@@ -381,17 +380,17 @@ func (p *phase) excusePauses(o span, reaction time.Duration) string {
 	return ""
 }
 
-// ran reports whether a replica was not kept from running meanwhile.
+// ran reports whether a replica was running all of that time.
 func (p *phase) ran(replica string, from, to time.Duration) bool {
 	return !slices.ContainsFunc(p.record.pauses, func(pause span) bool {
 		return pause.replica == replica && pause.from < to && from < pause.to
 	})
 }
 
-// clockSlack is how long before or after it was noted the clock may have been set.
+// clockSlack is how far the noted time of a clock change may be off.
 const clockSlack = 500 * time.Millisecond
 
-// stopped reports whether a pause was one of the faults.
+// stopped reports whether a pause was one of the injected faults.
 func (p *phase) stopped(pause span) bool {
 	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
 		return f.kind == paused && strings.Contains(f.target, pause.replica) &&
@@ -399,7 +398,7 @@ func (p *phase) stopped(pause span) bool {
 	})
 }
 
-// around tells what happened at about a time.
+// around describes what happened at about that time.
 func (p *phase) around(from, to time.Duration) string {
 	from, to = from-p.ttl, to+p.ttl
 	var b strings.Builder
@@ -425,7 +424,7 @@ func (p *phase) around(from, to time.Duration) string {
 }
 
 // checkKept looks for replicas that lost their lease while the server was full, although
-// nobody broke their connections.
+// their connections had not been broken.
 func (r *result) checkKept(p *phase, jobs []job) {
 	for _, f := range p.record.faults {
 		if f.kind != serverFull || !p.alone(f) {
@@ -434,7 +433,7 @@ func (r *result) checkKept(p *phase, jobs []job) {
 		for _, j := range jobs {
 			lost := strings.Contains(j.cause, tenure.ErrDeadline.Error()) || strings.Contains(j.cause, tenure.ErrLost.Error())
 			if lost && j.from < f.from && f.from < j.to && j.to <= f.to && !strings.Contains(f.target, j.replica) && p.ran(j.replica, f.from, j.to) {
-				r.violate("%s has lost its term with token %d at %v: %s; the server was full, and its connections were good\n%s",
+				r.violate("%s lost its term with token %d at %v: %s; the server was full, but its connections were good\n%s",
 					j.replica, j.token, j.to, j.cause, p.around(f.from, f.to))
 			}
 		}
@@ -450,27 +449,27 @@ func (p *phase) alone(f *fault) bool {
 }
 
 // unanswered reports whether the holder, at about the time of a fault, had sent a renewal
-// that it was not told had succeeded.
+// whose success was not reported to it.
 func (p *phase) unanswered(f *fault) bool {
 	return slices.ContainsFunc(p.record.sorted(), func(e event) bool {
 		return e.Kind == notRenewed && strings.Contains(f.target, e.Term) && f.from-p.ttl/2 < e.At && e.At < f.from+p.ttl/2
 	})
 }
 
-// checkRecoveries looks whether somebody held the lease in time after each fault,
-// or after the last of those that were done at the same time.
+// checkRecoveries checks that a replica held the lease in time after each fault, or after
+// the last of several simultaneous ones.
 func (r *result) checkRecoveries(p *phase, jobs []job) {
 	for _, f := range p.record.faults {
 		if slices.ContainsFunc(p.record.faults, func(g *fault) bool {
 			return g.episode == f.episode && f.to < g.to
 		}) {
-			continue // another one goes on
+			continue // another one lasts longer
 		}
-		allowed := p.ttl + max(time.Second, 3*p.began) // the latter where the machine has much else to do
+		allowed := p.ttl + max(time.Second, 3*p.began) // the latter on a busy machine
 		jobs := jobs
 		switch f.kind {
 		case clockMoved:
-			allowed += p.ttl // as promised where the clock is set back
+			allowed += p.ttl // as promised if the clock is set back
 		case renewedByCopy:
 			if !p.alone(f) || p.unanswered(f) { // the holder may take the copy's write for its own
 				continue
@@ -494,8 +493,8 @@ func (r *result) checkRecoveries(p *phase, jobs []job) {
 }
 
 // recovery returns for how long nobody held the lease after a fault, and from when on. A
-// job that runs at its end may be one that is about to end for it: then the time
-// after that counts, unless another fault comes in between.
+// job that is running when the fault ends may be about to end because of it: then the time
+// after that job counts, unless another fault comes in between.
 func (p *phase) recovery(f *fault, jobs []job, allowed time.Duration) (free, took time.Duration) {
 	free = f.to
 	for _, j := range jobs {
@@ -520,7 +519,7 @@ func (p *phase) recovery(f *fault, jobs []job, allowed time.Duration) (free, too
 	return free, forever
 }
 
-// stalledFor returns for how long this machine did not let some process run.
+// stalledFor returns for how long this machine kept some process from running.
 func (p *phase) stalledFor(from, to time.Duration) (stalled time.Duration) {
 	until := from
 	for _, pause := range p.record.sortedPauses() {
@@ -532,7 +531,7 @@ func (p *phase) stalledFor(from, to time.Duration) (stalled time.Duration) {
 	return stalled
 }
 
-// checkEnds looks for what replicas left behind that ended in order.
+// checkEnds looks for what replicas left behind although they shut down properly.
 func (r *result) checkEnds(p *phase, a *audit) {
 	for _, e := range p.record.sorted() {
 		switch e.Kind {
@@ -542,7 +541,7 @@ func (r *result) checkEnds(p *phase, a *audit) {
 			if !p.ran(e.Replica, e.From, e.At) {
 				continue
 			}
-			r.violate("%s: the job with token %d did not return in %v\n%s", e.Replica, e.Token, e.At-e.From, p.around(e.From, e.At))
+			r.violate("%s: the job with token %d did not return within %v\n%s", e.Replica, e.Token, e.At-e.From, p.around(e.From, e.At))
 		}
 	}
 	for _, c := range a.connections {
@@ -550,8 +549,8 @@ func (r *result) checkEnds(p *phase, a *audit) {
 	}
 }
 
-// measure takes the times of handovers and failovers. Those during which there was
-// another fault tell of that one, and are left out.
+// measure records the durations of handovers and failovers. It leaves out those during
+// which there was another fault, because that affects them.
 func (r *result) measure(p *phase, jobs []job, a *audit) {
 	released := map[string]bool{}
 	for _, e := range a.ledger {

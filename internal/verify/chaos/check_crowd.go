@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// checkCrowd judges the leases that many workers hold by turns: what they were told is
-// in the ledger, and no two of them saw a term of the same lease valid at one moment.
+// checkCrowd checks the leases that many workers hold in turn: the ledger must agree with
+// what the workers were told, and no two workers may see valid terms of the same lease at
+// the same time.
 func (r *result) checkCrowd(p *phase, a *audit) {
 	r.checkTold(p, a)
 	r.checkHeld(p)
 	if a.groups && r.crowd > 100 && r.together == 0 {
-		r.violate("of %d terms none began or ended together with others: no group was tried", r.crowd)
+		r.violate("none of %d terms began or ended together with others, so groups were not tested", r.crowd)
 	}
 }
 
@@ -35,7 +36,7 @@ func (r *result) checkHeld(p *phase) {
 				if !slices.ContainsFunc(p.record.faults, func(f *fault) bool {
 					return p.clockExcuses(f, a.From, overlap, crowdTTL) || removalExcuses(f, overlap, crowdTTL)
 				}) {
-					r.violate("%s is held by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
+					r.violate("%s was held by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
 						lease, a.Replica, a.Token, a.From, a.At, b.Replica, b.Token, b.From, b.At, p.around(b.From, b.From))
 				}
 			}
@@ -43,8 +44,8 @@ func (r *result) checkHeld(p *phase) {
 	}
 }
 
-// checkTold compares what the workers were told with what was committed. A release
-// is not durable when it is answered.
+// checkTold compares what the workers were told with what was committed. A release is not
+// yet durable when it is answered.
 func (r *result) checkTold(p *phase, a *audit) {
 	begins, ends, writes := map[string][]entry{}, map[string]int{}, map[string]int{}
 	for _, e := range a.ledger {
@@ -64,15 +65,15 @@ func (r *result) checkTold(p *phase, a *audit) {
 		switch e.Kind {
 		case held:
 			if b := begins[e.Term]; len(b) != 1 || b[0].lease != e.Note || b[0].token != e.Token {
-				r.violate("%s was told that it holds %s, term %s with token %d; there is %v", e.Replica, e.Note, e.Term, e.Token, b)
+				r.violate("%s was told that it holds %s, term %s with token %d; the ledger has %v", e.Replica, e.Note, e.Term, e.Token, b)
 			}
 		case released:
 			if ends[e.Term] != 1 && !p.serverStopped(e.At) {
-				r.violate("%s was told at %v that term %s of %s is released; there are %d ends of it", e.Replica, e.At, e.Term, e.Note, ends[e.Term])
+				r.violate("%s was told at %v that term %s of %s was released; the ledger has %d ends of it", e.Replica, e.At, e.Term, e.Note, ends[e.Term])
 			}
 		case notReleased:
 			if ends[e.Term] != 0 {
-				r.violate("%s was told at %v that term %s of %s is lost, and it was released", e.Replica, e.At, e.Term, e.Note)
+				r.violate("%s was told at %v that term %s of %s was lost, although it was released", e.Replica, e.At, e.Term, e.Note)
 			}
 		}
 	}
@@ -83,7 +84,7 @@ func (r *result) checkTold(p *phase, a *audit) {
 	}
 }
 
-// serverStopped reports whether the server lost soon after what it had not written.
+// serverStopped reports whether the server soon afterwards lost what it had not written.
 func (p *phase) serverStopped(at time.Duration) bool {
 	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
 		return (f.kind == stoppedImmediate || f.kind == tombstonesCrashed) && f.from-time.Second < at && at < f.to

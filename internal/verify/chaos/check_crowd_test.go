@@ -7,7 +7,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-func TestTwoTermsOfOneLeaseAtATimeAreFound(t *testing.T) {
+func TestOverlappingTermsOfOneLeaseAreFound(t *testing.T) {
 	const s = time.Second
 	term := func(replica, lease string, from, to time.Duration) event {
 		return event{Kind: held, Replica: replica, Note: lease, From: from, At: to}
@@ -19,14 +19,14 @@ func TestTwoTermsOfOneLeaseAtATimeAreFound(t *testing.T) {
 		expiry tenure.ExpiryPolicy
 		want   int
 	}{
-		"by turns":             {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
+		"in turn":              {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
 		"of two leases":        {[]event{term("a", "x", 1*s, 3*s), term("b", "y", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
-		"at a time":            {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
+		"at the same time":     {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
 		"one within another":   {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
 		"the clock was moved":  {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
-		"and nobody cares":     {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
+		"with Observed expiry": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
 		"the file was removed": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 1 * s, to: 2 * s}}, tenure.StoreClock, 0},
-		"but later":            {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.StoreClock, 1},
+		"removed later":        {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.StoreClock, 1},
 		"moved before both":    {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 1},
 	} {
 		r := &result{}
@@ -37,7 +37,7 @@ func TestTwoTermsOfOneLeaseAtATimeAreFound(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotAsItWasToldIsFound(t *testing.T) {
+func TestAReportThatTheLedgerContradictsIsFound(t *testing.T) {
 	const s = time.Second
 	ledger := []entry{{kind: ledgerBegin, lease: "x", term: "1", token: 1, tx: "a"}, {kind: ledgerEnd, lease: "x", term: "1", tx: "b"}, {kind: ledgerBegin, lease: "y", term: "2", token: 2, tx: "b"}}
 	stopped := []*fault{{kind: stoppedImmediate, from: 5 * s, to: 6 * s}}
@@ -46,17 +46,17 @@ func TestWhatIsNotAsItWasToldIsFound(t *testing.T) {
 		faults []*fault
 		want   int
 	}{
-		"holds":                         {event{Kind: held, Note: "x", Term: "1", Token: 1}, nil, 0},
-		"holds another lease":           {event{Kind: held, Note: "y", Term: "1", Token: 1}, nil, 1},
-		"holds with another token":      {event{Kind: held, Note: "x", Term: "1", Token: 2}, nil, 1},
-		"holds what nobody has written": {event{Kind: held, Note: "x", Term: "3", Token: 3}, nil, 1},
-		"released":                      {event{Kind: released, Note: "x", Term: "1"}, nil, 0},
-		"released what stands":          {event{Kind: released, Note: "y", Term: "2", At: 4 * s}, nil, 1},
-		"and the server was stopped":    {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, stopped, 0},
-		"in a crash without tombstones": {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, []*fault{{kind: tombstonesCrashed, from: 5 * s, to: 6 * s}}, 0},
-		"but later":                     {event{Kind: released, Note: "y", Term: "2", At: 3 * s}, stopped, 1},
-		"lost":                          {event{Kind: notReleased, Note: "y", Term: "2"}, nil, 0},
-		"lost what it has released":     {event{Kind: notReleased, Note: "x", Term: "1"}, nil, 1},
+		"holds":                             {event{Kind: held, Note: "x", Term: "1", Token: 1}, nil, 0},
+		"holds another lease":               {event{Kind: held, Note: "y", Term: "1", Token: 1}, nil, 1},
+		"holds with another token":          {event{Kind: held, Note: "x", Term: "1", Token: 2}, nil, 1},
+		"holds what was never written":      {event{Kind: held, Note: "x", Term: "3", Token: 3}, nil, 1},
+		"released":                          {event{Kind: released, Note: "x", Term: "1"}, nil, 0},
+		"released but not ended":            {event{Kind: released, Note: "y", Term: "2", At: 4 * s}, nil, 1},
+		"... and the server was stopped":    {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, stopped, 0},
+		"... in a crash without tombstones": {event{Kind: released, Note: "y", Term: "2", At: 4500 * time.Millisecond}, []*fault{{kind: tombstonesCrashed, from: 5 * s, to: 6 * s}}, 0},
+		"... but stopped later":             {event{Kind: released, Note: "y", Term: "2", At: 3 * s}, stopped, 1},
+		"lost":                              {event{Kind: notReleased, Note: "y", Term: "2"}, nil, 0},
+		"lost after its release":            {event{Kind: notReleased, Note: "x", Term: "1"}, nil, 1},
 	} {
 		r := &result{}
 		r.checkTold(&phase{record: &record{events: []event{test.told}, faults: test.faults}}, &audit{ledger: ledger})

@@ -14,11 +14,11 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 		ledger []entry
 		want   int
 	}{
-		"in its term":        {[]entry{term(ledgerBegin, "a", 1), term(ledgerFenced, "a", 1), term(ledgerEnd, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "b", 2)}, 0},
-		"after the next":     {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "a", 1)}, 1},
-		"after its end":      {[]entry{term(ledgerBegin, "a", 1), term(ledgerEnd, "a", 1), term(ledgerFenced, "a", 1)}, 1},
-		"a token that falls": {[]entry{term(ledgerBegin, "a", 2), term(ledgerEnd, "a", 2), term(ledgerBegin, "b", 2)}, 1},
-		"unfenced":           {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerUnfenced, "a", 1)}, 0},
+		"in its term":          {[]entry{term(ledgerBegin, "a", 1), term(ledgerFenced, "a", 1), term(ledgerEnd, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "b", 2)}, 0},
+		"after the next began": {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerFenced, "a", 1)}, 1},
+		"after its end":        {[]entry{term(ledgerBegin, "a", 1), term(ledgerEnd, "a", 1), term(ledgerFenced, "a", 1)}, 1},
+		"a token that falls":   {[]entry{term(ledgerBegin, "a", 2), term(ledgerEnd, "a", 2), term(ledgerBegin, "b", 2)}, 1},
+		"unfenced":             {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerUnfenced, "a", 1)}, 0},
 	} {
 		r := &result{}
 		r.checkLedger(test.ledger)
@@ -28,7 +28,7 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 	}
 }
 
-func TestOnlyAPauseExcusesAnOverlapAndForNoLonger(t *testing.T) {
+func TestAnOverlapIsExcusedOnlyByAPauseOfThatTime(t *testing.T) {
 	const ms = time.Millisecond
 	first, second := span{"a", 1000 * ms, 3000 * ms}, span{"a", 3002 * ms, 8000 * ms}
 	stop := func(s span) *fault { return &fault{kind: paused, target: s.replica, from: s.from, to: s.to} }
@@ -39,11 +39,11 @@ func TestOnlyAPauseExcusesAnOverlapAndForNoLonger(t *testing.T) {
 		want    string
 	}{
 		"no pause":                {span{"a", 2000 * ms, 2500 * ms}, nil, nil, ""},
-		"another's":               {span{"b", 2000 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
+		"of another":              {span{"b", 2000 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
 		"stopped":                 {span{"a", 2000 * ms, 3400 * ms}, []span{first}, []*fault{stop(first)}, excusePause},
 		"stalled":                 {span{"a", 2000 * ms, 3400 * ms}, []span{first}, nil, excuseStall},
 		"too long after":          {span{"a", 2000 * ms, 3500 * ms}, []span{first}, []*fault{stop(first)}, ""},
-		"begun before":            {span{"a", 900 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
+		"began before":            {span{"a", 900 * ms, 2500 * ms}, []span{first}, []*fault{stop(first)}, ""},
 		"stopped again":           {span{"a", 2000 * ms, 8400 * ms}, []span{second, first}, []*fault{stop(first), stop(second)}, excusePause},
 		"stopped and stalled":     {span{"a", 2000 * ms, 8400 * ms}, []span{first, second}, []*fault{stop(first)}, excuseStall},
 		"stalled again and again": {span{"a", 2000 * ms, 8400 * ms}, []span{first, second}, nil, ""},
@@ -55,7 +55,7 @@ func TestOnlyAPauseExcusesAnOverlapAndForNoLonger(t *testing.T) {
 	}
 }
 
-func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
+func TestALeaseWithoutAHolderAfterAFaultIsFound(t *testing.T) {
 	const s = time.Second
 	jobs := func(spans ...span) (jobs []job) {
 		for _, span := range spans {
@@ -77,20 +77,20 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 		pauses []span
 		want   int
 	}{
-		"held on":                     {jobs(span{"a", 1 * s, 99 * s}), []*fault{cut}, nil, 0},
-		"held soon":                   {jobs(span{"a", 1 * s, 9 * s}, span{"b", 12 * s, 99 * s}), []*fault{cut}, nil, 0},
-		"held too late":               {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, nil, 1},
-		"never":                       {jobs(span{"a", 1 * s, 9 * s}), []*fault{cut}, nil, 1},
-		"ends for it, held soon":      {jobs(span{"a", 1 * s, 11 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, nil, 0},
-		"ends for it, held too late":  {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, nil, 1},
-		"but another fault came":      {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut, next}, nil, 0},
-		"the machine stalled":         {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, []span{stall("a")}, 0},
-		"a copy ends the term":        {[]job{of("x", 1*s, 11*s), of("y", 12*s, 99*s)}, []*fault{copied}, nil, 0},
-		"a copy ends it too late":     {[]job{of("x", 1*s, 11*s), of("y", 13*s, 99*s)}, []*fault{copied}, nil, 1},
-		"a copy does not end it":      {[]job{of("x", 1*s, 99*s)}, []*fault{copied}, nil, 1},
-		"an answer was lost":          {[]job{of("z", 1*s, 99*s)}, []*fault{{kind: renewedByCopy, target: "term z", from: 10 * s, to: 10 * s}}, nil, 0},
-		"an answer may be lost":       {[]job{of("x", 1*s, 99*s)}, []*fault{copied, {kind: "network hangs", from: 9 * s, to: 10 * s, episode: 1}}, nil, 0},
-		"all at once is not for long": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
+		"held on":                        {jobs(span{"a", 1 * s, 99 * s}), []*fault{cut}, nil, 0},
+		"held soon":                      {jobs(span{"a", 1 * s, 9 * s}, span{"b", 12 * s, 99 * s}), []*fault{cut}, nil, 0},
+		"held too late":                  {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, nil, 1},
+		"never held":                     {jobs(span{"a", 1 * s, 9 * s}), []*fault{cut}, nil, 1},
+		"job ends, held soon":            {jobs(span{"a", 1 * s, 11 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, nil, 0},
+		"job ends, held too late":        {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, nil, 1},
+		"... but another fault came":     {jobs(span{"a", 1 * s, 11 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut, next}, nil, 0},
+		"the machine stalled":            {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, []span{stall("a")}, 0},
+		"a copy ends the term":           {[]job{of("x", 1*s, 11*s), of("y", 12*s, 99*s)}, []*fault{copied}, nil, 0},
+		"a copy ends it too late":        {[]job{of("x", 1*s, 11*s), of("y", 13*s, 99*s)}, []*fault{copied}, nil, 1},
+		"a copy does not end it":         {[]job{of("x", 1*s, 99*s)}, []*fault{copied}, nil, 1},
+		"an answer was lost":             {[]job{of("z", 1*s, 99*s)}, []*fault{{kind: renewedByCopy, target: "term z", from: 10 * s, to: 10 * s}}, nil, 0},
+		"an answer may be lost":          {[]job{of("x", 1*s, 99*s)}, []*fault{copied, {kind: "network hangs", from: 9 * s, to: 10 * s, episode: 1}}, nil, 0},
+		"simultaneous stalls count once": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
 	} {
 		r := &result{}
 		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{events: []event{lost}, faults: test.faults, pauses: test.pauses}}, test.jobs)
@@ -100,7 +100,7 @@ func TestALeaseThatNobodyHoldsAfterAFaultIsFound(t *testing.T) {
 	}
 }
 
-func TestARenewalThatWasNotCommittedIsFound(t *testing.T) {
+func TestAnUncommittedRenewalIsFound(t *testing.T) {
 	const s = time.Second
 	since := time.Duration(time.Now().UnixNano()) - monotonic()
 	committed := entry{kind: ledgerRenewed, term: "a", note: strconv.FormatInt((since + 10*s).Milliseconds(), 10)}
@@ -125,7 +125,7 @@ func TestARenewalThatWasNotCommittedIsFound(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatStaysUnfitIsFound(t *testing.T) {
+func TestALastingSetUpErrorIsFound(t *testing.T) {
 	const s = time.Second
 	told := func(replica string, at time.Duration) event {
 		return event{Kind: setUpError, Replica: replica, At: at}
@@ -137,12 +137,12 @@ func TestADatabaseThatStaysUnfitIsFound(t *testing.T) {
 		faults []*fault
 		want   int
 	}{
-		"for no reason":      {[]event{told("a", 4*s)}, []*fault{dropped}, 1},
-		"found out":          {[]event{told("a", 6*s), told("a", 7*s), told("b", 8*s), told("b", 9*s)}, []*fault{dropped}, 0},
-		"again and again":    {[]event{told("a", 6*s), told("a", 8*s), told("a", 9*s)}, []*fault{dropped}, 1},
-		"each time of new":   {[]event{told("a", 6*s), told("a", 16*s)}, []*fault{dropped, again}, 0},
-		"by a slow network":  {[]event{told("a", 6*s), told("a", 8*s)}, []*fault{dropped, {kind: networkFault + "slow", from: 5 * s, to: 9 * s}}, 0},
-		"not of another one": {[]event{told("a", 6*s)}, []*fault{{kind: serverFull, from: 5 * s, to: 7 * s}}, 1},
+		"without a fault":             {[]event{told("a", 4*s)}, []*fault{dropped}, 1},
+		"noticed once":                {[]event{told("a", 6*s), told("a", 7*s), told("b", 8*s), told("b", 9*s)}, []*fault{dropped}, 0},
+		"repeatedly":                  {[]event{told("a", 6*s), told("a", 8*s), told("a", 9*s)}, []*fault{dropped}, 1},
+		"once per fault":              {[]event{told("a", 6*s), told("a", 16*s)}, []*fault{dropped, again}, 0},
+		"with a slow network":         {[]event{told("a", 6*s), told("a", 8*s)}, []*fault{dropped, {kind: networkFault + "slow", from: 5 * s, to: 9 * s}}, 0},
+		"after another kind of fault": {[]event{told("a", 6*s)}, []*fault{{kind: serverFull, from: 5 * s, to: 7 * s}}, 1},
 	} {
 		r := &result{}
 		r.checkSetUp(&phase{record: &record{events: test.events, faults: test.faults}}, &audit{fit: true})
@@ -152,7 +152,7 @@ func TestADatabaseThatStaysUnfitIsFound(t *testing.T) {
 	}
 }
 
-func TestATermThatEndsThoughItsConnectionsAreGoodIsFound(t *testing.T) {
+func TestATermThatEndsAlthoughItsConnectionsAreGoodIsFound(t *testing.T) {
 	const s = time.Second
 	full := func(target string) *fault { return &fault{kind: serverFull, target: target, from: 5 * s, to: 9 * s} }
 	late := tenure.ErrDeadline.Error()

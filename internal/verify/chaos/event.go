@@ -9,31 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What an event tells.
+// Kinds of events.
 const (
 	jobStarted  = "job started"
 	jobStopped  = "job stopped"
-	jobStuck    = "job stuck" // was told to return at From
-	operation   = "operation" // begins
-	answer      = "answer"    // to an operation
+	jobStuck    = "job stuck" // it was told to return at From
+	operation   = "operation" // an operation begins
+	answer      = "answer"    // of an operation
 	acknowledge = "acknowledged"
-	stalled     = "stalled" // the process did not run, since From
-	renewed     = "renewed" // by a call from From to At
+	stalled     = "stalled" // the process did not run since From
+	renewed     = "renewed" // by a call that lasted from From to At
 	notRenewed  = "not renewed"
 	setUpError  = "set-up error"
 	leaked      = "leaked"
-	ended       = "ended" // in order, and nothing was left behind
+	ended       = "ended" // properly, with nothing left behind
 	killed      = "killed"
 
-	// Of the other leases.
+	// Kinds of events of the other leases.
 	held        = "held" // from From to At
 	released    = "released"
-	notReleased = "not released" // for it was lost
+	notReleased = "not released" // because it was lost
 )
 
-// event is what happened in one replica, a line of its history.
+// event is something that happened in one replica, a line of its history.
 type event struct {
-	At      time.Duration `json:"at"` // on the clock of [monotonic]
+	At      time.Duration `json:"at"` // by the clock of [monotonic]
 	Replica string        `json:"replica"`
 	Kind    string        `json:"kind"`
 	From    time.Duration `json:"from,omitempty"`
@@ -43,8 +43,8 @@ type event struct {
 	Op      *op           `json:"op,omitempty"`
 }
 
-// monotonic returns the time of a clock that all processes of the host share and
-// that nobody can set.
+// monotonic returns the time of a clock that all processes of the host share and that
+// can't be set.
 func monotonic() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -53,8 +53,8 @@ func monotonic() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// eventWriter writes each event at once: what happened before a process is killed
-// is known.
+// eventWriter writes each event immediately, so that nothing is lost if the process is
+// killed.
 type eventWriter struct {
 	replica string
 
@@ -73,5 +73,5 @@ func (w *eventWriter) write(e event) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.to.Write(append(line, '\n')) // who reads it may be gone, and ends this process
+	w.to.Write(append(line, '\n')) // if the reader is gone, this process ends anyway
 }

@@ -14,8 +14,8 @@ const (
 
 type ending = func() (time.Duration, error)
 
-// processFaults are those that need no more than processes. The last two are
-// none, but hand the lease over.
+// processFaults are the faults that need nothing but processes. Some are not really
+// faults, but hand the lease over.
 var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
@@ -23,8 +23,8 @@ var processFaults = []faultKind{
 	{name: "resign", group: "process", weight: 6, passes: true, begin: resign},
 }
 
-// kill kills one replica or more. The fault ends at once: somebody else can take
-// over. At its end they are started anew.
+// kill kills one replica or more. The fault ends immediately, because another replica can
+// take over. At its end the killed ones are restarted.
 func kill(_ context.Context, p *phase) (string, ending, error) {
 	victims := p.victims(1 + p.rand.IntN(2))
 	var last time.Duration
@@ -58,7 +58,7 @@ func startAll(processes []*process) error {
 }
 
 // renewByCopy does once what a copy of the holder's process or machine would do: it renews
-// the record without changing it. The holder must notice at its next renewal and end its
+// the record without changing its payload. The holder must notice at its next renewal and end its
 // term. Nobody renews the record after that, so the next term must begin once it expires.
 func renewByCopy(renew func(context.Context) (term string, err error)) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
@@ -80,7 +80,7 @@ func stop(_ context.Context, p *phase) (string, ending, error) {
 	return names(victims), end, err
 }
 
-// freeze stops processes. Its ending lets them go on.
+// freeze stops processes, and resumes them at its end.
 func freeze(p *phase, victims []*process) (ending, error) {
 	from := monotonic()
 	signal := func(s syscall.Signal) (err error) {

@@ -14,7 +14,7 @@ const (
 	clockMoved       = "clock moved"
 	stoppedImmediate = "server stopped (immediate)"
 	serverFull       = "server full"
-	networkFault     = "network " // is how the names of these begin
+	networkFault     = "network " // prefix of the names of network faults
 )
 
 func (db *postgres) kinds() []faultKind {
@@ -53,7 +53,7 @@ func (db *postgres) kinds() []faultKind {
 
 func (p *phase) upTo(d time.Duration) time.Duration { return time.Duration(p.rand.Int64N(int64(d))) }
 
-// network does something to the connections of one replica, some, or all.
+// network does something to the connections of one, several or all replicas.
 func network(change func(p *phase, w *weather)) func(context.Context, *phase) (string, ending, error) {
 	return func(_ context.Context, p *phase) (string, ending, error) {
 		victims := p.victims(1 + p.rand.IntN(replicas))
@@ -84,7 +84,7 @@ func (db *postgres) stop(mode string) func(context.Context, *phase) (string, end
 	}
 }
 
-// moveClock sets the clock forward or back, and at the end right again.
+// moveClock sets the clock forward or back, and right again at its end.
 func (db *postgres) moveClock(ctx context.Context, p *phase) (string, ending, error) {
 	ahead := time.Second + p.upTo(12*time.Hour)
 	if p.rand.IntN(2) == 0 {
@@ -116,7 +116,7 @@ func (db *postgres) lock(ctx context.Context, p *phase) (string, ending, error) 
 	}, err
 }
 
-// renewAsCopy renews the lease's record without changing it, and returns its term.
+// renewAsCopy renews the lease's record without changing its payload, and returns its term.
 func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
 	conn, err := db.connect(ctx)
 	if err != nil {
@@ -130,9 +130,9 @@ func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
 	return term, err
 }
 
-// fill takes all connections that the server has for the replicas, for as long as
-// it lasts, and breaks some of those that the replicas have. Replicas whose connections
-// it does not break cannot open new ones, although their old ones exceed their lifetime.
+// fill takes all connections that the server has left for the replicas, and breaks some of
+// those that the replicas have. The other replicas can't open new connections, although
+// their old ones exceed their lifetime.
 func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) {
 	filling, stop := context.WithCancel(ctx)
 	filled := make(chan error, 1)

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// tombstonesSpoilt is how the names of the faults begin that make the table of
-	// tombstones unusable while the replicas run. They must find out and go on without it.
+	// tombstonesSpoilt is the prefix of the names of faults that make the table of
+	// tombstones unusable while the replicas run. They must notice and go on without it.
 	tombstonesSpoilt = "tombstones "
 
 	tombstonesCrashed = tombstonesSpoilt + "unlogged, and a crash"
@@ -47,9 +47,9 @@ func (db *postgres) tombstoneKinds() []faultKind {
 	}
 }
 
-// spoilTombstones makes the table unusable until it is mended. Half of the time the lease
+// spoilTombstones makes the table unusable until it is repaired. Half of the time the lease
 // is free at that moment, and one of the replicas, which have all seen the table, must
-// create it without; otherwise the holder must release it without.
+// acquire the lease without it; otherwise the holder must release the lease without it.
 func spoilTombstones(ctx context.Context, p *phase, spoil, mend func(context.Context) error) (string, ending, error) {
 	before := p.rand.IntN(2) == 0
 	goOn, start := func() error { return nil }, func() error { return nil }
@@ -71,8 +71,8 @@ func spoilTombstones(ctx context.Context, p *phase, spoil, mend func(context.Con
 	return target, func() (time.Duration, error) { return at, errors.Join(mend(ctx), start()) }, err
 }
 
-// leaveFree terminates the holder while all others are stopped, so that nobody takes the
-// lease until goOn is called. start starts the terminated one again.
+// leaveFree terminates the holder while all other replicas are stopped, so that none takes
+// the lease until goOn is called. start restarts the terminated one.
 func leaveFree(p *phase) (goOn, start func() error, err error) {
 	var holders, others []*process
 	running := p.record.holders()

@@ -1,36 +1,35 @@
 package main
 
-// Kinds of rows in the ledger. Triggers on the lease's object write when a term
-// begins, when it is renewed and when its record is deleted, each in the transaction
-// that does it.
+// Kinds of rows in the ledger. Triggers on the lease's object add a row when a term
+// begins, when it is renewed and when its record is deleted, in the same transaction.
 const (
 	ledgerBegin    = "begin"
 	ledgerEnd      = "end"
 	ledgerFenced   = "fenced"
 	ledgerUnfenced = "unfenced"
 	ledgerRenewed  = "renewed" // the note is the time in Unix milliseconds by this host's clock
-	ledgerHurried  = "hurried" // an object was written by a call that had hardly any time
+	ledgerHurried  = "hurried" // an object was written by a call with hardly any time
 )
 
 // entry is one row of the ledger.
 type entry struct {
 	kind  string
-	lease string // of a begin and an end
+	lease string // of a beginning or an end of a term
 	term  string
 	token int64
 	note  string
-	at    string // when it was committed, for people
-	tx    string // that wrote it; Postgres only
+	at    string // when it was committed, as text
+	tx    string // the transaction that wrote it; Postgres only
 }
 
-// audit is what a database has at the end of a phase: all that was committed.
+// audit is a database's content at the end of a phase: everything that was committed.
 type audit struct {
 	ledger      []entry           // in the order of the commits
-	anew        []entry           // of the file that came after one that was removed
-	once        map[string]string // the objects that are created once
-	registers   map[string]op     // a last get of each
-	connections []string          // that outlast all replicas
-	groups      bool              // leases write in groups
-	fit         bool              // it is an error of the library to call the database not set up
-	until       int64             // from then on nothing is promised, for the file was replaced; 0: never
+	anew        []entry           // the ledger of the file that replaced the removed one
+	once        map[string]string // payloads of the objects that are created once
+	registers   map[string]op     // the result of a last get of each
+	connections []string          // connections that are still open after all replicas have ended
+	groups      bool              // writes of leases are grouped
+	fit         bool              // the database is set up, and the library must not report otherwise
+	until       int64             // nothing is promised from then on, because the file was replaced; 0 if it was not
 }

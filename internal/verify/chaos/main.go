@@ -1,42 +1,45 @@
-// Command chaos does to replicas of this library what happens to processes,
-// networks and databases, for as long as it is told, and then looks whether each
-// promise was kept. The replicas are processes of their own; Postgres is a
-// server of its own, which each replica reaches through a proxy of its own.
-// It runs on Linux.
+// Command chaos runs replicas of this library while it injects faults into processes,
+// networks and databases, and then checks that every promise was kept. Each replica is a
+// separate process. Postgres is a separate server, which each replica reaches through its
+// own proxy. The command runs on Linux.
 //
-// Afterwards it goes through what the replicas have told and what the databases
-// have: that fencing tokens rise from term to term, and nothing fenced was
-// committed but in its own term, in the order of the commits; that what each
-// replica saw of registers written by compare-and-swap can have happened in some
-// order; that nothing is lost that a replica was told is written, and every renewal that
-// it was told of was committed; that somebody held the lease again within TTL + 1 s of
-// each fault's end (a TTL more where the database's clock was moved), and somebody else
-// where a copy of the holder had renewed the lease; that a full server costs no term of
-// a replica whose connections are good; that no two jobs ran at once; that replicas
-// which ended in order left no goroutine and no connection.
+// Afterwards it checks the events that the replicas reported and the content of the
+// databases:
 //
-// Each replica has workers, too, that hold other leases by hand, all at the same times,
-// so that on Postgres their writes go in groups: no two may see a term of one lease
-// valid at one moment, and what they were told must be what was committed.
+//   - In the order of the commits, fencing tokens rise from term to term, and every fenced
+//     write was committed within its own term.
+//   - The histories of registers written by compare-and-swap are linearizable.
+//   - No write that was acknowledged to a replica is missing, and every renewal that
+//     was reported as successful was committed.
+//   - Within TTL + 1 s of each fault's end a replica held the lease again (a TTL more if
+//     the database's clock was moved). If a copy of the holder had renewed the lease,
+//     another term held it.
+//   - A full server ends no term of a replica whose connections are good.
+//   - No two jobs ran at the same time.
+//   - Replicas that shut down properly left no goroutine and no connection behind.
+//
+// Each replica also has workers that use other leases directly, all at the same times, so
+// that their writes are grouped on Postgres: no two workers may see valid terms of one
+// lease at the same time, and what they were told must match what was committed.
 //
 // On SQLite many calls get about as much time as a write takes, so that their contexts
-// end at any moment of a write that a full disk undoes.
+// end at every possible moment of a write that a full disk makes fail.
 //
-// In one of the phases on Postgres the table of tombstones is dropped, unlogged while the
-// server crashes, revoked, and put under row-level security. Without it only the
-// database's clock keeps versions from going back, so there the clock is never moved, and
-// tokens must rise without exception. A replica may hear that the database is not set up
-// for no longer than a second, and the lease is held as if nothing had happened.
+// In one of the phases on Postgres the table of tombstones is dropped, made unlogged while
+// the server crashes, revoked, and put under row-level security. Without the table only the
+// database's clock keeps versions from going back, so the clock is never moved in that
+// phase, and tokens must rise without exception. A replica may get errors that the database
+// is not set up for at most a second, and the lease must be held as if nothing had happened.
 //
-// Jobs may overlap where the README says so: while a process is paused, until it
-// has gone on and its job has returned; where the database's clock is moved, but
-// not with the expiry policy Observed; and where SQLite's file is removed. These
-// overlaps are counted. Each replica tells, too, when it did not run for 100 ms
-// though nobody paused it, for a machine may be as busy as that.
+// Jobs may overlap in the cases that the README names: while a process is paused, until it
+// has been resumed and its job has returned; if the database's clock is moved, except with
+// the expiry policy Observed; and if SQLite's file is removed. The command counts these
+// overlaps. Replicas also report when they did not run for 100 ms although they were not
+// paused, because the machine may be that busy.
 //
-// It exits with 1 where a promise was broken, and tells which, with the seed and
-// what happened at the time. The seed draws the same faults again; what they
-// meet is never the same twice. -run chooses faults, for example 'sqlite: disk'.
+// The command exits with 1 if a promise was broken, and prints which one, the seed and what
+// happened at the time. The same seed injects the same faults, but their timing relative to
+// the replicas differs in each run. -run selects faults, for example 'sqlite: disk'.
 package main
 
 import (
@@ -55,9 +58,9 @@ func main() {
 	if replica := os.Getenv(replicaEnv); replica != "" {
 		beReplica(replica)
 	}
-	duration := flag.Duration("duration", 10*time.Minute, "how long")
-	seed := flag.Uint64("seed", rand.Uint64(), "draws the faults")
-	only := flag.String("run", "", "does only the faults for which this regular expression matches `phase: fault`, and leaves out phases that have none")
+	duration := flag.Duration("duration", 10*time.Minute, "how long to run")
+	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
+	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
 	flag.Parse()
 	match, err := regexp.Compile(*only)
 	if err != nil {
@@ -72,7 +75,7 @@ func main() {
 	}
 }
 
-// beReplica is the whole main of a replica.
+// beReplica is main for a replica.
 func beReplica(encoded string) {
 	if err := runReplica(encoded); err != nil {
 		fmt.Fprintln(os.Stderr, err)

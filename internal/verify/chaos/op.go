@@ -16,7 +16,7 @@ const (
 	hurriedType  = "hurried"
 )
 
-// Operations on a register, and how they ended.
+// Operations on a register, and their outcomes.
 const (
 	get     = "get"
 	create  = "create"
@@ -28,7 +28,7 @@ const (
 	exists   = "exists"
 	notFound = "not found"
 	conflict = "conflict"
-	refused  = "refused" // the store says that it has not written
+	refused  = "refused" // the store reports that it has not written
 	unknown  = "unknown" // it may have happened, or happen later
 )
 
@@ -37,12 +37,12 @@ type op struct {
 	ID      int64  `json:"id"`
 	Do      string `json:"do,omitempty"`
 	Key     string `json:"key,omitempty"`
-	Version int64  `json:"version,omitempty"` // that it is conditional on
-	Value   string `json:"value,omitempty"`   // that it writes; no two write the same
+	Version int64  `json:"version,omitempty"` // the version that it is conditional on
+	Value   string `json:"value,omitempty"`   // the value that it writes; each operation writes a different one
 
 	Outcome string `json:"outcome,omitempty"`
-	Now     int64  `json:"now,omitempty"`  // the version after it; of a conflict: that was found instead
-	Read    string `json:"read,omitempty"` // the value
+	Now     int64  `json:"now,omitempty"`  // the version after it, or for a conflict the version that was found
+	Read    string `json:"read,omitempty"` // the value that was read
 	Error   string `json:"error,omitempty"`
 }
 
@@ -50,7 +50,7 @@ func (o op) String() string {
 	return fmt.Sprintf("%s %s version=%d value=%s -> %s now=%d read=%s %s", o.Do, o.Key, o.Version, o.Value, o.Outcome, o.Now, o.Read, o.Error)
 }
 
-// run does the operation, notes how it ended, and returns the error.
+// run does the operation, records its outcome, and returns the error.
 func (o *op) run(ctx context.Context, store tenure.Store) error {
 	obj := tenure.Object{Key: tenure.Key{Type: registerType, ID: o.Key}, Payload: []byte(o.Value)}
 	var err error

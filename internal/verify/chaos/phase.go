@@ -16,58 +16,58 @@ import (
 
 const replicas = 5
 
-// phase is a time with one database and five replicas, to which faults are done,
-// one or two at a time. After each, somebody must hold the lease before the next
-// begins.
+// phase is a part of the run with one database and five replicas. It injects faults, one
+// or two at a time, and after each waits until a replica holds the lease.
 type phase struct {
 	name   string
 	dir    string
 	ttl    time.Duration
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
-	only   *regexp.Regexp // matches the faults to do
+	only   *regexp.Regexp // matches the faults to inject
 	log    func(format string, args ...any)
 
 	processes []*process
-	began     time.Duration // how long it took from the start of the replicas until one held the lease
+	began     time.Duration // time from the start of the replicas until one held the lease
 	episodes  int
 	record    *record
 	kinds     []faultKind
 }
 
-// database is what a phase is about.
+// database is the database that a phase tests.
 type database interface {
-	// replica returns how a replica gets there.
+	// replica returns the configuration with which a replica connects.
 	replica(i int, cfg replicaConfig) (replicaConfig, *proxy, error)
 	kinds() []faultKind
 
-	// final runs the fault after which nothing is as before, if there is one.
+	// final injects the fault that can't be undone, if there is one.
 	final(ctx context.Context, p *phase) error
 
-	// audit returns what the database has, once all replicas have ended.
+	// audit returns the database's content after all replicas have ended.
 	audit(ctx context.Context) (*audit, error)
 	close() error
 }
 
-// fault is one that was done.
+// fault is a fault that was injected.
 type fault struct {
 	kind     string
 	target   string
-	from, to time.Duration // to: from when on somebody must be able to take over
-	episode  int           // those of one are done at the same time
-	passes   bool          // it hands the lease over or makes it expire, and no more
+	from, to time.Duration // to is when a replica must be able to take over again
+	episode  int           // faults of the same episode are injected together
+	passes   bool          // it only hands the lease over or makes it expire
 }
 
-// faultKind is one that can be done.
+// faultKind is a kind of fault that can be injected.
 type faultKind struct {
 	name   string
-	group  string // of two faults at a time, none is of the other's group
+	group  string // two simultaneous faults are never of the same group
 	weight int
-	longer int  // how many times as long as others it lasts; 0 is 1
+	longer int  // how many times longer than others it lasts; 0 means 1
 	passes bool // see [fault]
 
-	// begin injects the fault, and returns the replica that it hit and how to end it; the time is
-	// that of the end, where that is not when end returns.
+	// begin injects the fault, and returns the replica that it hit and a function that ends
+	// it. That function returns the time of the end if it is not the time at which it
+	// returns.
 	begin func(ctx context.Context, p *phase) (target string, end func() (time.Duration, error), err error)
 }
 
@@ -95,7 +95,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	}
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
-	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // first let every replica see the database in order
+	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // every replica first sees the database in good order
 		if err := p.episode(ctx); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -106,7 +106,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	return errors.Join(err, ctx.Err())
 }
 
-// end ends all replicas that run, in order, all at once.
+// end shuts down all running replicas at the same time.
 func (p *phase) end() error {
 	errs := make(chan error)
 	for _, process := range p.processes {
@@ -130,8 +130,8 @@ func (p *phase) end() error {
 	return err
 }
 
-// episode does one fault, or two at a time, ends them, and waits until somebody
-// holds the lease.
+// episode injects one fault, or two together, ends them, and waits until a replica holds
+// the lease.
 func (p *phase) episode(ctx context.Context) error {
 	p.episodes++
 	kinds := []faultKind{p.pick("")}
@@ -172,7 +172,7 @@ func (p *phase) episode(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", faults[0].kind, err)
 	}
-	p.awaitHolder(ctx, 6*p.ttl) // whether it came in time is judged later
+	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
 	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))
 	return nil
 }
@@ -183,12 +183,12 @@ func (p *phase) note(faults []*fault) {
 	p.record.faults = append(p.record.faults, faults...)
 }
 
-// chosen returns the kinds of faults to do.
+// chosen returns the kinds of faults to inject.
 func (p *phase) chosen(kinds []faultKind) []faultKind {
 	return slices.DeleteFunc(kinds, func(k faultKind) bool { return !p.only.MatchString(p.name + ": " + k.name) })
 }
 
-// pick draws a kind of fault that is not of a group.
+// pick chooses a random kind of fault that is not of the given group.
 func (p *phase) pick(not string) faultKind {
 	total := 0
 	for _, k := range p.kinds {
@@ -208,12 +208,13 @@ func (p *phase) pick(not string) faultKind {
 	panic("bug: weights")
 }
 
-// awaitHolder returns false where no job runs for so long.
+// awaitHolder waits until a job runs. It returns false if none does for that long.
 func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
 	return p.awaitJob(ctx, longest, func(string) bool { return true })
 }
 
-// awaitJob waits until a job runs whose term will do, or returns false after so long.
+// awaitJob waits until a job runs whose term is suitable. It returns false if none does for
+// that long.
 func (p *phase) awaitJob(ctx context.Context, longest time.Duration, willDo func(term string) bool) bool {
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
@@ -232,7 +233,7 @@ func (p *phase) awaitJob(ctx context.Context, longest time.Duration, willDo func
 	}
 }
 
-// victims draws n replicas; the holder is the first of them, as a rule.
+// victims chooses n random replicas; usually the first one is the holder.
 func (p *phase) victims(n int) []*process {
 	all := slices.Clone(p.processes)
 	p.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })

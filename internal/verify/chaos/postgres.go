@@ -14,8 +14,8 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// postgres is a server of its own. Replicas are the role app, which finds, before
-// the server's own, a clock that can be set.
+// postgres is a separate server. Replicas connect as the role app, whose search_path finds
+// a clock that can be set before the server's own.
 type postgres struct {
 	server *pgtest.Server
 	admin  *url.URL
@@ -23,10 +23,10 @@ type postgres struct {
 	theme  theme
 }
 
-// theme decides between two kinds of faults that must not meet on one server. Without
-// tombstones only the database's clock keeps versions from going back, and once it was
-// ahead some versions stay ahead of it. So where tombstones get lost the clock is never
-// moved, and tokens must rise without exception.
+// theme decides between two kinds of faults that must not happen on one server. Without
+// tombstones only the database's clock keeps versions from going back, and after it was
+// ahead some versions stay ahead of it. So if tombstones get lost, the clock is never moved,
+// and tokens must rise without exception.
 type theme uint8
 
 const (
@@ -34,8 +34,8 @@ const (
 	spoilsTombstones
 )
 
-// The ledger's order is that of the commits: their timestamps are taken while
-// the locks are still held, and by the host's clock.
+// The ledger is in the order of the commits: their timestamps are taken while the locks are
+// still held, and from the host's clock.
 const postgresSchema = `
 CREATE TABLE ledger (kind text, lease text, term text, token bigint, note text);
 CREATE INDEX ON ledger (term);
@@ -99,11 +99,11 @@ WHERE object_type = 'reconciler_lease' AND id = 'singleton'
 RETURNING convert_from(payload, 'UTF8')::json->>'term'`
 
 func newPostgres(ctx context.Context, theme theme) (*postgres, error) {
-	// A crash of the server loses nothing that the system has been given, so it
-	// need not write to the disk; but commits are in order, and what is not yet
-	// given is lost.
+	// A crash of the server loses nothing that has been handed to the operating system, so
+	// the server need not sync to the disk. But commits stay in order, and what has not been
+	// handed over yet is lost.
 	server, err := pgtest.New("track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
-		// A client that hangs as it connects would keep the server from stopping for as long.
+		// A client that hangs while it connects would otherwise keep the server from stopping.
 		"authentication_timeout=2s")
 	if err != nil {
 		return nil, err
@@ -159,8 +159,8 @@ func (db *postgres) setClock(ctx context.Context, ahead time.Duration) error {
 	return db.exec(ctx, fmt.Sprintf("UPDATE chaos.clock SET ahead = '%d ms'", ahead.Milliseconds()))
 }
 
-// tryClock makes sure that the library's statements ask the clock that can be
-// set, those too that were prepared before it was.
+// tryClock makes sure that the library's statements read the clock that can be set,
+// including statements that were prepared before it was set.
 func (db *postgres) tryClock(ctx context.Context) error {
 	store, err := db.open(ctx, db.app)
 	if err != nil {
@@ -179,7 +179,7 @@ func (db *postgres) tryClock(ctx context.Context) error {
 		}
 		times = append(times, obj.UpdatedAt.Add(-ahead))
 		if read, err := store.Get(ctx, obj.Key); err != nil || read.Age > time.Minute || read.Age < 0 {
-			return fmt.Errorf("the clock that can be set: age %v, error %w", read.Age, err)
+			return fmt.Errorf("trying the clock: age %v, error %w", read.Age, err)
 		}
 	}
 	for _, t := range times {
@@ -199,7 +199,7 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, er
 	q := u.Query()
 	q.Set("application_name", cfg.Name)
 	q.Set("connect_timeout", "2")
-	if i > 0 { // some connection always exceeds this while the server is full
+	if i > 0 { // so short that some connection always exceeds it while the server is full
 		q.Set("pool_max_conn_lifetime", (time.Duration(i) * ttl / 3).String())
 	}
 	u.RawQuery = q.Encode()
@@ -238,7 +238,7 @@ func (db *postgres) audit(ctx context.Context) (*audit, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A backend is gone a moment after its client.
+	// A backend ends a moment after its client.
 	for range 50 {
 		rows, err = conn.Query(ctx, `SELECT application_name || ': ' || state || ' ' || query FROM pg_stat_activity WHERE usename = 'app'`)
 		if err != nil {
@@ -252,7 +252,7 @@ func (db *postgres) audit(ctx context.Context) (*audit, error) {
 	return a, err
 }
 
-// readObjects reads what objects there are.
+// readObjects reads all objects.
 func (a *audit) readObjects(ctx context.Context, store tenure.Store) error {
 	a.once, a.registers = map[string]string{}, map[string]op{}
 	for obj, err := range tenure.List(ctx, store, onceType) {

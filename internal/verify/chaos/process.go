@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// process is one replica as the one sees it who does the faults.
+// process is a replica as the injector of faults sees it.
 type process struct {
 	cfg    replicaConfig
-	proxy  *proxy // nil where there is no network in between
+	proxy  *proxy // nil if there is no network in between
 	record *record
 	dir    string
 
-	// Of the running process.
+	// State of the running process.
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	read  chan error // what reading its events ended with
+	read  chan error // the result of reading its events
 }
 
 func (p *process) name() string { return p.cfg.Name }
@@ -31,7 +31,7 @@ func (p *process) runs() bool   { return p.cmd != nil }
 func (p *process) pid() int     { return p.cmd.Process.Pid }
 func (p *process) log() string  { return filepath.Join(p.dir, p.name()+".log") }
 
-// start runs this program once more, as the replica.
+// start runs this program again as the replica.
 func (p *process) start() error {
 	program, err := os.Executable()
 	if err != nil {
@@ -56,7 +56,7 @@ func (p *process) start() error {
 	cmd := exec.Command(program)
 	cmd.Env = append(os.Environ(), replicaEnv+"="+string(cfg))
 	cmd.Stderr = log
-	// Also a stopped one does not outlive us.
+	// Even a stopped process must not outlive this one.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -77,7 +77,7 @@ func (p *process) start() error {
 	return nil
 }
 
-// wait returns when the process has ended and all that it told is known.
+// wait returns when the process has ended and all of its events have been read.
 func (p *process) wait() error {
 	err := <-p.read
 	err = errors.Join(err, p.cmd.Wait())
@@ -85,8 +85,8 @@ func (p *process) wait() error {
 	return err
 }
 
-// kill ends the process as the kernel does when it is out of memory. It returns
-// when that was.
+// kill ends the process as the kernel does when it is out of memory, and returns the time
+// at which it did.
 func (p *process) kill() (time.Duration, error) {
 	cmd := p.cmd
 	if err := cmd.Process.Kill(); err != nil {
@@ -101,17 +101,17 @@ func (p *process) kill() (time.Duration, error) {
 	return at, nil
 }
 
-// terminate asks the process to end in order, and waits until it has.
+// terminate asks the process to shut down and waits until it has ended.
 func (p *process) terminate() error {
-	for _, signal := range []os.Signal{syscall.SIGCONT, syscall.SIGTERM} { // it may be stopped, where a fault went wrong
+	for _, signal := range []os.Signal{syscall.SIGCONT, syscall.SIGTERM} { // it may still be stopped if a fault went wrong
 		if err := p.cmd.Process.Signal(signal); err != nil {
 			return err
 		}
 	}
-	late := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Signal(syscall.SIGQUIT) }) // its goroutines go to its log
+	late := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Signal(syscall.SIGQUIT) }) // dumps its goroutines into its log
 	defer late.Stop()
 	if err := p.wait(); err != nil {
-		return fmt.Errorf("%s did not end in order: %w\n%s", p.name(), err, p.logTail())
+		return fmt.Errorf("%s did not shut down properly: %w\n%s", p.name(), err, p.logTail())
 	}
 	return nil
 }

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// weather is what a proxy does to all that passes.
+// weather is what a proxy does to its traffic.
 type weather struct {
-	refuse                     bool // connections are broken, and new ones too
-	hangRequests, hangAnswers  bool // nothing passes, and nobody is told; later it does, as after a partition
+	refuse                     bool // existing and new connections are broken
+	hangRequests, hangAnswers  bool // nothing passes until later, without an error, as in a partition
 	delayRequests, delayAnswer time.Duration
-	loseAnswers                float64 // how likely the connection breaks after a write, before its answer passes
+	loseAnswers                float64 // the probability that the connection breaks after a write and before its answer passes
 }
 
 // proxy stands between one replica and the server.
@@ -40,7 +40,7 @@ func newProxy(target string) (*proxy, error) {
 	return p, nil
 }
 
-// url returns the server's URL, by way of the proxy.
+// url returns the server's URL with the proxy's address.
 func (p *proxy) url(server *url.URL) *url.URL {
 	through := *server
 	through.Host = p.listener.Addr().String()
@@ -58,7 +58,7 @@ func (p *proxy) set(w weather) {
 	}
 }
 
-// cut breaks the connections that there are.
+// cut breaks the existing connections.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +77,7 @@ func (p *proxy) weather() (weather, <-chan struct{}) {
 	return p.now, p.changed
 }
 
-// close returns when no connection and no goroutine is left.
+// close closes the proxy and returns when no connection and no goroutine is left.
 func (p *proxy) close() {
 	p.listener.Close()
 	p.mu.Lock()
@@ -108,7 +108,7 @@ func (l *link) reset() {
 	l.once.Do(func() {
 		close(l.broken)
 		for _, c := range []*net.TCPConn{l.client, l.server} {
-			c.SetLinger(0) // a reset, not a farewell
+			c.SetLinger(0) // close with a reset instead of an orderly shutdown
 			c.Close()
 		}
 	})
@@ -144,10 +144,10 @@ func (p *proxy) serve(client *net.TCPConn) {
 	p.forward(l, l.client, l.server, func(w weather) (bool, time.Duration) { return w.hangAnswers, w.delayAnswer }, lost)
 }
 
-// written is how a server ends its answer to what has changed something.
+// written matches the end of a server's answer to a statement that changed something.
 var written = regexp.MustCompile(`(INSERT 0 1|UPDATE 1|DELETE 1|COMMIT)\x00`)
 
-// maybeWritten is how it ends that to a delete too, which counts what it deletes.
+// maybeWritten also matches the answer to a delete, which counts the rows that it deletes.
 var maybeWritten = regexp.MustCompile(`SELECT 1\x00`)
 
 func lost(w weather, piece []byte) bool {
@@ -167,8 +167,8 @@ type piece struct {
 	data []byte
 }
 
-// forward passes on what comes from one end, each piece when the weather allows
-// it, until an end is closed.
+// forward passes on what comes from one end, each piece as soon as the weather allows it,
+// until one end is closed.
 func (p *proxy) forward(l *link, to, from *net.TCPConn, rule func(weather) (bool, time.Duration), lost func(weather, []byte) bool) {
 	pieces := make(chan piece, 1000)
 	p.wg.Go(func() {
@@ -199,8 +199,8 @@ func (p *proxy) forward(l *link, to, from *net.TCPConn, rule func(weather) (bool
 	}
 }
 
-// await returns when what came at a time may pass, or false when the connection
-// is broken.
+// await returns true when what came at that time may pass, or false when the connection is
+// broken.
 func (p *proxy) await(l *link, came time.Time, rule func(weather) (bool, time.Duration)) (weather, bool) {
 	for {
 		w, changed := p.weather()

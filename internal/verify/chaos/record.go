@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// record is all that is known of one phase: what the replicas told, and what was
-// done to them.
+// record is everything that is known about one phase: the events that the replicas
+// reported, and the faults.
 type record struct {
 	mu      sync.Mutex // guards the fields below
 	events  []event
-	running map[string]string // replica to the term of its job
+	running map[string]string // the term of each running job, by replica
 	faults  []*fault
 	pauses  []span
 	wake    chan struct{} // closed at the next event
@@ -26,7 +26,7 @@ func newRecord() *record {
 	return &record{running: map[string]string{}, wake: make(chan struct{})}
 }
 
-// span is a stretch of time of one replica; where it has none, of all.
+// span is a period of time of one replica, or of all if replica is empty.
 type span struct {
 	replica  string
 	from, to time.Duration
@@ -34,7 +34,7 @@ type span struct {
 
 func (s span) covers(from, to time.Duration) bool { return s.from <= from && to <= s.to }
 
-// read takes a replica's events until its end, and writes them to its history.
+// read reads a replica's events until it ends, and writes them to its history.
 func (r *record) read(from io.Reader, history io.Writer) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
@@ -73,15 +73,15 @@ func (r *record) paused(replica string, from, to time.Duration) {
 	r.pauses = append(r.pauses, span{replica, from, to})
 }
 
-// holders returns the replicas whose job runs.
+// holders returns the replicas whose job is running.
 func (r *record) holders() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.running))
 }
 
-// terms returns the terms of the jobs that run, and a channel that is closed when they
-// may have changed.
+// terms returns the terms of the running jobs, and a channel that is closed when they may
+// have changed.
 func (r *record) terms() ([]string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ type job struct {
 	cause string // why it was told to return
 }
 
-// jobs returns all jobs, in the order of their begins.
+// jobs returns all jobs, in the order in which they began.
 func (r *record) jobs() []job {
 	var jobs []job
 	open := map[string]int{}
@@ -124,7 +124,7 @@ func (r *record) sorted() []event {
 	return events
 }
 
-// sortedPauses returns all pauses, in the order of their begins.
+// sortedPauses returns all pauses, in the order in which they began.
 func (r *record) sortedPauses() []span {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,15 +8,15 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// register is what one object may be, as far as its history tells.
+// register is a possible state of one object according to its history.
 type register struct {
 	exists  bool
-	unsure  bool  // the version: it was written, but the answer never came
-	version int64 // the last one; where unsure, it is a later one
+	unsure  bool  // the version is unknown, because the write was never answered
+	version int64 // the last known one; if unsure, the actual one is greater
 	value   string
 }
 
-// at returns the register at a version, or false where it can't be there.
+// at returns the register at a version, or false if it can't be at that version.
 func (r register) at(version int64) (register, bool) {
 	if r.unsure {
 		ok := version > r.version
@@ -26,24 +26,24 @@ func (r register) at(version int64) (register, bool) {
 	return r, r.version == version
 }
 
-// written returns the register after a write. Versions never go back, over
-// deletes too.
+// written returns the register after a write. Versions never go back, not even after a
+// deletion.
 func (r register) written(o op) (register, bool) {
-	if o.Outcome != done { // nobody knows at what version
+	if o.Outcome != done { // the version is unknown
 		return register{exists: true, unsure: true, version: r.version, value: o.Value}, true
 	}
 	ok := o.Now > r.version
 	return register{exists: true, version: o.Now, value: o.Value}, ok
 }
 
-// after returns what the register may be after an operation that ended as it did;
-// nothing where it can't have ended so.
+// after returns the possible states after an operation with that outcome; none if the
+// outcome is impossible.
 func (r register) after(o op) []any {
 	switch o.Outcome {
 	case refused:
 		return []any{r}
 	case unknown:
-		return append(r.happened(o), r) // it has happened or not
+		return append(r.happened(o), r) // it may have happened or not
 	case exists:
 		return only(r, r.exists)
 	case notFound:
@@ -62,7 +62,7 @@ func (r register) after(o op) []any {
 	return r.happened(o)
 }
 
-// happened returns what the register may be where the operation has happened.
+// happened returns the possible states if the operation happened.
 func (r register) happened(o op) []any {
 	switch o.Do {
 	case create:
@@ -95,15 +95,15 @@ var registerModel = (&porcupine.NondeterministicModel{
 	Step: func(state, _, output any) []any { return state.(register).after(output.(op)) },
 }).ToModel()
 
-// forever is when an operation returns whose outcome nobody knows: it may still
+// forever is the return time of an operation whose outcome is unknown: it may still
 // happen.
 const forever = time.Duration(math.MaxInt64)
 
-// judge tells whether a history of one register is linearizable.
+// judge checks whether the history of one register is linearizable.
 func judge(history []porcupine.Operation) porcupine.CheckResult {
 	const longest = 30 * time.Second
-	// Most operations of unknown outcome have left no trace, and to leave them out
-	// is one of the things that may have happened.
+	// Most operations with an unknown outcome left no trace. They can be left out, because
+	// they may never have happened.
 	seen := map[string]bool{}
 	for _, o := range history {
 		seen[o.Output.(op).Read] = true

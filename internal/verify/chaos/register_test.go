@@ -6,10 +6,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-func TestHistoriesOfARegisterAreJudged(t *testing.T) {
+func TestHistoriesOfARegisterAreChecked(t *testing.T) {
 	created := op{Do: create, Value: "a", Outcome: done, Now: 5}
 	for name, test := range map[string]struct {
-		history []op // one after the other; those of unknown outcome may happen at any time later
+		history []op // in order; operations with an unknown outcome may happen at any later time
 		want    porcupine.CheckResult
 	}{
 		"a write is read":                {[]op{created, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Ok},
@@ -19,11 +19,11 @@ func TestHistoriesOfARegisterAreJudged(t *testing.T) {
 		"two create":                     {[]op{created, {Do: create, Value: "b", Outcome: done, Now: 6}}, porcupine.Illegal},
 		"a version goes back":            {[]op{created, {Do: remove, Version: 5, Outcome: done}, {Do: create, Value: "b", Outcome: done, Now: 5}}, porcupine.Illegal},
 		"a conflict with itself":         {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: conflict, Now: 5}}, porcupine.Illegal},
-		"a lost answer, it happened":     {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Ok},
-		"a lost answer, it did not":      {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Ok},
+		"a lost answer to a write":       {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Ok},
+		"a lost request of a write":      {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: get, Outcome: done, Now: 5, Read: "a"}}, porcupine.Ok},
 		"a lost answer, then a conflict": {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: unknown}, {Do: remove, Version: 5, Outcome: conflict, Now: 7}}, porcupine.Ok},
-		"a conflict that nobody caused":  {[]op{created, {Do: remove, Version: 5, Outcome: conflict, Now: 7}}, porcupine.Illegal},
-		"what was refused is there":      {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: refused}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Illegal},
+		"a conflict without a cause":     {[]op{created, {Do: remove, Version: 5, Outcome: conflict, Now: 7}}, porcupine.Illegal},
+		"a refused write is read":        {[]op{created, {Do: replace, Version: 5, Value: "b", Outcome: refused}, {Do: get, Outcome: done, Now: 8, Read: "b"}}, porcupine.Illegal},
 		"a late effect after a delete":   {[]op{created, {Do: create, Value: "b", Outcome: unknown}, {Do: remove, Version: 5, Outcome: done}, {Do: get, Outcome: done, Now: 9, Read: "b"}}, porcupine.Ok},
 	} {
 		var history []porcupine.Operation

@@ -22,52 +22,52 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// replicaEnv tells this program that it is a replica, and which.
+// replicaEnv holds the configuration of a replica; if it is set, this program is that
+// replica.
 const replicaEnv = "TENURE_CHAOS_REPLICA"
 
 type replicaConfig struct {
 	Name      string
-	URL       string // of Postgres, by way of the replica's proxy
+	URL       string // of Postgres, through the replica's proxy
 	SharePool bool   // the store uses the ledger's pool
-	File      string // of SQLite, instead
+	File      string // for SQLite instead of a URL
 	TTL       time.Duration
 	Expiry    tenure.ExpiryPolicy
-	Pace      time.Duration // from one operation to the next, about
-	Crowd     int           // workers on other leases
+	Pace      time.Duration // approximate time from one operation to the next
+	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
 }
 
-// replica is the process that faults are done to.
+// replica is a process that faults are injected into.
 type replica struct {
 	replicaConfig
 	events  *eventWriter
 	backend backend
-	birth   string // with the number of an object makes names that nobody else makes
+	birth   string // makes the names of this process's objects unique
 	late    sync.WaitGroup
 	ending  context.Context
 }
 
-// runReplica is the main of a replica. It ends at a SIGTERM, and when the one who
-// started it is gone.
+// runReplica is main for a replica. It ends on SIGTERM, and when its parent is gone.
 func runReplica(encoded string) error {
 	var cfg replicaConfig
 	if err := json.Unmarshal([]byte(encoded), &cfg); err != nil {
 		return err
 	}
-	signal.Ignore(os.Interrupt, unix.SIGXFSZ) // of the terminal; and of a full disk, which is an error of the write too
+	signal.Ignore(os.Interrupt, unix.SIGXFSZ) // from the terminal; and from a full disk, which makes the write fail too
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	events := &eventWriter{replica: cfg.Name, to: os.Stdout}
 	orders := make(chan struct{})
-	go take(orders)                  // ends with the process: nothing ends a read
-	before := goleak.IgnoreCurrent() // that one, and those of signals
+	go take(orders)                  // ends with the process, because a read can't be interrupted
+	before := goleak.IgnoreCurrent() // the one above, and those for signals
 	if err := live(ctx, cfg, events, orders); err != nil {
 		return err
 	}
-	// First the goroutines, for which it waits a little: a pool that closes gives a
-	// server that does not answer as many seconds as the goroutines that close its
-	// connections have, and may be done a moment before them.
+	// The check for goroutines comes first because it waits a little: a pool gives an
+	// unresponsive server as many seconds as the goroutines that close its connections
+	// have, so it may be closed a moment before they end.
 	if err := goleak.Find(before); err != nil {
 		events.write(event{Kind: leaked, Note: err.Error()})
 	}
@@ -78,8 +78,7 @@ func runReplica(encoded string) error {
 	return nil
 }
 
-// connections returns the sockets of this process, and what it has open of
-// SQLite's files.
+// connections returns this process's open sockets and SQLite files.
 func connections(cfg replicaConfig) (open []string) {
 	const mine = "/proc/self/fd"
 	descriptors, err := os.ReadDir(mine)
@@ -95,7 +94,7 @@ func connections(cfg replicaConfig) (open []string) {
 	return open
 }
 
-// live is a replica's life, from its start to its orderly end.
+// live runs the replica from its start to its shutdown.
 func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-chan struct{}) error {
 	r := &replica{replicaConfig: cfg, events: events, ending: ctx, birth: fmt.Sprintf("%s.%d", cfg.Name, os.Getpid())}
 	var wg sync.WaitGroup
@@ -153,8 +152,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	return err
 }
 
-// take passes on the orders that are lines of the input. At the end of the input
-// there is nobody to run for.
+// take passes on orders, the lines of the input. At the end of the input the parent is
+// gone, so the process ends.
 func take(orders chan<- struct{}) {
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		orders <- struct{}{}
@@ -162,14 +161,14 @@ func take(orders chan<- struct{}) {
 	os.Exit(3)
 }
 
-// tellSetUp reports an error that says that the database is not set up.
+// tellSetUp reports an error if it means that the database is not set up.
 func (r *replica) tellSetUp(err error) {
 	if errors.Is(err, tenure.ErrSetup) {
 		r.events.write(event{Kind: setUpError, Note: err.Error()})
 	}
 }
 
-// obey resigns when it is ordered to.
+// obey resigns when ordered to.
 func (r *replica) obey(ctx context.Context, c *tenure.Coordinator, orders <-chan struct{}) {
 	for {
 		select {
@@ -190,7 +189,8 @@ const (
 	stallFrom  = 100 * time.Millisecond
 )
 
-// pulse tells when this process did not run, although nobody stopped it.
+// pulse reports when this process did not run, whether it was stopped or the machine was
+// busy.
 func (r *replica) pulse(ctx context.Context) {
 	for last := monotonic(); pause(ctx, pulseEvery); {
 		now := monotonic()
@@ -213,5 +213,5 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// about returns d, half as much, or half as much again.
+// about returns a random duration between d/2 and 3d/2.
 func about(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }

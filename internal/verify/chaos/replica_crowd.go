@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	crowdWorkers = 6 // of a replica
+	crowdWorkers = 6 // per replica
 	crowdLeases  = 40
 	crowdTTL     = 2 * ttl
-	crowdTimeout = crowdTTL / 2 // so long that a call may go in a group
+	crowdTimeout = crowdTTL / 2 // long enough for a call to join a group
 	crowdPace    = 300 * time.Millisecond
 	crowdTick    = 50 * time.Millisecond
 )
 
-// crowdWorker holds other leases for a moment, by hand. All of a replica act at the same
-// times, so that their writes go in groups.
+// crowdWorker holds other leases for a moment, without a Coordinator. All workers of a
+// replica act at the same times, so that their writes are grouped.
 type crowdWorker struct {
 	*replica
 	holder string
-	leases map[string]*tenure.Lease // those that it has called
+	leases map[string]*tenure.Lease // the leases that it has used so far
 	hurry  hurry
 }
 
@@ -40,7 +40,7 @@ func (r *replica) crowd(ctx context.Context, worker int) {
 	}
 }
 
-// until waits for the next multiple of d, or returns false when ctx is done.
+// until waits for the next multiple of d. It returns false if ctx is done first.
 func until(ctx context.Context, d time.Duration) bool { return pause(ctx, d-monotonic()%d) }
 
 func (w *crowdWorker) lease(id string) (*tenure.Lease, error) {
@@ -54,9 +54,8 @@ func (w *crowdWorker) lease(id string) (*tenure.Lease, error) {
 	return lease, err
 }
 
-// hold holds a lease for a moment, or until nobody renews it any more. It tells from
-// when to when it saw its term valid, whatever has become of the process meanwhile, and
-// how the release was answered.
+// hold holds a lease for a moment, or until renewals fail. It reports the period in which
+// it saw its term valid, and the outcome of the release.
 func (w *crowdWorker) hold(ctx context.Context, id string) error {
 	lease, err := w.lease(id)
 	if err != nil {
@@ -99,7 +98,7 @@ func (w *crowdWorker) hold(ctx context.Context, id string) error {
 	return err
 }
 
-// renew renews a term, with hardly any time if this replica hurries, and reports a success.
+// renew renews a term, with hardly any time if this replica hurries, and reports success.
 func (w *crowdWorker) renew(ctx context.Context, lease *tenure.Lease, term *tenure.Term) {
 	var began time.Duration
 	renew := func(ctx context.Context) error {

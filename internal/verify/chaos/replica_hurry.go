@@ -12,14 +12,14 @@ import (
 
 const hurriedTries = 300
 
-// hurry gives calls about as much time as they take, so that their contexts end at any
-// moment of a call, also while it commits.
+// hurry gives calls about as much time as they take, so that their contexts end at every
+// possible moment of a call, even during its commit.
 type hurry struct {
-	takes time.Duration // about how long a call takes
+	takes time.Duration // approximate duration of a call
 }
 
-// untilDone repeats a call until it succeeds, up to some hundred times while the disk is
-// full: of ten thousand contexts perhaps one ends at the moment that matters.
+// untilDone repeats a call until it succeeds, up to several hundred times while the disk is
+// full: perhaps one in ten thousand contexts ends at the critical moment.
 func (h *hurry) untilDone(ctx context.Context, do func(context.Context) error, goOn func() bool) (err error) {
 	for range hurriedTries {
 		if err = h.once(do); err == nil || ctx.Err() != nil || !goOn() {
@@ -44,7 +44,7 @@ func (h *hurry) once(do func(context.Context) error) error {
 }
 
 // writeHurried writes an object that no other replica writes, with hardly any time for
-// each call, and reports the writes that it was told are done.
+// each call, and reports the writes that were acknowledged.
 func (r *replica) writeHurried(ctx context.Context) {
 	var h hurry
 	var version int64
@@ -62,7 +62,7 @@ func (r *replica) writeHurried(ctx context.Context) {
 			switch {
 			case err == nil:
 				version = written.Version
-			case errors.As(err, &conflict): // an earlier write was done, although its call failed
+			case errors.As(err, &conflict): // an earlier write happened although its call failed
 				version = conflict.Current
 			}
 			return err

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-func TestTheEndOfAHurriedCallMeetsItAtAnyMoment(t *testing.T) {
+func TestContextsOfHurriedCallsEndAtAnyMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes = 5 * time.Millisecond
 		var h hurry
-		ended := map[time.Duration]int{} // after so many fifths of the call; 5: it has succeeded
+		ended := map[time.Duration]int{} // by the fifth of the call in which its context ended; 5 means it succeeded
 		for range 2000 {
 			began := time.Now()
 			_ = h.once(func(ctx context.Context) error {

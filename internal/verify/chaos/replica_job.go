@@ -11,8 +11,8 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// job is the work that only one replica does at a time. It writes to the ledger
-// until it is told to return, and then takes a moment.
+// job is the work that only one replica may do at a time. It writes to the ledger until it
+// is told to return, and then takes a moment to do so.
 func (r *replica) job(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
 	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token()})
@@ -43,16 +43,15 @@ func (r *replica) job(ctx context.Context) error {
 			r.events.write(event{Kind: acknowledge, Note: kind + " " + note})
 		}
 		if rand.IntN(2000) == 0 {
-			return errors.New("the job has had enough")
+			return errors.New("the job ends by itself")
 		}
 	}
 	time.Sleep(rand.N(r.TTL / 20))
 	return nil
 }
 
-// straggle writes for a term through the fence, with no regard to the job's
-// context, until it is told that the term is over. What a holder of the past
-// must not do is what it does.
+// straggle makes fenced writes for a term, regardless of the job's context, until one fails
+// because the term is over. It tries what a former holder must not be able to do.
 func (r *replica) straggle(term *tenure.Term) {
 	for n := 0; n < 1000 && r.ending.Err() == nil; n++ {
 		note := fmt.Sprintf("%s.%d.late.%d", r.birth, term.Token(), n)
@@ -69,7 +68,8 @@ func (r *replica) straggle(term *tenure.Term) {
 	}
 }
 
-// fencedNote is what an object that is written through a fence tells the ledger.
+// fencedNote is the payload of an object that is written through a fence; a trigger copies
+// it to the ledger.
 type fencedNote struct {
 	Term  string `json:"term"`
 	Token int64  `json:"token"`

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	registerLife = 3 * time.Second // then all go on with the next: short histories can be checked
+	registerLife = 3 * time.Second // then all replicas switch to the next register, because only short histories can be checked
 	callTimeout  = 700 * time.Millisecond
 )
 
-// operate does operations on the register of the moment, which all replicas
-// write, and tells how each ended.
+// operate does operations on the current register, which all replicas write, and reports
+// their outcomes.
 func (r *replica) operate(ctx context.Context) {
 	var key string
 	var version int64 // as far as this replica knows
@@ -47,7 +47,7 @@ func (r *replica) operate(ctx context.Context) {
 	}
 }
 
-// objectCall does one call with enough time, or sometimes with hardly any if this replica
+// objectCall makes one call with enough time, or sometimes with hardly any if this replica
 // hurries.
 func (r *replica) objectCall(h *hurry, do func(context.Context) error) (err error) {
 	if r.Hurry && rand.IntN(2) == 0 {
@@ -61,8 +61,8 @@ func (r *replica) objectCall(h *hurry, do func(context.Context) error) (err erro
 	return err
 }
 
-// createOnce creates objects that nobody changes, and tells of those that it was
-// told are there.
+// createOnce creates objects that are never changed, and reports those whose creation was
+// acknowledged.
 func (r *replica) createOnce(ctx context.Context) {
 	var h hurry
 	for n := 0; pause(ctx, about(4*r.Pace)); n++ {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// writeReport writes what was done and what was found, a column per phase.
+// writeReport writes a table of the faults and findings, with a column per phase.
 func writeReport(w io.Writer, results []*result) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name string, cell func(*result) any) {
@@ -35,13 +35,13 @@ func writeReport(w io.Writer, results []*result) error {
 	row("failover after kill -9, ms", func(r *result) any { return spread(r.failovers) })
 	row("no holder after a fault's end, ms", func(r *result) any { return spread(r.recoveries) })
 	row("fenced writes", func(r *result) any { return r.writes })
-	row("unfenced writes that came late", func(r *result) any { return r.late })
+	row("late unfenced writes", func(r *result) any { return r.late })
 	row("renewals", func(r *result) any { return r.renewals })
 	row("terms of other leases", func(r *result) any { return r.crowd })
 	row("begun or released together", func(r *result) any { return r.together })
 	row("operations on registers", func(r *result) any { return r.operations })
-	row("of unknown outcome", func(r *result) any { return r.doubtful })
-	row("register histories judged", func(r *result) any { return r.registers })
+	row("operations with unknown outcome", func(r *result) any { return r.doubtful })
+	row("register histories checked", func(r *result) any { return r.registers })
 	row("not decided in time", func(r *result) any { return r.undecided })
 	for _, why := range []string{excusePause, excuseClock, excuseRemoved, excuseStall} {
 		row("overlaps: "+why, func(r *result) any {
@@ -55,8 +55,7 @@ func writeReport(w io.Writer, results []*result) error {
 	return table.Flush()
 }
 
-// spread returns the 50th, 90th and 99th percentile, the greatest, and of how
-// many.
+// spread formats the 50th, 90th and 99th percentiles, the maximum and the number of values.
 func spread(times []time.Duration) string {
 	if len(times) == 0 {
 		return "-"

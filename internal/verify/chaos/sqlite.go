@@ -17,17 +17,17 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// sqlite is a file that all replicas share: on a small file system of its own
-// where that may be mounted, else in an ordinary directory.
+// sqlite is a file that all replicas share. It is on a small file system of its own if that
+// can be mounted, otherwise in an ordinary directory.
 type sqlite struct {
 	dir     string
 	mounted bool
 	file    string
-	books   *sql.DB // one connection, open all the time: it sees a file that was removed, too
-	audited *audit  // before the file was removed
+	books   *sql.DB // one connection that stays open, so that it still sees a removed file
+	audited *audit  // the audit before the file was removed
 }
 
-// The ledger's order is that of its row IDs: there is one writer at a time.
+// The ledger is in the order of its row IDs, because there is one writer at a time.
 const sqliteSchema = `
 CREATE TABLE ledger (seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, lease TEXT, term TEXT, token INTEGER, note TEXT);
 CREATE TRIGGER term AFTER INSERT ON objects WHEN NEW.object_type = 'reconciler_lease' BEGIN
@@ -75,7 +75,7 @@ func newSQLite(ctx context.Context) (db *sqlite, err error) {
 	return db, err
 }
 
-// create makes the file and what is in it, and returns a connection to it.
+// create creates the file and its tables, and returns a connection to it.
 func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 	store, err := tenure.OpenSQLite(ctx, db.file, tenure.SQLiteConfig{Shared: true})
 	if err != nil {
@@ -161,7 +161,7 @@ func (db *sqlite) kinds() []faultKind {
 	return kinds
 }
 
-// lock takes the file's one write lock.
+// lock takes the file's only write lock.
 func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	tx, err := db.books.BeginTx(ctx, nil)
 	if err != nil {
@@ -170,7 +170,7 @@ func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, nil
 }
 
-// renewAsCopy renews the lease's record without changing it, and returns its term.
+// renewAsCopy renews the lease's record without changing its payload, and returns its term.
 func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
 	now := time.Now()
 	err = db.books.QueryRowContext(ctx, `UPDATE objects SET resource_version = max(resource_version + 1, ?1), updated_at_ms = ?2
@@ -182,9 +182,9 @@ func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
 	return term, err
 }
 
-// fill fills the disk but for fewer bytes than free; byTurns, it takes and returns them
-// again and again. It empties the write-ahead log before, because SQLite could go on
-// writing to the space that the log has already.
+// fill fills the disk except for at most free bytes; with byTurns it takes and returns them
+// repeatedly. It empties the write-ahead log first, because SQLite could otherwise keep
+// writing to the space that the log already has.
 func (db *sqlite) fill(free int64, byTurns bool) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
 		if _, err := db.books.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
@@ -222,7 +222,7 @@ func (db *sqlite) fill(free int64, byTurns bool) func(context.Context, *phase) (
 	}
 }
 
-// inflate makes a file as large as the disk permits.
+// inflate makes a file as large as the disk allows.
 func inflate(file *os.File) error {
 	if _, err := file.Seek(0, io.SeekEnd); err != nil {
 		return err
@@ -256,9 +256,9 @@ func limit(_ context.Context, p *phase) (string, ending, error) {
 	return names(victims), func() (time.Duration, error) { return 0, limit(unix.RLIM_INFINITY) }, err
 }
 
-// final removes the file while all use it. A replica that is started then makes a
-// new one, and the others have the old one still: there are two leases, until
-// all are started anew.
+// final removes the file while all replicas use it. A replica that starts afterwards
+// creates a new one, while the others still have the old one: there are two leases until
+// all replicas have been restarted.
 func (db *sqlite) final(ctx context.Context, p *phase) (err error) {
 	f := &fault{kind: fileRemoved, target: "all", from: monotonic(), episode: -1}
 	p.note([]*fault{f})

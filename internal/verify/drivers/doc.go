@@ -1,3 +1,3 @@
-// Package drivers has no code but tests: those that need drivers which the root module
-// does not depend on.
+// Package drivers contains only tests that need drivers which the root module does not
+// depend on.
 package drivers

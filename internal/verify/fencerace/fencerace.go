@@ -1,5 +1,5 @@
-// Package fencerace forces late fenced writes against the next term, by whatever driver
-// a transaction is in. It is for tests.
+// Package fencerace is for tests: it makes late fenced writes race against the next term,
+// in transactions of any driver.
 package fencerace
 
 import (
@@ -22,13 +22,13 @@ type Store interface {
 	FenceStatement(term *tenure.Term) (query string, args []any, err error)
 }
 
-// Setup makes the table that Run writes to.
+// Setup creates the table that Run writes to.
 const Setup = `CREATE TABLE ledger (token bigint NOT NULL)`
 
-// Run lets transactions of db at an isolation level, each of which ends in a fence
-// statement, race against takeovers of the lease. After a term has begun, nothing may
-// appear that an earlier one has written. Insert is the statement that writes a token,
-// in the placeholders of the driver.
+// Run makes transactions of db at an isolation level, each of which ends with a fence
+// statement, race against takeovers of the lease. After a term has begun, no write of an
+// earlier term may appear. insert is the statement that writes a token, with the driver's
+// placeholders.
 func Run(t *testing.T, store Store, db *sql.DB, level sql.IsolationLevel, insert string, trials int) {
 	t.Helper()
 	var committed, refused, retried int
@@ -71,9 +71,9 @@ func Run(t *testing.T, store Store, db *sql.DB, level sql.IsolationLevel, insert
 			t.Fatalf("trial %d: %d rows, and the write says %v", trial, seen, late)
 		}
 	}
-	t.Logf("%v: %d committed, %d refused, %d to be tried again", level, committed, refused, retried)
+	t.Logf("%v: %d committed, %d rejected, %d need a retry", level, committed, refused, retried)
 	if committed == 0 || refused+retried == 0 {
-		t.Error("the two never raced")
+		t.Error("writes and takeovers never raced")
 	}
 }
 
@@ -83,7 +83,7 @@ func write(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLeve
 	if err != nil {
 		return err
 	}
-	// Without this pause the write wins every race where transactions lock the whole
+	// Without this pause the write wins every race if transactions lock the whole
 	// database, as on SQLite.
 	time.Sleep(rand.N(3 * time.Millisecond))
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
@@ -119,7 +119,7 @@ func count(t *testing.T, db *sql.DB, token int64) (n int) {
 	return n
 }
 
-// isSerialization reports whether the database asks for another try.
+// isSerialization reports whether the transaction has to be retried.
 func isSerialization(err error) bool {
 	text := strings.ToLower(err.Error())
 	return strings.Contains(text, "could not serialize") || strings.Contains(text, "database is locked")

@@ -14,8 +14,8 @@ import (
 
 var errNoPostgres = errors.New("pgtest: no PostgreSQL on this machine: install PostgreSQL or set TENURE_TEST_POSTGRES to its bin directory")
 
-// installed are the directories in which packages put initdb and postgres,
-// mostly outside of PATH. A * stands for a version.
+// installed are the directories where packages put initdb and postgres, mostly outside
+// of PATH. A * stands for a version.
 var installed = []string{
 	"/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
 	"/usr/pgsql-*/bin",                                   // the PostgreSQL project's own RPMs
@@ -34,8 +34,8 @@ func binaries() (string, error) {
 		}
 		return dir, nil
 	}
-	// The directory behind the link, as a PATH may hold a wrapper of one
-	// program beside the other itself.
+	// Resolve links, because a directory in PATH may contain a wrapper of one program and
+	// the other program itself.
 	if program, err := exec.LookPath("postgres"); err == nil {
 		if program, err = filepath.EvalSymlinks(program); err == nil && complete(filepath.Dir(program)) {
 			return filepath.Dir(program), nil

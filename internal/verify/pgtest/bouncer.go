@@ -20,13 +20,13 @@ import (
 
 var errNoBouncer = errors.New("pgtest: no PgBouncer on this machine: install pgbouncer or set TENURE_TEST_PGBOUNCER to the program")
 
-// Bouncer starts a PgBouncer for this test alone, in front of the server of that
-// URL, and returns the URL through it. It pools transactions: the clients of a
-// database share five sessions, and what one leaves in a session meets another.
-// It refuses startup parameters such as lock_timeout, as it does by default.
+// Bouncer starts a PgBouncer for this test only, in front of the server at that URL, and
+// returns the URL through it. It uses transaction pooling: the clients of a database share
+// five sessions, so one client's session state affects others. It rejects startup
+// parameters such as lock_timeout, which is PgBouncer's default.
 //
-// The program is the one that TENURE_TEST_PGBOUNCER names, else that of PATH, or
-// of Debian's package. Without any the test is skipped, or fails where
+// The program is the one that TENURE_TEST_PGBOUNCER names, or that in PATH, or that of
+// Debian's package. If there is none, the test is skipped, or fails if
 // TENURE_REQUIRE_PGBOUNCER is 1.
 func Bouncer(t testing.TB, url string) string {
 	t.Helper()
@@ -51,9 +51,9 @@ func bouncerProgram() (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("pgtest: TENURE_TEST_PGBOUNCER: %w", err)
 		}
-		return filepath.Abs(program) // it is started from another directory
+		return filepath.Abs(program) // because it is started in another directory
 	}
-	for _, name := range []string{"pgbouncer", "/usr/sbin/pgbouncer"} { // not every PATH has sbin
+	for _, name := range []string{"pgbouncer", "/usr/sbin/pgbouncer"} { // not every PATH contains sbin
 		if program, err := exec.LookPath(name); err == nil {
 			return program, nil
 		}
@@ -67,8 +67,8 @@ type bouncer struct {
 
 	shell *exec.Cmd
 	stdin io.Closer
-	gone  chan struct{} // closed when the bouncer is
-	log   bytes.Buffer  // to be read when it is gone
+	gone  chan struct{} // closed when the bouncer has ended
+	log   bytes.Buffer  // read only after that
 }
 
 // newBouncer starts a bouncer and returns when it answers.
@@ -84,7 +84,7 @@ func newBouncer(program, url string) (*bouncer, error) {
 	return b, nil
 }
 
-// bouncerConfig logs neither clients nor statistics.
+// bouncerConfig turns off the logging of clients and statistics.
 const bouncerConfig = `
 [databases]
 * = host=%s port=%d
@@ -101,9 +101,9 @@ log_disconnections = 0
 log_stats = 0
 `
 
-// mindBouncer runs the bouncer, "$@", until the end of its input: then the test
-// is over, or its process gone. It kills, as there is nothing to save: a TERM
-// may wait for the clients, and a shell's background ignores QUIT. Only the
+// mindBouncer runs the bouncer, "$@", until the end of its input, when the test is over or
+// its process is gone. It uses KILL because there is nothing to save: on TERM the bouncer
+// may wait for its clients, and a background process of a shell ignores QUIT. Only the
 // bouncer keeps the shell's stderr open.
 const mindBouncer = `
 dir=$1
@@ -189,9 +189,9 @@ func (b *bouncer) awaitReady() error {
 	}
 }
 
-// stop returns when the bouncer is gone, and its directory.
+// stop ends the bouncer, and returns when it and its directory are gone.
 func (b *bouncer) stop() {
 	b.stdin.Close()
 	<-b.gone
-	b.shell.Wait() // its status is that of the rm
+	b.shell.Wait() // the status is that of rm
 }

@@ -25,7 +25,7 @@ func TestABouncersClientsShareItsSessions(t *testing.T) {
 	}
 }
 
-func TestABouncerRefusesAStartupParameter(t *testing.T) {
+func TestABouncerRejectsAStartupParameter(t *testing.T) {
 	url := pgtest.Bouncer(t, pgtest.URL(t))
 	conn, err := pgx.Connect(t.Context(), url+"&lock_timeout=123ms")
 	if err == nil {
@@ -36,7 +36,7 @@ func TestABouncerRefusesAStartupParameter(t *testing.T) {
 	}
 }
 
-func TestABouncerIsGoneWithItsTest(t *testing.T) {
+func TestABouncerEndsWithItsTest(t *testing.T) {
 	url, temp := pgtest.URL(t), openDir(t)
 	t.Setenv("TMPDIR", temp)
 	var bounced string
@@ -54,8 +54,8 @@ func TestABouncerIsGoneWithItsTest(t *testing.T) {
 	}
 }
 
-// The test runs itself as a child, whose bouncer it looks for after the child's
-// sudden end.
+// The test runs itself as a child process, kills it, and then looks for the child's
+// bouncer.
 func TestAKilledTestProcessTakesItsBouncerAlong(t *testing.T) {
 	const asChild = "PGTEST_BOUNCER_AS_CHILD"
 	if os.Getenv(asChild) != "" {
@@ -64,12 +64,11 @@ func TestAKilledTestProcessTakesItsBouncerAlong(t *testing.T) {
 		return
 	}
 	url := pgtest.URL(t)
-	pgtest.Bouncer(t, url) // skips where there is none
+	pgtest.Bouncer(t, url) // skips if there is none
 	refuses(t, killedChild(t, asChild+"="+url))
 }
 
-// openDir returns an empty directory into which every user may look, unlike
-// that of t.TempDir.
+// openDir returns an empty directory that every user may read, unlike that of t.TempDir.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tenure-pgtest-parent-")

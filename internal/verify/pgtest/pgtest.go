@@ -3,9 +3,9 @@
 // the server's programs (13 or later) and nothing else: no running server, no
 // container. A TMPDIR in memory makes new databases several times as fast.
 //
-// The programs come from the directory that TENURE_TEST_POSTGRES names, else
-// from PATH, else from where packages install them. Without any, a test that
-// asks for a database is skipped, or fails where TENURE_REQUIRE_POSTGRES is 1.
+// The programs come from the directory that TENURE_TEST_POSTGRES names, or from PATH, or
+// from where packages install them. If there are none, a test that asks for a database is
+// skipped, or fails if TENURE_REQUIRE_POSTGRES is 1.
 package pgtest
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// shared is the cluster in which all tests of the process get a database each.
+// shared is the cluster in which each test of the process gets a database.
 var shared struct {
 	once   sync.Once
 	server *Server
@@ -28,8 +28,8 @@ var shared struct {
 }
 
 // Main runs the tests, stops the shared cluster if one was started, and exits.
-// It is the body of TestMain. A process that ends otherwise takes its clusters
-// with it too; only it does not wait for them.
+// It is the body of TestMain. The clusters end with the process in any case, but only Main
+// waits for them.
 func Main(m *testing.M) {
 	code := m.Run()
 	if shared.server != nil {
@@ -60,16 +60,15 @@ func URL(t testing.TB) string {
 	return server.url(name)
 }
 
-// Log returns what the shared cluster has logged so far, the statements that
-// failed among it. The lines of all tests are in it; each names its database.
+// Log returns what the shared cluster has logged so far, including failed statements. It
+// contains the lines of all tests; each line names its database.
 func Log(t testing.TB) string {
 	t.Helper()
 	return sharedServer(t).Log(t)
 }
 
-// Cluster starts a cluster for this test alone, which may stop and restart it.
-// It goes away when the test ends. The settings, such as "fsync=on", win over
-// those of all tests.
+// Cluster starts a cluster for this test only, which may stop and restart it. It is removed
+// when the test ends. The settings, such as "fsync=on", override the defaults.
 func Cluster(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	server, err := New(settings...)
@@ -100,8 +99,8 @@ func skipOrFail(t testing.TB, err error) {
 	}
 }
 
-// exec runs one statement in the database postgres. It takes no context: the
-// tests' own have ended when their databases are dropped.
+// exec runs one statement in the database postgres. It takes no context, because a test's
+// own context has ended by the time its database is dropped.
 func (s *Server) exec(sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -28,7 +28,7 @@ func TestDatabasesAreSeparate(t *testing.T) {
 	}
 }
 
-func TestADatabaseIsDroppedThoughAConnectionIsLeftOpen(t *testing.T) {
+func TestADatabaseWithAnOpenConnectionIsDropped(t *testing.T) {
 	var url string
 	t.Run("uses a database", func(t *testing.T) {
 		url = pgtest.URL(t)
@@ -67,7 +67,7 @@ func TestARestartKeepsTheDataAndTheAddress(t *testing.T) {
 	}
 }
 
-func TestTheLogTellsOfAFailedStatement(t *testing.T) {
+func TestTheLogContainsFailedStatements(t *testing.T) {
 	conn := connect(t, pgtest.URL(t))
 	query(t, conn, "CREATE TABLE things (id int PRIMARY KEY)")
 	query(t, conn, "INSERT INTO things VALUES (1)")
@@ -81,8 +81,8 @@ func TestTheLogTellsOfAFailedStatement(t *testing.T) {
 	}
 }
 
-// The test runs itself as a child, whose cluster it looks for after the
-// child's sudden end.
+// The test runs itself as a child process, kills it, and then looks for the child's
+// cluster.
 func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
 	const asChild = "PGTEST_AS_CHILD"
 	if os.Getenv(asChild) != "" {
@@ -90,7 +90,7 @@ func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
 		io.Copy(io.Discard, os.Stdin) // until it is killed
 		return
 	}
-	pgtest.URL(t) // skips where there is no PostgreSQL
+	pgtest.URL(t) // skips if there is no PostgreSQL
 
 	url := killedChild(t, asChild+"=1")
 	if conn, err := pgx.Connect(t.Context(), url); err == nil {
@@ -99,9 +99,9 @@ func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
 	}
 }
 
-// killedChild runs this test as a child process, kills that when it has printed
-// the address of what it has started, and returns the address once nothing of it
-// is left in the temporary directory.
+// killedChild runs this test as a child process, kills the child when it has printed the
+// address of the server that it started, and returns the address once the child's
+// temporary directory is empty.
 func killedChild(t *testing.T, env ...string) (url string) {
 	t.Helper()
 	temp := openDir(t)

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// processAttr has no answer here: the server is minded by a Unix shell.
+// processAttr fails here, because the server is supervised by a Unix shell.
 func processAttr(string) (*syscall.SysProcAttr, error) {
 	return nil, fmt.Errorf("%w (a Unix is needed)", errNoPostgres)
 }

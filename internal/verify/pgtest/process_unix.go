@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// processAttr says how the server's programs run: in a process group of their
-// own, so that a Ctrl-C at the terminal ends the tests and only thereby the
-// server, and as an unprivileged user where the tests run as root, which
-// PostgreSQL refuses to be. That user becomes the owner of dir.
+// processAttr makes the server's programs run in a separate process group, so that Ctrl-C
+// in the terminal ends only the tests, which then end the server. If the tests run as
+// root, which PostgreSQL refuses, the programs run as an unprivileged user, which becomes
+// the owner of dir.
 func processAttr(dir string) (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() != 0 {

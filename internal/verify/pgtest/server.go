@@ -22,24 +22,24 @@ import (
 // startTimeout bounds the wait for a server that neither answers nor exits.
 const startTimeout = 2 * time.Minute
 
-// Server is one PostgreSQL cluster. Its methods are for one goroutine at a
-// time, but for URL and Log.
+// Server is one PostgreSQL cluster. Its methods, except URL and Log, are not safe for
+// concurrent use.
 type Server struct {
-	bin  string               // the directory of the programs
-	dir  string               // holds data and log
-	attr *syscall.SysProcAttr // of every process
+	bin  string               // directory of the programs
+	dir  string               // contains data and log
+	attr *syscall.SysProcAttr // for every process
 	port int
 
-	settings []string // of its own
+	settings []string // in addition to the defaults
 
-	// Of the running server, nil while it is stopped.
+	// State of the running server; nil while it is stopped.
 	shell *exec.Cmd
 	stdin io.WriteCloser // takes the signal to stop with
 	gone  chan struct{}  // closed when no process of the server is left
 }
 
-// New makes a cluster and starts it, for a program that is no test; [Cluster] is
-// for those. [Server.Close] ends it.
+// New creates and starts a cluster for a program that is not a test; tests use [Cluster].
+// [Server.Close] ends it.
 func New(settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *Server) init() (err error) {
 	}
 	initdb := exec.Command(filepath.Join(s.bin, "initdb"), "-D", s.data(), "-A", "trust", "-U", "postgres",
 		"--no-sync", "-E", "UTF8", "--locale=C")
-	initdb.Dir = s.dir // the tests' own may be closed to the server's user
+	initdb.Dir = s.dir // the server's user may not be able to read the tests' own directory
 	initdb.SysProcAttr = s.attr
 	if out, err := initdb.CombinedOutput(); err != nil {
 		return fmt.Errorf("pgtest: initdb: %w\n%s", err, out)
@@ -76,9 +76,9 @@ func (s *Server) init() (err error) {
 	return nil
 }
 
-// freePort finds a port below the ranges from which systems number outgoing
-// connections. From those ranges a stopped server's port could be given to a
-// client meanwhile, even to one that is dialing the server.
+// freePort finds a port below the ranges that systems use for outgoing connections. A port
+// from those ranges could be assigned to a client while the server is stopped, even to one
+// that is dialing the server.
 func freePort() (int, error) {
 	for range 100 {
 		port := 15000 + rand.IntN(15000)
@@ -90,9 +90,9 @@ func freePort() (int, error) {
 	return 0, errors.New("pgtest: found no free port")
 }
 
-// mind runs the server, "$@", until it reads the signal to end it with. At the
-// end of its input the test process is gone, however it ended, and the shell
-// clears up in its place. Only the server keeps the shell's output open.
+// mind runs the server, "$@", until it reads the signal with which to end it. At the end
+// of its input the test process is gone, and the shell cleans up in its place. Only the
+// server keeps the shell's output open.
 const mind = `
 dir=$1
 shift
@@ -120,7 +120,7 @@ func (s *Server) Start() error {
 	}
 	defer log.Close()
 	args := []string{"-c", mind, "sh", s.dir, filepath.Join(s.bin, "postgres"), "-D", s.data(), "-p", strconv.Itoa(s.port)}
-	for _, setting := range append([]string{ // of two for the same, the last holds
+	for _, setting := range append([]string{ // the last one of the same name wins
 		"listen_addresses=127.0.0.1",
 		"unix_socket_directories=",
 		"fsync=off",
@@ -175,8 +175,8 @@ func (s *Server) awaitReady() error {
 	}
 }
 
-// Stop ends the server and returns when all its processes are gone: "fast"
-// rolls back what is open and shuts down, "immediate" is a crash.
+// Stop ends the server and returns when all of its processes are gone. "fast" rolls back
+// open transactions and shuts down; "immediate" simulates a crash.
 func (s *Server) Stop(mode string) error {
 	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT"}[mode]
 	if !ok {
@@ -189,7 +189,7 @@ func (s *Server) Stop(mode string) error {
 		return fmt.Errorf("pgtest: stop: %w", err)
 	}
 	<-s.gone
-	s.shell.Wait() // its status is that of a server that was told to end
+	s.shell.Wait() // the status is that of a server that was told to end
 	s.shell = nil
 	return nil
 }
@@ -202,7 +202,7 @@ func (s *Server) Restart(mode string) error {
 	return s.Start()
 }
 
-// Close stops the server if it runs, and removes the cluster.
+// Close stops the server if it is running, and removes the cluster.
 func (s *Server) Close() error {
 	var err error
 	if s.shell != nil {
@@ -212,16 +212,15 @@ func (s *Server) Close() error {
 }
 
 // URL returns the address of the database postgres, where its user is the
-// superuser. It stays the same over restarts.
+// superuser. It stays the same across restarts.
 func (s *Server) URL() string { return s.url("postgres") }
 
 func (s *Server) url(database string) string {
 	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", s.port, database)
 }
 
-// Log returns what the server has logged since the cluster was made, the
-// statements that failed among it. A statement's line is in it before the
-// client sees the error.
+// Log returns what the server has logged since the cluster was created, including failed
+// statements. A failed statement's line is written before the client sees the error.
 func (s *Server) Log(t testing.TB) string {
 	t.Helper()
 	log, err := os.ReadFile(s.log())
