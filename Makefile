@@ -43,7 +43,7 @@ chaos: ## faults done to real processes and servers, for DURATION, and what beca
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, and a year of a schedule, for some ten minutes
-	go test ./schedule -run TestOfAYear -v -timeout 60m -schedule.days 365
+	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
 	GOGC=400 go test ./internal/verify/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 
 .PHONY: mutants

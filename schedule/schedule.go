@@ -101,7 +101,7 @@ func New(cfg Config) (*Schedule, error) {
 
 // State is the state of a schedule in the store.
 type State struct {
-	Done  time.Time `json:"done"`           // the last slot that is done; before the first one, when the schedule was first run
+	Done  time.Time `json:"done"`           // the last finished slot; before the first one, the time when the schedule was first run
 	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it failed, was interrupted, or is running
 }
 
@@ -187,7 +187,8 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	return 0, nil
 }
 
-// due returns the slot to run now and the next slot; either is zero if there is none.
+// due returns the slot to run now, or otherwise the next one as later. Both are zero if there
+// is none.
 func (s *Schedule) due(r record, idleSince time.Time) (due, later time.Time, err error) {
 	after := r.Done
 	interrupted := r.Begun.After(r.Done)
