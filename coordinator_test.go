@@ -87,7 +87,7 @@ func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 			Reconcile: func(ctx context.Context) error {
 				t.jobs.begin("a")
 				<-ctx.Done()
-				time.Sleep(8 * time.Second) // winds up, for longer than any standby waits to acquire
+				time.Sleep(8 * time.Second) // longer than any standby waits to acquire
 				if _, err := t.store.Get(context.Background(), leaseKey); err != nil {
 					t.Errorf("while the job runs: %v", err)
 				}

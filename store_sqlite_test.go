@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -124,26 +123,6 @@ func TestASQLiteColumnThatDoesNotFitIsNamed(t *testing.T) {
 	if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "name") {
 		t.Errorf("got %v, want ErrSetup that names what is missing", err)
 	}
-}
-
-func TestACoordinatorOnSQLiteInMemoryWorksInVirtualTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := openSQLite(t, ":memory:")
-		migrate(t, store)
-		l := newLedger(t)
-		a := start(t, l, store, "a", tenure.CoordinatorConfig{})
-		time.Sleep(time.Second)
-		b := start(t, l, store, "b", tenure.CoordinatorConfig{})
-		time.Sleep(time.Hour)
-		if !a.IsHolder() || b.IsHolder() {
-			t.Errorf("after an hour a holds %v, b %v", a.IsHolder(), b.IsHolder())
-		}
-		a.store.SetHook(hang)
-		time.Sleep(35 * time.Second)
-		if !b.IsHolder() || l.holder() != "b" {
-			t.Errorf("b did not take over:\n%v", l)
-		}
-	})
 }
 
 func TestOnSQLiteTooATombstoneKeepsVersionsUpUntilTheClockIsADayPastIt(t *testing.T) {

@@ -116,7 +116,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 
 func TestATraceIsToldHowATermEnds(t *testing.T) {
 	for name, test := range map[string]struct {
-		winds time.Duration // up the job
+		takes time.Duration // of the job, to return
 		end   func(t *scene, a *replica)
 		want  []string
 	}{
@@ -140,7 +140,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
 				var told tale
-				a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(test.winds), Trace: told.trace()})
+				a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(test.takes), Trace: told.trace()})
 				told.since()
 				test.end(t, a)
 				require.Equal(t, test.want, told.since())
