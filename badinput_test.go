@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -58,13 +59,13 @@ func (s untouched) Driver() driver.Driver { return nil }
 func untouchedPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none")
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
 		t.Error("the database was connected to")
 		return errors.New("it must not be")
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -92,13 +93,13 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		Close() error
 	}
 	postgres := func(cfg tenure.PostgresConfig) database {
-		cfg.Logger = quiet
-		store := must(tenure.NewPostgresStore(pool, cfg))
+		cfg.Logger = kit.Quiet
+		store := kit.Must(tenure.NewPostgresStore(pool, cfg))
 		t.Cleanup(func() { store.Close() })
 		return store
 	}
 	sqlite := func(cfg tenure.SQLiteConfig) database {
-		store := must(tenure.NewSQLiteStore(db, cfg))
+		store := kit.Must(tenure.NewSQLiteStore(db, cfg))
 		t.Cleanup(func() { store.Close() })
 		return store
 	}
@@ -107,17 +108,17 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	obj := tenure.Object{Key: key}
 
 	mem := storetest.NewMem()
-	lease := newLease(t, mem, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
-	foreign := mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
-	over := mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "over"}}))
-	wantErr(t, newLease(t, mem, tenure.LeaseConfig{Key: over.Key()}).Release(ctx, over), nil)
+	lease := kit.NewLease(t, mem, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	foreign := kit.MustAcquire(t, kit.NewLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
+	over := kit.MustAcquire(t, kit.NewLease(t, mem, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "over"}}))
+	kit.WantErr(t, kit.NewLease(t, mem, tenure.LeaseConfig{Key: over.Key()}).Release(ctx, over), nil)
 	overFenced, err := mem.Fence(over)
-	wantErr(t, err, nil)
-	idle := newLease(t, untouched{t}, tenure.LeaseConfig{})
+	kit.WantErr(t, err, nil)
+	idle := kit.NewLease(t, untouched{t}, tenure.LeaseConfig{})
 	job := func(context.Context) error { return nil }
-	coordinator, err := tenure.NewCoordinator(idle, tenure.CoordinatorConfig{Watch: job, Logger: quiet})
-	wantErr(t, err, nil)
+	coordinator, err := tenure.NewCoordinator(idle, tenure.CoordinatorConfig{Watch: job, Logger: kit.Quiet})
+	kit.WantErr(t, err, nil)
 
 	newLease := func(cfg tenure.LeaseConfig) error {
 		_, err := tenure.NewLease(untouched{t}, cfg)
@@ -154,7 +155,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		return err
 	}
 	openPostgres := func(url string) error {
-		_, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: quiet})
+		_, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: kit.Quiet})
 		return err
 	}
 	openPostgresAs := func(cfg tenure.PostgresConfig) error {
@@ -171,7 +172,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	}
 	fenced := func(store tenure.Store) tenure.Store {
 		fenced, err := tenure.Fence(store, term)
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		return fenced
 	}
 	fencedPostgres := func(term *tenure.Term, fn func(pgx.Tx) error) error {
@@ -492,7 +493,7 @@ func TestATermOfNothingIsNeverValid(t *testing.T) {
 func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	coordinator, err := tenure.NewCoordinator(newLease(t, untouched{t}, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+	coordinator, err := tenure.NewCoordinator(kit.NewLease(t, untouched{t}, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
 		Watch: func(context.Context) error {
 			t.Error("the job began")
 			return nil
@@ -501,11 +502,11 @@ func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
 			t.Error("the check was asked")
 			return nil
 		},
-		Logger: quiet,
+		Logger: kit.Quiet,
 	})
-	wantErr(t, err, nil)
-	wantErr(t, coordinator.Run(ctx), nil)
-	wantErr(t, coordinator.Resign(ctx), nil) // there is nothing to resign from
+	kit.WantErr(t, err, nil)
+	kit.WantErr(t, coordinator.Run(ctx), nil)
+	kit.WantErr(t, coordinator.Resign(ctx), nil) // there is nothing to resign from
 }
 
 // Where nothing keeps a key from being there twice, two replicas would both create
@@ -538,17 +539,17 @@ func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
 	}
 	t.Run("sqlite", func(t *testing.T) {
 		for ddl, accepted := range tables {
-			db := openSQL(t, "sqlite", ":memory:")
+			db := kit.OpenSQL(t, "sqlite", ":memory:")
 			db.SetMaxOpenConns(1)
-			execSQL(t, db, fmt.Sprintf(ddl, "TEXT", "TEXT", "BLOB"))
-			judge(t, ddl, accepted, must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{})).Migrate(t.Context()))
+			kit.ExecSQL(t, db, fmt.Sprintf(ddl, "TEXT", "TEXT", "BLOB"))
+			judge(t, ddl, accepted, kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{})).Migrate(t.Context()))
 		}
 	})
 	t.Run("postgres", func(t *testing.T) {
-		pool := postgresPool(t, pgtest.URL(t))
+		pool := kit.PostgresPool(t, pgtest.URL(t))
 		for ddl, accepted := range tables {
-			execPostgres(t, pool, fmt.Sprintf("DROP SCHEMA public CASCADE; CREATE SCHEMA public; "+ddl, "text", "jsonb", "bytea"))
-			store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
+			kit.ExecPostgres(t, pool, fmt.Sprintf("DROP SCHEMA public CASCADE; CREATE SCHEMA public; "+ddl, "text", "jsonb", "bytea"))
+			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
 			judge(t, ddl, accepted, store.Migrate(t.Context()))
 			store.Close()
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 // fitness is a Check that the test decides.
@@ -103,7 +104,7 @@ func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
 		time.Sleep(time.Minute + time.Second)
 		fit.holder.Store(true)
 		for range 200 {
-			require.NoError(t, a.store.Wake(t.Context(), leaseKey))
+			require.NoError(t, a.store.Wake(t.Context(), kit.LeaseKey))
 			time.Sleep(time.Millisecond)
 		}
 		t.wantHolder(a)
@@ -183,7 +184,7 @@ func TestAReplicaWhoseCheckFlapsStaysAwayForLongerEachTime(t *testing.T) {
 		var began []time.Time
 		a := t.start("a", tenure.CoordinatorConfig{Check: fit.check, Reconcile: func(ctx context.Context) error {
 			began = append(began, time.Now())
-			return untilDone(ctx)
+			return kit.UntilDone(ctx)
 		}})
 		time.Sleep(10 * time.Minute)
 		a.stop()
@@ -219,13 +220,13 @@ func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
 		var unfit atomic.Bool
 		t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
 			if unfit.Load() {
-				return &tenure.LostError{Key: leaseKey} // of another lease, or of a fenced write that was mistaken
+				return &tenure.LostError{Key: kit.LeaseKey} // of another lease, or of a fenced write that was mistaken
 			}
 			return nil
 		}})
 		unfit.Store(true)
 		time.Sleep(11 * time.Second)
-		_, err := t.store.Get(t.Context(), leaseKey)
+		_, err := t.store.Get(t.Context(), kit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 		t.wantHolder(nil)
 	})

@@ -11,12 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		cfg := t.fencing(succeeds)
+		cfg := t.fencing(kit.Succeeds)
 		cfg.Confirmations = 2
 		_, b := t.takeover(cfg)
 		b.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -39,7 +40,7 @@ func TestAfterATakeoverTheJobBeginsOnceItIsConfirmedAndThePredecessorFenced(t *t
 
 func TestWithoutATakeoverThereIsNothingToConfirm(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		cfg := t.fencing(succeeds)
+		cfg := t.fencing(kit.Succeeds)
 		cfg.Confirmations = 3
 		a := t.start("a", cfg)
 		t.wantHolder(a)
@@ -74,7 +75,7 @@ func TestHintsConfirmNothing(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 2})
 		for range 19 {
-			require.NoError(t, b.store.Wake(t.Context(), leaseKey))
+			require.NoError(t, b.store.Wake(t.Context(), kit.LeaseKey))
 			time.Sleep(time.Second)
 		}
 		t.wantHolder(nil) // two renewals take 20 s
@@ -91,7 +92,7 @@ func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
 	}{
 		"shutdown": {func(_ *scene, b *replica) { go b.stop() }, tenure.ErrShutdown, 0},
 		"resigned": {func(t *scene, b *replica) { go b.Resign(t.Context()) }, tenure.ErrResigned, 0},
-		"deadline": {func(_ *scene, b *replica) { b.store.SetHook(refuse) }, tenure.ErrDeadline, 20 * time.Second},
+		"deadline": {func(_ *scene, b *replica) { b.store.SetHook(kit.Refuse) }, tenure.ErrDeadline, 20 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
@@ -117,9 +118,9 @@ func TestATermThatEndsBeforeItIsConfirmedRunsNoJob(t *testing.T) {
 
 func TestAPanicWhileFencingGivesTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		time.Sleep(30 * time.Second)
-		lease := newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 		c, err := tenure.NewCoordinator(lease, t.fencing(func(context.Context) error { panic("boom") }))
 		require.NoError(t, err)
 		defer func() {
@@ -138,7 +139,7 @@ func TestAPanicWhileFencingGivesTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 // However the term ends in which a predecessor was to be fenced, the next one fences it.
 func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 	type act = func(t *scene, b *replica)
-	crash := func(_ *scene, b *replica) { b.store.SetHook(hang) }
+	crash := func(_ *scene, b *replica) { b.store.SetHook(kit.Hang) }
 	for name, test := range map[string]struct {
 		act  act
 		next tenure.LeaseConfig
@@ -149,7 +150,7 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 		"asked to release": {func(t *scene, b *replica) { b.lease.RequestRelease(t.Context()) }, tenure.LeaseConfig{}, nil},
 		"asked for c":      {func(t *scene, b *replica) { b.lease.RequestHandover(t.Context(), "c") }, tenure.LeaseConfig{}, nil},
 		"release refused": {func(t *scene, b *replica) { // and as it has resigned, it is not back before c
-			b.store.SetHook(refuse)
+			b.store.SetHook(kit.Refuse)
 			go b.Resign(t.Context())
 			time.Sleep(10 * time.Second)
 			b.store.SetHook(nil)
@@ -164,21 +165,21 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 					test.want = []string{"c fences a at 10.0.0.1", "c works"}
 				}
 				addr := func(a string) map[string]string { return map[string]string{"addr": a} }
-				mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: addr("10.0.0.1")}))
+				kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: addr("10.0.0.1")}))
 				var tries atomic.Int32
 				b := t.startWith(tenure.LeaseConfig{Holder: "b", Labels: addr("10.0.0.2")}, t.fencing(func(ctx context.Context) error {
 					if tries.Add(1) > 1 {
 						return nil
 					}
-					return untilDone(ctx)
+					return kit.UntilDone(ctx)
 				}))
 				time.Sleep(45 * time.Second) // and a renewal
 				require.Equal(t, []string{"b fences a at 10.0.0.1"}, t.said())
 				if test.next.AssumeUniqueHolder { // the next b finds the first one gone
 					test.act(t, b)
-					t.startWith(test.next, t.fencing(succeeds))
+					t.startWith(test.next, t.fencing(kit.Succeeds))
 				} else {
-					t.start("c", t.fencing(succeeds))
+					t.start("c", t.fencing(kit.Succeeds))
 					test.act(t, b)
 				}
 				time.Sleep(time.Minute)
@@ -190,13 +191,13 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 
 func TestATakeoverWhoseAnswerWasLostIsConfirmed(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
-		b := t.start("b", t.fencing(succeeds))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		b := t.start("b", t.fencing(kit.Succeeds))
 		lost := false
-		b.store.SetHook(only("put", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		b.store.SetHook(kit.Only("put", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			if err == nil && !lost {
-				lost, err = true, errLost
+				lost, err = true, kit.ErrReset
 			}
 			return err
 		}))
@@ -208,17 +209,17 @@ func TestATakeoverWhoseAnswerWasLostIsConfirmed(t *testing.T) {
 func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
-		term := mustAcquire(t, newLease(t, t.store, unique))
+		term := kit.MustAcquire(t, kit.NewLease(t, t.store, unique))
 		for _, other := range []tenure.LeaseConfig{{Holder: "pod-1", AssumeUniqueHolder: true}, {Holder: "pod-0"}} {
-			_, err := newLease(t, t.store, other).AcquireOrSteal(t.Context())
+			_, err := kit.NewLease(t, t.store, other).AcquireOrSteal(t.Context())
 			require.ErrorIs(t, err, tenure.ErrHeld)
 		}
-		restarted := newLease(t, t.store, unique)
-		require.Greater(t, mustAcquire(t, restarted).Token(), term.Token())
+		restarted := kit.NewLease(t, t.store, unique)
+		require.Greater(t, kit.MustAcquire(t, restarted).Token(), term.Token())
 		_, err := restarted.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld) // its own term, of this life
 
-		cfg := t.fencing(succeeds) // but it does not fence itself, nor wait
+		cfg := t.fencing(kit.Succeeds) // but it does not fence itself, nor wait
 		cfg.Confirmations = 2
 		t.startWith(unique, cfg)
 		require.Equal(t, []string{"pod-0 works"}, t.said())

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -21,7 +22,7 @@ func TestOneReplicaHoldsAndTheOthersStandBy(t *testing.T) {
 		for range 100 {
 			time.Sleep(7 * time.Second)
 			t.wantHolder(a)
-			require.Equal(t, "a", t.jobs.holder())
+			require.Equal(t, "a", t.jobs.Holder())
 		}
 		got := a.Status()
 		require.Equal(t, tenure.RoleHolder, got.Role)
@@ -46,7 +47,7 @@ func TestAtAShutdownTheLeaseGoesToAnotherReplicaAtOnce(t *testing.T) {
 		require.Contains(t, t.jobs.String(), "1m0s a ends: "+tenure.ErrShutdown.Error())
 		t.settle()
 		t.wantHolder(b)
-		require.Equal(t, "b", t.jobs.holder())
+		require.Equal(t, "b", t.jobs.Holder())
 	})
 }
 
@@ -54,10 +55,10 @@ func TestAVanishedHolderIsReplacedWithinTenMillisecondsOfItsTTL(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute + time.Second) // the last renewal was a second ago
-		a.store.SetHook(hang)
+		a.store.SetHook(kit.Hang)
 		time.Sleep(29*time.Second + 10*time.Millisecond)
 		t.wantHolder(b)
-		require.Equal(t, "b", t.jobs.holder())
+		require.Equal(t, "b", t.jobs.Holder())
 	})
 }
 
@@ -69,7 +70,7 @@ func TestALeaseIsReleasedOnlyWhenNoRenewalIsUnderWay(t *testing.T) {
 			s.say(call.Op)
 			if call.Op == "put" {
 				defer s.say("renewed")
-				return hang(ctx, call, do)
+				return kit.Hang(ctx, call, do)
 			}
 			return do(ctx)
 		})
@@ -85,13 +86,13 @@ func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 		a := t.start("a", tenure.CoordinatorConfig{
 			Watch: returnsAfter(0),
 			Reconcile: func(ctx context.Context) error {
-				t.jobs.begin("a")
+				t.jobs.Begin("a")
 				<-ctx.Done()
 				time.Sleep(8 * time.Second) // longer than any standby waits to acquire
-				if _, err := t.store.Get(context.Background(), leaseKey); err != nil {
+				if _, err := t.store.Get(context.Background(), kit.LeaseKey); err != nil {
 					t.Errorf("while the job runs: %v", err)
 				}
-				t.jobs.end("a", context.Cause(ctx))
+				t.jobs.End("a", context.Cause(ctx))
 				return nil
 			},
 		})
@@ -100,12 +101,12 @@ func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 		a.stop()
 		t.settle()
 		t.wantHolder(b)
-		require.Equal(t, "b", t.jobs.holder())
+		require.Equal(t, "b", t.jobs.Holder())
 	})
 }
 
 func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"refused": refuse, "hanging": hang, "answers lost": loseAnswer} {
+	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang, "answers lost": kit.LoseAnswer} {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				a := t.start("a")
@@ -126,10 +127,10 @@ func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
 
 func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{
-		"until its context ends": hang,
+		"until its context ends": kit.Hang,
 		"for ever, whatever its context": func(context.Context, storetest.Call, func(context.Context) error) error {
 			time.Sleep(10 * time.Minute)
-			return errLost
+			return kit.ErrReset
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +138,7 @@ func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 				a, b := t.start("a"), t.start("b")
 				a.store.SetHook(fault)
 				time.Sleep(20*time.Second - time.Millisecond)
-				require.Equal(t, "a", t.jobs.holder(), t.jobs)
+				require.Equal(t, "a", t.jobs.Holder(), t.jobs)
 				time.Sleep(time.Millisecond)
 				synctest.Wait()
 				require.Contains(t, t.jobs.String(), "20s a ends: "+tenure.ErrDeadline.Error())
@@ -151,7 +152,7 @@ func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 	broken := errors.New("broken")
 	for name, job := range map[string]func(context.Context) error{
-		"by returning":     succeeds,
+		"by returning":     kit.Succeeds,
 		"by an error":      func(context.Context) error { return broken },
 		"by a false alarm": func(context.Context) error { return tenure.ErrLost },
 		"by Goexit":        func(context.Context) error { runtime.Goexit(); return nil },
@@ -165,7 +166,7 @@ func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 						return job(ctx)
 					},
 					Reconcile: func(ctx context.Context) error {
-						t.jobs.run(ctx, "a")
+						t.jobs.Run(ctx, "a")
 						cause <- context.Cause(ctx)
 						return nil
 					},
@@ -187,7 +188,7 @@ func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		broken := errors.New("broken")
-		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
 			Watch:     returnsAfter(0),
 			Reconcile: func(context.Context) error { panic(broken) },
 		})
@@ -197,7 +198,7 @@ func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 			require.True(t, ok)
 			require.ErrorIs(t, p, broken)
 			require.ErrorContains(t, p, "coordinator_test.go", "the stack of the job")
-			_, err := t.store.Get(t.Context(), leaseKey)
+			_, err := t.store.Get(t.Context(), kit.LeaseKey)
 			require.ErrorIs(t, err, tenure.ErrNotFound)
 			require.False(t, c.IsHolder())
 			require.Equal(t, tenure.RoleStandby, c.Status().Role)
@@ -210,7 +211,7 @@ func TestAReplicaThatLostTheLeaseCompetesAgain(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a := t.start("a")
 		for i := range 5 {
-			a.store.SetHook(hang)
+			a.store.SetHook(kit.Hang)
 			time.Sleep(time.Minute)
 			t.wantHolder(nil)
 			a.store.SetHook(nil)
@@ -234,7 +235,7 @@ func TestAStolenLeaseEndsTheJobAtTheNextRenewal(t *testing.T) {
 		putRecord(t, t.store, robbersRecord)
 		time.Sleep(10*time.Second + time.Millisecond)
 		synctest.Wait()
-		wantLost(t, cause, term, "robber")
+		kit.WantLost(t, cause, term, "robber")
 	})
 }
 
@@ -246,7 +247,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		a := t.start("a", tenure.CoordinatorConfig{
 			Reconcile: func(ctx context.Context) error {
 				if !first {
-					return untilDone(ctx)
+					return kit.UntilDone(ctx)
 				}
 				first = false
 				<-returnNow
@@ -263,7 +264,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		require.Equal(t, 9*time.Second, <-stuck)
 		require.True(t, a.Status().Stuck)
 		require.Equal(t, tenure.RoleStopping, a.Status().Role)
-		get(t, t.store, leaseKey) // the job runs, so its lease stands
+		kit.Get(t, t.store, kit.LeaseKey) // the job runs, so its lease stands
 
 		time.Sleep(40 * time.Second) // and expires, for it is not renewed
 		t.wantHolder(b)
@@ -283,7 +284,7 @@ func TestResignHandsTheLeaseToAnotherReplica(t *testing.T) {
 		require.NoError(t, b.Resign(t.Context())) // has nothing to resign
 		require.NoError(t, a.Resign(t.Context()))
 		require.False(t, a.IsHolder())
-		require.NotEqual(t, "a", t.jobs.holder())
+		require.NotEqual(t, "a", t.jobs.Holder())
 		t.settle()
 		t.wantHolder(b)
 		require.Contains(t, t.jobs.String(), "a ends: "+tenure.ErrResigned.Error())
@@ -309,7 +310,7 @@ func TestAReplicaThatHasResignedStaysAwayForAsLongAsItSaid(t *testing.T) {
 func TestAReplicaThatIsToldToResignWhileItStopsStaysAwayAllTheSame(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})
-		a.store.SetHook(hang)
+		a.store.SetHook(kit.Hang)
 		time.Sleep(20*time.Second + time.Millisecond) // its renewals have failed for too long
 		a.store.SetHook(nil)
 		require.NoError(t, a.Resign(t.Context()))
@@ -333,9 +334,9 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 			}
 		})
 		a := t.start("a")
-		get(t, store, leaseKey)
+		kit.Get(t, store, kit.LeaseKey)
 		a.stop()
-		_, err := store.Get(t.Context(), leaseKey)
+		_, err := store.Get(t.Context(), kit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 		require.Empty(t, t.jobs.String(), "the job ran")
 	})
@@ -345,11 +346,11 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 func TestAnAcquireAnsweredAfterTheRenewDeadlineBeginsNoJob(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		// The trust lasts for 8 s more, and a job may take 9.
-		t.store = storetest.Faulty(t.store, only("put", once(answerAfter(21*time.Second))))
+		t.store = storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.AnswerAfter(21*time.Second))))
 		b := t.start("b")
 		time.Sleep(21*time.Second + time.Millisecond)
 		require.Empty(t, t.jobs.String())
-		_, err := t.store.Get(t.Context(), leaseKey)
+		_, err := t.store.Get(t.Context(), kit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound, "the lease is given back")
 		time.Sleep(5 * time.Second)
 		t.wantHolder(b)
@@ -363,7 +364,7 @@ func TestTheJobsContextCarriesTheTermAndTheCallersValues(t *testing.T) {
 		jobs := make(chan context.Context, 1)
 		t.start("a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
 			jobs <- ctx
-			return untilDone(ctx)
+			return kit.UntilDone(ctx)
 		}})
 		job := <-jobs
 		require.Equal(t, "value", job.Value(key{}))
@@ -380,7 +381,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 		"Mem":    func(*testing.T) tenure.Store { mem := storetest.NewMem(); mem.Single = true; return mem },
 		"Static": func(*testing.T) tenure.Store { return tenure.Static() },
 		"SQLite": func(t *testing.T) tenure.Store {
-			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: quiet})
+			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: kit.Quiet})
 			require.NoError(t, err)
 			t.Cleanup(func() { store.Close() })
 			return store
@@ -388,8 +389,8 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
-				var traffic calls
-				t.store = storetest.Faulty(open(t.T), traffic.count("", nil))
+				var traffic kit.Calls
+				t.store = storetest.Faulty(open(t.T), traffic.Count("", nil))
 				jobs := 0
 				a := t.start("a", tenure.CoordinatorConfig{Confirmations: 2, Reconcile: func(ctx context.Context) error {
 					term := tenure.TermFromContext(ctx)
@@ -399,7 +400,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 					if jobs++; jobs == 1 {
 						return errors.New("fails once")
 					}
-					t.jobs.run(ctx, "a")
+					t.jobs.Run(ctx, "a")
 					return nil
 				}})
 				time.Sleep(time.Hour)
@@ -407,17 +408,17 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 				require.Equal(t, 2, a.Status().Terms)
 				a.stop()
 				t.wantHolder(nil)
-				require.Empty(t, t.jobs.holder())
-				require.Empty(t, traffic.take())
+				require.Empty(t, t.jobs.Holder())
+				require.Empty(t, traffic.Take())
 			})
 		})
 	}
 }
 
 func TestAStaticStoreHasNoObjectsAndTakesNone(t *testing.T) {
-	_, err := newLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
+	_, err := kit.NewLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
 	require.ErrorIs(t, err, tenure.ErrNotFound)
-	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: leaseKey}, tenure.MustCreate())
+	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
@@ -432,7 +433,7 @@ func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
 		require.NoError(t, a.Resign(t.Context()))
 		t.settle()
 		t.wantHolder(b)
-		b.store.SetHook(refuse)
+		b.store.SetHook(kit.Refuse)
 		time.Sleep(20*time.Second + time.Second)
 		require.False(t, b.IsHolder(), "b holds past its RenewDeadline")
 	})
@@ -451,14 +452,14 @@ func TestACoordinatorRunsOnceAtATime(t *testing.T) {
 
 func TestAStoreThatNeedsAPersonIsAskedRarely(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		var asked calls
-		store := storetest.Faulty(t.store, asked.count("", func(context.Context, storetest.Call, func(context.Context) error) error {
+		var asked kit.Calls
+		store := storetest.Faulty(t.store, asked.Count("", func(context.Context, storetest.Call, func(context.Context) error) error {
 			return fmt.Errorf("password authentication failed: %w", tenure.ErrSetup)
 		}))
 		t.store = store
 		a := t.start("a")
 		time.Sleep(10 * time.Minute)
-		require.InDelta(t, 25, asked.take()["put"], 5, "once in 30 s")
+		require.InDelta(t, 25, asked.Take()["put"], 5, "once in 30 s")
 		require.Contains(t, a.Status().LastError, "password")
 		store.SetHook(nil)
 		time.Sleep(30 * time.Second)
@@ -471,12 +472,12 @@ func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
 		for i := range 5 {
 			t.start(fmt.Sprint("r", i))
 		}
-		faults := []storetest.Hook{hang, refuse, nil, nil, answerAfter(3 * time.Second)}
+		faults := []storetest.Hook{kit.Hang, kit.Refuse, nil, nil, kit.AnswerAfter(3 * time.Second)}
 		held := 0
 		for i := range 400 {
 			t.replicas[i*7%5].store.SetHook(faults[i*3%len(faults)])
 			time.Sleep(time.Duration(i%41) * time.Second)
-			if t.jobs.holder() != "" {
+			if t.jobs.Holder() != "" {
 				held++
 			}
 		}
@@ -503,7 +504,7 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 		"everything": {time.Second, tenure.CoordinatorConfig{RenewInterval: -1, AcquireInterval: -1, RenewDeadline: time.Hour},
 			[]string{"RenewInterval -1ns", "AcquireInterval -1ns", "RenewDeadline 1h"}},
 	} {
-		lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
+		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
 		_, err := tenure.NewCoordinator(lease, test.cfg)
 		if test.says == nil {
 			require.NoError(t, err, name)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -56,12 +57,12 @@ func TestInSteadyStateAHolderOnlyRenewsAndAStandbyReadsOncePerTTL(t *testing.T) 
 		time.Sleep(time.Second)
 		b := t.start("b")
 		time.Sleep(time.Minute)
-		var traffic calls
-		latency := slowly(300 * time.Microsecond) // as databases have
-		a.store.SetHook(traffic.count("holder ", latency))
-		b.store.SetHook(traffic.count("standby ", latency))
+		var traffic kit.Calls
+		latency := kit.Slowly(300 * time.Microsecond) // as databases have
+		a.store.SetHook(traffic.Count("holder ", latency))
+		b.store.SetHook(traffic.Count("standby ", latency))
 		time.Sleep(100 * 30 * time.Second)
-		require.Equal(t, map[string]int{"holder put": 300, "standby get": 100}, traffic.take(), "in 100 TTLs")
+		require.Equal(t, map[string]int{"holder put": 300, "standby get": 100}, traffic.Take(), "in 100 TTLs")
 	})
 }
 
@@ -98,13 +99,13 @@ func TestAStandbyPollsWhereItCannotRelyOnHints(t *testing.T) {
 			putRecord(t, store, `{"holder":"another program","acquired_at_ms":1}`)
 			t.start("b")
 			time.Sleep(time.Second)
-			removeRecord(t, store)
+			kit.RemoveRecord(t, store)
 		},
 		"only what it has observed counts": func(t *scene, store *hinted) {
 			a := t.start("a")
 			t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.Observed}, tenure.CoordinatorConfig{})
 			time.Sleep(time.Minute + 11*time.Second) // the last renewal was a second ago
-			a.store.SetHook(hang)
+			a.store.SetHook(kit.Hang)
 			time.Sleep(29 * time.Second)
 		},
 	} {
@@ -123,8 +124,8 @@ func TestSpuriousHintsCostAStandbyNoMoreThanPolling(t *testing.T) {
 		store := t.hint(true)
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Second)
-		var traffic calls
-		b.store.SetHook(traffic.count("", nil))
+		var traffic kit.Calls
+		b.store.SetHook(traffic.Count("", nil))
 		hint := func() {
 			select {
 			case store.hints <- struct{}{}:
@@ -133,17 +134,17 @@ func TestSpuriousHintsCostAStandbyNoMoreThanPolling(t *testing.T) {
 		}
 		hint()
 		synctest.Wait()
-		require.Equal(t, 1, traffic.take()["put"], "tries for the first hint")
+		require.Equal(t, 1, traffic.Take()["put"], "tries for the first hint")
 		for range 60_000 {
 			hint()
 			time.Sleep(time.Millisecond)
 		}
-		require.InDelta(t, 18, traffic.take()["put"], 7, "tries in a minute of hints")
+		require.InDelta(t, 18, traffic.Take()["put"], 7, "tries in a minute of hints")
 		t.wantHolder(a)
 		time.Sleep(time.Minute)
-		traffic.take()
+		traffic.Take()
 		time.Sleep(time.Minute)
-		require.Equal(t, map[string]int{"get": 2}, traffic.take(), "in two TTLs without a hint")
+		require.Equal(t, map[string]int{"get": 2}, traffic.Take(), "in two TTLs without a hint")
 		a.stop()
 		hint()
 		synctest.Wait()
@@ -176,23 +177,23 @@ func TestAReplicaThatRefusesATokenIsNotWokenByItself(t *testing.T) {
 		_, err := a.lease.Read(t.Context())
 		require.NoError(t, err)
 		store.ahead.Store(false)
-		var traffic calls
-		a.store.SetHook(traffic.count("", nil))
+		var traffic kit.Calls
+		a.store.SetHook(traffic.Count("", nil))
 		require.NoError(t, a.Resign(t.Context()))
 		time.Sleep(time.Minute)
 		require.Contains(t, a.Status().LastError, "fencing token")
 		require.Equal(t, 1, a.Status().Terms)
-		require.LessOrEqual(t, traffic.take()["put"], 3, "one each 22.5 s at the most")
+		require.LessOrEqual(t, traffic.Take()["put"], 3, "one each 22.5 s at the most")
 	})
 }
 
 func TestARecordDeletedWithoutAHintIsMissedWithinTheStandbysOwnTTL(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		t.hint(true)
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "dead", TTL: time.Hour}))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "dead", TTL: time.Hour}))
 		b := t.start("b")
 		time.Sleep(time.Minute)
-		removeRecord(t, t.store)
+		kit.RemoveRecord(t, t.store)
 		time.Sleep(30 * time.Second)
 		t.wantHolder(b)
 	})
@@ -202,11 +203,11 @@ func TestAStandbyThatIsWokenAndFailsTriesAgain(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute)
-		var traffic calls
-		b.store.SetHook(traffic.count("", once(refuse)))
+		var traffic kit.Calls
+		b.store.SetHook(traffic.Count("", kit.Once(kit.Refuse)))
 		a.stop()
 		synctest.Wait()
-		require.NotEmpty(t, traffic.take())
+		require.NotEmpty(t, traffic.Take())
 		time.Sleep(5 * time.Second)
 		t.wantHolder(b)
 	})
@@ -216,12 +217,12 @@ func TestAStandbyThatIsWokenAndFailsTriesAgain(t *testing.T) {
 type race struct {
 	*scene
 	roundTrip time.Duration
-	traffic   calls
+	traffic   kit.Calls
 }
 
 func (r *race) start(name string) *replica {
 	replica := r.scene.start(name)
-	replica.store.SetHook(r.traffic.count(name+" ", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+	replica.store.SetHook(r.traffic.Count(name+" ", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 		time.Sleep(r.roundTrip / 2)
 		defer time.Sleep(r.roundTrip / 2)
 		return do(ctx)
@@ -232,10 +233,10 @@ func (r *race) start(name string) *replica {
 
 // stop stops the holder, and returns what the others call in the second after that.
 func (r *race) stop(holder *replica) map[string]int {
-	r.traffic.take()
+	r.traffic.Take()
 	holder.stop()
 	time.Sleep(time.Second)
-	calls := r.traffic.take()
+	calls := r.traffic.Take()
 	maps.DeleteFunc(calls, func(call string, _ int) bool { return strings.HasSuffix(call, " delete") })
 	return calls
 }
@@ -281,7 +282,7 @@ func TestAStandbyWithASlowStoreDoesNotYield(t *testing.T) {
 // They would, if the one that held last went first each time.
 func TestTwoReplicasWhoseJobsFailDoNotKeepTheLeaseFromAThird(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		fails := tenure.CoordinatorConfig{Logger: quiet, Reconcile: func(ctx context.Context) error {
+		fails := tenure.CoordinatorConfig{Logger: kit.Quiet, Reconcile: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil

@@ -10,19 +10,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestDoRunsOnceUnderATermAndReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		other := newLease(t, store, tenure.LeaseConfig{Holder: "other"})
-		held := mustAcquire(t, other)
+		other := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "other"})
+		held := kit.MustAcquire(t, other)
 		time.AfterFunc(10*time.Second, func() { _ = other.Release(context.Background(), held) })
 		began, failed, calls := time.Now(), errors.New("this went wrong"), 0
 		var waited time.Duration
 		var ended error
-		err := tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
+		err := tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
 			calls++
 			waited = time.Since(began)
 			time.Sleep(time.Minute) // it is renewed meanwhile
@@ -36,7 +37,7 @@ func TestDoRunsOnceUnderATermAndReleases(t *testing.T) {
 		require.Equal(t, 1, calls)
 		require.Equal(t, 10*time.Second, waited.Truncate(time.Second))
 		require.NoError(t, ended)
-		mustAcquire(t, other) // it is free
+		kit.MustAcquire(t, other) // it is free
 	})
 }
 
@@ -44,9 +45,9 @@ func TestDoSaysThatTheLeaseWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, calls := storetest.NewMem(), 0
 		var removed error
-		err := tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
+		err := tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
 			calls++
-			removed = store.DeleteIf(ctx, leaseKey, tenure.TermFromContext(ctx).Token())
+			removed = store.DeleteIf(ctx, kit.LeaseKey, tenure.TermFromContext(ctx).Token())
 			<-ctx.Done()
 			return nil
 		})
@@ -59,7 +60,7 @@ func TestDoSaysThatTheLeaseWasLost(t *testing.T) {
 func TestDoEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		lease, other := newLease(t, store, tenure.LeaseConfig{}), newLease(t, store, tenure.LeaseConfig{Holder: "other"})
+		lease, other := kit.NewLease(t, store, tenure.LeaseConfig{}), kit.NewLease(t, store, tenure.LeaseConfig{Holder: "other"})
 		enough := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var meanwhile error
@@ -79,10 +80,10 @@ func TestDoPassesAPanicOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
 		require.Panics(t, func() {
-			_ = tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), func(context.Context) error { panic("oops") })
+			_ = tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), func(context.Context) error { panic("oops") })
 		})
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "other"}))
-		require.ErrorIs(t, tenure.Do(t.Context(), newLease(t, store, tenure.LeaseConfig{}), nil), tenure.ErrInvalid)
-		require.ErrorIs(t, tenure.Do(t.Context(), nil, succeeds), tenure.ErrInvalid)
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "other"}))
+		require.ErrorIs(t, tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), nil), tenure.ErrInvalid)
+		require.ErrorIs(t, tenure.Do(t.Context(), nil, kit.Succeeds), tenure.ErrInvalid)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 func TestEverySweepsAtOnceAndThenAnIntervalAfterEachEnd(t *testing.T) {
@@ -28,7 +29,7 @@ func TestEverySweepsAtOnceAndThenAnIntervalAfterEachEnd(t *testing.T) {
 }
 
 func TestEveryPanicsAtAProgrammersMistake(t *testing.T) {
-	require.Panics(t, func() { tenure.Every(0, succeeds) })
-	require.Panics(t, func() { tenure.Every(-time.Second, succeeds) })
+	require.Panics(t, func() { tenure.Every(0, kit.Succeeds) })
+	require.Panics(t, func() { tenure.Every(-time.Second, kit.Succeeds) })
 	require.Panics(t, func() { tenure.Every(time.Second, nil) })
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // PrunedAt sets when tombstones were last pruned.
@@ -14,12 +13,6 @@ func (s *PostgresStore) PrunedAt(at time.Time) { s.table.SetPruned(at) }
 // LookAgain makes what was found in the database, if anything, so old that the store
 // looks again.
 func (s *PostgresStore) LookAgain() { s.table.ForceLook() }
-
-// ParseURL parses a connection string as the store does.
-func ParseURL(url string) error {
-	_, err := pgconns.ParseURL(url)
-	return err
-}
 
 // Grouped makes a call that writes for a lease wait until it goes in a group, as
 // if another were under way.

@@ -14,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		a := newLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "10.0.0.1"}})
+		a := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "10.0.0.1"}})
 		began := time.Now()
 		term, err := a.TryAcquire(ctx)
 		require.NoError(t, err)
@@ -29,10 +30,10 @@ func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 		require.NoError(t, a.Renew(ctx, term))
 		require.Equal(t, 29*time.Second, term.Remaining())
 
-		got, err := newLease(t, t.store, tenure.LeaseConfig{Holder: "b"}).Read(ctx)
+		got, err := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"}).Read(ctx)
 		require.NoError(t, err)
 		require.True(t, got.AcquiredAt.Equal(began) && got.RenewedAt.Equal(began.Add(20*time.Second)), "%+v", got)
-		want := tenure.Holding{Key: leaseKey, Holder: "a", Term: term.ID(), TTL: 30 * time.Second, Labels: map[string]string{"addr": "10.0.0.1"},
+		want := tenure.Holding{Key: kit.LeaseKey, Holder: "a", Term: term.ID(), TTL: 30 * time.Second, Labels: map[string]string{"addr": "10.0.0.1"},
 			AcquiredAt: got.AcquiredAt, RenewedAt: got.RenewedAt, Version: got.Version}
 		require.Equal(t, want, got)
 
@@ -48,10 +49,10 @@ func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 
 func TestAHeldLeaseIsRefusedAndTheErrorNamesItsHolder(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		b := newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		b := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 		_, err := b.StealExpired(t.Context())
 		require.ErrorIs(t, err, tenure.ErrNotFound)
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		for _, try := range []func(context.Context) (*tenure.Term, error){b.TryAcquire, b.StealExpired, b.AcquireOrSteal} {
 			_, err := try(t.Context())
 			var held *tenure.HeldError
@@ -64,9 +65,9 @@ func TestAHeldLeaseIsRefusedAndTheErrorNamesItsHolder(t *testing.T) {
 
 func TestTrustCountsFromTheAttemptNotFromTheAnswer(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		lease := newLease(t, storetest.Faulty(t.store, answerAfter(5*time.Second)), tenure.LeaseConfig{})
+		lease := kit.NewLease(t, storetest.Faulty(t.store, kit.AnswerAfter(5*time.Second)), tenure.LeaseConfig{})
 		attempt := time.Now()
-		term := mustAcquire(t, lease)
+		term := kit.MustAcquire(t, lease)
 		require.Equal(t, 29*time.Second, term.Deadline().Sub(attempt), "after an acquire")
 		attempt = time.Now()
 		require.NoError(t, lease.Renew(t.Context(), term))
@@ -76,16 +77,16 @@ func TestTrustCountsFromTheAttemptNotFromTheAnswer(t *testing.T) {
 
 func TestAnAnswerThatComesAfterTheTermIsOverIsRefused(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		store := storetest.Faulty(t.store, answerAfter(29*time.Second))
-		lease := newLease(t, store, tenure.LeaseConfig{})
+		store := storetest.Faulty(t.store, kit.AnswerAfter(29*time.Second))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 		term, err := lease.TryAcquire(t.Context())
 		require.Nil(t, term)
 		require.ErrorIs(t, err, tenure.ErrDeadline)
 		store.SetHook(nil)
-		term = mustAcquire(t, lease) // what it left behind is no obstacle
+		term = kit.MustAcquire(t, lease) // what it left behind is no obstacle
 
 		time.Sleep(28 * time.Second)
-		store.SetHook(answerAfter(time.Second))
+		store.SetHook(kit.AnswerAfter(time.Second))
 		require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrDeadline)
 		require.False(t, term.Valid(), "a term that was over came back")
 	})
@@ -94,15 +95,15 @@ func TestAnAnswerThatComesAfterTheTermIsOverIsRefused(t *testing.T) {
 func TestALeaseExpiresByTheTTLOfItsHolder(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		for _, ttl := range []struct{ holder, thief time.Duration }{{time.Minute, 6 * time.Second}, {6 * time.Second, time.Minute}} {
-			mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{TTL: ttl.holder}))
-			thief := newLease(t, t.store, tenure.LeaseConfig{TTL: ttl.thief})
+			kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.holder}))
+			thief := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.thief})
 			time.Sleep(ttl.holder - time.Millisecond)
 			_, err := thief.StealExpired(t.Context())
 			require.ErrorIs(t, err, tenure.ErrHeld)
 			time.Sleep(2 * time.Millisecond)
 			_, err = thief.StealExpired(t.Context())
 			require.NoError(t, err)
-			removeRecord(t, t.store)
+			kit.RemoveRecord(t, t.store)
 		}
 	})
 }
@@ -110,8 +111,8 @@ func TestALeaseExpiresByTheTTLOfItsHolder(t *testing.T) {
 func TestARecordNeverHasLessThanItsHoldersTTL(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		const ttl = 10*time.Millisecond + time.Microsecond
-		lease := newLease(t, t.store, tenure.LeaseConfig{TTL: ttl})
-		mustAcquire(t, lease)
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl})
+		kit.MustAcquire(t, lease)
 		got, err := lease.Read(t.Context())
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, got.TTL, ttl)
@@ -124,9 +125,9 @@ func TestARecordStampedInTheFutureExpiresOnceItHasStoodStill(t *testing.T) {
 		ahead := 24 * time.Hour
 		store := storetest.NewMem()
 		store.Now = func() time.Time { return time.Now().Add(ahead) }
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
 		ahead = 0
-		standby := newLease(t, store, tenure.LeaseConfig{})
+		standby := kit.NewLease(t, store, tenure.LeaseConfig{})
 		t.wantHeld(standby)
 		t.wantTakeoverAfter(30*time.Second, standby)
 	})
@@ -138,9 +139,9 @@ func TestObservedExpiryIgnoresTheStoresClock(t *testing.T) {
 		ahead := time.Duration(0)
 		store := storetest.NewMem()
 		store.Now = func() time.Time { return time.Now().Add(ahead) }
-		holder := newLease(t, store, tenure.LeaseConfig{})
-		term := mustAcquire(t, holder)
-		standby := newLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		holder := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, holder)
+		standby := kit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
 		for _, ahead = range []time.Duration{time.Hour, -time.Hour, 72 * time.Hour} {
 			for range 5 {
 				t.wantHeld(standby)
@@ -158,7 +159,7 @@ func TestAPayloadThatCannotBeDecodedExpiresAndIsLoggedOnce(t *testing.T) {
 		for _, payload := range []string{"", "not JSON", `[]`, `{"holder": 7}`, `"x"`, "\xff\x00"} {
 			putRecord(t, t.store, payload)
 			var log bytes.Buffer
-			lease := newLease(t, t.store, tenure.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			got, err := lease.Read(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, "unknown", got.Holder, payload)
@@ -181,7 +182,7 @@ func TestAnIncompleteRecordIsReadWithDefaults(t *testing.T) {
 			`{"holder":"a","ttl_ms":9223372036854775807}`:            {Holder: "a", TTL: 30 * time.Second},
 		} {
 			putRecord(t, t.store, payload)
-			got, err := newLease(t, t.store, tenure.LeaseConfig{}).Read(t.Context())
+			got, err := kit.NewLease(t, t.store, tenure.LeaseConfig{}).Read(t.Context())
 			require.NoError(t, err)
 			require.True(t, got.Holder == want.Holder && got.Term == want.Term && got.TTL == want.TTL && got.AcquiredAt.Equal(want.AcquiredAt),
 				"%s: got %+v, want %+v", payload, got, want)
@@ -193,7 +194,7 @@ func TestAnotherProgramsRecordExpiresOnlyOnceItHasStoodStill(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		putRecord(t, t.store, `{"holder":"x","acquired_at_ms":1}`)
 		time.Sleep(time.Hour) // its age, by a clock that we don't know
-		lease := newLease(t, t.store, tenure.LeaseConfig{})
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{})
 		t.wantHeld(lease)
 		t.wantTakeoverAfter(30*time.Second, lease)
 	})
@@ -201,9 +202,9 @@ func TestAnotherProgramsRecordExpiresOnlyOnceItHasStoodStill(t *testing.T) {
 
 func TestARecordStandsStillFromTheAnswerThatFirstShowedIt(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{}))
-		store := storetest.Faulty(t.store, slowly(10*time.Second))
-		standby := newLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{}))
+		store := storetest.Faulty(t.store, kit.Slowly(10*time.Second))
+		standby := kit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
 		t.wantHeld(standby) // answered after 20 s: a create, and a read
 		store.SetHook(nil)
 		t.wantTakeoverAfter(30*time.Second, standby)
@@ -213,13 +214,13 @@ func TestARecordStandsStillFromTheAnswerThatFirstShowedIt(t *testing.T) {
 func TestALostAnswerToARenewalOrAReleaseCostsNothing(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-		lease := newLease(t, store, tenure.LeaseConfig{})
-		term := mustAcquire(t, lease)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, lease)
 		token := term.Token()
 		loses := func(op string, call func(context.Context, *tenure.Term) error) {
 			t.Helper()
-			store.SetHook(only(op, loseAnswer))
-			require.ErrorIs(t, call(ctx, term), errLost)
+			store.SetHook(kit.Only(op, kit.LoseAnswer))
+			require.ErrorIs(t, call(ctx, term), kit.ErrReset)
 			store.SetHook(nil)
 		}
 		loses("put", lease.Renew)
@@ -233,21 +234,21 @@ func TestALostAnswerToARenewalOrAReleaseCostsNothing(t *testing.T) {
 		_, err := lease.Read(ctx)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 
-		term = mustAcquire(t, lease)
+		term = kit.MustAcquire(t, lease)
 		loses("delete", lease.Release)
 		require.NoError(t, lease.Release(ctx, term))
 	})
 }
 
 func TestAnAcquireWhoseAnswerWasLostSucceedsAtTheNextTry(t *testing.T) {
-	for name, try := range acquires {
+	for name, try := range kit.Acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
-				store := storetest.Faulty(t.store, only("put", once(loseAnswer)))
-				lease := newLease(t, store, tenure.LeaseConfig{})
+				store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.LoseAnswer)))
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 				_, err := try(lease, t.Context())
-				require.ErrorIs(t, err, errLost)
-				t.wantHeld(newLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
+				require.ErrorIs(t, err, kit.ErrReset)
+				t.wantHeld(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
 				term, err := try(lease, t.Context())
 				require.NoError(t, err)
 				require.NoError(t, lease.Renew(t.Context(), term))
@@ -257,17 +258,17 @@ func TestAnAcquireWhoseAnswerWasLostSucceedsAtTheNextTry(t *testing.T) {
 }
 
 func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
-	for name, try := range acquires {
+	for name, try := range kit.Acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-				lease := newLease(t, store, tenure.LeaseConfig{})
-				first := mustAcquire(t, lease)
-				store.SetHook(only("delete", refuse))
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+				first := kit.MustAcquire(t, lease)
+				store.SetHook(kit.Only("delete", kit.Refuse))
 				require.ErrorContains(t, lease.Release(ctx, first), "refused")
 				_, err := try(lease, ctx)
 				require.ErrorContains(t, err, "refused")
-				t.wantHeld(newLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
+				t.wantHeld(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
 				store.SetHook(nil)
 				second, err := try(lease, ctx)
 				require.NoError(t, err)
@@ -282,9 +283,9 @@ func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
 func TestOfConcurrentRenewalsTheLatestCounts(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		store := storetest.Faulty(t.store, nil)
-		lease := newLease(t, store, tenure.LeaseConfig{})
-		term := mustAcquire(t, lease)
-		store.SetHook(answerAfter(3 * time.Second))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, lease)
+		store.SetHook(kit.AnswerAfter(3 * time.Second))
 		earlier := make(chan error)
 		go func() { earlier <- lease.Renew(t.Context(), term) }()
 		time.Sleep(time.Second)
@@ -312,8 +313,8 @@ func TestOfConcurrentRenewalsTheLatestCounts(t *testing.T) {
 // neither read as another's, nor taken back.
 func TestAnAcquireUnderWayIsNotDisturbed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		store := storetest.Faulty(t.store, only("put", once(answerAfter(time.Second))))
-		lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true})
+		store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.AnswerAfter(time.Second))))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true})
 		acquired := make(chan error)
 		go func() {
 			_, err := lease.TryAcquire(t.Context())
@@ -346,18 +347,18 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-				lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
-				term := mustAcquire(t, lease)
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+				term := kit.MustAcquire(t, lease)
 				require.NoError(t, lease.Renew(ctx, term))
 				if test.loseFirst {
-					store.SetHook(only("put", once(loseAnswer)))
-					require.ErrorIs(t, lease.Renew(ctx, term), errLost)
+					store.SetHook(kit.Only("put", kit.Once(kit.LoseAnswer)))
+					require.ErrorIs(t, lease.Renew(ctx, term), kit.ErrReset)
 					renewAsCopy(t, t.store)
 					require.NoError(t, lease.Renew(ctx, term))
 				}
 				renewAsCopy(t, t.store)
 				err := test.call(lease, ctx, term)
-				wantLost(t, err, term, "a")
+				kit.WantLost(t, err, term, "a")
 				require.ErrorContains(t, err, "copy")
 				got, err := lease.Read(ctx)
 				require.NoError(t, err)
@@ -370,8 +371,8 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 func TestARequestIsNotTakenForARenewalByACopy(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		lease, other := newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
-		term := mustAcquire(t, lease)
+		lease, other := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		term := kit.MustAcquire(t, lease)
 		for _, to := range []string{"", "b", "c"} {
 			require.NoError(t, other.RequestHandover(ctx, to))
 			require.NoError(t, other.RequestHandover(ctx, to+"'"))
@@ -383,14 +384,14 @@ func TestARequestIsNotTakenForARenewalByACopy(t *testing.T) {
 func TestATermIsLostWithItsRecord(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		a, b := newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		a, b := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 		for _, to := range []string{"", "b"} {
-			stale := mustAcquire(t, a)
-			removeRecord(t, t.store)
+			stale := kit.MustAcquire(t, a)
+			kit.RemoveRecord(t, t.store)
 			if to == "b" {
-				mustAcquire(t, b)
+				kit.MustAcquire(t, b)
 			}
-			wantLost(t, a.Renew(ctx, stale), stale, to)
+			kit.WantLost(t, a.Renew(ctx, stale), stale, to)
 			require.ErrorIs(t, a.Release(ctx, stale), tenure.ErrLost)
 		}
 		got, err := a.Read(ctx)
@@ -401,11 +402,11 @@ func TestATermIsLostWithItsRecord(t *testing.T) {
 
 func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		lease := newLease(t, t.store, tenure.LeaseConfig{TTL: 10 * time.Millisecond})
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: 10 * time.Millisecond})
 		var last int64
 		next := func(how string) *tenure.Term {
 			t.Helper()
-			term := mustAcquire(t, lease)
+			term := kit.MustAcquire(t, lease)
 			require.Greater(t, term.Token(), last, how)
 			last = term.Token()
 			return term
@@ -417,7 +418,7 @@ func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 			next("after a release")
 			time.Sleep(11 * time.Millisecond)
 			next("after an expiry")
-			removeRecord(t, t.store)
+			kit.RemoveRecord(t, t.store)
 		}
 	})
 }
@@ -448,8 +449,8 @@ func TestALeaseRefusesAConfigOrATermThatItCannotWorkWith(t *testing.T) {
 		}
 	}
 
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	other := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	other := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
 	for _, term := range []*tenure.Term{nil, other} {
 		require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrInvalid)
 		require.ErrorIs(t, lease.Release(t.Context(), term), tenure.ErrInvalid)

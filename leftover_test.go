@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -39,7 +40,7 @@ func (t *scene) failToResign(r *replica, fault storetest.Hook) {
 
 func TestAReplicaThatIsTooSlowToHoldDoesNotBlockTheLease(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
 		slow := t.start("slow")
 		slow.store.SetHook(slowAnswers(6 * time.Second)) // longer than a call may take
 		time.Sleep(10 * time.Minute)
@@ -54,7 +55,7 @@ func TestALeaseThatCanBeRenewedCanBeAcquired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				if held {
-					mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
+					kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
 				}
 				t.store = storetest.Faulty(t.store, slowAnswers(3*time.Second))
 				a := t.start("a")
@@ -67,14 +68,14 @@ func TestALeaseThatCanBeRenewedCanBeAcquired(t *testing.T) {
 
 func TestAReplicaWhoseReleaseFailedIsNotBackBeforeTheOthers(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{
-		"it could not ask":     refuse,
+		"it could not ask":     kit.Refuse,
 		"its answers are late": slowAnswers(time.Minute),
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
 				a, b := t.start("a"), t.start("b")
 				time.Sleep(time.Minute)
-				b.store.SetHook(refuse) // it is woken by the release, and sees it later
+				b.store.SetHook(kit.Refuse) // it is woken by the release, and sees it later
 				t.failToResign(a, fault)
 				a.store.SetHook(nil)
 				time.Sleep(500 * time.Millisecond)
@@ -91,7 +92,7 @@ func TestAShutdownMakesUpForAReleaseThatFailed(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute)
-		t.failToResign(a, refuse)
+		t.failToResign(a, kit.Refuse)
 		a.store.SetHook(nil)
 		a.stop()
 		time.Sleep(10 * time.Second)
@@ -102,7 +103,7 @@ func TestAShutdownMakesUpForAReleaseThatFailed(t *testing.T) {
 func TestAReplicaWhoseReleaseFailedObeysARequest(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b, c := t.three()
-		t.failToResign(a, refuse)
+		t.failToResign(a, kit.Refuse)
 		t.request(b, c)
 		a.store.SetHook(nil)
 		time.Sleep(10 * time.Second)
@@ -113,15 +114,15 @@ func TestAReplicaWhoseReleaseFailedObeysARequest(t *testing.T) {
 func TestAReplicaThatCannotFenceLeavesTheLeaseToAnother(t *testing.T) {
 	for name, fence := range map[string]func(context.Context) error{
 		"it fails": func(context.Context) error { return errors.New("the switch does not answer") },
-		"it hangs": untilDone,
+		"it hangs": kit.UntilDone,
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
-				mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
+				kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "dead"}))
 				var fails script
 				b := t.start("b", fails.fencing(fence))
 				time.Sleep(31 * time.Second)
-				t.start("c", t.fencing(succeeds))
+				t.start("c", t.fencing(kit.Succeeds))
 				time.Sleep(6 * time.Minute) // a call may take ten TTLs
 				require.Equal(t, []string{"c fences dead at ", "c works"}, t.said())
 				require.Contains(t, fails.said(), "b fences dead at ")
@@ -148,27 +149,27 @@ func TestALongTTLMakesNobodyWaitForAStoreThatHangs(t *testing.T) {
 		"at the shutdown of a holder": func(t *scene) {
 			a := t.startWith(long, tenure.CoordinatorConfig{})
 			time.Sleep(time.Minute)
-			a.store.SetHook(hang)
+			a.store.SetHook(kit.Hang)
 			within(t, 11*time.Second, a.stop)
 		},
 		"at the shutdown of a standby": func(t *scene) {
-			mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "b"}))
-			t.store = storetest.Faulty(t.store, only("get", hang))
+			kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"}))
+			t.store = storetest.Faulty(t.store, kit.Only("get", kit.Hang))
 			a := t.startWith(long, tenure.CoordinatorConfig{})
 			within(t, 0, a.stop)
 		},
 		"when one connection is reset at the release": func(t *scene) {
 			a := t.startWith(long, tenure.CoordinatorConfig{})
 			time.Sleep(time.Minute)
-			a.store.SetHook(once(refuse))
+			a.store.SetHook(kit.Once(kit.Refuse))
 			within(t, time.Second, a.stop)
-			_, err := t.store.Get(t.Context(), leaseKey)
+			_, err := t.store.Get(t.Context(), kit.LeaseKey)
 			require.ErrorIs(t, err, tenure.ErrNotFound)
 		},
 		"when the store is back": func(t *scene) {
 			a := t.startWith(long, tenure.CoordinatorConfig{})
 			time.Sleep(time.Minute)
-			a.store.SetHook(refuse)
+			a.store.SetHook(kit.Refuse)
 			time.Sleep(ttl)
 			a.store.SetHook(nil)
 			time.Sleep(15 * time.Second)
@@ -180,20 +181,20 @@ func TestALongTTLMakesNobodyWaitForAStoreThatHangs(t *testing.T) {
 }
 
 func TestARecordThatACopyRenewsIsNoLeftover(t *testing.T) {
-	for name, try := range acquires {
+	for name, try := range kit.Acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-				lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
-				term := mustAcquire(t, lease)
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+				term := kit.MustAcquire(t, lease)
 				require.NoError(t, lease.Renew(ctx, term)) // each renewal was answered
-				store.SetHook(refuse)
+				store.SetHook(kit.Refuse)
 				require.Error(t, lease.Release(ctx, term))
 				store.SetHook(nil)
 				renewAsCopy(t, t.store)
 				_, err := try(lease, ctx)
 				require.ErrorIs(t, err, tenure.ErrHeld)
-				require.Contains(t, string(get(t, t.store, leaseKey).Payload), term.ID())
+				require.Contains(t, string(kit.Get(t, t.store, kit.LeaseKey).Payload), term.ID())
 			})
 		})
 	}
@@ -204,18 +205,18 @@ func TestNobodyWorksBesideACopyThatHasJustRenewed(t *testing.T) {
 		a := t.start("a")
 		t.start("b")
 		time.Sleep(time.Minute + time.Second) // each renewal was answered
-		t.failToResign(a, refuse)             // the host is cloned, and this one has lost its network
-		t.jobs.begin("the copy")              // the snapshot was taken before
+		t.failToResign(a, kit.Refuse)         // the host is cloned, and this one has lost its network
+		t.jobs.Begin("the copy")              // the snapshot was taken before
 		renewAsCopy(t, t.store)
 		a.store.SetHook(nil)
 		time.Sleep(15 * time.Second) // the copy's renewal lasts for 29 s
-		require.Equal(t, "the copy", t.jobs.holder())
+		require.Equal(t, "the copy", t.jobs.Holder())
 	})
 }
 
 func TestACopyThatVanishesIsConfirmedAndFenced(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		a := t.start("a", t.fencing(succeeds))
+		a := t.start("a", t.fencing(kit.Succeeds))
 		time.Sleep(time.Second)
 		renewAsCopy(t, t.store)
 		time.Sleep(20 * time.Second)
@@ -239,7 +240,7 @@ func TestAReplicaDoesNotFenceItselfForATermThatItDidNotKnowOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
 				if test.predecessor != "" {
-					mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: test.predecessor}))
+					kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: test.predecessor}))
 				}
 				var cut atomic.Bool
 				store := storetest.Faulty(t.store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -250,10 +251,10 @@ func TestAReplicaDoesNotFenceItselfForATermThatItDidNotKnowOf(t *testing.T) {
 						return err
 					}
 					cut.Store(true) // it lands, and then the network is gone
-					return errLost
+					return kit.ErrReset
 				})
 				t.store = store
-				t.start("a", t.fencing(succeeds))
+				t.start("a", t.fencing(kit.Succeeds))
 				time.Sleep(2 * time.Minute)
 				require.True(t, cut.Load())
 				store.SetHook(nil)
@@ -271,14 +272,14 @@ func TestAnAcquireThatLandsLateIsRemovedHoweverLate(t *testing.T) {
 				time.Sleep(1500 * time.Millisecond)
 				_ = do(context.WithoutCancel(ctx))
 			}()
-			return errLost
+			return kit.ErrReset
 		})
-		lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Second})
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Second})
 		_, err := lease.TryAcquire(t.Context())
-		require.ErrorIs(t, err, errLost)
+		require.ErrorIs(t, err, kit.ErrReset)
 		store.SetHook(nil)
 		time.Sleep(1600 * time.Millisecond)
-		get(t, t.store, leaseKey)
-		mustAcquire(t, lease)
+		kit.Get(t, t.store, kit.LeaseKey)
+		kit.MustAcquire(t, lease)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -72,14 +73,14 @@ func (j *journal) take() map[string]int {
 func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var j journal
-		t.store = bare(t.store) // so that standbys poll
+		t.store = kit.Bare(t.store) // so that standbys poll
 		logged := tenure.CoordinatorConfig{Logger: j.logger(slog.LevelInfo)}
 		a, b := t.start("a", logged), t.start("b", logged)
 		require.Equal(t, map[string]int{"INFO lease acquired by a": 1, "INFO lease has another holder by b": 1}, j.take())
 		time.Sleep(time.Hour)
 		require.Empty(t, j.take())
 
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(time.Hour)
 		require.Equal(t, map[string]int{
 			"WARN lease not renewed, trying again by a": 1,
@@ -104,8 +105,8 @@ func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 func TestAttemptsAreLoggedAtLevelDebug(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var j journal
-		t.store = bare(t.store)
-		t.start("a", tenure.CoordinatorConfig{Logger: quiet})
+		t.store = kit.Bare(t.store)
+		t.start("a", tenure.CoordinatorConfig{Logger: kit.Quiet})
 		t.start("b", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelDebug)})
 		time.Sleep(time.Minute)
 		require.InDelta(t, 16, j.take()["DEBUG lease is held by b"], 4, "one each 5 s, jittered")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -43,7 +44,7 @@ func TestWithObservedConfigNoClockDecides(t *testing.T) {
 		}
 		t.store = wrongClock{mem}
 		watch := func(r *replica) {
-			r.store.SetHook(only("put", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			r.store.SetHook(kit.Only("put", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 				err := do(ctx)
 				mu.Lock()
 				defer mu.Unlock()
@@ -67,7 +68,7 @@ func TestWithObservedConfigNoClockDecides(t *testing.T) {
 			i := slices.IndexFunc(t.replicas, func(r *replica) bool { return r.IsHolder() })
 			require.NotEqual(t, -1, i, "nobody holds:\n%v", t.jobs)
 			holder := t.replicas[i]
-			holder.store.SetHook(hang)
+			holder.store.SetHook(kit.Hang)
 			mu.Lock()
 			renewed := last
 			mu.Unlock()

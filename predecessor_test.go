@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -21,13 +22,13 @@ func TestNoReplicaFencesItself(t *testing.T) {
 	}{
 		"shutdown": {func(_ *scene, b *replica) { b.stop() }, []string{"a works"}},
 		"handover": {func(t *scene, b *replica) { require.NoError(t, b.lease.RequestHandover(t.Context(), "a")) }, []string{"a works"}},
-		"crash":    {func(_ *scene, b *replica) { b.store.SetHook(hang) }, []string{"a fences b at ", "a works"}},
+		"crash":    {func(_ *scene, b *replica) { b.store.SetHook(kit.Hang) }, []string{"a fences b at ", "a works"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
-				a, b := t.start("a", t.fencing(succeeds)), t.start("b", t.fencing(untilDone))
+				a, b := t.start("a", t.fencing(kit.Succeeds)), t.start("b", t.fencing(kit.UntilDone))
 				time.Sleep(time.Minute)
-				a.store.SetHook(hang)
+				a.store.SetHook(kit.Hang)
 				time.Sleep(40 * time.Second) // b has it, and cannot fence a
 				a.store.SetHook(nil)
 				time.Sleep(20 * time.Second)
@@ -43,9 +44,9 @@ func TestAReplicaThatWasAloneFencesNobodyAfterAnOutage(t *testing.T) {
 	for _, unique := range []bool{false, true} {
 		t.Run(fmt.Sprint("AssumeUniqueHolder ", unique), func(t *testing.T) {
 			inBubble(t, func(t *scene) {
-				a := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: unique}, t.fencing(succeeds))
+				a := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: unique}, t.fencing(kit.Succeeds))
 				time.Sleep(time.Minute)
-				a.store.SetHook(refuse)
+				a.store.SetHook(kit.Refuse)
 				time.Sleep(90 * time.Second)
 				a.store.SetHook(nil)
 				time.Sleep(time.Minute)
@@ -58,11 +59,11 @@ func TestAReplicaThatWasAloneFencesNobodyAfterAnOutage(t *testing.T) {
 func TestOfTwoPredecessorsWithOneNameBothAreFenced(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		addr := func(a string) map[string]string { return map[string]string{"addr": a} }
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "x", Labels: addr("1")}))
-		b := t.startWith(tenure.LeaseConfig{Holder: "x", Labels: addr("2")}, t.fencing(untilDone))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "x", Labels: addr("1")}))
+		b := t.startWith(tenure.LeaseConfig{Holder: "x", Labels: addr("2")}, t.fencing(kit.UntilDone))
 		time.Sleep(45 * time.Second)
-		b.store.SetHook(hang)
-		t.start("c", t.fencing(succeeds))
+		b.store.SetHook(kit.Hang)
+		t.start("c", t.fencing(kit.Succeeds))
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"x fences x at 1", "c fences x at 1", "c fences x at 2", "c works"}, t.said())
 	})
@@ -72,12 +73,12 @@ func TestOfTwoPredecessorsWithOneNameBothAreFenced(t *testing.T) {
 func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
 	for _, until := range []time.Duration{31 * time.Second, time.Minute} {
 		inBubble(t, func(t *scene) {
-			mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
-			b := t.start("b", t.fencing(succeeds))
+			kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+			b := t.start("b", t.fencing(kit.Succeeds))
 			time.Sleep(until)
 			require.Equal(t, []string{"b fences a at ", "b works"}, t.said())
-			b.store.SetHook(hang)
-			t.start("c", t.fencing(succeeds))
+			b.store.SetHook(kit.Hang)
+			t.start("c", t.fencing(kit.Succeeds))
 			time.Sleep(time.Minute)
 			require.Equal(t, []string{"c fences b at ", "c works"}, t.said()[2:])
 		})
@@ -86,8 +87,8 @@ func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
 
 func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "1"}}))
-		cfg := t.fencing(succeeds)
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "1"}}))
+		cfg := t.fencing(kit.Succeeds)
 		cfg.FencePredecessor = func(ctx context.Context, prev tenure.Holding) error {
 			for ctx.Err() == nil {
 				prev.Labels["addr"] += "!"
@@ -98,7 +99,7 @@ func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 		b := t.start("b", cfg)
 		time.Sleep(time.Minute)
 		b.stop()
-		t.start("c", t.fencing(succeeds))
+		t.start("c", t.fencing(kit.Succeeds))
 		time.Sleep(time.Second)
 		require.Equal(t, []string{"c fences a at 1", "c works"}, t.said())
 	})
@@ -107,11 +108,11 @@ func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 // It leaves the lease to anybody, which is no reason to come back itself.
 func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		_, b := t.takeover(t.fencing(untilDone))
+		_, b := t.takeover(t.fencing(kit.UntilDone))
 		require.NoError(t, b.ResignFor(t.Context(), time.Hour))
 		for range 10 {
 			time.Sleep(10 * time.Millisecond)
-			require.NoError(t, b.store.Wake(t.Context(), leaseKey))
+			require.NoError(t, b.store.Wake(t.Context(), kit.LeaseKey))
 		}
 		require.Equal(t, tenure.RoleStandby, b.Status().Role)
 		require.Equal(t, 1, b.Status().Terms)
@@ -119,8 +120,8 @@ func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *te
 }
 
 func TestATermMayBeReleasedTwiceAtOnce(t *testing.T) {
-	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
+	lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
 	var all sync.WaitGroup
 	for range 2 {
 		all.Go(func() { lease.Release(t.Context(), term) })
@@ -133,7 +134,7 @@ func TestAHolderThatLosesItsTermToAnOfferKnowsThatNobodyHolds(t *testing.T) {
 		a := t.start("a")
 		time.Sleep(time.Second)
 		putRecord(t, t.store, `{"holder":"gone","acquired_at_ms":1,"term":"an offer","ttl_ms":30000,"offered":true}`)
-		require.NoError(t, a.store.Wake(t.Context(), leaseKey))
+		require.NoError(t, a.store.Wake(t.Context(), kit.LeaseKey))
 		time.Sleep(29 * time.Second)
 		got := a.Status()
 		require.Empty(t, got.Holder)

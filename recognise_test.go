@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -76,8 +77,8 @@ func TestATermKnowsItsOwnRenewalsFromThoseOfACopy(t *testing.T) {
 			inBubble(t, func(t *scene) {
 				network := &lossyNetwork{rng: rand.New(rand.NewPCG(seed, 1))}
 				store := storetest.Faulty(t.store, nil)
-				lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour})
-				term := mustAcquire(t, lease)
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour})
+				term := kit.MustAcquire(t, lease)
 				store.SetHook(network.hook)
 				defer network.late.Wait()
 				var all sync.WaitGroup
@@ -95,7 +96,7 @@ func TestATermKnowsItsOwnRenewalsFromThoseOfACopy(t *testing.T) {
 						}
 					})
 				}
-				other := newLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+				other := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 				all.Go(func() {
 					for i := range 8 {
 						time.Sleep(network.ms(120))

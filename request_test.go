@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -61,14 +62,14 @@ func TestTheNamedReplicaIsNextHoweverTheTermEnds(t *testing.T) {
 	for range 10 { // or it might be next by chance
 		inBubble(t, func(t *scene) { // by a shutdown, before the holder has seen the request
 			a, b, _ := t.three()
-			silent := newLease(t, bare(t.store), tenure.LeaseConfig{})
+			silent := kit.NewLease(t, kit.Bare(t.store), tenure.LeaseConfig{})
 			require.NoError(t, silent.RequestHandover(t.Context(), "b"))
 			a.stop()
 			time.Sleep(time.Second)
 			t.wantHolder(b)
 		})
 		inBubble(t, func(t *scene) { // before its takeover is confirmed
-			t.takeover(t.fencing(untilDone))
+			t.takeover(t.fencing(kit.UntilDone))
 			c, d := t.start("c"), t.start("d")
 			time.Sleep(time.Second)
 			t.request(c, d)
@@ -81,7 +82,7 @@ func TestTheNamedReplicaIsNextHoweverTheTermEnds(t *testing.T) {
 func TestAnOfferThatIsNotTakenGoesToAnyReplica(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a := t.start("a")
-		cfg := t.fencing(succeeds) // there is nothing to confirm
+		cfg := t.fencing(kit.Succeeds) // there is nothing to confirm
 		cfg.Confirmations = 3
 		b := t.start("b", cfg)
 		time.Sleep(time.Minute + time.Second)
@@ -132,7 +133,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 	})
 	t.Run("by polling", func(t *testing.T) {
 		inBubble(t, func(t *scene) {
-			t.store = bare(t.store)
+			t.store = kit.Bare(t.store)
 			a, _, c := t.three()
 			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
 			time.Sleep(time.Minute)
@@ -147,7 +148,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
 			time.Sleep(time.Minute)
-			a.store.SetHook(refuse)
+			a.store.SetHook(kit.Refuse)
 			t.request(b, a)
 			time.Sleep(time.Second)
 			a.store.SetHook(nil)
@@ -158,7 +159,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 	t.Run("when its last try has failed", func(t *testing.T) {
 		inBubble(t, func(t *scene) {
 			a, mem := t.start("a"), t.store
-			t.store = storetest.Faulty(mem, once(refuse))
+			t.store = storetest.Faulty(mem, kit.Once(kit.Refuse))
 			b := t.start("b")
 			time.Sleep(time.Second)
 			t.request(a, b)
@@ -172,8 +173,8 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 func TestARequestToAHolderThatHasVanishedDelaysNoTakeover(t *testing.T) {
 	for _, expiry := range []tenure.ExpiryPolicy{tenure.StoreClock, tenure.Observed} {
 		inBubble(t, func(t *scene) {
-			gone := newLease(t, t.store, tenure.LeaseConfig{Holder: "gone"})
-			mustAcquire(t, gone)
+			gone := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "gone"})
+			kit.MustAcquire(t, gone)
 			b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: expiry}, tenure.CoordinatorConfig{})
 			for range 28 {
 				time.Sleep(time.Second)
@@ -196,15 +197,15 @@ func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
 		mem := storetest.NewMem()
 		var ahead atomic.Int64
 		mem.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
-		lease := newLease(t, storetest.Faulty(mem, only("get", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		lease := kit.NewLease(t, storetest.Faulty(mem, kit.Only("get", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			ahead.Store(int64(time.Hour))
 			defer ahead.Store(0)
 			return do(ctx)
 		})), tenure.LeaseConfig{})
-		mustAcquire(t, lease)
+		kit.MustAcquire(t, lease)
 		time.Sleep(20 * time.Second)
 		require.NoError(t, lease.RequestRelease(t.Context()))
-		holding, err := newLease(t, mem, tenure.LeaseConfig{}).Read(t.Context())
+		holding, err := kit.NewLease(t, mem, tenure.LeaseConfig{}).Read(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 20*time.Second, holding.Age)
 		require.Equal(t, 20*time.Second, time.Since(holding.RenewedAt))
@@ -213,26 +214,26 @@ func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
 
 func TestARequestThatCannotBeMetSaysWhy(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		lease := newLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
 		require.ErrorIs(t, lease.RequestRelease(t.Context()), tenure.ErrNotFound)
 		require.ErrorIs(t, lease.RequestHandover(t.Context(), "b\x00"), tenure.ErrInvalid)
 		require.ErrorIs(t, lease.RequestHandover(t.Context(), strings.Repeat("b", tenure.MaxPayload)), tenure.ErrInvalid)
 		putRecord(t, t.store, `{"holder":"another program"}`)
-		before := get(t, t.store, leaseKey)
+		before := kit.Get(t, t.store, kit.LeaseKey)
 		require.ErrorIs(t, lease.RequestRelease(t.Context()), errors.ErrUnsupported)
-		require.Equal(t, before.Version, get(t, t.store, leaseKey).Version)
+		require.Equal(t, before.Version, kit.Get(t, t.store, kit.LeaseKey).Version)
 	})
 }
 
 func TestARequestThatIsMetOrWasMadeAlreadyIsNotWrittenAgain(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, _, c := t.three()
-		silent := newLease(t, bare(t.store), tenure.LeaseConfig{}) // gives no hint
+		silent := kit.NewLease(t, kit.Bare(t.store), tenure.LeaseConfig{}) // gives no hint
 		request := func(lease *tenure.Lease, to string) (written bool) {
 			t.Helper()
-			before := get(t, t.store, leaseKey)
+			before := kit.Get(t, t.store, kit.LeaseKey)
 			require.NoError(t, lease.RequestHandover(t.Context(), to))
-			return get(t, t.store, leaseKey).Version != before.Version
+			return kit.Get(t, t.store, kit.LeaseKey).Version != before.Version
 		}
 		require.False(t, request(c.lease, "a"), "which holds the lease")
 		require.True(t, request(silent, "gone"))
@@ -257,7 +258,7 @@ func TestAHandoverWhoseAnswerWasLostTakesPlace(t *testing.T) {
 			err := do(ctx)
 			if err == nil && call.Op == "put" && strings.Contains(string(call.Object.Payload), "offered") {
 				lost++
-				return errLost
+				return kit.ErrReset
 			}
 			return err
 		})
@@ -274,7 +275,7 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 		terms := make(chan *tenure.Term, 1)
 		a := t.start("a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
 			terms <- tenure.TermFromContext(ctx)
-			return untilDone(ctx)
+			return kit.UntilDone(ctx)
 		}})
 		fenced, err := tenure.Fence(t.store, <-terms)
 		require.NoError(t, err)
@@ -288,15 +289,15 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 // Its record keeps our label, and its renewals leave that as it is.
 func TestAnotherProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		ours := newLease(t, t.store, tenure.LeaseConfig{})
-		mustAcquire(t, ours)
+		ours := kit.NewLease(t, t.store, tenure.LeaseConfig{})
+		kit.MustAcquire(t, ours)
 		require.NoError(t, ours.RequestRelease(t.Context()))
 		time.Sleep(30 * time.Second)
 		for range 60 {
-			obj := get(t, t.store, leaseKey)
+			obj := kit.Get(t, t.store, kit.LeaseKey)
 			require.NotEmpty(t, obj.Labels)
 			obj.Payload = []byte(`{"holder":"another program","acquired_at_ms":1}`)
-			put(t, t.store, obj)
+			kit.Put(t, t.store, obj)
 			t.wantHeld(ours)
 			time.Sleep(2 * time.Second)
 		}
@@ -309,12 +310,12 @@ func TestSpuriousHintsMakeAHolderRenewLittleMore(t *testing.T) {
 		inBubble(t, func(t *scene) {
 			a := t.start("a")
 			waker := t.store.(tenure.Notifier)
-			var traffic calls
-			a.store.SetHook(traffic.count("", nil))
+			var traffic kit.Calls
+			a.store.SetHook(traffic.Count("", nil))
 			for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(every) {
-				require.NoError(t, waker.Wake(t.Context(), leaseKey))
+				require.NoError(t, waker.Wake(t.Context(), kit.LeaseKey))
 			}
-			got := traffic.take()
+			got := traffic.Take()
 			require.InDelta(t, 92, got["put"], 33, "renewals in 60 intervals, with a hint each %v", every)
 			require.Len(t, got, 1)
 		})
@@ -323,22 +324,22 @@ func TestSpuriousHintsMakeAHolderRenewLittleMore(t *testing.T) {
 
 // On real databases, each replica with a store of its own, as in processes of their own.
 func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		key := tenure.Key{Type: "lease", ID: "round"}
 		began := make(chan string, 16)
 		for i := range 3 {
-			store := open().(storeWatcher)
-			c, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(i), TTL: 10 * time.Minute}), tenure.CoordinatorConfig{
+			store := open().(kit.StoreWatcher)
+			c, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(i), TTL: 10 * time.Minute}), tenure.CoordinatorConfig{
 				AcquireInterval: 50 * time.Millisecond, // a former holder stays away for twice that
 				Watch: func(ctx context.Context) error {
 					began <- tenure.TermFromContext(ctx).Holder()
-					return untilDone(ctx)
+					return kit.UntilDone(ctx)
 				},
 			})
 			require.NoError(t, err)
-			liveWatch(t, store, key)
+			kit.LiveWatch(t, store, key)
 			var running sync.WaitGroup
 			running.Go(func() { c.Run(ctx) })
 			t.Cleanup(running.Wait) // before the store is closed
@@ -346,7 +347,7 @@ func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 				<-began
 			}
 		}
-		asker := newLease(t, open(), tenure.LeaseConfig{Key: key})
+		asker := kit.NewLease(t, open(), tenure.LeaseConfig{Key: key})
 		for round := range 9 {
 			next := fmt.Sprint((round + 1) % 3)
 			sent := time.Now()
@@ -355,7 +356,7 @@ func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 			case got := <-began:
 				t.Logf("%s after %v", got, time.Since(sent).Round(100*time.Microsecond))
 				require.Equal(t, next, got, "round %d", round)
-			case <-time.After(patience): // a renewal comes after three
+			case <-time.After(kit.Patience): // a renewal comes after three
 				t.Fatalf("round %d: nobody holds after %v", round, time.Since(sent))
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -20,14 +21,14 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		began, labels := time.Now(), map[string]string{"address": "10.0.0.1"}
 		a := t.startWith(tenure.LeaseConfig{Holder: "a", Labels: labels}, tenure.CoordinatorConfig{})
 		b := t.start("b")
-		a.store.SetHook(slowly(20 * time.Millisecond))
+		a.store.SetHook(kit.Slowly(20 * time.Millisecond))
 		time.Sleep(35 * time.Second)
 
 		got := a.Status()
 		token := got.Token
 		require.NotZero(t, token)
 		require.Equal(t, tenure.Status{
-			Lease: leaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
+			Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
 			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
 			Terms: 1, Recent: []tenure.PastTerm{},
@@ -35,13 +36,13 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
 		require.Equal(t, tenure.Status{
-			Lease: leaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
+			Lease: kit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
 			Recent: []tenure.PastTerm{},
 		}, got)
 		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(time.Minute)
 		got = b.Status()
 		require.Equal(t, tenure.RoleHolder, got.Role)
@@ -84,7 +85,7 @@ func TestAStatusKeepsTheLastTenTerms(t *testing.T) {
 
 func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		b := t.start("b")
 		time.Sleep(20 * time.Second)
 		putRecord(t, t.store, robbersRecord)
@@ -94,7 +95,7 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 		require.Equal(t, "a", got.Recent[0].Holder)
 		require.Equal(t, "followed by robber", got.Recent[0].Reason)
 		require.Equal(t, "robber", got.Holder)
-		removeRecord(t, t.store)
+		kit.RemoveRecord(t, t.store)
 		time.Sleep(time.Minute)
 		got = b.Status()
 		require.Len(t, got.Recent, 2)
@@ -107,7 +108,7 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	status := tenure.Status{
-		Lease: leaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
+		Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
 		Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
@@ -136,7 +137,7 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 func TestAStandbyAndAReplicaWithoutItsDatabaseAreHealthy(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
-		a.store.SetHook(hang)
+		a.store.SetHook(kit.Hang)
 		for range 600 {
 			time.Sleep(100 * time.Millisecond)
 			require.NoError(t, a.Healthy(0))
@@ -165,7 +166,7 @@ func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.
 		a := t.start("a", tenure.CoordinatorConfig{
 			Trace: &tenure.Trace{Lost: func(*tenure.Term, error) { <-release }}, // stops the coordinator in its tracks
 		})
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(29*time.Second + 5*time.Second) // TTL − Margin, and the tolerance
 		require.NoError(t, a.Healthy(5*time.Second))
 		time.Sleep(time.Millisecond)
@@ -178,7 +179,7 @@ func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.
 }
 
 func TestChangesBeginWithTheStatusAsItIs(t *testing.T) {
-	c, err := tenure.NewCoordinator(newLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{})
+	c, err := tenure.NewCoordinator(kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{})
 	require.NoError(t, err)
 	for status := range c.Changes(t.Context()) {
 		require.Equal(t, "a", status.Replica)
@@ -200,7 +201,7 @@ func TestAReaderOfChangesSeesEachChangeAndNoRenewal(t *testing.T) {
 			}
 		})
 		time.Sleep(55 * time.Second)
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(11 * time.Second)
 		a.store.SetHook(nil)
 		time.Sleep(10 * time.Second)

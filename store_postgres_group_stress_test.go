@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // chain is what became of the versions of one object.
@@ -27,10 +29,10 @@ type chain struct {
 // once, and nothing else has.
 func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 	const keys, workers = 6, 24
-	url := postgresURL(t)
-	admin := postgresPool(t, url)
-	stores := []*tenure.PostgresStore{openPostgres(t, url, tenure.PostgresConfig{Logger: quiet}), openPostgres(t, url, tenure.PostgresConfig{Logger: quiet})}
-	migrate(t, stores[0])
+	url := pgtest.URL(t)
+	admin := kit.PostgresPool(t, url)
+	stores := []*tenure.PostgresStore{kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet}), kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})}
+	kit.Migrate(t, stores[0])
 
 	var mu sync.Mutex
 	chains := map[tenure.Key]*chain{}
@@ -68,7 +70,7 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 		})
 	}
 
-	untilEnough(t, 3*time.Second, func(ctx context.Context, slower time.Duration) {
+	kit.UntilEnough(t, 3*time.Second, func(ctx context.Context, slower time.Duration) {
 		var wg sync.WaitGroup
 		for i := range workers {
 			store := groupedStore{stores[i%len(stores)]}
@@ -124,13 +126,13 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 func trouble(t *testing.T, admin *pgxpool.Pool, key tenure.Key) {
 	ctx := t.Context()
 	if rand.N(8) == 0 {
-		execPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name = 'tenure' ORDER BY random() LIMIT 1`)
 		return
 	}
 	tx, err := admin.Begin(ctx)
-	wantErr(t, err, nil)
-	execPostgres(t, tx, `SELECT FROM objects WHERE object_type = $1 AND id = $2 FOR UPDATE`, key.Type, key.ID)
-	execPostgres(t, tx, `SELECT pg_sleep(0.02 * random())`)
-	wantErr(t, tx.Rollback(ctx), nil)
+	kit.WantErr(t, err, nil)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects WHERE object_type = $1 AND id = $2 FOR UPDATE`, key.Type, key.ID)
+	kit.ExecPostgres(t, tx, `SELECT pg_sleep(0.02 * random())`)
+	kit.WantErr(t, tx.Rollback(ctx), nil)
 }

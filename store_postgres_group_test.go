@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // groupedStore writes in groups, though they be of one.
@@ -32,17 +34,28 @@ func (s groupedStore) DeleteAndWake(ctx context.Context, key tenure.Key, version
 	return s.DeleteIf(ctx, key, version)
 }
 
+func TestPostgresKeepsTheContractInGroups(t *testing.T) {
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	storetest.Run(t, func(t *testing.T) tenure.Store {
+		kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+		return groupedStore{store}
+	})
+}
+
 func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
-	ctx, url := t.Context(), postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	ctx, url := t.Context(), pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	key := tenure.Key{Type: "t", ID: "waited-for"}
 	for range 20 { // whether the group waits no longer than it does for locks is luck
-		old := put(t, store, tenure.Object{Key: key})
+		old := kit.Put(t, store, tenure.Object{Key: key})
 		tx, err := pool.Begin(ctx)
-		wantErr(t, err, nil)
-		execPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
+		kit.WantErr(t, err, nil)
+		kit.ExecPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
 		created := make(chan tenure.Object)
 		go func() {
 			obj, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
@@ -51,24 +64,24 @@ func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
 			}
 			created <- obj
 		}()
-		awaitLockWait(t, pool)
+		kit.AwaitLockWait(t, pool)
 		deleted := old.Version + int64(time.Hour/time.Microsecond)
-		execPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3) ON CONFLICT (object_type, id) DO UPDATE SET resource_version = $3`,
+		kit.ExecPostgres(t, tx, `INSERT INTO objects_tombstones VALUES ($1, $2, $3) ON CONFLICT (object_type, id) DO UPDATE SET resource_version = $3`,
 			key.Type, key.ID, deleted)
-		wantErr(t, tx.Commit(ctx), nil)
+		kit.WantErr(t, tx.Commit(ctx), nil)
 		obj := <-created
 		if obj.Version <= deleted {
 			t.Fatalf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
 		}
-		wantErr(t, store.DeleteIf(ctx, key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(ctx, key, obj.Version), nil)
 	}
 }
 
 func TestLeasesThatAreBusyAtOnceShareTransactions(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	const leases, renewals, writes = 64, 5, 64 * (1 + 5 + 1)
 	// Where a group is undone because the server was slow, as that of a busy machine is
 	// now and then, all go alone for a while.
@@ -114,13 +127,13 @@ func useLease(t *testing.T, lease *tenure.Lease, renewals int) {
 // transactions counts those that have written.
 func transactions(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
-	wantErr(t, pool.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&n), nil)
+	kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&n), nil)
 	return n
 }
 
 func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease) {
 	for i := range n {
-		leases = append(leases, newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
+		leases = append(leases, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
 	}
 	return leases
 }
@@ -128,19 +141,19 @@ func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease
 // Of three leases the rows of two are locked: one is being renewed alone, and the other
 // is in a group with the third. The session's own limit is no help here.
 func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url+"&lock_timeout=1h", tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url+"&lock_timeout=1h", tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	leases := manyLeases(t, groupedStore{store}, 3)
 	var terms []*tenure.Term
 	for _, lease := range leases {
-		terms = append(terms, mustAcquire(t, lease))
+		terms = append(terms, kit.MustAcquire(t, lease))
 	}
 	tx, err := pool.Begin(t.Context())
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	defer tx.Rollback(context.Background())
-	execPostgres(t, tx, `SELECT FROM objects WHERE id < '2' FOR UPDATE`)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects WHERE id < '2' FOR UPDATE`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var alone, grouped sync.WaitGroup
@@ -149,7 +162,7 @@ func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	awaitLockWait(t, pool)
+	kit.AwaitLockWait(t, pool)
 	for range 5 { // whether both get into one group is luck
 		other, cancel := context.WithCancel(ctx)
 		grouped.Go(func() { _ = leases[1].Renew(other, terms[1]) })
@@ -159,23 +172,23 @@ func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 		cancel()
 		grouped.Wait()
 	}
-	wantErr(t, tx.Commit(t.Context()), nil)
+	kit.WantErr(t, tx.Commit(t.Context()), nil)
 	alone.Wait()
 }
 
 // A lease of a short TTL has no time for a group that is undone. The server would log
 // that: only the statements of a group have a timeout of their own.
 func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	leases := manyLeases(t, groupedStore{store}, 2)
-	locked, term := mustAcquire(t, leases[0]), mustAcquire(t, leases[1])
+	locked, term := kit.MustAcquire(t, leases[0]), kit.MustAcquire(t, leases[1])
 	tx, err := pool.Begin(t.Context())
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	defer tx.Rollback(context.Background())
-	execPostgres(t, tx, `SELECT FROM objects WHERE id = '0' FOR UPDATE`)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects WHERE id = '0' FOR UPDATE`)
 	before := pgtest.Log(t)
 	for range 10 { // whether both get into one group would be luck
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
@@ -193,12 +206,12 @@ func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
 }
 
 func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'never'; END$$`)
-	execPostgres(t, pool, `CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON objects FOR EACH ROW WHEN (NEW.id = '3') EXECUTE FUNCTION refuse()`)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	kit.ExecPostgres(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'never'; END$$`)
+	kit.ExecPostgres(t, pool, `CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON objects FOR EACH ROW WHEN (NEW.id = '3') EXECUTE FUNCTION refuse()`)
 	var wg sync.WaitGroup
 	for _, lease := range manyLeases(t, store, 16) {
 		wg.Go(func() {
@@ -223,52 +236,52 @@ func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
 }
 
 func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
-	wantErr(t, err, context.Canceled)
+	kit.WantErr(t, err, context.Canceled)
 	// One more of its group, after which it would be there too.
 	_, err = groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	_, err = store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
-	wantErr(t, err, tenure.ErrNotFound)
+	kit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 // Each of a group waits no longer than its own context allows, and the connection
 // ends with the last.
 func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	hangWrites(t, pool, `INSERT`, `NEW.id = 'hangs'`)
 	short, cancelShort := context.WithCancel(t.Context())
 	defer cancelShort()
 	long, cancelLong := context.WithCancel(t.Context())
 	defer cancelLong()
 	a, b := createInGroup(short, store, "hangs"), createInGroup(long, store, "waits")
-	awaitHung(t, pool, 1)
+	kit.AwaitHung(t, pool, 1)
 	cancelShort()
-	wantErr(t, <-a, context.Canceled)
+	kit.WantErr(t, <-a, context.Canceled)
 	// The other may have gone before or with it; in its group it waits on.
 	cancelLong()
 	if err := <-b; err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	wantErr(t, store.Close(), nil) // waits for the connection of the group
+	kit.WantErr(t, store.Close(), nil) // waits for the connection of the group
 }
 
 // The server's shutdown, or an administrator, may end a session when its transaction
 // has just been committed: here while it waits for a replica.
 func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 	url := pgtest.Cluster(t, "synchronous_standby_names=nobody").URL()
-	admin := postgresPool(t, url+"&synchronous_commit=local")
-	local := openPostgres(t, url+"&synchronous_commit=local", tenure.PostgresConfig{})
-	migrate(t, local)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
+	admin := kit.PostgresPool(t, url+"&synchronous_commit=local")
+	local := kit.OpenPostgres(t, url+"&synchronous_commit=local", tenure.PostgresConfig{})
+	kit.Migrate(t, local)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	key := tenure.Key{Type: "t", ID: "1"}
 	done := make(chan error)
 	go func() {
@@ -277,7 +290,7 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 	}()
 	for ended := false; !ended; time.Sleep(5 * time.Millisecond) {
 		err := admin.QueryRow(t.Context(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`).Scan(&ended)
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 	}
 	if err := <-done; err == nil || errors.Is(err, tenure.ErrExists) {
 		t.Errorf("got %v, want what ended the session", err)
@@ -290,28 +303,28 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 // While a group waits for a connection one of it gives up: its record must not appear
 // long after, for nobody.
 func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	hangWrites(t, pool, `UPDATE`, `true`)
 	var hung sync.WaitGroup
-	for i := range leaseConns {
+	for i := range kit.LeaseConns {
 		large := strings.Repeat("x", 600) // too large for a group
-		lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: large})
-		term := mustAcquire(t, lease)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: large})
+		term := kit.MustAcquire(t, lease)
 		hung.Go(func() { _ = lease.Renew(t.Context(), term) })
-		awaitHung(t, pool, i+1)
+		kit.AwaitHung(t, pool, i+1)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	stays, leaves := createInGroup(t.Context(), store, "stays"), createInGroup(ctx, store, "leaves")
 	time.AfterFunc(300*time.Millisecond, cancel) // both wait for a connection by then
-	wantErr(t, <-leaves, context.Canceled)
-	execPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'`)
-	wantErr(t, <-stays, nil)
+	kit.WantErr(t, <-leaves, context.Canceled)
+	kit.ExecPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'`)
+	kit.WantErr(t, <-stays, nil)
 	hung.Wait()
 	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "leaves"})
-	wantErr(t, err, tenure.ErrNotFound)
+	kit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 // createInGroup begins to create an object, and returns where its error will be.
@@ -327,59 +340,41 @@ func createInGroup(ctx context.Context, store *tenure.PostgresStore, id string) 
 // hangWrites makes writes of such rows never end.
 func hangWrites(t *testing.T, pool *pgxpool.Pool, write, when string) {
 	t.Helper()
-	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	execPostgres(t, pool, fmt.Sprintf(`CREATE TRIGGER hang BEFORE %s ON objects FOR EACH ROW WHEN (%s) EXECUTE FUNCTION hang()`, write, when))
-}
-
-// awaitHung waits until so many connections are in the midst of a trigger that never
-// ends.
-func awaitHung(t *testing.T, pool *pgxpool.Pool, want int) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		var n int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event = 'PgSleep'`).Scan(&n)
-		wantErr(t, err, nil)
-		if n == want {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d connections hang, want %d", n, want)
-		}
-	}
+	kit.ExecPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	kit.ExecPostgres(t, pool, fmt.Sprintf(`CREATE TRIGGER hang BEFORE %s ON objects FOR EACH ROW WHEN (%s) EXECUTE FUNCTION hang()`, write, when))
 }
 
 func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
 	hangWrites(t, pool, `INSERT`, `NEW.id = 'a'`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	hangs, giveUp := context.WithCancel(ctx)
 	done := createInGroup(hangs, store, "a")
-	wantErr(t, <-createInGroup(ctx, store, "b"), nil)
+	kit.WantErr(t, <-createInGroup(ctx, store, "b"), nil)
 	giveUp()
-	wantErr(t, <-done, context.Canceled)
+	kit.WantErr(t, <-done, context.Canceled)
 }
 
 // A hook may choose or prepare a connection by what its context holds: a tenant, say.
 func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
-	config, err := pgxpool.ParseConfig(postgresURL(t))
-	wantErr(t, err, nil)
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	kit.WantErr(t, err, nil)
 	config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	defer pool.Close()
-	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{}))
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{}))
 	defer store.Close()
-	migrate(t, store)
+	kit.Migrate(t, store)
 	const leases = 32
 	before := transactions(t, pool)
 	var wg sync.WaitGroup
 	for _, lease := range manyLeases(t, store, leases) {
-		wg.Go(func() { mustAcquire(t, lease) })
+		wg.Go(func() { kit.MustAcquire(t, lease) })
 	}
 	wg.Wait()
 	if used := transactions(t, pool) - before; used < leases {
@@ -389,13 +384,40 @@ func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
 
 // Another program's table may hold what ours does not.
 func TestARowThatAnotherProgramLeftUntimedIsRenewed(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
-	execPostgres(t, pool, `ALTER TABLE objects ALTER created_at_ms DROP NOT NULL`)
-	execPostgres(t, pool, `UPDATE objects SET created_at_ms = NULL`)
-	wantErr(t, lease.Renew(t.Context(), term), nil)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	kit.ExecPostgres(t, pool, `ALTER TABLE objects ALTER created_at_ms DROP NOT NULL`)
+	kit.ExecPostgres(t, pool, `UPDATE objects SET created_at_ms = NULL`)
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+}
+
+// A row that a write returns comes before its commit, which may still fail.
+func TestAWriteOnPostgresWhoseCommitFailsIsNotReportedAsDone(t *testing.T) {
+	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			ctx, url := t.Context(), pgtest.URL(t)
+			store := kit.OpenPostgres(t, url+"&default_query_exec_mode="+mode, tenure.PostgresConfig{})
+			kit.Migrate(t, store)
+			obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+			kit.ExecPostgres(t, kit.PostgresPool(t, url), `
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused at the commit'; END $$;
+				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON objects DEFERRABLE INITIALLY DEFERRED
+					FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			for name, store := range map[string]tenure.Store{"alone": store, "in a group": groupedStore{store}} {
+				_, replaced := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+				_, put := store.PutIf(ctx, obj, tenure.Unconditional())
+				_, created := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
+				deleted := store.DeleteIf(ctx, obj.Key, obj.Version)
+				for what, err := range map[string]error{"replace": replaced, "put": put, "create": created, "delete": deleted} {
+					if err == nil || !strings.Contains(err.Error(), "refused at the commit") {
+						t.Errorf("%s %s: got %v, want that the commit was refused", what, name, err)
+					}
+				}
+			}
+		})
+	}
 }

@@ -1,7 +1,6 @@
 package tenure_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -29,21 +29,21 @@ const hashPartitioned = `
 func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	config.MaxConns = 1
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, begins)
 		return err
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
 	return pool
 }
 
 func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 	server := pgtest.Cluster(t)
-	admin := postgresPool(t, server.URL())
+	admin := kit.PostgresPool(t, server.URL())
 	for name, c := range map[string]struct{ ddl, begins, refusal string }{
 		"a table as Migrate makes it": {},
 		"an unlogged table":           {ddl: `ALTER TABLE objects SET UNLOGGED`, refusal: "UNLOGGED"},
@@ -53,26 +53,26 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			schema := strings.ToLower(strings.ReplaceAll(name, " ", "_"))
-			execPostgres(t, admin, `CREATE SCHEMA `+schema)
+			kit.ExecPostgres(t, admin, `CREATE SCHEMA `+schema)
 			url := server.URL() + "&search_path=" + schema
-			migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+			kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 			if c.ddl != "" {
-				execPostgres(t, postgresPool(t, url), c.ddl)
+				kit.ExecPostgres(t, kit.PostgresPool(t, url), c.ddl)
 			}
 			var terms []*tenure.Term
 			for range 2 {
-				store := must(tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Logger: quiet}))
+				store := kit.Must(tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Logger: kit.Quiet}))
 				t.Cleanup(func() { store.Close() })
-				term, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+				term, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 				switch {
 				case err == nil:
 					terms = append(terms, term)
 				case c.refusal == "":
-					wantErr(t, err, tenure.ErrHeld)
+					kit.WantErr(t, err, tenure.ErrHeld)
 				case !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), c.refusal):
 					t.Errorf("got %v, want ErrSetup that says %s", err, c.refusal)
 				}
-				wantErr(t, server.Restart("immediate"), nil)
+				kit.WantErr(t, server.Restart("immediate"), nil)
 				admin.Reset()
 			}
 			if len(terms) == 2 && terms[0].Valid() && terms[1].Valid() {
@@ -87,60 +87,25 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 
 func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
 	server := pgtest.Cluster(t)
-	migrate(t, openPostgres(t, server.URL(), tenure.PostgresConfig{}))
-	execPostgres(t, postgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)
-	var log syncBuffer
-	store := openPostgres(t, server.URL(), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)
+	var log kit.SyncBuffer
+	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if n := strings.Count(log.String(), "unlogged"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
 	var last int64
 	for range 2 {
-		obj := put(t, store, tenure.Object{Key: leaseKey})
+		obj := kit.Put(t, store, tenure.Object{Key: kit.LeaseKey})
 		if obj.Version <= last {
 			t.Errorf("version %d follows %d", obj.Version, last)
 		}
-		wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
 		last = obj.Version
-		wantErr(t, server.Restart("immediate"), nil)
+		kit.WantErr(t, server.Restart("immediate"), nil)
 		store.Close()
-		store = openPostgres(t, server.URL(), tenure.PostgresConfig{})
+		store = kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 	}
-}
-
-// syncBuffer is a log that a store writes while the test reads it.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-// asWorker returns the URL by which a role that owns nothing reaches the database,
-// and the owner's pool.
-func asWorker(t *testing.T) (url string, owner *pgxpool.Pool) {
-	t.Helper()
-	url = postgresURL(t)
-	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
-	owner = postgresPool(t, url)
-	role := "worker_" + owner.Config().ConnConfig.Database
-	execPostgres(t, owner, `CREATE ROLE `+role+` LOGIN`)
-	t.Cleanup(func() {
-		execPostgres(t, owner, `DROP OWNED BY `+role)
-		execPostgres(t, owner, `DROP ROLE `+role)
-	})
-	execPostgres(t, owner, `GRANT ALL ON objects, objects_tombstones TO `+role)
-	return strings.Replace(url, "postgres@", role+"@", 1), owner
 }
 
 func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T) {
@@ -158,32 +123,32 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 		"without a key":     `ALTER TABLE objects_tombstones DROP CONSTRAINT objects_tombstones_pkey`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			url, owner := asWorker(t)
+			url, owner := kit.AsWorker(t)
 			ddl := strings.ReplaceAll(ddl, "{role}", "worker_"+owner.Config().ConnConfig.Database)
-			var log syncBuffer
-			running := openPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-			grouped := openPostgres(t, url, tenure.PostgresConfig{})
-			lease := newLease(t, running, tenure.LeaseConfig{})
-			other := newLease(t, groupedStore{grouped}, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "grouped"}})
-			terms := []*tenure.Term{mustAcquire(t, lease), mustAcquire(t, other)}
-			obj := put(t, running, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+			var log kit.SyncBuffer
+			running := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			grouped := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			lease := kit.NewLease(t, running, tenure.LeaseConfig{})
+			other := kit.NewLease(t, groupedStore{grouped}, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "grouped"}})
+			terms := []*tenure.Term{kit.MustAcquire(t, lease), kit.MustAcquire(t, other)}
+			obj := kit.Put(t, running, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
 			if log.String() != "" {
 				t.Fatalf("logged before there is a reason:\n%s", log.String())
 			}
 
-			execPostgres(t, owner, ddl)
-			fresh := newLease(t, openPostgres(t, url, tenure.PostgresConfig{}), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "fresh"}})
-			wantErr(t, fresh.Release(t.Context(), mustAcquire(t, fresh)), nil)
+			kit.ExecPostgres(t, owner, ddl)
+			fresh := kit.NewLease(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "fresh"}})
+			kit.WantErr(t, fresh.Release(t.Context(), kit.MustAcquire(t, fresh)), nil)
 			for i, lease := range []*tenure.Lease{lease, other} {
-				wantErr(t, lease.Renew(t.Context(), terms[i]), nil)
-				wantErr(t, lease.Release(t.Context(), terms[i]), nil)
-				again := mustAcquire(t, lease)
+				kit.WantErr(t, lease.Renew(t.Context(), terms[i]), nil)
+				kit.WantErr(t, lease.Release(t.Context(), terms[i]), nil)
+				again := kit.MustAcquire(t, lease)
 				if again.Token() <= terms[i].Token() {
 					t.Errorf("token %d follows %d", again.Token(), terms[i].Token())
 				}
-				wantErr(t, lease.Release(t.Context(), again), nil)
+				kit.WantErr(t, lease.Release(t.Context(), again), nil)
 			}
-			wantErr(t, running.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+			kit.WantErr(t, running.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
 			if n := strings.Count(log.String(), "no table of tombstones"); n != 1 {
 				t.Errorf("%d lines that tell of it:\n%s", n, log.String())
 			}
@@ -192,73 +157,73 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 }
 
 func TestWhatWasFoundInTheDatabaseIsLookedAtAgainAfterAWhile(t *testing.T) {
-	url := postgresURL(t)
-	pool := postgresPool(t, url)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	execPostgres(t, pool, `ALTER TABLE objects_tombstones RENAME TO elsewhere`)
-	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
-	wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
-	execPostgres(t, pool, `ALTER TABLE elsewhere RENAME TO objects_tombstones`)
+	url := pgtest.URL(t)
+	pool := kit.PostgresPool(t, url)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	kit.ExecPostgres(t, pool, `ALTER TABLE objects_tombstones RENAME TO elsewhere`)
+	obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+	kit.ExecPostgres(t, pool, `ALTER TABLE elsewhere RENAME TO objects_tombstones`)
 	store.LookAgain()
-	obj = put(t, store, tenure.Object{Key: obj.Key})
-	wantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+	obj = kit.Put(t, store, tenure.Object{Key: obj.Key})
+	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
 	var version int64
-	wantErr(t, pool.QueryRow(t.Context(), `SELECT max(resource_version) FROM objects_tombstones`).Scan(&version), nil)
+	kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT max(resource_version) FROM objects_tombstones`).Scan(&version), nil)
 	if version != obj.Version {
 		t.Errorf("the last tombstone is of version %d, want %d", version, obj.Version)
 	}
 
 	// The table is another program's now.
-	execPostgres(t, pool, `DROP TABLE objects`)
-	execPostgres(t, pool, fmt.Sprintf(foreignTable, "BYTEA", "JSONB"))
+	kit.ExecPostgres(t, pool, `DROP TABLE objects`)
+	kit.ExecPostgres(t, pool, fmt.Sprintf(kit.ForeignTable, "BYTEA", "JSONB"))
 	store.LookAgain()
-	put(t, store, tenure.Object{Key: tenure.Key{Type: "other", ID: "1"}})
+	kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "other", ID: "1"}})
 	_, err := store.PutIf(t.Context(), tenure.Object{Key: obj.Key}, tenure.MustCreate())
-	wantErr(t, err, tenure.ErrTaken)
+	kit.WantErr(t, err, tenure.ErrTaken)
 
-	execPostgres(t, pool, `ALTER TABLE objects SET UNLOGGED`)
+	kit.ExecPostgres(t, pool, `ALTER TABLE objects SET UNLOGGED`)
 	store.LookAgain()
 	_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
-	wantErr(t, err, tenure.ErrSetup)
-	execPostgres(t, pool, `ALTER TABLE objects SET LOGGED`)
-	put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}})
+	kit.WantErr(t, err, tenure.ErrSetup)
+	kit.ExecPostgres(t, pool, `ALTER TABLE objects SET LOGGED`)
+	kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}})
 }
 
 // A standby that only reads hears of releases where the table has moved.
 func TestAStandbyFollowsATableIntoAnotherSchema(t *testing.T) {
-	url := postgresURL(t) + "&search_path=one,two"
-	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE SCHEMA one`)
-	execPostgres(t, pool, `CREATE SCHEMA two`)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	watch := liveWatch(t, store, leaseKey)
-	execPostgres(t, pool, `ALTER TABLE objects SET SCHEMA two; ALTER TABLE objects_tombstones SET SCHEMA two`)
+	url := pgtest.URL(t) + "&search_path=one,two"
+	pool := kit.PostgresPool(t, url)
+	kit.ExecPostgres(t, pool, `CREATE SCHEMA one`)
+	kit.ExecPostgres(t, pool, `CREATE SCHEMA two`)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	watch := kit.LiveWatch(t, store, kit.LeaseKey)
+	kit.ExecPostgres(t, pool, `ALTER TABLE objects SET SCHEMA two; ALTER TABLE objects_tombstones SET SCHEMA two`)
 	store.LookAgain()
 	_, err := lease.Read(t.Context())
-	wantErr(t, err, tenure.ErrNotFound)
-	other := openPostgres(t, url, tenure.PostgresConfig{})
-	takeHint(watch)
-	deleteAndWake(t, other, put(t, other, tenure.Object{Key: leaseKey}))
-	awaitHint(t, "released", watch)
+	kit.WantErr(t, err, tenure.ErrNotFound)
+	other := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.TakeHint(watch)
+	kit.DeleteAndWake(t, other, kit.Put(t, other, tenure.Object{Key: kit.LeaseKey}))
+	kit.AwaitHint(t, "released", watch)
 }
 
 func TestATableUnderRowLevelSecurityIsRefusedUnlessPoliciesLetItBeWritten(t *testing.T) {
-	url, owner := asWorker(t)
-	running := openPostgres(t, url, tenure.PostgresConfig{})
-	lease := newLease(t, running, tenure.LeaseConfig{})
-	wantErr(t, lease.Release(t.Context(), mustAcquire(t, lease)), nil)
-	execPostgres(t, owner, `ALTER TABLE objects ENABLE ROW LEVEL SECURITY`)
+	url, owner := kit.AsWorker(t)
+	running := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	lease := kit.NewLease(t, running, tenure.LeaseConfig{})
+	kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+	kit.ExecPostgres(t, owner, `ALTER TABLE objects ENABLE ROW LEVEL SECURITY`)
 	for _, policy := range []string{
 		``, `CREATE POLICY r ON objects FOR SELECT USING (true)`, `CREATE POLICY w ON objects FOR UPDATE USING (true)`, `CREATE POLICY a ON objects FOR INSERT WITH CHECK (true)`,
 		`CREATE POLICY others ON objects TO pg_monitor USING (true)`, `CREATE POLICY restrictive ON objects AS RESTRICTIVE USING (true)`,
 	} {
 		if policy != "" {
-			execPostgres(t, owner, policy)
+			kit.ExecPostgres(t, owner, policy)
 		}
-		_, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: quiet})
+		_, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: kit.Quiet})
 		if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "row-level security") {
 			t.Errorf("%s: open: got %v, want ErrSetup that says so", policy, err)
 		}
@@ -267,10 +232,10 @@ func TestATableUnderRowLevelSecurityIsRefusedUnlessPoliciesLetItBeWritten(t *tes
 			t.Errorf("%s: acquire: got %v, want ErrSetup that says so", policy, err)
 		}
 	}
-	execPostgres(t, owner, `CREATE POLICY d ON objects FOR DELETE USING (true)`)
-	for _, store := range []*tenure.PostgresStore{running, openPostgres(t, url, tenure.PostgresConfig{})} {
-		lease := newLease(t, store, tenure.LeaseConfig{})
-		wantErr(t, lease.Release(t.Context(), mustAcquire(t, lease)), nil)
+	kit.ExecPostgres(t, owner, `CREATE POLICY d ON objects FOR DELETE USING (true)`)
+	for _, store := range []*tenure.PostgresStore{running, kit.OpenPostgres(t, url, tenure.PostgresConfig{})} {
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
 	}
 }
 
@@ -280,21 +245,21 @@ func TestATableWithoutUniqueNamesIsWarnedOfOnce(t *testing.T) {
 		warns int
 	}{
 		"partitioned by hash": {fmt.Sprintf(hashPartitioned, ""), 1},
-		"a foreign one":       {fmt.Sprintf(foreignTable, "BYTEA", "JSONB"), 0},
-		"a foreign one without": {fmt.Sprintf(foreignTable, "BYTEA", "JSONB") + `; DROP INDEX objects_names;
+		"a foreign one":       {fmt.Sprintf(kit.ForeignTable, "BYTEA", "JSONB"), 0},
+		"a foreign one without": {fmt.Sprintf(kit.ForeignTable, "BYTEA", "JSONB") + `; DROP INDEX objects_names;
 			CREATE UNIQUE INDEX i ON objects (object_type, id, name)`, 1},
 		"ours": {`SELECT`, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url := postgresURL(t)
-			execPostgres(t, postgresPool(t, url), c.ddl)
-			var log syncBuffer
-			store := must(tenure.NewPostgresStore(postgresPool(t, url), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+			url := pgtest.URL(t)
+			kit.ExecPostgres(t, kit.PostgresPool(t, url), c.ddl)
+			var log kit.SyncBuffer
+			store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 			t.Cleanup(func() { store.Close() })
-			migrate(t, store)
+			kit.Migrate(t, store)
 			for range 3 {
 				store.LookAgain()
-				put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(time.Now().UnixNano())}})
+				kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(time.Now().UnixNano())}})
 			}
 			if n := strings.Count(log.String(), "unique index"); n != c.warns {
 				t.Errorf("%d lines, want %d:\n%s", n, c.warns, log.String())
@@ -306,13 +271,13 @@ func TestATableWithoutUniqueNamesIsWarnedOfOnce(t *testing.T) {
 // A role that is refused while its password is being rotated is no reason for a
 // standby to wait for a person.
 func TestARoleThatIsRefusedForAWhileNeedsNoPerson(t *testing.T) {
-	url, owner := asWorker(t)
+	url, owner := kit.AsWorker(t)
 	role := "worker_" + owner.Config().ConnConfig.Database
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
-	execPostgres(t, owner, `ALTER ROLE `+role+` NOLOGIN`)
-	execPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	kit.ExecPostgres(t, owner, `ALTER ROLE `+role+` NOLOGIN`)
+	kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
 	refused := func() error {
 		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 			if _, err := lease.Read(t.Context()); err != nil && strings.Contains(err.Error(), "28000") {
@@ -324,32 +289,87 @@ func TestARoleThatIsRefusedForAWhileNeedsNoPerson(t *testing.T) {
 	if err := refused(); err == nil || errors.Is(err, tenure.ErrSetup) {
 		t.Errorf("got %v, want what the server says and not ErrSetup", err)
 	}
-	_, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: quiet})
-	wantErr(t, err, tenure.ErrSetup)
-	execPostgres(t, owner, `ALTER ROLE `+role+` LOGIN`)
-	wantErr(t, lease.Renew(t.Context(), term), nil)
+	_, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: kit.Quiet})
+	kit.WantErr(t, err, tenure.ErrSetup)
+	kit.ExecPostgres(t, owner, `ALTER ROLE `+role+` LOGIN`)
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 }
 
 func TestARoleThatCouldNotRenewALeaseDoesNotAcquireIt(t *testing.T) {
-	url, owner := asWorker(t)
+	url, owner := kit.AsWorker(t)
 	role := "worker_" + owner.Config().ConnConfig.Database
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
-	execPostgres(t, owner, `REVOKE UPDATE ON objects FROM `+role)
-	wantErr(t, lease.Renew(t.Context(), term), tenure.ErrSetup)
-	wantErr(t, lease.Release(t.Context(), term), nil)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	kit.ExecPostgres(t, owner, `REVOKE UPDATE ON objects FROM `+role)
+	kit.WantErr(t, lease.Renew(t.Context(), term), tenure.ErrSetup)
+	kit.WantErr(t, lease.Release(t.Context(), term), nil)
 	_, err := lease.TryAcquire(t.Context())
-	wantErr(t, err, tenure.ErrSetup)
+	kit.WantErr(t, err, tenure.ErrSetup)
 	if !strings.Contains(err.Error(), `GRANT UPDATE ON "objects"`) {
 		t.Errorf("the error does not name the remedy: %v", err)
 	}
-	execPostgres(t, owner, `REVOKE DELETE ON objects FROM `+role)
+	kit.ExecPostgres(t, owner, `REVOKE DELETE ON objects FROM `+role)
 	store.LookAgain()
 	if _, err = lease.TryAcquire(t.Context()); !strings.Contains(err.Error(), `GRANT UPDATE, DELETE ON "objects"`) {
 		t.Errorf("the error does not name the remedy: %v", err)
 	}
-	execPostgres(t, owner, `GRANT DELETE ON objects TO `+role)
-	execPostgres(t, owner, `GRANT UPDATE (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms) ON objects TO `+role)
-	wantErr(t, lease.Release(t.Context(), mustAcquire(t, lease)), nil)
+	kit.ExecPostgres(t, owner, `GRANT DELETE ON objects TO `+role)
+	kit.ExecPostgres(t, owner, `GRANT UPDATE (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms) ON objects TO `+role)
+	kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+}
+
+func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	prune := map[string]func(){
+		"by Migrate": func() { kit.Migrate(t, store) },
+		"by a delete, an hour after": func() {
+			store.PrunedAt(time.Now().Add(-time.Hour))
+			obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}})
+			kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+			kit.ExecPostgres(t, pool, `DELETE FROM objects_tombstones WHERE id = 'other'`)
+		},
+	}
+	for name, prune := range prune {
+		obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}})
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		kit.ExecPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1 FROM generate_series(1, 10001) i`)
+		prune() // most of them
+		obj = kit.Put(t, store, tenure.Object{Key: obj.Key})
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil) // and the rest
+		var ids string
+		err := pool.QueryRow(t.Context(), `SELECT string_agg(id, ',') FROM objects_tombstones`).Scan(&ids)
+		if err != nil || ids != "new" {
+			t.Errorf("%s: got tombstones of %s, %v; want only new", name, ids, err)
+		}
+	}
+}
+
+func TestPruningAndDeletesDoNotDeadlock(t *testing.T) {
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url+"&pool_max_conns=8", tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	for range 40 {
+		var objects []tenure.Object
+		for i := range 8 {
+			key := tenure.Key{Type: "t", ID: fmt.Sprint(i)}
+			objects = append(objects, kit.Put(t, store, tenure.Object{Key: key}))
+			kit.ExecPostgres(t, pool, `INSERT INTO objects_tombstones VALUES ($1, $2, 1)
+				ON CONFLICT (object_type, id) DO UPDATE SET resource_version = 1`, key.Type, key.ID)
+		}
+		var wg sync.WaitGroup
+		for _, obj := range objects {
+			wg.Go(func() {
+				store.PrunedAt(time.Time{})
+				if err := store.DeleteIf(context.Background(), obj.Key, obj.Version); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 // machine can be suspended. To the programs on it only the wall clock shows the time for
@@ -41,7 +42,7 @@ func TestAfterASuspendTheJobIsToldToReturnInTime(t *testing.T) {
 			return nil
 		}})
 		time.Sleep(11 * time.Second) // renewed a second ago
-		a.store.SetHook(hang)        // no network after the resume
+		a.store.SetHook(kit.Hang)    // no network after the resume
 		m.suspend(15 * time.Second)
 		require.Equal(t, 13*time.Second, a.Status().TrustLeft)
 		time.Sleep(time.Minute)
@@ -85,12 +86,12 @@ func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		lc, cc, err := tenure.ObservedConfig(10*time.Second, 3, 3)
 		require.NoError(t, err)
-		lc.Holder, lc.Logger = "dead", quiet
-		mustAcquire(t, newLease(t, t.store, lc))
+		lc.Holder, lc.Logger = "dead", kit.Quiet
+		kit.MustAcquire(t, kit.NewLease(t, t.store, lc))
 		m := t.onMachine()
 		var stolen, works time.Time
 		cc.Trace = &tenure.Trace{Acquired: func(*tenure.Term, *tenure.Holding) { stolen = time.Now() }}
-		cc.Reconcile = func(ctx context.Context) error { works = time.Now(); return untilDone(ctx) }
+		cc.Reconcile = func(ctx context.Context) error { works = time.Now(); return kit.UntilDone(ctx) }
 		lc.Holder = "laptop"
 		t.startWith(lc, cc)
 		time.Sleep(31 * time.Second) // until it is stolen
@@ -114,7 +115,7 @@ func TestAfterAShortSuspendTheJobOfAShortLeaseIsToldInTime(t *testing.T) {
 				left = tenure.TermFromContext(ctx).Remaining()
 				return nil
 			}})
-			a.store.SetHook(hang)
+			a.store.SetHook(kit.Hang)
 			m.suspend(ttl * 6 / 10)
 			time.Sleep(ttl)
 			synctest.Wait()

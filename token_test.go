@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -22,9 +23,9 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 	var last int64
 	begin := func(when string) (*tenure.PostgresStore, *tenure.Lease, *tenure.Term) {
 		t.Helper()
-		store := openPostgres(t, server.URL(), tenure.PostgresConfig{}) // as a new process would
-		migrate(t, store)
-		lease, term, _ := acquireBriefly(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
+		store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}) // as a new process would
+		kit.Migrate(t, store)
+		lease, term, _ := kit.AcquireBriefly(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
 		require.Greater(t, term.Token(), last, when)
 		last = term.Token()
 		return store, lease, term
@@ -40,15 +41,15 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 	require.NoError(t, server.Restart("immediate"))
 	begin("after a crash of the database, the lease being free")
 
-	pool := postgresPool(t, server.URL())
-	execPostgres(t, pool, `CREATE TABLE dump AS SELECT * FROM objects`)
+	pool := kit.PostgresPool(t, server.URL())
+	kit.ExecPostgres(t, pool, `CREATE TABLE dump AS SELECT * FROM objects`)
 	for range 5 {
 		begin("after an expiry")
 	}
-	execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
-	execPostgres(t, pool, `INSERT INTO objects SELECT * FROM dump`)
+	kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+	kit.ExecPostgres(t, pool, `INSERT INTO objects SELECT * FROM dump`)
 	begin("after the restore of an older dump")
-	execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+	kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
 	begin("after the loss of all rows")
 }
 
@@ -87,9 +88,9 @@ func newRestorable() *restorable {
 func TestAReplicaThatHasSeenAGreaterTokenRefusesASmallerOne(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		ctx, store := t.Context(), newRestorable()
-		holder := newLease(t, store, tenure.LeaseConfig{Holder: "holder"})
-		witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
-		term := mustAcquire(t, holder)
+		holder := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "holder"})
+		witness := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "witness"})
+		term := kit.MustAcquire(t, holder)
 		t.wantHeld(witness)
 
 		behind := store.restore()
@@ -107,20 +108,20 @@ func TestAReplicaThatHasSeenAGreaterTokenRefusesASmallerOne(t *testing.T) {
 
 		behind.Store(0) // the operator sets the clock right
 		time.Sleep(30 * time.Second)
-		require.Greater(t, mustAcquire(t, witness).Token(), term.Token())
+		require.Greater(t, kit.MustAcquire(t, witness).Token(), term.Token())
 	})
 }
 
 func TestATokenThatOneReplicaRefusesIsLeftToAnother(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		store := newRestorable()
-		witness := newLease(t, store, tenure.LeaseConfig{Holder: "witness"})
-		term := mustAcquire(t, witness)
+		witness := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "witness"})
+		term := kit.MustAcquire(t, witness)
 		require.NoError(t, witness.Release(t.Context(), term))
 		store.restore()
 		_, err := witness.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrSetup)
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "fresh"}))
 	})
 	inBubble(t, func(t *scene) { // the restored table has the record of a dead holder
 		store := newRestorable()
@@ -128,23 +129,23 @@ func TestATokenThatOneReplicaRefusesIsLeftToAnother(t *testing.T) {
 		witness := t.start("witness")
 		time.Sleep(time.Minute)
 		store.restore()
-		mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
 		time.Sleep(10 * time.Minute)
 		require.Equal(t, tenure.RoleStandby, witness.Status().Role)
 		require.Contains(t, witness.Status().LastError, "fencing token")
-		t.start("fresh", t.fencing(succeeds))
+		t.start("fresh", t.fencing(kit.Succeeds))
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"fresh fences dead at ", "fresh works"}, t.said())
 	})
 }
 
 func TestOpeningWarnsThatCommitsAreNotSynchronous(t *testing.T) {
-	url := postgresURL(t)
+	url := pgtest.URL(t)
 	for value, warns := range map[string]bool{"off": true, "on": false} {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&log, nil))
-		store := openPostgres(t, url+"&synchronous_commit="+value, tenure.PostgresConfig{Logger: logger})
-		migrate(t, store)
+		store := kit.OpenPostgres(t, url+"&synchronous_commit="+value, tenure.PostgresConfig{Logger: logger})
+		kit.Migrate(t, store)
 		if warns {
 			require.Contains(t, log.String(), "synchronous_commit is off")
 		} else {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -78,12 +79,12 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
 		b := t.start("b", tenure.CoordinatorConfig{Trace: ofB.trace()})
-		a.store.SetHook(slowly(30 * time.Millisecond))
+		a.store.SetHook(kit.Slowly(30 * time.Millisecond))
 		time.Sleep(11 * time.Second)
 		require.Equal(t, []string{"renewed in 30ms, with 18.97s left"}, ofA.since())
 		require.Equal(t, []string{"attempt: held", `holder: "a"`, "attempt: held"}, ofB.since())
 
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(14 * time.Second)
 		require.Equal(t, []string{"renewal failed: connection refused"}, ofA.since())
 
@@ -93,7 +94,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Len(t, got, 1)
 		require.Contains(t, got[0], "renewed in 0s, with ")
 
-		a.store.SetHook(refuse)
+		a.store.SetHook(kit.Refuse)
 		time.Sleep(70 * time.Second)
 		require.Equal(t, []string{"renewal failed: connection refused", "lost: lease not renewed in time", "renewal failed: connection refused",
 			"job ended after 6s: lease not renewed in time", `holder: ""`, "attempt: error"}, ofA.since())
@@ -128,10 +129,10 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 			"job ended after 1s: lease lost: reconciler_lease/singleton is held by robber", "attempt: held"}},
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
 			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
-		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(refuse); a.stop() }, []string{
+		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() }, []string{
 			"job ended after 0s: coordinator is shutting down", "lost: coordinator is shutting down\nconnection refused", `holder: ""`}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
-			a.store.SetHook(only("put", refuse))
+			a.store.SetHook(kit.Only("put", kit.Refuse))
 			time.Sleep(21 * time.Second)
 		}, []string{
 			"renewal failed: connection refused", "lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
@@ -152,7 +153,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var told tale
-		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Reconcile: func(context.Context) error { panic("broken") },
 			Trace:     told.trace(),
 		})
@@ -166,7 +167,7 @@ func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var told tale
-		t.store = storetest.Faulty(t.store, slowly(time.Second))
+		t.store = storetest.Faulty(t.store, kit.Slowly(time.Second))
 		t.start("a", tenure.CoordinatorConfig{Trace: told.trace()}).stop()
 		require.Equal(t, []string{"attempt: got it"}, told.since(), "shut down while it acquires")
 	})
@@ -186,7 +187,7 @@ func TestTheStatusShowsToATraceWhatItIsTold(t *testing.T) {
 		note := func(what string) {
 			seen = append(seen, strings.TrimSpace(fmt.Sprint(what, ": ", c.Status().Role, " ", c.Status().Holder)))
 		}
-		c, err := tenure.NewCoordinator(newLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Trace: &tenure.Trace{
 				Acquired:   func(*tenure.Term, *tenure.Holding) { note("acquired") },
 				JobStarted: func(*tenure.Term) { note("job started") },

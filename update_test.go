@@ -10,14 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 var counterKey = tenure.Key{Type: "counter", ID: "1"}
 
 func TestNoConcurrentUpdateIsLost(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
-		put(t, store, tenure.Object{Key: counterKey, Name: "one", Labels: map[string]string{"a": "b"}, Payload: []byte("0")})
+		kit.Put(t, store, tenure.Object{Key: counterKey, Name: "one", Labels: map[string]string{"a": "b"}, Payload: []byte("0")})
 		const writers, each = 4, 10
 		var all sync.WaitGroup
 		for range writers {
@@ -35,7 +36,7 @@ func TestNoConcurrentUpdateIsLost(t *testing.T) {
 			})
 		}
 		all.Wait()
-		got := get(t, store, counterKey)
+		got := kit.Get(t, store, counterKey)
 		require.Equal(t, strconv.Itoa(writers*each), string(got.Payload))
 		require.Equal(t, "one", got.Name)
 		require.Equal(t, map[string]string{"a": "b"}, got.Labels)
@@ -52,7 +53,7 @@ func TestAnUpdateThatCannotSucceedEnds(t *testing.T) {
 		_, err = tenure.Update(t.Context(), t.store, counterKey, nil)
 		require.ErrorIs(t, err, tenure.ErrInvalid)
 
-		put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
+		kit.Put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
 		_, err = tenure.Update(t.Context(), t.store, counterKey, func(obj tenure.Object) (tenure.Object, error) {
 			obj.Key.ID = "2"
 			return obj, nil
@@ -68,7 +69,7 @@ func TestAnUpdateThatCannotSucceedEnds(t *testing.T) {
 			if tries++; tries == 20 {
 				cancel()
 			}
-			put(t, t.store, obj) // somebody is always quicker
+			kit.Put(t, t.store, obj) // somebody is always quicker
 			return obj, nil
 		})
 		require.ErrorIs(t, err, context.Canceled)
@@ -78,8 +79,8 @@ func TestAnUpdateThatCannotSucceedEnds(t *testing.T) {
 
 func TestAnUpdateThroughAFencedStoreIsFenced(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
-		fenced, err := tenure.Fence(t.store, mustAcquire(t, newLease(t, t.store, tenure.LeaseConfig{})))
+		kit.Put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
+		fenced, err := tenure.Fence(t.store, kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{})))
 		require.NoError(t, err)
 		touch := func(obj tenure.Object) (tenure.Object, error) {
 			obj.Payload = append(obj.Payload, '+')
@@ -87,9 +88,9 @@ func TestAnUpdateThroughAFencedStoreIsFenced(t *testing.T) {
 		}
 		_, err = tenure.Update(t.Context(), fenced, counterKey, touch)
 		require.NoError(t, err)
-		removeRecord(t, t.store)
+		kit.RemoveRecord(t, t.store)
 		_, err = tenure.Update(t.Context(), fenced, counterKey, touch)
 		require.ErrorIs(t, err, tenure.ErrLost)
-		require.Equal(t, "x+", string(get(t, t.store, counterKey).Payload))
+		require.Equal(t, "x+", string(kit.Get(t, t.store, counterKey).Payload))
 	})
 }

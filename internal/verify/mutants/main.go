@@ -5,7 +5,7 @@
 //
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
-// tests of the root package and storetest. Mutants of cmd/tenure and of schedule must
+// tests of the root package, of the databases and storetest. Mutants of cmd/tenure and of schedule must
 // be killed by the tests of those packages.
 package main
 
@@ -67,9 +67,9 @@ func suites(dir string) ([]suite, error) {
 	}
 	return []suite{
 		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
-		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle", ".", "./internal/listen", "./internal/pgconns"}},
+		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle|NoFencer|PassTheFence", ".", "./internal/verify/databases", "./internal/listen", "./internal/pgconns"}},
 		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
-		{name: "whole", args: []string{".", "./storetest"}},
+		{name: "whole", args: []string{".", "./internal/verify/databases", "./storetest"}},
 		{name: "command", args: []string{"./cmd/tenure"}},
 		{name: "schedule", args: []string{"./schedule"}},
 	}, nil

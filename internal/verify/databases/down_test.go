@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -17,59 +18,59 @@ import (
 func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 	before := goroutines()
 	server := pgtest.Cluster(t)
-	first := openPostgres(t, server.URL(), tenure.PostgresConfig{})
-	migrate(t, first)
+	first := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	kit.Migrate(t, first)
 	first.Close()
-	admin := postgresPool(t, server.URL())
-	execPostgres(t, admin, `CREATE ROLE worker LOGIN`)
-	execPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO worker`)
-	wantErr(t, server.Stop("fast"), nil)
+	admin := kit.PostgresPool(t, server.URL())
+	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN`)
+	kit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO worker`)
+	kit.WantErr(t, server.Stop("fast"), nil)
 
 	var log bytes.Buffer
-	pool := postgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
-	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
+	pool := kit.PostgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil },
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(kit.Patience); !ok(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("waited in vain until %s; status %+v", what, c.Status())
 			}
 		}
 	}
 	await("the status tells that the database is down", func() bool { return c.Status().LastError != "" })
-	wantErr(t, server.Start(), nil)
+	kit.WantErr(t, server.Start(), nil)
 	admin.Reset() // its connections went with the server
 	await("it holds once the database is up", c.IsHolder)
 
-	execPostgres(t, admin, `ALTER ROLE worker NOLOGIN`)
-	execPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'`)
+	kit.ExecPostgres(t, admin, `ALTER ROLE worker NOLOGIN`)
+	kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'`)
 	await("its term is over, its role being refused", func() bool { return !c.IsHolder() })
 	await("the status tells that the role is refused", func() bool { return strings.Contains(c.Status().LastError, "28000") })
-	execPostgres(t, admin, `ALTER ROLE worker LOGIN`)
+	kit.ExecPostgres(t, admin, `ALTER ROLE worker LOGIN`)
 	await("it holds again once the role is admitted", c.IsHolder)
 
-	execPostgres(t, admin, `ALTER TABLE objects RENAME TO elsewhere`)
+	kit.ExecPostgres(t, admin, `ALTER TABLE objects RENAME TO elsewhere`)
 	await("its term is over, its table being gone", func() bool { return !c.IsHolder() })
 	await("the status says Migrate", func() bool { return strings.Contains(c.Status().LastError, "Migrate") })
-	execPostgres(t, admin, `ALTER TABLE elsewhere RENAME TO objects`)
+	kit.ExecPostgres(t, admin, `ALTER TABLE elsewhere RENAME TO objects`)
 	await("it holds again once the table is back", c.IsHolder)
 
 	cancel()
-	wantErr(t, <-done, nil)
+	kit.WantErr(t, <-done, nil)
 	store.Close()
 	pool.Close()
 	admin.Close()
 	await("no goroutine is left", func() bool { return goroutines() <= before })
-	if _, err := store.Get(t.Context(), leaseKey); err == nil {
+	if _, err := store.Get(t.Context(), kit.LeaseKey); err == nil {
 		t.Error("a closed pool answers")
 	}
 	if _, err := lease.AcquireOrSteal(t.Context()); err == nil {
@@ -84,5 +85,5 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 
 // goroutines counts those that run code of the library or of its driver.
 func goroutines() (n int) {
-	return stacksOf("tenurelib/tenure.", "internal/listen.", "internal/sqliteobjects.", "pgx/v5/pgxpool.", "database/sql.")
+	return kit.StacksOf("tenurelib/tenure.", "internal/listen.", "internal/sqliteobjects.", "pgx/v5/pgxpool.", "database/sql.")
 }

@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -21,14 +22,14 @@ import (
 func backends(t *testing.T, admin *pgx.Conn, name string) (pids []int) {
 	t.Helper()
 	err := admin.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid ORDER BY pid), '{}') FROM pg_stat_activity WHERE application_name = $1`, name).Scan(&pids)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	return pids
 }
 
 func connectPostgres(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	return conn
 }
@@ -67,19 +68,19 @@ func fill(t *testing.T, url string) (stop func()) {
 func leaseOnly(t *testing.T, url, name string, lifetime, idle time.Duration) *tenure.PostgresStore {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url + "&application_name=" + name)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	config.MaxConnLifetime, config.MaxConnIdleTime, config.HealthCheckPeriod = lifetime, idle, 10*time.Millisecond
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet}))
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
 	t.Cleanup(func() { store.Close() })
 	return store
 }
 
 func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 	server := pgtest.Cluster(t, "max_connections=12", "superuser_reserved_connections=0", "autovacuum=off")
-	migrate(t, openPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	const short = 20 * time.Millisecond
 	for name, limits := range map[string]struct{ lifetime, idle time.Duration }{
 		"of a short life":       {short, time.Hour},
@@ -89,8 +90,8 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			admin := connectPostgres(t, server.URL())
 			store := leaseOnly(t, server.URL(), "leases", limits.lifetime, limits.idle)
-			lease := newLease(t, store, tenure.LeaseConfig{})
-			term := mustAcquire(t, lease)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
 			renew := func() {
 				t.Helper()
 				if err := lease.Renew(t.Context(), term); err != nil {
@@ -110,32 +111,32 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 			}
 			stop()
 			if limits.lifetime == short {
-				awaitThat(t, "the connection is replaced when there is a slot", func() bool {
+				kit.AwaitThat(t, "the connection is replaced when there is a slot", func() bool {
 					renew()
 					now := backends(t, admin, "leases")
 					return len(now) > 0 && !slices.Contains(now, before[0])
 				})
 			}
-			wantErr(t, lease.Release(t.Context(), term), nil)
-			wantErr(t, store.Close(), nil)
-			awaitThat(t, "no connection is left", func() bool { return len(backends(t, admin, "leases")) == 0 })
+			kit.WantErr(t, lease.Release(t.Context(), term), nil)
+			kit.WantErr(t, store.Close(), nil)
+			kit.AwaitThat(t, "no connection is left", func() bool { return len(backends(t, admin, "leases")) == 0 })
 		})
 	}
 }
 
 // As where a password is fetched for each connection anew.
 func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
-	url := postgresURL(t)
-	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+	url := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	admin := connectPostgres(t, url)
 	before := goroutines()
 	store := leaseOnly(t, url, "replaced", 10*time.Millisecond, time.Hour)
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
 	var all, most int
 	var seen []int
-	awaitThat(t, "it is replaced twice", func() bool {
-		wantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.AwaitThat(t, "it is replaced twice", func() bool {
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		now := backends(t, admin, "replaced")
 		most = max(most, len(now))
 		for _, pid := range now {
@@ -149,42 +150,42 @@ func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
 	if most > 3 { // the old, the new, and one that is about to be gone
 		t.Errorf("%d connections at once", most)
 	}
-	wantErr(t, store.Close(), nil)
+	kit.WantErr(t, store.Close(), nil)
 	store.Pool().Close()
-	awaitThat(t, "no goroutine is left", func() bool { return goroutines() <= before })
-	awaitThat(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
+	kit.AwaitThat(t, "no goroutine is left", func() bool { return goroutines() <= before })
+	kit.AwaitThat(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
 }
 
 // hung begins a renewal of a lease whose row somebody else has locked, as far as the
 // server can tell for ever.
 func hung(ctx context.Context, t *testing.T, store *tenure.PostgresStore, pool *pgxpool.Pool) (done chan error) {
 	t.Helper()
-	lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
-	term := mustAcquire(t, lease)
-	execPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	execPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'hung') EXECUTE FUNCTION hang()`)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
+	term := kit.MustAcquire(t, lease)
+	kit.ExecPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	kit.ExecPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'hung') EXECUTE FUNCTION hang()`)
 	done = make(chan error, 1)
 	go func() { done <- lease.Renew(ctx, term) }()
-	awaitHung(t, pool, 1)
+	kit.AwaitHung(t, pool, 1)
 	return done
 }
 
 func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T) {
-	url := postgresURL(t)
-	pool, admin := postgresPool(t, url), connectPostgres(t, url)
-	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+	url := pgtest.URL(t)
+	pool, admin := kit.PostgresPool(t, url), connectPostgres(t, url)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	store := leaseOnly(t, url, "cancelled", 0, time.Hour)
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := hung(ctx, t, store, pool)
-	wantErr(t, lease.Renew(t.Context(), term), nil) // on another connection
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil) // on another connection
 	before := backends(t, admin, "cancelled")
 	cancel()
-	wantErr(t, <-done, context.Canceled)
-	awaitThat(t, "the connection of the call is closed", func() bool { return len(backends(t, admin, "cancelled")) == len(before)-1 })
-	wantErr(t, lease.Renew(t.Context(), term), nil)
-	wantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.WantErr(t, <-done, context.Canceled)
+	kit.AwaitThat(t, "the connection of the call is closed", func() bool { return len(backends(t, admin, "cancelled")) == len(before)-1 })
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	for _, pid := range backends(t, admin, "cancelled") {
 		if !slices.Contains(before, pid) {
 			t.Errorf("connection %d is new, beside %v", pid, before)
@@ -195,56 +196,56 @@ func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T
 func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSome(t *testing.T) {
 	for name, slots := range map[string]int{"no slot": 0, "any": -1} {
 		t.Run(name, func(t *testing.T) {
-			url, owner := asWorker(t)
+			url, owner := kit.AsWorker(t)
 			admin := connectPostgres(t, owner.Config().ConnString())
 			store := leaseOnly(t, url, "unanswered", 0, time.Hour)
-			lease := newLease(t, store, tenure.LeaseConfig{})
-			term := mustAcquire(t, lease)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			done := hung(ctx, t, store, owner)
-			wantErr(t, lease.Renew(t.Context(), term), nil)
+			kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 			before := backends(t, admin, "unanswered")
-			execPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
-			sleepFor(t.Context(), 1100*time.Millisecond) // long enough to blame the server
+			kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
+			kit.SleepFor(t.Context(), 1100*time.Millisecond) // long enough to blame the server
 			cancel()
-			wantErr(t, <-done, context.Canceled)
+			kit.WantErr(t, <-done, context.Canceled)
 			for range 20 {
-				wantErr(t, lease.Renew(t.Context(), term), nil)
+				kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 			}
 			if slots != 0 {
-				awaitThat(t, "all are replaced", func() bool {
-					wantErr(t, lease.Renew(t.Context(), term), nil)
+				kit.AwaitThat(t, "all are replaced", func() bool {
+					kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 					return !slices.ContainsFunc(backends(t, admin, "unanswered"), func(pid int) bool { return slices.Contains(before, pid) })
 				})
 			}
-			wantErr(t, lease.Release(t.Context(), term), nil)
+			kit.WantErr(t, lease.Release(t.Context(), term), nil)
 		})
 	}
 }
 
 func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
-	url, owner := asWorker(t)
+	url, owner := kit.AsWorker(t)
 	admin := connectPostgres(t, owner.Config().ConnString())
 	var version int
-	wantErr(t, admin.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version), nil)
+	kit.WantErr(t, admin.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version), nil)
 	if version < 140000 {
 		t.Skip("the server has no idle_session_timeout")
 	}
-	execPostgres(t, owner, `ALTER ROLE worker_`+owner.Config().ConnConfig.Database+` SET idle_session_timeout = '1s'`)
-	var log syncBuffer
-	store := openPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
-	liveWatch(t, store, leaseKey)
+	kit.ExecPostgres(t, owner, `ALTER ROLE worker_`+owner.Config().ConnConfig.Database+` SET idle_session_timeout = '1s'`)
+	var log kit.SyncBuffer
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	kit.LiveWatch(t, store, kit.LeaseKey)
 	before := backends(t, admin, "tenure")
-	awaitThat(t, "each has idled for longer than that", func() bool {
+	kit.AwaitThat(t, "each has idled for longer than that", func() bool {
 		var idle bool
 		err := admin.QueryRow(t.Context(), `SELECT coalesce(bool_and(clock_timestamp() - state_change > '1500 ms'), true) FROM pg_stat_activity WHERE application_name = 'tenure' AND datname = current_database()`).Scan(&idle)
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		return idle
 	})
-	wantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	if now := backends(t, admin, "tenure"); len(before) < 2 || !slices.Equal(now, before) {
 		t.Errorf("connections %v became %v", before, now)
 	}
@@ -255,10 +256,10 @@ func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
 
 // Each of many hooks of a caller's pool may refuse a connection, or be slow.
 func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
-	url := postgresURL(t)
-	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
+	url := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	config, err := pgxpool.ParseConfig(url + "&application_name=hooked")
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	config.MaxConnLifetime = 10 * time.Millisecond
 	var mu sync.Mutex
 	refuses, refused := false, 0
@@ -272,22 +273,22 @@ func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
 		return nil
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: quiet}))
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	lease := newLease(t, store, tenure.LeaseConfig{})
-	term := mustAcquire(t, lease)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
 	mu.Lock()
 	refuses = true
 	mu.Unlock()
-	awaitThat(t, "a connection is refused", func() bool {
-		wantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.AwaitThat(t, "a connection is refused", func() bool {
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		mu.Lock()
 		defer mu.Unlock()
 		return refused > 0
 	})
 	for range 10 {
-		wantErr(t, lease.Renew(t.Context(), term), nil)
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	}
 }

@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"database/sql"
@@ -15,32 +15,10 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
-
-// foreignTable is how another program made its objects: the id alone is the
-// key, and there are columns that we know nothing of.
-const foreignTable = `
-	CREATE TABLE objects (
-		id               TEXT PRIMARY KEY,
-		object_type      TEXT NOT NULL,
-		scope            TEXT NOT NULL DEFAULT 'global',
-		version          BIGINT NOT NULL DEFAULT 1,
-		status           TEXT,
-		dedup_key        TEXT,
-		hit_count        BIGINT NOT NULL DEFAULT 0,
-		workspace        TEXT NOT NULL DEFAULT '',
-		name             TEXT,
-		payload          %s NOT NULL,
-		labels           %s,
-		resource_version BIGINT NOT NULL DEFAULT 1,
-		created_at_ms    BIGINT NOT NULL,
-		updated_at_ms    BIGINT NOT NULL
-	);
-	CREATE UNIQUE INDEX objects_names ON objects (object_type, workspace, name) WHERE name IS NOT NULL;
-	CREATE INDEX objects_scopes ON objects (object_type, scope, version) WHERE scope <> '';
-	CREATE UNIQUE INDEX objects_dedup ON objects (object_type, dedup_key) WHERE dedup_key IS NOT NULL`
 
 // foreignStores runs a test on such a table of both databases.
 func foreignStores(t *testing.T, test func(t *testing.T, store tenure.Store, db *sql.DB)) {
@@ -56,21 +34,21 @@ func foreignStores(t *testing.T, test func(t *testing.T, store tenure.Store, db 
 
 func foreignPostgres(t *testing.T) (tenure.Store, *sql.DB) {
 	t.Helper()
-	url := postgresURL(t)
-	db := openSQL(t, "pgx", url)
-	execSQL(t, db, fmt.Sprintf(foreignTable, "BYTEA", "JSONB"))
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
+	url := pgtest.URL(t)
+	db := kit.OpenSQL(t, "pgx", url)
+	kit.ExecSQL(t, db, fmt.Sprintf(kit.ForeignTable, "BYTEA", "JSONB"))
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
 	return store, db
 }
 
 func foreignSQLite(t *testing.T) (tenure.Store, *sql.DB) {
 	t.Helper()
 	path := t.TempDir() + "/foreign.db"
-	store := openSQLite(t, path)
-	db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-	execSQL(t, db, fmt.Sprintf(foreignTable, "BLOB", "TEXT"))
-	migrate(t, store)
+	store := kit.OpenSQLite(t, path)
+	db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	kit.ExecSQL(t, db, fmt.Sprintf(kit.ForeignTable, "BLOB", "TEXT"))
+	kit.Migrate(t, store)
 	return store, db
 }
 
@@ -87,34 +65,34 @@ func (p *peer) acquire() bool {
 	p.t.Helper()
 	now := time.Now().UnixMilli()
 	payload := []byte(fmt.Sprintf(`{"holder":"peer","acquired_at_ms":%d}`, now))
-	if execSQL(p.t, p.db, `INSERT INTO objects (object_type, id, name, payload, resource_version, created_at_ms, updated_at_ms)
-		VALUES ($1, $2, 'reconciler-lease', $3, 1, $4, $4) ON CONFLICT DO NOTHING`, leaseKey.Type, leaseKey.ID, payload, now) == 1 {
+	if kit.ExecSQL(p.t, p.db, `INSERT INTO objects (object_type, id, name, payload, resource_version, created_at_ms, updated_at_ms)
+		VALUES ($1, $2, 'reconciler-lease', $3, 1, $4, $4) ON CONFLICT DO NOTHING`, kit.LeaseKey.Type, kit.LeaseKey.ID, payload, now) == 1 {
 		p.version = 1
 		return true
 	}
 	var version, updated int64
 	err := p.db.QueryRow(`SELECT resource_version, updated_at_ms FROM objects WHERE object_type = $1 AND id = $2`,
-		leaseKey.Type, leaseKey.ID).Scan(&version, &updated)
-	wantErr(p.t, err, nil)
+		kit.LeaseKey.Type, kit.LeaseKey.ID).Scan(&version, &updated)
+	kit.WantErr(p.t, err, nil)
 	if now-updated < p.ttl.Milliseconds() {
 		return false
 	}
 	p.version = version + 1
-	return execSQL(p.t, p.db, `UPDATE objects SET payload = $1, resource_version = resource_version + 1, updated_at_ms = $2
-		WHERE object_type = $3 AND id = $4 AND resource_version = $5`, payload, now, leaseKey.Type, leaseKey.ID, version) == 1
+	return kit.ExecSQL(p.t, p.db, `UPDATE objects SET payload = $1, resource_version = resource_version + 1, updated_at_ms = $2
+		WHERE object_type = $3 AND id = $4 AND resource_version = $5`, payload, now, kit.LeaseKey.Type, kit.LeaseKey.ID, version) == 1
 }
 
 func (p *peer) renew() bool {
 	p.t.Helper()
 	p.version++
-	return execSQL(p.t, p.db, `UPDATE objects SET resource_version = resource_version + 1, updated_at_ms = $1
-		WHERE object_type = $2 AND id = $3 AND resource_version = $4`, time.Now().UnixMilli(), leaseKey.Type, leaseKey.ID, p.version-1) == 1
+	return kit.ExecSQL(p.t, p.db, `UPDATE objects SET resource_version = resource_version + 1, updated_at_ms = $1
+		WHERE object_type = $2 AND id = $3 AND resource_version = $4`, time.Now().UnixMilli(), kit.LeaseKey.Type, kit.LeaseKey.ID, p.version-1) == 1
 }
 
 func (p *peer) release() bool {
 	p.t.Helper()
-	return execSQL(p.t, p.db, `DELETE FROM objects WHERE object_type = $1 AND id = $2 AND resource_version = $3`,
-		leaseKey.Type, leaseKey.ID, p.version) == 1
+	return kit.ExecSQL(p.t, p.db, `DELETE FROM objects WHERE object_type = $1 AND id = $2 AND resource_version = $3`,
+		kit.LeaseKey.Type, kit.LeaseKey.ID, p.version) == 1
 }
 
 func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
@@ -133,7 +111,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 		for range 3 {
 			// By release, both ways.
 			theirs.ttl = time.Hour
-			ours := newLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: theirs.ttl})
+			ours := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: theirs.ttl})
 			if !theirs.acquire() {
 				t.Fatal("the peer cannot acquire a free lease")
 			}
@@ -145,7 +123,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if !theirs.renew() || !theirs.release() {
 				t.Fatal("the peer cannot renew and release")
 			}
-			term := mustAcquire(t, ours)
+			term := kit.MustAcquire(t, ours)
 			follows(term)
 			if theirs.acquire() {
 				t.Fatal("the peer acquired a held lease")
@@ -153,15 +131,15 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if theirs.renew() || theirs.release() {
 				t.Fatal("the peer's stale write hit our term")
 			}
-			wantErr(t, ours.Renew(ctx, term), nil)
-			wantErr(t, ours.Release(ctx, term), nil)
+			kit.WantErr(t, ours.Renew(ctx, term), nil)
+			kit.WantErr(t, ours.Release(ctx, term), nil)
 
 			// By expiry: ours is watched by its stamp, theirs by standing still.
-			ours, stale, ttl := acquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 100 * time.Millisecond})
+			ours, stale, ttl := kit.AcquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 100 * time.Millisecond})
 			follows(stale)
 			theirs.ttl = ttl
 			for !theirs.acquire() {
-				if time.Since(stale.AcquiredAt()) > patience {
+				if time.Since(stale.AcquiredAt()) > kit.Patience {
 					t.Fatal("the peer cannot steal an expired lease")
 				}
 			}
@@ -173,17 +151,17 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if !errors.As(err, &lost) || lost.To.Holder != "peer" {
 				t.Errorf("stale renewal: got %v, want it lost to peer", err)
 			}
-			wantErr(t, ours.Release(ctx, stale), tenure.ErrLost)
+			kit.WantErr(t, ours.Release(ctx, stale), tenure.ErrLost)
 
 			renewed := time.Now()
 			if !theirs.renew() {
 				t.Fatal("the peer cannot renew")
 			}
 			term, err = ours.StealExpired(ctx)
-			for (errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline)) && time.Since(renewed) < patience {
+			for (errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline)) && time.Since(renewed) < kit.Patience {
 				term, err = ours.StealExpired(ctx)
 			}
-			wantErr(t, err, nil)
+			kit.WantErr(t, err, nil)
 			if waited := time.Since(renewed); waited < ttl {
 				t.Errorf("stole after %v, before the TTL", waited)
 			}
@@ -191,7 +169,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if theirs.renew() || theirs.release() {
 				t.Fatal("the peer's stale write hit our term")
 			}
-			wantErr(t, ours.Release(ctx, term), nil)
+			kit.WantErr(t, ours.Release(ctx, term), nil)
 		}
 	})
 }
@@ -201,22 +179,22 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		ours := newLease(t, store, tenure.LeaseConfig{TTL: ttl})
+		ours := kit.NewLease(t, store, tenure.LeaseConfig{TTL: ttl})
 		theirs := &peer{t: t, db: db, ttl: ttl}
 		if !theirs.acquire() {
 			t.Fatal("the peer cannot acquire a free lease")
 		}
 		_, err := ours.StealExpired(t.Context())
-		wantErr(t, err, tenure.ErrHeld)
+		kit.WantErr(t, err, tenure.ErrHeld)
 		time.Sleep(ttl / 2)
 		again := time.Now()
 		if !theirs.release() || !theirs.acquire() {
 			t.Fatal("the peer cannot release and acquire")
 		}
-		for err = tenure.ErrHeld; (errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline)) && time.Since(again) < patience; {
+		for err = tenure.ErrHeld; (errors.Is(err, tenure.ErrHeld) || errors.Is(err, tenure.ErrDeadline)) && time.Since(again) < kit.Patience; {
 			_, err = ours.StealExpired(t.Context())
 		}
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		if waited := time.Since(again); waited < ttl {
 			t.Errorf("stolen %v after it was written", waited)
 		}
@@ -234,24 +212,24 @@ func TestAForeignTableKeepsTheContract(t *testing.T) {
 
 func TestAnIDThatIsAnotherTypesIsAClearError(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		execSQL(t, db, `INSERT INTO objects (object_type, id, payload, created_at_ms, updated_at_ms) VALUES ('widget', $1, $2, 0, 0)`,
-			leaseKey.ID, []byte{})
-		_, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, created_at_ms, updated_at_ms) VALUES ('widget', $1, $2, 0, 0)`,
+			kit.LeaseKey.ID, []byte{})
+		_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 		if !errors.Is(err, tenure.ErrTaken) || !strings.Contains(err.Error(), "widget/singleton") {
 			t.Errorf("got %v, want ErrTaken that names widget/singleton", err)
 		}
-		_, err = store.PutIf(t.Context(), tenure.Object{Key: leaseKey}, tenure.Unconditional())
-		wantErr(t, err, tenure.ErrTaken)
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
+		kit.WantErr(t, err, tenure.ErrTaken)
 	})
 }
 
 func TestAnotherProgramsOddLabelsDoNotHideItsLease(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
 		for _, labels := range []string{`[1]`, `"x"`, `null`, `{"a":1,"b":{"c":"d"},"e":"f"}`} {
-			execSQL(t, db, `DELETE FROM objects`)
-			execSQL(t, db, `INSERT INTO objects (object_type, id, payload, labels, created_at_ms, updated_at_ms) VALUES ($1, $2, $3, $4, 0, 0)`,
-				leaseKey.Type, leaseKey.ID, []byte(`{"holder":"peer"}`), labels)
-			h, err := newLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
+			kit.ExecSQL(t, db, `DELETE FROM objects`)
+			kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, labels, created_at_ms, updated_at_ms) VALUES ($1, $2, $3, $4, 0, 0)`,
+				kit.LeaseKey.Type, kit.LeaseKey.ID, []byte(`{"holder":"peer"}`), labels)
+			h, err := kit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
 			if err != nil || h.Holder != "peer" {
 				t.Errorf("labels %s: got %+v, %v", labels, h, err)
 			}
@@ -269,7 +247,7 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 	ctx := t.Context()
 	get := func() tenure.Object {
 		t.Helper()
-		obj, err := store.Get(ctx, leaseKey)
+		obj, err := store.Get(ctx, kit.LeaseKey)
 		if err != nil || obj.Version <= 0 {
 			t.Fatalf("got %+v, %v; want an object with a positive version", obj, err)
 		}
@@ -281,14 +259,14 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 			t.Fatalf("%s: got version %d, %v; want one that can be counted on", what, version, err)
 		}
 	}
-	free := func(version int64) { t.Helper(); wantErr(t, store.DeleteIf(ctx, leaseKey, version), nil) }
+	free := func(version int64) { t.Helper(); kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, version), nil) }
 
 	insert()
 	obj := get()
 	found := 0
-	for listed, err := range tenure.List(ctx, store, leaseKey.Type) {
+	for listed, err := range tenure.List(ctx, store, kit.LeaseKey.Type) {
 		found++
-		if err != nil || listed.Key != leaseKey || listed.Version != obj.Version {
+		if err != nil || listed.Key != kit.LeaseKey || listed.Version != obj.Version {
 			t.Errorf("the list has %+v, %v; want %+v", listed, err, obj)
 		}
 	}
@@ -296,18 +274,18 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 		t.Errorf("the list has %d objects, want 1", found)
 	}
 	other := obj.Version ^ 1<<40
-	_, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
-	wantErr(t, err, tenure.ErrExists)
-	_, err = store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MatchVersion(other))
-	wantErr(t, err, tenure.ErrConflict)
-	wantErr(t, store.DeleteIf(ctx, leaseKey, other), tenure.ErrConflict)
+	_, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
+	kit.WantErr(t, err, tenure.ErrExists)
+	_, err = store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MatchVersion(other))
+	kit.WantErr(t, err, tenure.ErrConflict)
+	kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, other), tenure.ErrConflict)
 	free(obj.Version)
-	created, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
+	created, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
 	wantVersion("created after the row was deleted", created.Version, err)
 	free(created.Version)
 
 	insert()
-	put, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.Unconditional())
+	put, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
 	wantVersion("put in its place", put.Version, err)
 	free(put.Version)
 
@@ -332,23 +310,23 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 		}
 		return term
 	}
-	lease := newLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: ttl})
-	witness := newLease(t, store, tenure.LeaseConfig{Holder: "b", TTL: ttl})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: ttl})
+	witness := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b", TTL: ttl})
 	holding, err := witness.Read(ctx)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	if holding.TTL > ttl {
 		t.Skip("it would take too long to expire")
 	}
 	term := acquire(lease)
 	if err := lease.Renew(ctx, term); !errors.Is(err, tenure.ErrDeadline) {
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 	}
-	wantErr(t, lease.Release(ctx, term), nil)
+	kit.WantErr(t, lease.Release(ctx, term), nil)
 	next := acquire(witness)
 	if next.Token() <= term.Token() {
 		t.Errorf("token %d follows %d", next.Token(), term.Token())
 	}
-	wantErr(t, witness.Release(ctx, next), nil)
+	kit.WantErr(t, witness.Release(ctx, next), nil)
 }
 
 // Versions that other programs may have, and records: without a term and with one.
@@ -414,12 +392,12 @@ func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
 			`object_type TEXT, id TEXT, name BOOLEAN, labels DATE, payload TIMESTAMP, resource_version NUMERIC, created_at_ms REAL, updated_at_ms BOOLEAN`,
 		} {
 			synctest.Test(t, func(t *testing.T) {
-				store := openSQLite(t, ":memory:")
-				execSQL(t, store.DB(), `CREATE TABLE objects (`+columns+`, UNIQUE (object_type, id))`)
-				migrate(t, store)
+				store := kit.OpenSQLite(t, ":memory:")
+				kit.ExecSQL(t, store.DB(), `CREATE TABLE objects (`+columns+`, UNIQUE (object_type, id))`)
+				kit.Migrate(t, store)
 				wantRowTakenOver(t, store, func() {
 					other := sqliteValue(otherClass, other, otherText)
-					execSQL(t, store.DB(), `INSERT INTO objects VALUES ($1, $2, $3, $3, $4, $5, $3, $3)`, leaseKey.Type, leaseKey.ID, other,
+					kit.ExecSQL(t, store.DB(), `INSERT INTO objects VALUES ($1, $2, $3, $3, $4, $5, $3, $3)`, kit.LeaseKey.Type, kit.LeaseKey.ID, other,
 						sqliteValue(payloadClass, version, payload), sqliteValue(versionClass, version, versionText))
 				})
 			})
@@ -429,11 +407,11 @@ func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
 
 func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 	url := pgtest.URL(f)
-	pool := postgresPool(f, url)
-	execPostgres(f, pool, `CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea,
+	pool := kit.PostgresPool(f, url)
+	kit.ExecPostgres(f, pool, `CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea,
 		resource_version bigint, created_at_ms bigint, updated_at_ms bigint, UNIQUE (object_type, id))`)
-	store := openPostgres(f, url, tenure.PostgresConfig{})
-	migrate(f, store)
+	store := kit.OpenPostgres(f, url, tenure.PostgresConfig{})
+	kit.Migrate(f, store)
 	const noVersion, noTimes, noPayload = 1, 2, 4
 	for _, version := range oddVersions {
 		f.Add(version, time.Now().UnixMilli(), byte(0), []byte(peerRecords[1]), `{}`)
@@ -454,8 +432,8 @@ func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 		}
 		wantRowTakenOver(t, store, func() {
 			t.Helper()
-			execPostgres(t, pool, `TRUNCATE objects`)
-			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, leaseKey.Type, leaseKey.ID,
+			kit.ExecPostgres(t, pool, `TRUNCATE objects`)
+			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, kit.LeaseKey.Type, kit.LeaseKey.ID,
 				labels, unless(noPayload, payload), unless(noVersion, version), unless(noTimes, times))
 			if err != nil {
 				t.Skip(err) // labels that are no JSON
@@ -467,18 +445,18 @@ func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 // Without a stamp nothing tells how old a record is, and its holder may be well.
 func TestALeaseWithoutAStampIsNotOld(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		lease := newLease(t, store, tenure.LeaseConfig{})
-		term := mustAcquire(t, lease)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, lease)
 		alter, stamps := `SELECT 1`, []string{`'2026-01-01 00:00:00'`, `x'00'`}
 		if _, postgres := store.(*tenure.PostgresStore); postgres {
 			alter, stamps = `ALTER TABLE objects ALTER updated_at_ms DROP NOT NULL`, []string{`NULL`}
 		}
-		execSQL(t, db, alter)
+		kit.ExecSQL(t, db, alter)
 		for _, stamp := range stamps {
-			execSQL(t, db, `UPDATE objects SET updated_at_ms = `+stamp)
-			_, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
-			wantErr(t, err, tenure.ErrHeld)
-			wantErr(t, lease.Renew(t.Context(), term), nil)
+			kit.ExecSQL(t, db, `UPDATE objects SET updated_at_ms = `+stamp)
+			_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+			kit.WantErr(t, err, tenure.ErrHeld)
+			kit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		}
 	})
 }
@@ -486,19 +464,19 @@ func TestALeaseWithoutAStampIsNotOld(t *testing.T) {
 // An ID that no key can have is nothing that anybody could ask for.
 func TestOnSQLiteIDsThatAreNoTextAreNotListed(t *testing.T) {
 	path := t.TempDir() + "/t.db"
-	store := openSQLite(t, path)
-	db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-	execSQL(t, db, `CREATE TABLE objects (object_type TEXT, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, UNIQUE (object_type, id))`)
-	migrate(t, store)
+	store := kit.OpenSQLite(t, path)
+	db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	kit.ExecSQL(t, db, `CREATE TABLE objects (object_type TEXT, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, UNIQUE (object_type, id))`)
+	kit.Migrate(t, store)
 	for _, id := range []any{nil, int64(5), 5.5, []byte("b"), []byte("\xff"), "", "a\x00", "b\xff", "n", "z"} {
-		execSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, id)
+		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, id)
 	}
 	for i := range 600 { // more than one page
-		execSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, fmt.Sprintf("c%d\xff", i))
+		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, fmt.Sprintf("c%d\xff", i))
 	}
 	var ids []string
 	for obj, err := range tenure.List(t.Context(), store, "t") {
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		ids = append(ids, obj.Key.ID)
 	}
 	if !slices.Equal(ids, []string{"n", "z"}) {
@@ -516,20 +494,20 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 		ctx := t.Context()
 		bury := func(version int64) { // as if written while the clock was ahead, or by another program
 			t.Helper()
-			obj, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.Unconditional())
-			wantErr(t, err, nil)
-			execSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
-			obj, err = store.Get(ctx, leaseKey)
-			wantErr(t, err, nil)
-			wantErr(t, store.DeleteIf(ctx, leaseKey, obj.Version), nil)
+			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
+			kit.WantErr(t, err, nil)
+			kit.ExecSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
+			obj, err = store.Get(ctx, kit.LeaseKey)
+			kit.WantErr(t, err, nil)
+			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, obj.Version), nil)
 		}
 		wantAbove := func(ahead int64) {
 			t.Helper()
-			obj, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate())
+			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
 			if err != nil || obj.Version <= ahead || obj.Version >= 1<<62 {
 				t.Errorf("created at version %d, %v; want one above %d", obj.Version, err, ahead)
 			}
-			wantErr(t, store.DeleteIf(ctx, leaseKey, obj.Version), nil)
+			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, obj.Version), nil)
 		}
 		bury(math.MaxInt64)
 		wantAbove(0)
@@ -538,9 +516,9 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 		bury(math.MaxInt64)
 		wantAbove(ahead)
 
-		execSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64)) // from an older version of this module
+		kit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64)) // from an older version of this module
 		wantAbove(0)
-		execSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64))
+		kit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64))
 		ahead += time.Hour.Microseconds()
 		bury(ahead)
 		wantAbove(ahead)

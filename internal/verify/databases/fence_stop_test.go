@@ -1,6 +1,6 @@
 //go:build unix
 
-package tenure_test
+package databases_test
 
 import (
 	"bufio"
@@ -18,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 const pausedTTL = 2 * time.Second
@@ -30,11 +32,11 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 		stoppedHolder(t, url)
 		return
 	}
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, url)
-	execPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
 
 	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	child.Env = append(os.Environ(), urlVar+"="+url)
@@ -63,7 +65,7 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	// The stopped transaction stays open, until the server ends it after a minute.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	standby := newLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
+	standby := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
 	var term *tenure.Term
 	for term == nil {
 		term, err = standby.AcquireOrSteal(ctx)
@@ -86,8 +88,8 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 
 func stoppedHolder(t *testing.T, url string) {
 	ctx := context.Background()
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "stopped", TTL: pausedTTL}))
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "stopped", TTL: pausedTTL}))
 	err := store.Fenced(ctx, term, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('stale')`); err != nil {
 			return err

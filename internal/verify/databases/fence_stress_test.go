@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
 // Contenders stall beyond their TTL, with fenced transactions that are open all the while,
@@ -24,13 +26,13 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 		t.Skip("takes 20 seconds")
 	}
 	const contenders, ttl = 4, 150 * time.Millisecond
-	url := postgresURL(t)
-	migrate(t, openPostgres(t, url, tenure.PostgresConfig{}))
-	pool := postgresPool(t, url+"&pool_max_conns=8")
-	execPostgres(t, pool, `CREATE TABLE ledger (token bigint)`)
+	url := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	pool := kit.PostgresPool(t, url+"&pool_max_conns=8")
+	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (token bigint)`)
 	var stores []*tenure.PostgresStore
 	for range contenders {
-		stores = append(stores, openPostgres(t, url, tenure.PostgresConfig{}))
+		stores = append(stores, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	}
 
 	var mu sync.Mutex // guards what follows
@@ -47,7 +49,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 		for ctx.Err() == nil {
 			term, err := lease.AcquireOrSteal(ctx)
 			if err != nil {
-				sleepFor(ctx, 5*time.Millisecond)
+				kit.SleepFor(ctx, 5*time.Millisecond)
 				continue
 			}
 			// What earlier terms have written, now that they are over: this never changes.
@@ -86,7 +88,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 				if rand.N(60) == 0 {
 					stall = 2 * ttl
 				}
-				sleepFor(ctx, stall)
+				kit.SleepFor(ctx, stall)
 				sent := time.Now()
 				if err := lease.Renew(ctx, term); err != nil {
 					break
@@ -102,10 +104,10 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 			}
 		}
 	}
-	untilEnough(t, 20*time.Second, func(ctx context.Context, slower time.Duration) {
+	kit.UntilEnough(t, 20*time.Second, func(ctx context.Context, slower time.Duration) {
 		var all sync.WaitGroup
 		for i, store := range stores {
-			lease := newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: slower * ttl})
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: slower * ttl})
 			all.Go(func() { work(ctx, store, lease, slower*ttl) })
 		}
 		all.Wait()
@@ -115,7 +117,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 	}
 	t.Logf("%d terms, %d fenced commits, %d refused, %d overtaken by renewals", terms, commits, refused, overtaken)
 	if len(latencies) > 0 {
-		t.Logf("%d renewals: p50 %v, p99 %v", len(latencies), percentile(latencies, 50), percentile(latencies, 99))
+		t.Logf("%d renewals: p50 %v, p99 %v", len(latencies), kit.Percentile(latencies, 50), kit.Percentile(latencies, 99))
 	}
 }
 

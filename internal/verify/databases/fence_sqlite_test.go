@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 // On SQLite, where one transaction writes at a time. What comes between has to wait, so it
@@ -45,13 +46,13 @@ func unlockedSQLite(store *tenure.SQLiteStore, db *sql.DB, term *tenure.Term, fn
 // reach the lock that the takeover has.
 func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, comes time.Duration) (seen, final int, err error) {
 	ctx, path := t.Context(), t.TempDir()+"/t.db"
-	migrate(t, openSQLite(t, path))
+	kit.Migrate(t, kit.OpenSQLite(t, path))
 	dsn := "file:" + path + "?_pragma=journal_mode(wal)&_pragma=busy_timeout"
-	db := openSQL(t, "sqlite", dsn+"(5000)"+params)
-	store := must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
-	impatient := openSQL(t, "sqlite", dsn+"(20)&_txlock=immediate")
-	execSQL(t, db, `CREATE TABLE ledger (note text)`)
-	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+	db := kit.OpenSQL(t, "sqlite", dsn+"(5000)"+params)
+	store := kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
+	impatient := kit.OpenSQL(t, "sqlite", dsn+"(20)&_txlock=immediate")
+	kit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
 	insert := func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ('x')`); return err }
 
 	// A takeover that comes between the check and the commit has to wait.
@@ -59,7 +60,7 @@ func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, 
 		if err := insert(tx); err != nil {
 			return err
 		}
-		_, err := impatient.ExecContext(ctx, takeoverSQL)
+		_, err := impatient.ExecContext(ctx, kit.TakeoverSQL)
 		require.Error(t, err)
 		return nil
 	}))
@@ -69,7 +70,7 @@ func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, 
 	takeover, err := impatient.BeginTx(ctx, nil)
 	require.NoError(t, err)
 	defer takeover.Rollback()
-	_, err = takeover.ExecContext(ctx, takeoverSQL)
+	_, err = takeover.ExecContext(ctx, kit.TakeoverSQL)
 	require.NoError(t, err)
 	result := make(chan error)
 	go func() { result <- fenced(store, db, term, insert) }()
@@ -78,10 +79,10 @@ func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, 
 		t.Fatalf("the fenced transaction did not wait for the takeover: %v", err)
 	case <-time.After(comes):
 	}
-	seen = countRows(t, takeover) // nobody writes meanwhile
+	seen = kit.CountRows(t, takeover) // nobody writes meanwhile
 	require.NoError(t, takeover.Commit())
 	err = <-result
-	return seen, countRows(t, db), err
+	return seen, kit.CountRows(t, db), err
 }
 
 func TestNoWriteOfAFencedTransactionFollowsATakeoverOnSQLite(t *testing.T) {
@@ -104,13 +105,13 @@ func TestTheTestOfTheFenceOnSQLiteCatchesAnUnlockedCheck(t *testing.T) {
 // A renewal waits for the writes that were there before it, and for none that come later.
 func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	const rounds, writes = 10, 20
-	store := openSQLite(t, t.TempDir()+"/t.db")
-	migrate(t, store)
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: time.Minute})
-	term := mustAcquire(t, lease)
+	store := kit.OpenSQLite(t, t.TempDir()+"/t.db")
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Minute})
+	term := kit.MustAcquire(t, lease)
 	awaitWriters := func(n int) {
 		t.Helper()
-		awaitThat(t, fmt.Sprintf("%d calls write, or wait to write", n), func() bool { return stacksOf("sqliteobjects.(*Table).transact(") == n })
+		kit.AwaitThat(t, fmt.Sprintf("%d calls write, or wait to write", n), func() bool { return kit.StacksOf("sqliteobjects.(*Table).transact(") == n })
 	}
 	var all sync.WaitGroup
 	fenced := func(fn func(tx *sql.Tx) error) {
@@ -122,7 +123,7 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	}
 	var overtook atomic.Int32
 	for range rounds {
-		before := get(t, store, leaseKey)
+		before := kit.Get(t, store, kit.LeaseKey)
 		entered, leave := make(chan struct{}), make(chan struct{})
 		fenced(func(*sql.Tx) error { close(entered); <-leave; return nil })
 		<-entered

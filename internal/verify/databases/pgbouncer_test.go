@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -32,12 +33,12 @@ func throughBouncer(t *testing.T, direct string) (bounced string) {
 }
 
 func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
-	direct := postgresURL(t)
-	store := openPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
-	migrate(t, store)
-	pool := postgresPool(t, direct)
+	direct := pgtest.URL(t)
+	store := kit.OpenPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, direct)
 	storetest.Run(t, func(t *testing.T) tenure.Store {
-		execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+		kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
 		return store
 	})
 }
@@ -46,93 +47,94 @@ func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
 const silenceSQL = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
 
 func TestThroughPgBouncerALeaseIsAcquiredRenewedStolenAndReleased(t *testing.T) {
-	ctx, direct := t.Context(), postgresURL(t)
+	ctx, direct := t.Context(), pgtest.URL(t)
 	bounced := throughBouncer(t, direct)
-	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
-	a := newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "a"})
-	b := newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "b"})
+	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	a := kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "a"})
+	b := kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "b"})
 
 	first, err := a.TryAcquire(ctx)
-	wantErr(t, err, nil)
-	wantErr(t, a.Renew(ctx, first), nil)
+	kit.WantErr(t, err, nil)
+	kit.WantErr(t, a.Renew(ctx, first), nil)
 	_, err = b.AcquireOrSteal(ctx)
-	wantErr(t, err, tenure.ErrHeld)
+	kit.WantErr(t, err, tenure.ErrHeld)
 
-	execPostgres(t, postgresPool(t, direct), silenceSQL)
+	kit.ExecPostgres(t, kit.PostgresPool(t, direct), silenceSQL)
 	second, err := b.StealExpired(ctx)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	var lost *tenure.LostError
 	if err := a.Renew(ctx, first); !errors.As(err, &lost) || lost.To == nil || lost.To.Holder != "b" {
 		t.Errorf("renewal of the stolen lease: got %v, want it lost to b", err)
 	}
-	wantErr(t, a.Release(ctx, first), tenure.ErrLost)
+	kit.WantErr(t, a.Release(ctx, first), tenure.ErrLost)
 
-	wantErr(t, b.Renew(ctx, second), nil)
-	wantErr(t, b.Release(ctx, second), nil)
+	kit.WantErr(t, b.Renew(ctx, second), nil)
+	kit.WantErr(t, b.Release(ctx, second), nil)
 	_, err = b.Read(ctx)
-	wantErr(t, err, tenure.ErrNotFound)
-	third := mustAcquire(t, a)
+	kit.WantErr(t, err, tenure.ErrNotFound)
+	third := kit.MustAcquire(t, a)
 	if tokens := []int64{first.Token(), second.Token(), third.Token()}; tokens[0] >= tokens[1] || tokens[1] >= tokens[2] {
 		t.Errorf("tokens do not increase: %v", tokens)
 	}
 }
 
 func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
-	ctx, direct := t.Context(), postgresURL(t)
-	bounced, pool := throughBouncer(t, direct), postgresPool(t, direct)
-	store := openPostgres(t, bounced, tenure.PostgresConfig{})
-	migrate(t, store)
-	execPostgres(t, pool, `CREATE TABLE ledger (note text)`)
-	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{Holder: "old"}))
+	ctx, direct := t.Context(), pgtest.URL(t)
+	bounced, pool := throughBouncer(t, direct), kit.PostgresPool(t, direct)
+	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "old"}))
 	fenced, err := tenure.Fence(store, term)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	insert := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('x')`); return err }
 
-	wantErr(t, store.Fenced(ctx, term, insert), nil)
-	kept := put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
-	gone := put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
+	kit.WantErr(t, store.Fenced(ctx, term, insert), nil)
+	kept := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
+	gone := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
 	gone, err = fenced.PutIf(ctx, gone, tenure.MatchVersion(gone.Version))
-	wantErr(t, err, nil)
-	wantErr(t, fenced.DeleteIf(ctx, gone.Key, gone.Version), nil)
+	kit.WantErr(t, err, nil)
+	kit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, gone.Version), nil)
 
-	execPostgres(t, pool, silenceSQL)
-	mustAcquire(t, newLease(t, openPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
-	wantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
+	kit.ExecPostgres(t, pool, silenceSQL)
+	kit.MustAcquire(t, kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
+	kit.WantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
 	_, err = fenced.PutIf(ctx, gone, tenure.MustCreate())
-	wantErr(t, err, tenure.ErrLost)
+	kit.WantErr(t, err, tenure.ErrLost)
 	_, err = fenced.PutIf(ctx, kept, tenure.MatchVersion(kept.Version))
-	wantErr(t, err, tenure.ErrLost)
-	wantErr(t, fenced.DeleteIf(ctx, kept.Key, kept.Version), tenure.ErrLost)
+	kit.WantErr(t, err, tenure.ErrLost)
+	kit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, kept.Version), tenure.ErrLost)
 
 	var rows int
-	wantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
+	kit.WantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
 	if rows != 1 {
 		t.Errorf("%d rows, want 1", rows)
 	}
 	_, err = store.Get(ctx, gone.Key)
-	wantErr(t, err, tenure.ErrNotFound)
+	kit.WantErr(t, err, tenure.ErrNotFound)
 	if got, err := store.Get(ctx, kept.Key); err != nil || got.Version != kept.Version {
 		t.Errorf("got version %d, %v; want %d", got.Version, err, kept.Version)
 	}
 }
 
 func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
-	bounced, l := throughBouncer(t, postgresURL(t)), newLedger(t)
-	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	bounced, l := throughBouncer(t, pgtest.URL(t)), kit.NewLedger(t)
+	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
 	cfg := tenure.CoordinatorConfig{RenewInterval: 50 * time.Millisecond, AcquireInterval: 50 * time.Millisecond}
-	a := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "a", cfg)
-	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
-	b := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "b", cfg)
-	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
-	awaitThat(t, "a has renewed it", func() bool {
-		h, err := b.lease.Read(t.Context())
-		wantErr(t, err, nil)
+	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	a, stop := kit.Start(t, l, store, "a", cfg)
+	kit.AwaitThat(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	b, _ := kit.Start(t, l, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "b", cfg)
+	kit.AwaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	kit.AwaitThat(t, "a has renewed it", func() bool {
+		h, err := kit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
+		kit.WantErr(t, err, nil)
 		return h.RenewedAt.After(h.AcquiredAt)
 	})
 	token := a.Status().Token
 
-	a.stop()
-	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	stop()
+	kit.AwaitThat(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if got := b.Status().Token; got <= token {
 		t.Errorf("token %d follows %d", got, token)
 	}
@@ -144,17 +146,17 @@ func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
 // eachSession asks all sessions that the clients of a bouncer share.
 func eachSession(t *testing.T, bounced, query string) (answers []string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
-	pool := postgresPool(t, bounced+"&pool_max_conns=5")
+	pool := kit.PostgresPool(t, bounced+"&pool_max_conns=5")
 	var pids []int
 	for range 5 { // as many transactions at once as there are sessions
 		tx, err := pool.Begin(ctx)
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		defer tx.Rollback(ctx)
 		var pid int
 		var answer string
-		wantErr(t, tx.QueryRow(ctx, `SELECT pg_backend_pid(), (`+query+`)::text`).Scan(&pid, &answer), nil)
+		kit.WantErr(t, tx.QueryRow(ctx, `SELECT pg_backend_pid(), (`+query+`)::text`).Scan(&pid, &answer), nil)
 		if slices.Contains(pids, pid) {
 			t.Fatalf("session %d serves two transactions at once", pid)
 		}
@@ -164,34 +166,34 @@ func eachSession(t *testing.T, bounced, query string) (answers []string) {
 }
 
 func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
-	direct := postgresURL(t)
-	bounced, pool := throughBouncer(t, direct), postgresPool(t, direct)
-	store := openPostgres(t, bounced, tenure.PostgresConfig{})
-	migrate(t, store)
+	direct := pgtest.URL(t)
+	bounced, pool := throughBouncer(t, direct), kit.PostgresPool(t, direct)
+	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
 	// Each write sets a lock_timeout, as its context has a deadline.
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	term, err := lease.TryAcquire(ctx)
-	wantErr(t, err, nil)
-	wantErr(t, lease.Renew(ctx, term), nil)
+	kit.WantErr(t, err, nil)
+	kit.WantErr(t, lease.Renew(ctx, term), nil)
 	fence, err := tenure.Fence(store, term)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	for _, store := range []tenure.Store{store, fence} {
 		obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		obj, err = store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
-		wantErr(t, err, nil)
-		wantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
+		kit.WantErr(t, err, nil)
+		kit.WantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
 	}
-	wantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
+	kit.WantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
 
-	obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
 	tx, err := pool.Begin(ctx)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	defer tx.Rollback(ctx)
-	execPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
+	kit.ExecPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
 	for name, write := range map[string]func(context.Context) error{
 		"replace": func(ctx context.Context) error {
 			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
@@ -205,43 +207,43 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 			t.Errorf("%s: got %v, want the server's lock timeout", name, err)
 		}
 	}
-	wantErr(t, tx.Rollback(ctx), nil)
-	wantErr(t, lease.Release(ctx, term), nil)
+	kit.WantErr(t, tx.Rollback(ctx), nil)
+	kit.WantErr(t, lease.Release(ctx, term), nil)
 
 	const ask = `SELECT current_setting('lock_timeout')`
 	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
 		t.Errorf("other clients meet lock_timeout %v, want %v", got, want)
 	}
-	execPostgres(t, postgresPool(t, bounced), `SET lock_timeout = '123ms'`)
+	kit.ExecPostgres(t, kit.PostgresPool(t, bounced), `SET lock_timeout = '123ms'`)
 	if got := eachSession(t, bounced, ask); !slices.Contains(got, "123ms") {
 		t.Errorf("the test does not catch a plain SET: other clients meet %v", got)
 	}
 }
 
 func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
-	direct := postgresURL(t)
-	migrate(t, openPostgres(t, direct, tenure.PostgresConfig{}))
+	direct := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
 	counted, trips := pgtest.CountRoundTrips(t, throughBouncer(t, direct))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	store := openPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})
+	store := kit.OpenPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})
 	oneTrip := func(what string, do func() error) {
 		t.Helper()
 		before := trips()
-		wantErr(t, do(), nil)
+		kit.WantErr(t, do(), nil)
 		if got := trips() - before; got != 1 {
 			t.Errorf("%s took %d round trips, want 1", what, got)
 		}
 	}
 
-	_, err := store.Get(ctx, leaseKey) // connects
-	wantErr(t, err, tenure.ErrNotFound)
+	_, err := store.Get(ctx, kit.LeaseKey) // connects
+	kit.WantErr(t, err, tenure.ErrNotFound)
 
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	var term *tenure.Term
 	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
 	oneTrip("a create in vain", func() error {
-		if _, err := store.PutIf(ctx, tenure.Object{Key: leaseKey}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
+		if _, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
@@ -249,7 +251,7 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	oneTrip("renew", func() error { return lease.Renew(ctx, term) })
 	oneTrip("read", func() error { _, err := lease.Read(ctx); return err })
 	fence, err := tenure.Fence(store, term)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	for name, store := range map[string]tenure.Store{"": store, "fenced ": fence} {
 		obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
 		write := func(cond tenure.WriteCondition) func() error {
@@ -281,10 +283,10 @@ func (l lines) Write(p []byte) (int, error) {
 func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
 	t.Helper()
 	log := make(lines, 10)
-	store := openPostgres(t, bounced, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	watch := store.Watch(leaseKey)
+	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	watch := store.Watch(kit.LeaseKey)
 	t.Cleanup(watch.Stop)
-	for timeout, said := time.After(patience), false; !said; {
+	for timeout, said := time.After(kit.Patience), false; !said; {
 		select {
 		case line := <-log:
 			said = strings.Contains(line, "did not arrive")
@@ -299,24 +301,24 @@ func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
 }
 
 func TestThroughPgBouncerAStandbyThatHearsNothingPolls(t *testing.T) {
-	bounced, l := throughBouncer(t, postgresURL(t)), newLedger(t)
-	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
-	a := start(t, l, openPostgres(t, bounced, tenure.PostgresConfig{}), "a", tenure.CoordinatorConfig{})
-	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
-	b := start(t, l, openDeaf(t, bounced), "b", tenure.CoordinatorConfig{AcquireInterval: 100 * time.Millisecond})
-	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	bounced, l := throughBouncer(t, pgtest.URL(t)), kit.NewLedger(t)
+	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	_, stop := kit.Start(t, l, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "a", tenure.CoordinatorConfig{})
+	kit.AwaitThat(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	b, _ := kit.Start(t, l, openDeaf(t, bounced), "b", tenure.CoordinatorConfig{AcquireInterval: 100 * time.Millisecond})
+	kit.AwaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
 
-	a.stop()
+	stop()
 	released := time.Now()
-	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	kit.AwaitThat(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if took := time.Since(released); took > 20*time.Second { // and not the TTL
 		t.Errorf("the handover took %v, with an AcquireInterval of 100ms", took)
 	}
 }
 
 func TestThroughPgBouncerAStoreThatHearsNothingLeavesNoListenBehind(t *testing.T) {
-	bounced := throughBouncer(t, postgresURL(t))
-	migrate(t, openPostgres(t, bounced, tenure.PostgresConfig{}))
+	bounced := throughBouncer(t, pgtest.URL(t))
+	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
 	openDeaf(t, bounced)
 	const ask = `SELECT count(*) FROM pg_listening_channels()`
 	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
@@ -325,22 +327,22 @@ func TestThroughPgBouncerAStoreThatHearsNothingLeavesNoListenBehind(t *testing.T
 }
 
 func TestBesidePgBouncerAListenURLWakesTheStandby(t *testing.T) {
-	direct := postgresURL(t)
-	bounced, l := throughBouncer(t, direct), newLedger(t)
+	direct := pgtest.URL(t)
+	bounced, l := throughBouncer(t, direct), kit.NewLedger(t)
 	cfg := tenure.PostgresConfig{ListenURL: direct}
-	migrate(t, openPostgres(t, bounced, cfg))
-	a := start(t, l, openPostgres(t, bounced, cfg), "a", tenure.CoordinatorConfig{})
-	awaitThat(t, "a's job runs", func() bool { return l.holder() == "a" })
-	store := openPostgres(t, bounced, cfg)
-	watch := store.Watch(leaseKey)
+	kit.Migrate(t, kit.OpenPostgres(t, bounced, cfg))
+	_, stop := kit.Start(t, l, kit.OpenPostgres(t, bounced, cfg), "a", tenure.CoordinatorConfig{})
+	kit.AwaitThat(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	store := kit.OpenPostgres(t, bounced, cfg)
+	watch := store.Watch(kit.LeaseKey)
 	defer watch.Stop()
-	b := start(t, l, store, "b", tenure.CoordinatorConfig{AcquireInterval: time.Hour})
-	awaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
-	awaitThat(t, "b listens", watch.Live)
+	b, _ := kit.Start(t, l, store, "b", tenure.CoordinatorConfig{AcquireInterval: time.Hour})
+	kit.AwaitThat(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	kit.AwaitThat(t, "b listens", watch.Live)
 
-	a.stop()
+	stop()
 	released := time.Now()
-	awaitThat(t, "b's job runs", func() bool { return l.holder() == "b" })
+	kit.AwaitThat(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if took := time.Since(released); took > 20*time.Second { // and not the TTL
 		t.Errorf("the handover took %v", took)
 	}
@@ -358,11 +360,11 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			direct := postgresURL(t)
+			direct := pgtest.URL(t)
 			config, err := pgxpool.ParseConfig(throughBouncer(t, direct))
-			wantErr(t, err, nil)
+			kit.WantErr(t, err, nil)
 			server, err := pgx.ParseConfig(direct)
-			wantErr(t, err, nil)
+			kit.WantErr(t, err, nil)
 			dial := config.ConnConfig.DialFunc
 			var between atomic.Bool
 			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -372,18 +374,18 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 				return dial(ctx, network, address)
 			}
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			wantErr(t, err, nil)
+			kit.WantErr(t, err, nil)
 			t.Cleanup(pool.Close)
-			store := must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true}))
+			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true}))
 			t.Cleanup(func() { store.Close() })
-			migrate(t, store)
-			lease := newLease(t, store, tenure.LeaseConfig{})
-			term := mustAcquire(t, lease)
+			kit.Migrate(t, store)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
 
 			between.Store(true)
-			execPostgres(t, postgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			kit.ExecPostgres(t, kit.PostgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
-			for range leaseConns + 1 { // as many may be told by a connection that was there
+			for range kit.LeaseConns + 1 { // as many may be told by a connection that was there
 				if err = call(t.Context(), lease, term); err == nil {
 					return
 				}
@@ -392,5 +394,3 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 		})
 	}
 }
-
-const leaseConns = 4 // that a store's leases have at least

@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -19,11 +21,11 @@ import (
 func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 	const contenders, rounds = 32, 200
 	const enoughRounds, long = 20, 20 * time.Second // for a machine that is slow
-	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
 		leases := make([]*tenure.Lease, contenders)
 		for i := range leases {
-			leases[i] = newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: time.Hour})
+			leases[i] = kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: time.Hour})
 		}
 		var last int64
 		began := time.Now()
@@ -56,7 +58,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 				t.Fatalf("round %d: token %d follows %d", round, term.Token(), last)
 			}
 			last = term.Token()
-			wantErr(t, leases[0].Release(context.Background(), term), nil)
+			kit.WantErr(t, leases[0].Release(context.Background(), term), nil)
 		}
 	})
 }
@@ -65,7 +67,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 // create, renew, steal and release as fast as they can.
 func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 	const workers, ttl = 8, 40 * time.Millisecond
-	eachStore(t, func(t *testing.T, open func() tenure.Store) {
+	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
 
 		// begun is the greatest token that anybody knows of. A term whose acquire
@@ -83,7 +85,7 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 					}
 				}
 				if err != nil {
-					sleepFor(ctx, pause) // or all would steal at the same instant, and hardly any hold
+					kit.SleepFor(ctx, pause) // or all would steal at the same instant, and hardly any hold
 					continue
 				}
 				terms.Add(1)
@@ -108,10 +110,10 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 				}
 			}
 		}
-		untilEnough(t, 5*time.Second, func(ctx context.Context, slower time.Duration) {
+		kit.UntilEnough(t, 5*time.Second, func(ctx context.Context, slower time.Duration) {
 			var wg sync.WaitGroup
 			for i := range workers {
-				lease := newLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: slower * ttl})
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: slower * ttl})
 				wg.Go(func() { work(ctx, lease, rand.N(slower*5*time.Millisecond)) })
 			}
 			wg.Wait()
@@ -125,14 +127,14 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) func() migrator{
 		"postgres": func(t *testing.T) func() migrator {
-			url := postgresURL(t)
+			url := pgtest.URL(t)
 			return func() migrator {
-				return openPostgres(t, url, tenure.PostgresConfig{Schema: `od"d`, Table: `ta"ble.x`})
+				return kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: `od"d`, Table: `ta"ble.x`})
 			}
 		},
 		"sqlite": func(t *testing.T) func() migrator {
 			path := t.TempDir() + "/many.db"
-			return func() migrator { return openSQLite(t, path) }
+			return func() migrator { return kit.OpenSQLite(t, path) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +151,7 @@ func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			mustAcquire(t, newLease(t, open(), tenure.LeaseConfig{}))
+			kit.MustAcquire(t, kit.NewLease(t, open(), tenure.LeaseConfig{}))
 		})
 	}
 }
@@ -162,22 +164,14 @@ type migrator interface {
 func TestPostgresKeepsTheContract(t *testing.T) {
 	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
-			url := postgresURL(t) + "&default_query_exec_mode=" + mode
-			store := openPostgres(t, url, tenure.PostgresConfig{})
-			migrate(t, store)
-			pool := postgresPool(t, url)
-			run := func(store tenure.Store) func(*testing.T) {
-				return func(t *testing.T) {
-					storetest.Run(t, func(t *testing.T) tenure.Store {
-						execPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
-						return store
-					})
-				}
-			}
-			t.Run("alone", run(store))
-			if mode == "cache_statement" { // in the others there are no groups
-				t.Run("in groups", run(groupedStore{store}))
-			}
+			url := pgtest.URL(t) + "&default_query_exec_mode=" + mode
+			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			kit.Migrate(t, store)
+			pool := kit.PostgresPool(t, url)
+			storetest.Run(t, func(t *testing.T) tenure.Store {
+				kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+				return store
+			})
 		})
 	}
 }
@@ -185,15 +179,15 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 func TestSQLiteKeepsTheContract(t *testing.T) {
 	t.Run("in a file", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
-			store := openSQLite(t, t.TempDir()+"/a?b#c %41.db")
-			migrate(t, store)
+			store := kit.OpenSQLite(t, t.TempDir()+"/a?b#c %41.db")
+			kit.Migrate(t, store)
 			return store
 		})
 	})
 	t.Run("in memory", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
-			store := openSQLite(t, ":memory:")
-			migrate(t, store)
+			store := kit.OpenSQLite(t, ":memory:")
+			kit.Migrate(t, store)
 			return store
 		})
 	})

@@ -1,6 +1,6 @@
 //go:build unix
 
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -22,16 +23,16 @@ import (
 func stall(t *testing.T, url string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	var postmaster string
-	wantErr(t, conn.QueryRow(t.Context(), `SELECT pg_read_file('postmaster.pid')`).Scan(&postmaster), nil)
+	kit.WantErr(t, conn.QueryRow(t.Context(), `SELECT pg_read_file('postmaster.pid')`).Scan(&postmaster), nil)
 	var pids []int
-	wantErr(t, conn.QueryRow(t.Context(), `SELECT array_agg(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'`).Scan(&pids), nil)
+	kit.WantErr(t, conn.QueryRow(t.Context(), `SELECT array_agg(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'`).Scan(&pids), nil)
 	parent, err := strconv.Atoi(strings.Fields(postmaster)[0])
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	pids = append(pids, parent)
 	for _, pid := range pids {
-		wantErr(t, syscall.Kill(pid, syscall.SIGSTOP), nil)
+		kit.WantErr(t, syscall.Kill(pid, syscall.SIGSTOP), nil)
 	}
 	t.Cleanup(func() {
 		for _, pid := range pids {
@@ -44,29 +45,29 @@ func stall(t *testing.T, url string) {
 func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T, url string) *tenure.PostgresStore{
 		"with a pool of its own": func(t *testing.T, url string) *tenure.PostgresStore {
-			return openPostgres(t, url, tenure.PostgresConfig{})
+			return kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 		},
 		"with a ListenURL": func(t *testing.T, url string) *tenure.PostgresStore {
-			return openPostgres(t, url, tenure.PostgresConfig{ListenURL: url})
+			return kit.OpenPostgres(t, url, tenure.PostgresConfig{ListenURL: url})
 		},
 		"with the caller's pool": func(t *testing.T, url string) *tenure.PostgresStore {
 			pool, err := pgxpool.New(t.Context(), url)
-			wantErr(t, err, nil)
+			kit.WantErr(t, err, nil)
 			go func() { // not the store's to close, and slow to
 				<-t.Context().Done()
 				pool.Close()
 			}()
-			return must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: quiet}))
+			return kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := pgtest.Cluster(t)
-			before := stacksOf("tenurelib/tenure.", "internal/listen.")
+			before := kit.StacksOf("tenurelib/tenure.", "internal/listen.")
 			store := open(t, server.URL())
-			migrate(t, store)
-			lease := newLease(t, store, tenure.LeaseConfig{})
-			term := mustAcquire(t, lease)
-			liveWatch(t, store, leaseKey)
+			kit.Migrate(t, store)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
+			kit.LiveWatch(t, store, kit.LeaseKey)
 			stall(t, server.URL())
 			soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
@@ -77,7 +78,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 			go func() { under <- lease.Renew(context.Background(), term) }()
 
 			began := time.Now()
-			wantErr(t, store.Close(), nil)
+			kit.WantErr(t, store.Close(), nil)
 			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("Close took %v", took)
 			}
@@ -89,7 +90,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Error("a call that was under way goes on")
 			}
-			awaitThat(t, "no goroutine is left", func() bool { return stacksOf("tenurelib/tenure.", "internal/listen.") <= before })
+			kit.AwaitThat(t, "no goroutine is left", func() bool { return kit.StacksOf("tenurelib/tenure.", "internal/listen.") <= before })
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -22,8 +23,8 @@ import (
 
 func TestAStoreThatIsNoFencerCannotBeFenced(t *testing.T) {
 	mem := storetest.NewMem()
-	term := mustAcquire(t, newLease(t, mem, tenure.LeaseConfig{}))
-	_, err := tenure.Fence(bare(mem), term)
+	term := kit.MustAcquire(t, kit.NewLease(t, mem, tenure.LeaseConfig{}))
+	_, err := tenure.Fence(kit.Bare(mem), term)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = tenure.Fence(mem, nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
@@ -32,19 +33,19 @@ func TestAStoreThatIsNoFencerCannotBeFenced(t *testing.T) {
 }
 
 func TestASingleReplicasWritesPassTheFence(t *testing.T) {
-	store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: quiet})
+	store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: kit.Quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
-	migrate(t, store)
+	kit.Migrate(t, store)
 	terms := make(chan *tenure.Term, 1)
-	start(t, newLedger(t), store, "a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+	kit.Start(t, kit.NewLedger(t), store, "a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
 		terms <- tenure.TermFromContext(ctx)
-		return untilDone(ctx)
+		return kit.UntilDone(ctx)
 	}})
 	term := <-terms
 	fenced, err := tenure.Fence(store, term)
 	require.NoError(t, err)
-	put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
 	require.NoError(t, store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `CREATE TABLE ledger (note text)`)
 		return err
@@ -55,8 +56,8 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 	type fenced = func(term *tenure.Term, fn func(exec func(string) error) error) error
 	test := func(t *testing.T, store tenure.Store, fenced fenced, rows func() int) {
 		insert := func(exec func(string) error) error { return exec(`INSERT INTO ledger VALUES ('x')`) }
-		lease := newLease(t, store, tenure.LeaseConfig{})
-		term := mustAcquire(t, lease)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, lease)
 		require.NoError(t, fenced(term, insert))
 		require.NoError(t, lease.Renew(t.Context(), term))
 		require.NoError(t, fenced(term, insert))
@@ -75,9 +76,9 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 		require.ErrorIs(t, fenced(term, insert), tenure.ErrLost)
 		require.ErrorIs(t, fenced(nil, insert), tenure.ErrInvalid)
 		// The process does not know that the term is over: the record decides.
-		term = mustAcquire(t, lease)
-		removeRecord(t, store)
-		wantLost(t, fenced(term, insert), term, "")
+		term = kit.MustAcquire(t, lease)
+		kit.RemoveRecord(t, store)
+		kit.WantLost(t, fenced(term, insert), term, "")
 		require.Equal(t, 3, rows())
 	}
 	t.Run("postgres", func(t *testing.T) {
@@ -91,15 +92,15 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		path := t.TempDir() + "/t.db"
-		store := openSQLite(t, path)
-		migrate(t, store)
-		db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-		execSQL(t, db, `CREATE TABLE ledger (note text)`)
+		store := kit.OpenSQLite(t, path)
+		kit.Migrate(t, store)
+		db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+		kit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
 		test(t, store, func(term *tenure.Term, fn func(func(string) error) error) error {
 			return store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 				return fn(func(query string) error { _, err := tx.ExecContext(t.Context(), query); return err })
 			})
-		}, func() int { return countRows(t, db) })
+		}, func() int { return kit.CountRows(t, db) })
 	})
 }
 
@@ -130,17 +131,17 @@ type fencedPostgres struct {
 
 func newFencedPostgres(t *testing.T) *fencedPostgres {
 	t.Helper()
-	url := postgresURL(t)
-	f := &fencedPostgres{t: t, takeover: takeoverSQL, result: make(chan error, 1)}
-	f.store, f.pool = openPostgres(t, url, tenure.PostgresConfig{}), postgresPool(t, url)
-	migrate(t, f.store)
-	execPostgres(t, f.pool, `CREATE TABLE ledger (note text)`)
-	execPostgres(t, f.pool, `CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+	url := pgtest.URL(t)
+	f := &fencedPostgres{t: t, takeover: kit.TakeoverSQL, result: make(chan error, 1)}
+	f.store, f.pool = kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
+	kit.Migrate(t, f.store)
+	kit.ExecPostgres(t, f.pool, `CREATE TABLE ledger (note text)`)
+	kit.ExecPostgres(t, f.pool, `CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$`)
-	execPostgres(t, f.pool, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+	kit.ExecPostgres(t, f.pool, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
 		FOR EACH ROW EXECUTE FUNCTION wait_at_gate()`)
-	f.lease = newLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
-	f.term = mustAcquire(t, f.lease)
+	f.lease = kit.NewLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
+	f.term = kit.MustAcquire(t, f.lease)
 	return f
 }
 
@@ -150,7 +151,7 @@ func (f *fencedPostgres) shutGate() {
 	require.NoError(f.t, err)
 	f.gate = gate
 	f.t.Cleanup(func() { gate.Rollback(context.Background()) })
-	execPostgres(f.t, gate, `SELECT pg_advisory_xact_lock(7)`)
+	kit.ExecPostgres(f.t, gate, `SELECT pg_advisory_xact_lock(7)`)
 }
 
 func (f *fencedPostgres) openGate() {
@@ -220,9 +221,9 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 		takeover, err := f.pool.Begin(context.Background())
 		require.NoError(f.t, err)
 		defer takeover.Rollback(context.Background())
-		execPostgres(f.t, takeover, f.takeover)
+		kit.ExecPostgres(f.t, takeover, f.takeover)
 		f.write(func() {})
-		awaitLockWait(f.t, f.pool) // of the check for the takeover, or of the commit at the gate
+		kit.AwaitLockWait(f.t, f.pool) // of the check for the takeover, or of the commit at the gate
 		require.NoError(f.t, takeover.Commit(context.Background()))
 		seen = f.written()
 		f.openGate()
@@ -232,11 +233,11 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 	"the takeover comes between the check and the commit": func(f *fencedPostgres) (seen, final int, err error) {
 		f.shutGate()
 		f.write(func() {})
-		awaitLockWait(f.t, f.pool) // at the gate
+		kit.AwaitLockWait(f.t, f.pool) // at the gate
 		took := make(chan int, 1)
 		go func() { f.takeOver(context.Background()); took <- f.written() }()
-		awaitThat(f.t, "the takeover is complete, or waits as well", func() bool {
-			return len(took) > 0 || lockWaits(f.t, f.pool) == 2
+		kit.AwaitThat(f.t, "the takeover is complete, or waits as well", func() bool {
+			return len(took) > 0 || kit.LockWaits(f.t, f.pool) == 2
 		})
 		f.openGate()
 		seen = <-took
@@ -252,17 +253,17 @@ func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
 				isolation, takeover string
 				bouncer             bool
 			}{
-				{"", takeoverSQL, false},
-				{"", takeoverSQL, true},
+				{"", kit.TakeoverSQL, false},
+				{"", kit.TakeoverSQL, true},
 				{"", reacquireSQL, false},
-				{"REPEATABLE READ", takeoverSQL, false},
+				{"REPEATABLE READ", kit.TakeoverSQL, false},
 				{"REPEATABLE READ", reacquireSQL, false},
-				{"SERIALIZABLE", takeoverSQL, false},
+				{"SERIALIZABLE", kit.TakeoverSQL, false},
 			} {
 				f := newFencedPostgres(t)
 				f.isolation, f.takeover = how.isolation, how.takeover
 				if how.bouncer {
-					f.store = openPostgres(t, pgtest.Bouncer(t, f.pool.Config().ConnString())+"&default_query_exec_mode=exec", tenure.PostgresConfig{})
+					f.store = kit.OpenPostgres(t, pgtest.Bouncer(t, f.pool.Config().ConnString())+"&default_query_exec_mode=exec", tenure.PostgresConfig{})
 				}
 				seen, final, err := run(f)
 				require.Equal(t, seen, final, "%+v: a stale write landed", how)
@@ -321,7 +322,7 @@ func TestAFencedTransactionHoldsUpNeitherRenewalsNorATakeover(t *testing.T) {
 		}
 		f.takeOver(ctx)
 	})
-	wantLost(t, <-f.result, f.term, "thief")
+	kit.WantLost(t, <-f.result, f.term, "thief")
 }
 
 func TestFnCannotEndAFencedTransactionItself(t *testing.T) {
@@ -348,13 +349,13 @@ func TestFnCannotEndAFencedTransactionItself(t *testing.T) {
 }
 
 func TestAFenceIsOneRoundTrip(t *testing.T) {
-	url := postgresURL(t)
-	store := openPostgres(t, url, tenure.PostgresConfig{})
-	migrate(t, store)
-	term := mustAcquire(t, newLease(t, store, tenure.LeaseConfig{}))
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
 
 	proxied, trips := pgtest.CountRoundTrips(t, url)
-	fenced, err := tenure.Fence(openPostgres(t, proxied+"&pool_max_conns=1", tenure.PostgresConfig{}), term)
+	fenced, err := tenure.Fence(kit.OpenPostgres(t, proxied+"&pool_max_conns=1", tenure.PostgresConfig{}), term)
 	require.NoError(t, err)
 	obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
 	createReplaceAndDelete := func() {
@@ -373,7 +374,7 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 	for session, want := range map[string]string{"0": "1min", "90s": "1min", "5s": "5s"} {
 		f, ctx := newFencedPostgres(t), t.Context()
-		f.store = openPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
+		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
 		require.NoError(t, f.fenced(ctx, func(tx pgx.Tx) error {
 			var got string
 			err := tx.QueryRow(ctx, `SHOW idle_in_transaction_session_timeout`).Scan(&got)
@@ -386,7 +387,7 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 				if _, err := tx.Exec(ctx, `LOCK TABLE ledger; SET LOCAL idle_in_transaction_session_timeout = 20`); err != nil {
 					return err
 				}
-				execPostgres(t, f.pool, `INSERT INTO ledger VALUES ('x')`) // which waits for the lock
+				kit.ExecPostgres(t, f.pool, `INSERT INTO ledger VALUES ('x')`) // which waits for the lock
 				meanwhile()
 				return nil
 			})
@@ -401,7 +402,7 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
 	for _, conns := range []string{"1", "4"} {
 		f := newFencedPostgres(t)
-		f.store = openPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})
+		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		takeOver := sync.OnceFunc(func() { f.takeOver(ctx) })
@@ -410,7 +411,7 @@ func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
 			go func() { told <- f.fenced(ctx, func(pgx.Tx) error { takeOver(); return nil }) }()
 		}
 		for range cap(told) {
-			wantLost(t, <-told, f.term, "thief")
+			kit.WantLost(t, <-told, f.term, "thief")
 		}
 	}
 }

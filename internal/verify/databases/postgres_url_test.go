@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 // brokenURLs are connection strings that cannot be parsed, or name what is not there,
@@ -60,10 +62,10 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 			t.Errorf("%s: as a ListenURL: %v", url, err)
 		}
 		cfg := tenure.PostgresConfig{ListenURL: url, Logger: logger}
-		pool := postgresPool(t, "postgres://127.0.0.1:1/none")
+		pool := kit.PostgresPool(t, "postgres://127.0.0.1:1/none")
 		store, err := tenure.NewPostgresStore(pool, cfg)
 		if err == nil {
-			_, err = store.Get(ctx, leaseKey)
+			_, err = store.Get(ctx, kit.LeaseKey)
 			store.Close()
 		}
 		if err == nil || strings.Contains(err.Error(), secret) {
@@ -84,7 +86,7 @@ func TestAConnectionStringWhosePasswordHasBecomeSomethingElseIsRefused(t *testin
 		"postgres://u:a@b@host/db", "postgresql://u:a@b@host:1,other:2/db", "postgres://u:1/a@host/db", "postgres://u/1:a@host/db",
 		"postgres://host/a@b?sslmode=disable", "postgres://u:1/a?b@host=c", "host=db password=a b@c=d",
 	} {
-		if err := tenure.ParseURL(url); err == nil {
+		if _, err := pgconns.ParseURL(url); err == nil {
 			t.Errorf("%s is accepted", url)
 		}
 	}
@@ -97,7 +99,7 @@ func FuzzNoErrorOfAConnectionStringShowsAnythingOfIt(f *testing.F) {
 		f.Add(before, after)
 	}
 	f.Fuzz(func(t *testing.T, before, after string) {
-		if err := tenure.ParseURL(before + secret + after); err != nil && strings.Contains(err.Error(), secret) {
+		if _, err := pgconns.ParseURL(before + secret + after); err != nil && strings.Contains(err.Error(), secret) {
 			t.Errorf("%q, %q: %v", before, after, err)
 		}
 	})
@@ -108,7 +110,7 @@ func TestAPasswordOfAnyCharactersIsAcceptedAsItIsMeantToBeWritten(t *testing.T) 
 		"postgres://u:a%40b%2Fc@host/db", "postgres://user@tenant:p@host/db?application_name=a@b", `host=h password='a@b \' c' dbname=a@b user=u@v`,
 		"postgres://host/a%40b", "postgres://[::1]:5432,other:1/db",
 	} {
-		if err := tenure.ParseURL(strings.Replace(url, "user@tenant", "user%40tenant", 1)); err != nil {
+		if _, err := pgconns.ParseURL(strings.Replace(url, "user@tenant", "user%40tenant", 1)); err != nil {
 			t.Errorf("%s: %v", url, err)
 		}
 	}

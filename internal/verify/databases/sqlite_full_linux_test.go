@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
 // A small disk fills up and has room again while calls end at any moment of a write.
@@ -29,7 +30,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 		}
 	})
 	path := filepath.Join(dir, "t.db")
-	migrate(t, openSQLite(t, path))
+	kit.Migrate(t, kit.OpenSQLite(t, path))
 	began := time.Now()
 	var written, full, ended atomic.Int64
 	enough := func() bool {
@@ -38,8 +39,8 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 	}
 	var wg sync.WaitGroup
 	for i := range workers {
-		store, reader := openSQLite(t, path), openSQLite(t, path)
-		obj := put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(i)}})
+		store, reader := kit.OpenSQLite(t, path), kit.OpenSQLite(t, path)
+		obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(i)}})
 		wg.Go(func() {
 			for typical := time.Millisecond; !enough(); {
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*typical))
@@ -71,7 +72,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 	filler := filepath.Join(dir, "filler")
 	for some := make([]byte, 4096); !enough(); {
 		file, err := os.Create(filler)
-		wantErr(t, err, nil)
+		kit.WantErr(t, err, nil)
 		for err == nil {
 			_, err = file.Write(some)
 		}
@@ -82,7 +83,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 			time.Sleep(time.Millisecond) // it stays full for some calls
 		}
 		file.Close()
-		wantErr(t, os.Remove(filler), nil)
+		kit.WantErr(t, os.Remove(filler), nil)
 		for target := written.Load() + 10; written.Load() < target && !enough(); {
 			time.Sleep(time.Millisecond)
 		}

@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -11,37 +11,39 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/fencerace"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
 	const races = 334 // at each of three isolation levels
 	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {
-		url := postgresURL(t)
-		store := openPostgres(t, url, tenure.PostgresConfig{})
-		migrate(t, store)
-		db := openSQL(t, "pgx", url)
-		execSQL(t, db, fencerace.Setup)
+		url := pgtest.URL(t)
+		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+		kit.Migrate(t, store)
+		db := kit.OpenSQL(t, "pgx", url)
+		kit.ExecSQL(t, db, fencerace.Setup)
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			fencerace.Run(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, races)
 		}
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		path := t.TempDir() + "/t.db"
-		store := openSQLite(t, path)
-		migrate(t, store)
-		db := openSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
-		execSQL(t, db, fencerace.Setup)
+		store := kit.OpenSQLite(t, path)
+		kit.Migrate(t, store)
+		db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
+		kit.ExecSQL(t, db, fencerace.Setup)
 		fencerace.Run(t, store, db, sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, races)
 	})
 }
 
 func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
-	postgres := must(tenure.NewPostgresStore(postgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: quiet}))
+	postgres := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: kit.Quiet}))
 	defer postgres.Close()
-	sqlite := must(tenure.NewSQLiteStore(openSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
-	lease := newLease(t, storetest.NewMem(), tenure.LeaseConfig{})
-	over := mustAcquire(t, lease)
+	sqlite := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
+	lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	over := kit.MustAcquire(t, lease)
 	require.NoError(t, lease.Release(t.Context(), over))
 	for _, store := range []fencerace.Store{postgres, sqlite} {
 		_, _, err := store.FenceStatement(nil)
@@ -60,18 +62,18 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 	}
 	for name, open := range map[string]func(t *testing.T) (putter, *sql.DB){
 		"postgres": func(t *testing.T) (putter, *sql.DB) {
-			url := postgresURL(t)
-			return openPostgres(t, url, tenure.PostgresConfig{}), openSQL(t, "pgx", url)
+			url := pgtest.URL(t)
+			return kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url)
 		},
 		"sqlite": func(t *testing.T) (putter, *sql.DB) {
 			path := filepath.Join(t.TempDir(), "tenure.db")
-			return openSQLite(t, path), openSQL(t, "sqlite", "file:"+path)
+			return kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, db := open(t)
-			migrate(t, store)
-			execSQL(t, db, `CREATE TABLE work (id bigint)`)
+			kit.Migrate(t, store)
+			kit.ExecSQL(t, db, `CREATE TABLE work (id bigint)`)
 			key := tenure.Key{Type: "slot", ID: "a"}
 			obj := tenure.Object{Key: key, Name: "n", Labels: map[string]string{"l": "v"}, Payload: []byte("new")}
 			write := func(version int64) error {
@@ -88,19 +90,19 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 				return tx.Commit()
 			}
 			require.Error(t, write(1), "the table is empty")
-			old := put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
+			old := kit.Put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
 			require.Error(t, write(old.Version-1))
 			require.NoError(t, write(old.Version))
 			require.Error(t, write(old.Version), "a second time")
 
-			now := get(t, store, key)
+			now := kit.Get(t, store, key)
 			require.Equal(t, obj.Payload, now.Payload)
 			require.Equal(t, obj.Labels, now.Labels)
 			require.Equal(t, obj.Name, now.Name)
 			require.Greater(t, now.Version, old.Version)
 			require.Equal(t, old.CreatedAt, now.CreatedAt)
 			require.NoError(t, store.DeleteIf(t.Context(), key, now.Version))
-			put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
+			kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
 			require.Error(t, write(now.Version), "the object is gone")
 			var rows int
 			require.NoError(t, db.QueryRow(`SELECT count(*) FROM work`).Scan(&rows))
@@ -108,7 +110,7 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 
 			_, _, err := store.PutStatement(tenure.Object{}, 0)
 			require.ErrorIs(t, err, tenure.ErrInvalid)
-			fenced, err := tenure.Fence(store, mustAcquire(t, newLease(t, store, tenure.LeaseConfig{})))
+			fenced, err := tenure.Fence(store, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
 			require.NoError(t, err)
 			_, _, err = fenced.(putter).PutStatement(obj, 1)
 			require.ErrorIs(t, err, errors.ErrUnsupported)

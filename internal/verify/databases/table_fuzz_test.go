@@ -1,4 +1,4 @@
-package tenure_test
+package databases_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -66,7 +67,7 @@ func useTable(ctx context.Context, store tenure.Store) error {
 		return fmt.Errorf("version %d follows %d", again.Version, second.Version)
 	}
 
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: kit.Quiet})
 	if err != nil {
 		return err
 	}
@@ -111,23 +112,23 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, table string) {
 		ctx := t.Context()
-		db := openSQL(t, "sqlite", ":memory:")
+		db := kit.OpenSQL(t, "sqlite", ":memory:")
 		db.SetMaxOpenConns(1)
-		execSQL(t, db, `
+		kit.ExecSQL(t, db, `
 			CREATE TABLE bystander (object_type TEXT, id TEXT, resource_version INTEGER);
 			INSERT INTO bystander VALUES ('t', '1', 1);
 			CREATE TABLE objects_tombstones (object_type TEXT, id TEXT, resource_version INTEGER, PRIMARY KEY (object_type, id));
 			INSERT INTO objects_tombstones VALUES ('x', 'old', 1), ('t', '1', 1)`)
 		before := sqliteTables(t, db)
-		store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: quiet})
+		store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: kit.Quiet})
 		if err != nil {
 			refused(t, err)
 			return
 		}
 		defer store.Close()
 		if table == "" || strings.EqualFold(table, "objects") { // whose tombstones those are
-			wantErr(t, store.Migrate(ctx), nil)
-			wantErr(t, useTable(ctx, store), nil)
+			kit.WantErr(t, store.Migrate(ctx), nil)
+			kit.WantErr(t, useTable(ctx, store), nil)
 			return
 		}
 		want := maps.Clone(before)
@@ -152,19 +153,19 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 func sqliteTables(t *testing.T, db *sql.DB) map[string]int {
 	t.Helper()
 	rows, err := db.Query(`SELECT name FROM sqlite_master WHERE type = 'table'`)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	var names []string
 	for rows.Next() {
 		var name string
-		wantErr(t, rows.Scan(&name), nil)
+		kit.WantErr(t, rows.Scan(&name), nil)
 		names = append(names, name)
 	}
-	wantErr(t, rows.Err(), nil)
+	kit.WantErr(t, rows.Err(), nil)
 	tables := map[string]int{}
 	for _, name := range names {
 		var n int
 		quoted := `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
-		wantErr(t, db.QueryRow(`SELECT count(*) FROM `+quoted).Scan(&n), nil)
+		kit.WantErr(t, db.QueryRow(`SELECT count(*) FROM `+quoted).Scan(&n), nil)
 		tables[name] = n
 	}
 	return tables
@@ -177,8 +178,8 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		f.Add(name, name)
 	}
 	url := pgtest.URL(f)
-	pool := postgresPool(f, url)
-	execPostgres(f, pool, `
+	pool := kit.PostgresPool(f, url)
+	kit.ExecPostgres(f, pool, `
 		CREATE TABLE bystander (object_type text, id text, resource_version bigint);
 		INSERT INTO bystander VALUES ('t', '1', 1);
 		CREATE TABLE objects_tombstones (object_type text, id text, resource_version bigint, PRIMARY KEY (object_type, id));
@@ -190,7 +191,7 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: quiet})
+		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: kit.Quiet})
 		if err != nil {
 			refused(t, err)
 			return
@@ -222,11 +223,11 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		}
 		for name := range after { // for the next
 			if _, was := before[name]; !was {
-				execPostgres(t, pool, `DROP TABLE `+pgx.Identifier(name[:]).Sanitize())
+				kit.ExecPostgres(t, pool, `DROP TABLE `+pgx.Identifier(name[:]).Sanitize())
 			}
 		}
 		if err == nil && !slices.Contains([]string{"", "public", "information_schema"}, schema) {
-			execPostgres(t, pool, `DROP SCHEMA `+pgx.Identifier{schema}.Sanitize())
+			kit.ExecPostgres(t, pool, `DROP SCHEMA `+pgx.Identifier{schema}.Sanitize())
 		}
 	})
 }
@@ -238,15 +239,15 @@ func postgresTables(t testing.TB, pool *pgxpool.Pool) map[[2]string]int {
 	rows, err := pool.Query(context.Background(), `
 		SELECT nspname, relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
 		WHERE relkind = 'r' AND pg_class.oid >= 16384`)
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	names, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (name [2]string, err error) {
 		return name, row.Scan(&name[0], &name[1])
 	})
-	wantErr(t, err, nil)
+	kit.WantErr(t, err, nil)
 	tables := map[[2]string]int{}
 	for _, name := range names {
 		var n int
-		wantErr(t, pool.QueryRow(context.Background(), `SELECT count(*) FROM `+pgx.Identifier(name[:]).Sanitize()).Scan(&n), nil)
+		kit.WantErr(t, pool.QueryRow(context.Background(), `SELECT count(*) FROM `+pgx.Identifier(name[:]).Sanitize()).Scan(&n), nil)
 		tables[name] = n
 	}
 	return tables
