@@ -49,3 +49,7 @@ sim: ## a million virtual lease-hours of replicas under faults, and a year of a 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
 	go run ./internal/verify/mutants
+
+.PHONY: release
+release: ## commit VERSION on a branch of its own and tag it; nothing is pushed
+	@cd internal/verify/release && go run . $(VERSION)
