@@ -330,8 +330,7 @@ func ExampleFencedTx() {
 	var store tenure.Database   // of Open, as db is of sql.Open, for the same database
 	var db *sql.DB
 	id := 1
-	var err error
-	err = tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
+	err := tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = $1", id)
 		return err
 	})
