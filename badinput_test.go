@@ -337,7 +337,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"to release a term of another lease", idle.Release(ctx, foreign), tenure.ErrInvalid,
 			"tenure: release reconciler_lease/singleton: invalid argument: the term is one of other/lease"},
 		{"the token of no term", panicOf(func() { tenure.TermFromContext(ctx).Token() }), errPanicked,
-			"panic: runtime error: invalid memory address or nil pointer dereference"},
+			"panic: tenure: Token of a nil Term; TermFromContext returns one for a context that does not come from a job"},
 
 		{"a fence for no store", fence(nil, term), tenure.ErrInvalid,
 			"tenure: fence: invalid argument: store is nil"},

@@ -220,7 +220,8 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it.
+// No error of the store ends it, except that a SQLite file which another process uses, one of
+// the two without Shared, is [ErrSetup] at once.
 //
 // If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
 // while it is running is [ErrInvalid].
@@ -231,6 +232,11 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	defer c.running.Store(false)
 	defer c.checks.calls.Wait()
 	c.headStart.Gives = false
+	if file, ok := c.lease.store.(interface{ claim(context.Context) error }); ok {
+		if err := file.claim(ctx); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("tenure: run: %w", err)
+		}
+	}
 	var hints Subscription = noHints{}
 	if !c.single {
 		hints = subscribe(c.lease.store, c.lease.cfg.Key)

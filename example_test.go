@@ -323,8 +323,24 @@ func ExamplePostgresStore_Fenced() {
 	}
 }
 
-// A program that writes by database/sql, an ORM or another driver fences its own
-// transactions by one more statement.
+// A program that uses database/sql fences its writes with its own *sql.DB, whatever the
+// driver.
+func ExampleFencedTx() {
+	ctx := context.Background() // in a job, the one that it was given
+	var store tenure.Database   // of Open, as db is of sql.Open, for the same database
+	var db *sql.DB
+	id := 1
+	err := tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = $1", id)
+		return err
+	})
+	if errors.Is(err, tenure.ErrLost) {
+		log.Print("the term is over, and nothing was written")
+	}
+}
+
+// A program that writes by an ORM, or in transactions that something else ends, fences them
+// by one more statement.
 func ExampleFenceError() {
 	ctx := context.Background()
 	db, err := sql.Open("sqlite", ":memory:")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/storeurl"
 )
 
 // MaxPayload is the greatest length of an [Object]'s payload, in bytes.
@@ -360,57 +361,6 @@ func isExclusive(store Store) bool {
 	return ok && exclusive.SingleReplica()
 }
 
-// Fencer is implemented by stores that can make their writes depend on a term. All stores
-// of this module do, except that of [Static].
-type Fencer interface {
-	// Fence returns the same store, whose PutIf and DeleteIf succeed only while the object
-	// under [Term.Key], which they refuse to write, has [Term.Record] as its payload. That
-	// is decided in the transaction of the write, in such a way that no takeover can commit
-	// between the decision and the write. Otherwise they return [ErrLost] and write nothing.
-	//
-	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store that is fenced
-	// already is [errors.ErrUnsupported]. For a term of a single replica, which has no
-	// record, Fence returns the store as it is.
-	Fence(term *Term) (Store, error)
-}
-
-// Fence returns the same store, whose PutIf and DeleteIf write only while the term is still
-// the lease's: otherwise they return [ErrLost] and nothing is written, however long this
-// process was paused before. The lease must be in that same store. A fenced write takes one
-// round trip, like any other. It is for code that is written against [Store]; for writes to
-// tables of your own, use [PostgresStore.Fenced] or [SQLiteStore.Fenced].
-//
-// For a term of a single replica, which has no lease to lose, Fence returns the store as it
-// is. A store that is not a [Fencer] is [errors.ErrUnsupported].
-func Fence(store Store, term *Term) (Store, error) {
-	if store == nil {
-		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
-	}
-	if err := term.fences("fence"); err != nil {
-		return nil, err
-	}
-	if term.local() {
-		return store, nil
-	}
-	fencer, ok := store.(Fencer)
-	if !ok {
-		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
-	}
-	return fencer.Fence(term)
-}
-
-var errFencedTwice = fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
-
-// FenceError returns the error of a transaction as [ErrLost] if a statement of
-// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever the
-// driver; it returns any other error, and nil, as it is. The driver's error stays reachable.
-func FenceError(err error) error {
-	if err == nil || !objects.IsFenceFailure(err) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrLost, err)
-}
-
 // Update reads an object, lets change make another of it, and writes that if nobody has
 // written in between; otherwise it starts again. It returns the object as it was written.
 // Where there is no object the error is [ErrNotFound], and [ErrInvalid] if change has given it
@@ -449,6 +399,47 @@ func Update(ctx context.Context, store Store, key Key, change func(Object) (Obje
 			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
 		}
 	}
+}
+
+// Database is a store that [Open] has opened.
+type Database interface {
+	Store
+	Lister
+	Watcher
+	Notifier
+	Fencer
+	StatementFencer
+
+	// Migrate creates the tables that are missing. It may be called at every start, by many
+	// processes at once.
+	Migrate(ctx context.Context) error
+
+	// Close ends the subscriptions and closes the connections.
+	Close() error
+}
+
+// Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
+// there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
+// with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
+// else is [ErrInvalid]; the error does not quote it, because it may hold a password. Use
+// those two for anything but the defaults of their configs.
+func Open(ctx context.Context, url string) (Database, error) {
+	path, err := storeurl.Path(url)
+	if err != nil {
+		return nil, fmt.Errorf("tenure: open: %w: %w", ErrInvalid, err)
+	}
+	if path == "" {
+		return asDatabase(OpenPostgres(ctx, url, PostgresConfig{}))
+	}
+	return asDatabase(OpenSQLite(ctx, path, SQLiteConfig{Shared: true}))
+}
+
+// asDatabase keeps a nil pointer from becoming a Database that is not nil.
+func asDatabase[S Database](store S, err error) (Database, error) {
+	if err != nil {
+		return nil, err
+	}
+	return store, nil
 }
 
 // Static returns a store that keeps nothing, for a deployment of one replica without a

@@ -18,7 +18,10 @@ type SQLiteConfig struct {
 	Table string // default "objects"
 
 	// Shared says that other processes, or other coordinators of this one, use the same
-	// database, and compete for leases. Without it, the store's SingleReplica returns true.
+	// database, and compete for leases. Without it, the store's SingleReplica returns true,
+	// and while one process uses a file so, the kernel refuses it to all others: they get an
+	// [ErrSetup]. That takes a lock on a file beside the database, named after it and the
+	// table. It works on Linux, macOS and the BSDs.
 	Shared bool
 
 	Logger *slog.Logger // default slog.Default()
@@ -95,13 +98,26 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
-	return &SQLiteStore{table: table, shared: cfg.Shared}, nil
+	store := &SQLiteStore{table: table, shared: cfg.Shared}
+	if err := store.claim(ctx); err != nil {
+		store.Close()
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
+	}
+	return store, nil
 }
 
+// claim refuses a file that two programs use, one of which believes to be alone.
+func (s *SQLiteStore) claim(ctx context.Context) error { return s.table.Claim(ctx, s.shared) }
+
 // Migrate creates the tables that are missing. It may be called at every start, by many
-// processes at once. An existing table that can't be used is [ErrSetup].
+// processes at once. An existing table that can't be used is [ErrSetup], as is a file that
+// another process uses and that is not Shared.
 func (s *SQLiteStore) Migrate(ctx context.Context) error {
-	if err := s.table.Migrate(ctx); err != nil {
+	err := s.claim(ctx)
+	if err == nil {
+		err = s.table.Migrate(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("tenure: migrate %q: %w", s.table, err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -19,7 +20,7 @@ import (
 // Term is one unbroken holding of a lease, from its acquire or steal until its release or
 // loss. All methods are safe for concurrent use and do no I/O. A nil Term, as
 // [TermFromContext] returns it outside a job, is not valid and has no time remaining; its
-// other methods panic.
+// other methods panic and say so.
 type Term struct {
 	key        Key
 	id         string
@@ -63,27 +64,35 @@ func newLocalTerm(key Key, holder string, lastToken int64) *Term {
 // local reports whether there is no lease to lose.
 func (t *Term) local() bool { return t.payload == nil }
 
+// must returns the term unless it is nil. A token of 0 would pass a gate that has seen none.
+func (t *Term) must(method string) *Term {
+	if t == nil {
+		panic("tenure: " + method + " of a nil Term; TermFromContext returns one for a context that does not come from a job")
+	}
+	return t
+}
+
 // Key returns the key of the lease.
-func (t *Term) Key() Key { return t.key }
+func (t *Term) Key() Key { return t.must("Key").key }
 
 // Record returns the payload of the lease's object, which is what a [Fencer] compares. Its
 // bytes are the same for the whole term, and no other term has them. The caller must not
 // change it. It is nil if there is no lease to lose.
-func (t *Term) Record() []byte { return t.payload }
+func (t *Term) Record() []byte { return t.must("Record").payload }
 
 // ID returns the term's UUID.
-func (t *Term) ID() string { return t.id }
+func (t *Term) ID() string { return t.must("ID").id }
 
 // Token returns the fencing token: of two terms of one lease, the later always has the
 // greater one. If there is no lease to lose, see [Exclusive], it is taken from the process
 // clock, and increases as long as that is not set back between two processes.
-func (t *Term) Token() int64 { return t.token }
+func (t *Term) Token() int64 { return t.must("Token").token }
 
 // Holder returns the name under which the term was acquired.
-func (t *Term) Holder() string { return t.holder }
+func (t *Term) Holder() string { return t.must("Holder").holder }
 
 // AcquiredAt returns when the term began, by the clock of this process.
-func (t *Term) AcquiredAt() time.Time { return t.acquiredAt }
+func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
 
 // timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less
 // if it may not. Everything that asks about the trust in a term asks here.
@@ -106,7 +115,7 @@ func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
 // of the machine less time remains than [time.Until] says, so [Term.Remaining] is the
 // better question.
 func (t *Term) Deadline() time.Time {
-	trust := t.trust.Load()
+	trust := t.must("Deadline").trust.Load()
 	if trust == nil {
 		return time.Time{}
 	}
@@ -372,4 +381,111 @@ func (g *Gate) Admit(token int64) error {
 			return nil
 		}
 	}
+}
+
+// Fencer is implemented by stores that can make their writes depend on a term. All stores
+// of this module do, except that of [Static].
+type Fencer interface {
+	// Fence returns the same store, whose PutIf and DeleteIf succeed only while the object
+	// under [Term.Key], which they refuse to write, has [Term.Record] as its payload. That
+	// is decided in the transaction of the write, in such a way that no takeover can commit
+	// between the decision and the write. Otherwise they return [ErrLost] and write nothing.
+	//
+	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store that is fenced
+	// already is [errors.ErrUnsupported]. For a term of a single replica, which has no
+	// record, Fence returns the store as it is.
+	Fence(term *Term) (Store, error)
+}
+
+// Fence returns the same store, whose PutIf and DeleteIf write only while the term is still
+// the lease's: otherwise they return [ErrLost] and nothing is written, however long this
+// process was paused before. The lease must be in that same store. A fenced write takes one
+// round trip, like any other. It is for code that is written against [Store]; for writes to
+// tables of your own, use [PostgresStore.Fenced] or [SQLiteStore.Fenced].
+//
+// For a term of a single replica, which has no lease to lose, Fence returns the store as it
+// is. A store that is not a [Fencer] is [errors.ErrUnsupported].
+func Fence(store Store, term *Term) (Store, error) {
+	if store == nil {
+		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
+	}
+	if err := term.fences("fence"); err != nil {
+		return nil, err
+	}
+	if term.local() {
+		return store, nil
+	}
+	fencer, ok := store.(Fencer)
+	if !ok {
+		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
+	}
+	return fencer.Fence(term)
+}
+
+var errFencedTwice = fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+
+// FenceError returns the error of a transaction as [ErrLost] if a statement of
+// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever the
+// driver; it returns any other error, and nil, as it is. The driver's error stays reachable.
+func FenceError(err error) error {
+	if err == nil || !objects.IsFenceFailure(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
+// StatementFencer is implemented by stores in a database that other programs' transactions
+// can share: [PostgresStore] and [SQLiteStore].
+type StatementFencer interface {
+	// FenceStatement returns a statement that fails any transaction which ends with it,
+	// unless the term is still the lease's.
+	FenceStatement(term *Term) (query string, args []any, err error)
+}
+
+// FencedTx runs fn in a transaction of db that commits only if the term is still the lease's.
+// Otherwise it returns [ErrLost] and nothing is written. It is for programs that use
+// database/sql, whatever the driver; db must be the database in which store keeps the lease.
+// opts are those of BeginTx, and may be nil. An error or panic of fn rolls back and is passed
+// on. After an error of the connection during the commit, the writes may have been committed
+// or not, as after any commit, but never after another term began.
+//
+// fn must use tx, must not end the transaction itself, and must return the first error of a
+// statement. Above READ COMMITTED a database may end the transaction with a serialization
+// failure because the lease was renewed since; then try again. On SQLite nobody can renew the
+// lease or take it over from fn's first write until the end of the transaction.
+func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
+	switch {
+	case store == nil:
+		return fmt.Errorf("tenure: fenced transaction: %w: store is nil", ErrInvalid)
+	case db == nil:
+		return fmt.Errorf("tenure: fenced transaction: %w: db is nil", ErrInvalid)
+	case fn == nil:
+		return fmt.Errorf("tenure: fenced transaction: %w: fn is nil", ErrInvalid)
+	}
+	fence, args, err := store.FenceStatement(term)
+	if err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // also after a panic
+	if err := fn(tx); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, fence, args...) // the last statement, since it locks the lease's record
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+		return fmt.Errorf("tenure: fenced by %s: fn has ended the transaction itself, so its writes were not fenced: %w", term.key, err)
+	}
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err = FenceError(err); errors.Is(err, ErrLost) {
+		term.end(ErrLost) // nobody asks who holds it now
+	}
+	if err != nil {
+		return opError(ctx, "fenced by", term.key, err)
+	}
+	return nil
 }

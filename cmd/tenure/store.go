@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/storeurl"
 	_ "modernc.org/sqlite"
 )
 
@@ -56,17 +56,13 @@ func (s *storeFlag) name() (string, error) {
 		return name, checkURL(name)
 	case name == ":memory:":
 		return "", usageError("the store must be shared, and each process has its own :memory:")
-	case strings.Contains(name, "://"), notPath.MatchString(name):
-		// Taken for a path, each host would have its own file, and run the program.
-		return "", usageError("the store is neither a SQLite path nor a postgres:// URL")
 	}
-	return name, nil
+	path, err := storeurl.Path(name)
+	if err != nil {
+		return "", usageError("no store: %v", err)
+	}
+	return path, nil
 }
-
-// notPath matches what is not meant as a path: libpq's "host=db password=…", a URL that
-// lacks a slash, and an address without its scheme, as "user:password@db/app" or
-// "localhost:5432".
-var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)
 
 // open opens the store. Closing it twice is allowed.
 func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error) {
@@ -94,9 +90,7 @@ func (s *storeFlag) openExisting(ctx context.Context) (database, error) {
 	return s.open(ctx, slog.New(slog.NewTextHandler(io.Discard, nil)))
 }
 
-func isPostgres(name string) bool {
-	return strings.HasPrefix(name, "postgres://") || strings.HasPrefix(name, "postgresql://")
-}
+func isPostgres(name string) bool { return storeurl.IsPostgres(name) }
 
 // checkURL rejects a URL that cannot be parsed, or in which a part of the password seems to
 // have been parsed as something else. Its errors don't quote the URL, because the faulty

@@ -78,7 +78,10 @@ func whenFree(ctx context.Context, take func() error) error {
 
 func isBusy(err error) bool {
 	var coded interface{ Code() int }
-	return errors.As(err, &coded) && coded.Code()&0xff == busyCode
+	if errors.As(err, &coded) {
+		return coded.Code()&0xff == busyCode
+	}
+	return strings.Contains(err.Error(), "database is locked") // of a driver whose errors have no code
 }
 
 // explain wraps a driver's error with what it means here. Drivers have different error

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +29,11 @@ type Table struct {
 
 	check   atomic.Pointer[sql.Stmt] // checks the fence; nil until it is needed
 	watches *watches
+	logger  *slog.Logger
+
+	claiming sync.Mutex // guards the fields below
+	claimed  bool
+	lock     *os.File // see Claim; nil: nothing is locked
 }
 
 // New returns a table in the caller's database. It does no I/O.
@@ -38,6 +45,7 @@ func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 		sql:     statements,
 		turn:    make(chan struct{}, 1),
 		watches: newWatches(db, statements.content, logger.With("table", name)),
+		logger:  logger.With("table", name),
 	}
 }
 
@@ -63,6 +71,7 @@ func (t *Table) String() string { return t.name }
 // Close ends the watches, and closes the database if Open opened it.
 func (t *Table) Close() error {
 	t.watches.close()
+	t.unclaim()
 	var err error
 	if check := t.check.Load(); check != nil {
 		err = check.Close()

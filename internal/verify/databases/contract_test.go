@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
@@ -191,4 +193,25 @@ func TestSQLiteKeepsTheContract(t *testing.T) {
 			return store
 		})
 	})
+}
+
+func TestAStoreIsOpenedByItsURL(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	for url, want := range map[string]tenure.Database{pgtest.URL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite::memory:": (*tenure.SQLiteStore)(nil)} {
+		store, err := tenure.Open(t.Context(), url)
+		require.NoError(t, err)
+		defer store.Close()
+		require.IsType(t, want, store)
+		require.NoError(t, store.Migrate(t.Context()))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		kit.MustAcquire(t, lease)
+		exclusive, _ := store.(tenure.Exclusive)
+		require.False(t, exclusive != nil && exclusive.SingleReplica(), "as if it were alone")
+	}
+	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
+		store, err := tenure.Open(t.Context(), url)
+		require.ErrorIs(t, err, want)
+		require.Nil(t, store)
+		require.NotContains(t, err.Error(), "sEcrEt")
+	}
 }

@@ -54,6 +54,60 @@ func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
 	require.NoError(t, tenure.FenceError(nil))
 }
 
+func TestAFencedTxWritesAllOrNothing(t *testing.T) {
+	stores := map[string]func(t *testing.T) (tenure.Database, *sql.DB){
+		"postgres": func(t *testing.T) (tenure.Database, *sql.DB) {
+			url := pgtest.URL(t)
+			return kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url)
+		},
+		"sqlite": func(t *testing.T) (tenure.Database, *sql.DB) {
+			path := filepath.Join(t.TempDir(), "tenure.db")
+			return kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path)
+		},
+	}
+	for name, open := range stores {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			store, db := open(t)
+			kit.Migrate(t, store)
+			kit.ExecSQL(t, db, `CREATE TABLE ledger (line bigint)`)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
+			insert := func(tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES (1)`)
+				return err
+			}
+			require.NoError(t, tenure.FencedTx(ctx, store, term, db, nil, insert))
+			require.Equal(t, 1, kit.CountRows(t, db))
+
+			mistake := errors.New("a mistake")
+			require.Equal(t, mistake, tenure.FencedTx(ctx, store, term, db, nil, func(tx *sql.Tx) error {
+				require.NoError(t, insert(tx))
+				return mistake
+			}))
+			require.PanicsWithValue(t, "oops", func() {
+				_ = tenure.FencedTx(ctx, store, term, db, nil, func(tx *sql.Tx) error { _ = insert(tx); panic("oops") })
+			})
+			err := tenure.FencedTx(ctx, store, term, db, nil, func(tx *sql.Tx) error { return tx.Rollback() })
+			require.ErrorIs(t, err, sql.ErrTxDone)
+			require.ErrorContains(t, err, "fn has ended the transaction itself")
+			ended, cancel := context.WithCancel(ctx)
+			err = tenure.FencedTx(ended, store, term, db, nil, func(tx *sql.Tx) error { defer cancel(); return insert(tx) })
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, 1, kit.CountRows(t, db), "of one transaction")
+			require.True(t, term.Valid())
+
+			held, err := lease.Read(ctx)
+			require.NoError(t, err)
+			require.NoError(t, store.DeleteIf(ctx, held.Key, held.Version))
+			require.ErrorIs(t, tenure.FencedTx(ctx, store, term, db, nil, insert), tenure.ErrLost)
+			require.False(t, term.Valid(), "the refused write ends the term")
+			require.ErrorIs(t, tenure.FencedTx(ctx, store, term, db, nil, func(*sql.Tx) error { panic("not called") }), tenure.ErrLost)
+			require.Equal(t, 1, kit.CountRows(t, db))
+		})
+	}
+}
+
 func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 	type putter interface {
 		tenure.Store

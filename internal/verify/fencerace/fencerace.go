@@ -19,14 +19,14 @@ import (
 // Store is a store with a fence for the transactions of any driver.
 type Store interface {
 	tenure.Store
-	FenceStatement(term *tenure.Term) (query string, args []any, err error)
+	tenure.StatementFencer
 }
 
 // Setup creates the table that Run writes to.
 const Setup = `CREATE TABLE ledger (token bigint NOT NULL)`
 
 // Run makes transactions of db at an isolation level, each of which ends with a fence
-// statement, race against takeovers of the lease. After a term has begun, no write of an
+// statement (every other one by [tenure.FencedTx]), race against takeovers of the lease. After a term has begun, no write of an
 // earlier term may appear. insert is the statement that writes a token, with the driver's
 // placeholders.
 func Run(t *testing.T, store Store, db *sql.DB, level sql.IsolationLevel, insert string, trials int) {
@@ -41,7 +41,16 @@ func Run(t *testing.T, store Store, db *sql.DB, level sql.IsolationLevel, insert
 		}
 		var both sync.WaitGroup
 		var late error
-		both.Go(func() { late = write(t.Context(), store, db, level, insert, term) })
+		both.Go(func() {
+			// Without this pause the write wins every race if transactions lock the whole
+			// database, as on SQLite.
+			time.Sleep(rand.N(3 * time.Millisecond))
+			if trial%2 == 0 {
+				late = write(t.Context(), store, db, level, insert, term)
+			} else {
+				late = fencedTx(t.Context(), store, db, level, insert, term)
+			}
+		})
 		time.Sleep(rand.N(3 * time.Millisecond))
 		holding, err := first.Read(t.Context())
 		if err == nil {
@@ -83,9 +92,6 @@ func write(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLeve
 	if err != nil {
 		return err
 	}
-	// Without this pause the write wins every race if transactions lock the whole
-	// database, as on SQLite.
-	time.Sleep(rand.N(3 * time.Millisecond))
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 	if err != nil {
 		return err
@@ -100,6 +106,15 @@ func write(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLeve
 	}
 	time.Sleep(rand.N(time.Millisecond))
 	return tenure.FenceError(tx.Commit())
+}
+
+// fencedTx is the same write by [tenure.FencedTx].
+func fencedTx(ctx context.Context, store Store, db *sql.DB, level sql.IsolationLevel, insert string, term *tenure.Term) error {
+	return tenure.FencedTx(ctx, store, term, db, &sql.TxOptions{Isolation: level}, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, insert, term.Token())
+		time.Sleep(rand.N(2 * time.Millisecond))
+		return err
+	})
 }
 
 func newLease(t *testing.T, store tenure.Store, key tenure.Key, holder string) *tenure.Lease {

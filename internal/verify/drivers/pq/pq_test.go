@@ -1,4 +1,4 @@
-package drivers
+package pq
 
 import (
 	"database/sql"

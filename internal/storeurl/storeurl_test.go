@@ -1,0 +1,32 @@
+package storeurl
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAURLIsOfPostgresOrAPath(t *testing.T) {
+	for url, want := range map[string]string{
+		"postgres://u:p@h/db": "", "postgresql://h/db": "", "data.db": "data.db", "./a:b.db": "./a:b.db", "/var/lib/data.db": "/var/lib/data.db",
+		":memory:": ":memory:", "sqlite:data.db": "data.db", "sqlite:/data.db": "/data.db", "sqlite:///data.db": "/data.db", "sqlite::memory:": ":memory:",
+		`C:\data.db`: `C:\data.db`, "sqlite:/odd/user@host:5432": "/odd/user@host:5432",
+	} {
+		got, err := Path(url)
+		require.NoError(t, err, url)
+		require.Equal(t, want, got, url)
+	}
+}
+
+func TestWhatIsNoPathIsRefusedAndNotQuoted(t *testing.T) {
+	for _, url := range []string{
+		"", "sqlite:", "sqlite://sEcrEt.db", "mysql://u:sEcrEt@h/db", "postgres:/u:sEcrEt@h/db", "Postgres://u:sEcrEt@h/db", "host=db password=sEcrEt",
+		"u:sEcrEt@h/db", "localhost:5432", "localhost:5432/db", "dbname=x", "http://sEcrEt",
+	} {
+		path, err := Path(url)
+		if err == nil || path != "" || strings.Contains(err.Error(), "sEcrEt") {
+			t.Errorf("%q: got %q, %v", url, path, err)
+		}
+	}
+}
