@@ -102,16 +102,8 @@ func run(ctx context.Context) error {
 	return coordinator.Run(ctx) // returns when the job has, and the lease is released
 }
 
-// A store of either kind.
-type store interface {
-	tenure.Store
-	Migrate(ctx context.Context) error
-	FenceStatement(term *tenure.Term) (query string, args []any, err error)
-	Close() error
-}
-
 // open does not connect to Postgres yet.
-func open(ctx context.Context, url string) (store, *sql.DB, error) {
+func open(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
 	if strings.HasPrefix(url, "postgres") {
 		pool, err := pgxpool.New(ctx, url)
 		if err != nil {
@@ -129,27 +121,18 @@ func open(ctx context.Context, url string) (store, *sql.DB, error) {
 
 // sweep deletes the sessions that have expired. Its ctx ends when this replica no longer
 // holds the lease; if the replica finds out too late, the fence refuses the commit.
-func sweep(ctx context.Context, store store, db *sql.DB) error {
-	fence, args, err := store.FenceStatement(tenure.TermFromContext(ctx))
-	if err != nil {
+func sweep(ctx context.Context, store tenure.Database, db *sql.DB) error {
+	var deleted int64
+	err := tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
+		result, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE expires_at < CURRENT_TIMESTAMP`)
+		if err != nil {
+			return err
+		}
+		deleted, err = result.RowsAffected()
 		return err
+	})
+	if err == nil {
+		log.Printf("%d sessions deleted", deleted)
 	}
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	result, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE expires_at < CURRENT_TIMESTAMP`)
-	if err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx, fence, args...); err != nil {
-		return tenure.FenceError(err)
-	}
-	if err := tx.Commit(); err != nil {
-		return err
-	}
-	deleted, err := result.RowsAffected()
-	log.Printf("%d sessions deleted", deleted)
 	return err
 }
