@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 )
 
@@ -142,6 +143,30 @@ func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
 		}
 	})
 	table.Flush()
+}
+
+// durationVar defines a flag for a duration. It is the flag package's own, but for the
+// error about a number without a unit.
+func durationVar(flags *flag.FlagSet, d *time.Duration, name string, value time.Duration, usage string) {
+	*d = value
+	flags.Var((*durationValue)(d), name, usage)
+}
+
+type durationValue time.Duration
+
+func (d *durationValue) String() string { return time.Duration(*d).String() }
+
+func (d *durationValue) Set(s string) error {
+	parsed, err := time.ParseDuration(s)
+	if err != nil {
+		example := "30s"
+		if _, err := time.ParseDuration(s + "s"); err == nil {
+			example = s + "s"
+		}
+		return fmt.Errorf("want a duration such as %s", example)
+	}
+	*d = durationValue(parsed)
+	return nil
 }
 
 // usageError returns an error that says why the command line is invalid.

@@ -106,6 +106,18 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 	}
 }
 
+func TestANumberWithoutAUnitIsAnsweredWithADuration(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"ttl", "renew", "acquire", "check-timeout", "stop-timeout"} {
+		for value, want := range map[string]string{"3": "3s", "0.5": "0.5s", "1m30": "1m30s", "soon": "30s", "": "30s"} {
+			status, _, stderr := tenureCommand(t, "run", "-"+name, value)
+			if says := fmt.Sprintf("invalid value %q for flag -%s: want a duration such as %s; ", value, name, want); status != 2 || !strings.Contains(stderr, says) {
+				t.Errorf("-%s %q: exit status %d and %q, want %q", name, value, status, stderr, says)
+			}
+		}
+	}
+}
+
 func TestEachCommandExplainsItself(t *testing.T) {
 	_, overview, _ := tenureCommand(t, "-h")
 	for _, c := range commands {
