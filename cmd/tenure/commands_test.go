@@ -22,6 +22,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -213,6 +215,71 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+func TestAConnectionThatIsRefusedIsExplainedInOneLine(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Cluster(t)
+	conn := connect(t, server.URL())
+	at := conn.Config()
+	var rules string
+	if err := conn.QueryRow(t.Context(), `SHOW hba_file`).Scan(&rules); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(rules, []byte(`
+host all app 127.0.0.1/32 scram-sha-256
+host all stranger 127.0.0.1/32 reject
+host all all 127.0.0.1/32 trust
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, conn, `CREATE ROLE app LOGIN PASSWORD 'right'; CREATE ROLE stranger LOGIN; SELECT pg_reload_conf()`)
+	url := func(user, database string) string {
+		return fmt.Sprintf("postgres://%s@%s:%d/%s", user, at.Host, at.Port, database)
+	}
+	eventually(t, soon, "the server reads its new rules", func() bool {
+		_, _, stderr := tenureCommand(t, "migrate", "-store", url("app:s3cret", "postgres"))
+		return strings.Contains(stderr, "password")
+	})
+	for _, test := range []struct{ store, cause, remedy string }{
+		{url("app:s3cret", "postgres"), `password authentication failed for user "app"`, "correct the user and the password in the store's URL"},
+		{url("stranger", "postgres"), `pg_hba.conf rejects connection for host "127.0.0.1", user "stranger", database "postgres", no encryption`,
+			"correct the user in the store's URL, or let it in on the server (pg_hba.conf)"},
+		{url("nobody", "postgres"), `role "nobody" does not exist`, "correct the user in the store's URL, or let it in on the server (pg_hba.conf)"},
+		{url("postgres", "missing"), `database "missing" does not exist`, "create the database, or correct its name in the store's URL"},
+	} {
+		for _, command := range [][]string{{"status", "-key", "k"}, {"migrate"}, {"run", "-key", "k"}} {
+			args := append(command, "-store", test.store)
+			if command[0] == "run" {
+				args = append(args, "--", "true")
+			}
+			status, stdout, stderr := tenureCommand(t, args...)
+			want := fmt.Sprintf("tenure %s: %s (database %s on %s:%d): %s\n", command[0], test.cause,
+				test.store[strings.LastIndex(test.store, "/")+1:], at.Host, at.Port, test.remedy)
+			if status != 1 || stdout != "" || stderr != want {
+				t.Errorf("%s: exit status %d, %q and %q, want %q", test.cause, status, stdout, stderr, want)
+			}
+		}
+	}
+}
+
+// connect opens a connection for the time of the test.
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// execSQL runs any number of statements.
+func execSQL(t *testing.T, conn *pgx.Conn, statements string) {
+	t.Helper()
+	if _, err := conn.PgConn().Exec(t.Context(), statements).ReadAll(); err != nil {
+		t.Fatal(err)
 	}
 }
 

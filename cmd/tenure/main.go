@@ -192,7 +192,11 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
+	text := oneLine(err)
+	if refused := refusedConnection(err); refused != "" {
+		text = refused
+	}
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}
