@@ -283,6 +283,14 @@ func execSQL(t *testing.T, conn *pgx.Conn, statements string) {
 	}
 }
 
+func TestBehindAPoolerRunSaysHowStandbysAreWoken(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, pgtest.Bouncer(t, pgtest.URL(t))+"&default_query_exec_mode=exec")
+	r := s.start(t, "a", s.service(t)...)
+	r.awaitLog(t, "standbys are not woken, and poll")
+	r.awaitLog(t, "set ListenURL, or the store's whole URL, to the server itself")
+}
+
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
