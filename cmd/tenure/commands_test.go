@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -289,6 +290,42 @@ func TestBehindAPoolerRunSaysHowStandbysAreWoken(t *testing.T) {
 	r := s.start(t, "a", s.service(t)...)
 	r.awaitLog(t, "standbys are not woken, and poll")
 	r.awaitLog(t, "set ListenURL, or the store's whole URL, to the server itself")
+}
+
+func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		want := `table "objects" does not fit: its column id is bigint, not text or character varying; ` +
+			"it lacks the columns object_type, labels, payload, resource_version, created_at_ms, updated_at_ms"
+		const table = `CREATE TABLE objects (id bigint PRIMARY KEY, name text)`
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), table)
+		} else {
+			execSQLite(t, s.store, table)
+			want = "no such column: "
+		}
+		const remedy = " (if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema)\n"
+		for _, command := range [][]string{{"migrate"}, {"status", "-key", "k"}, {"run", "-key", "k", "--", "true"}} {
+			args := slices.Insert(slices.Clone(command), 1, "-store", s.store)
+			status, stdout, stderr := tenureCommand(t, args...)
+			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) || !strings.HasSuffix(stderr, remedy) {
+				t.Errorf("%s: exit status %d, %q and %q", command[0], status, stdout, stderr)
+			}
+		}
+	})
+}
+
+// execSQLite runs statements in a SQLite file.
+func execSQLite(t *testing.T, path, statements string) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), statements); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
