@@ -328,6 +328,34 @@ func execSQLite(t *testing.T, path, statements string) {
 	}
 }
 
+func TestAnotherTableHasOtherLeases(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		other := []string{"-table", "leases"}
+		if isPostgres(s.store) {
+			other = append(other, "-schema", "else where")
+		}
+		s.ask(t, "migrate")
+		s.ask(t, "migrate", other...)
+		s.start(t, "a", append(other, s.service(t)...)...)
+		s.awaitStart(t, 0)
+		if got := s.ask(t, "status", other...); !strings.Contains(got, "holder   a") {
+			t.Errorf("the status is\n%s", got)
+		}
+		if got := s.ask(t, "list", append(other, "-json")...); !strings.Contains(got, `"holder":"a"`) {
+			t.Errorf("the list is %s", got)
+		}
+		if got := s.watch(t, other...).String(); !strings.Contains(got, "held by a") {
+			t.Errorf("watch prints %q", got)
+		}
+		if v := s.view(t); v.State == stateHeld {
+			t.Errorf("in the default table the lease is %+v", v)
+		}
+		s.ask(t, "resign", other...)
+		s.awaitStart(t, 1)
+	})
+}
+
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

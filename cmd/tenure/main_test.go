@@ -81,6 +81,8 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-start", "true", "-stop", "true", "--", "true"),
 		runOn("-start", "true", "-stop", "true", "-once"),
 		runOn("-start", "true", "-stop", "true", "-on-loss", "kill"),
+		runOn("-schema", "s", "--", "true"),
+		runOn("-table", "objects_tombstones", "--", "true"),
 		{"status", "-store", db},
 		{"status", "-store", db, "-key", "k", "more"},
 		{"watch", "-store", db},
