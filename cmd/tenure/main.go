@@ -66,7 +66,7 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -80,6 +80,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	name, args := args[0], args[1:]
 	switch name {
+	case "-version", "--version":
+		name = versionCommand.name
 	case "-h", "-help", "--help":
 		printOverview(stdout)
 		return 0

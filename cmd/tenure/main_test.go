@@ -5,10 +5,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -94,6 +97,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"handover", "-key", "k", "-to", "b"},
 		{"migrate"},
 		{"migrate", "-store", db, "more"},
+		{"version", "more"},
 	} {
 		status, stdout, stderr := tenureCommand(t, args...)
 		if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "tenure") {
@@ -131,7 +135,8 @@ func TestEachCommandExplainsItself(t *testing.T) {
 		}
 		for _, args := range [][]string{{c.name, "-h"}, {"help", c.name}} {
 			status, stdout, stderr := tenureCommand(t, args...)
-			if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "Usage: tenure "+c.name+" ") || !strings.Contains(stdout, "-store PATH") {
+			if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "Usage: tenure "+c.name+" ") ||
+				strings.Contains(stdout, "-store PATH") != (c.name != "version") {
 				t.Errorf("%q: exit status %d, %q and %q", args, status, stdout, stderr)
 			}
 			for _, line := range strings.Split(stdout, "\n") {
@@ -143,6 +148,32 @@ func TestEachCommandExplainsItself(t *testing.T) {
 	}
 	if status, _, stderr := tenureCommand(t); status != 2 || stderr != overview {
 		t.Errorf("without a command: exit status %d and %q", status, stderr)
+	}
+}
+
+func TestVersionSaysWhatWasBuiltAndByWhichGo(t *testing.T) {
+	t.Parallel()
+	status, stdout, stderr := tenureCommand(t, "version")
+	if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "tenure ") || !strings.HasSuffix(stdout, ", "+runtime.Version()+"\n") {
+		t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
+	}
+	if _, again, _ := tenureCommand(t, "--version"); again != stdout {
+		t.Errorf("--version: %q", again)
+	}
+	var v versionView
+	if _, stdout, _ := tenureCommand(t, "version", "-json"); json.Unmarshal([]byte(stdout), &v) != nil || v.Version == "" || v.Go != runtime.Version() {
+		t.Errorf("version -json: %q", stdout)
+	}
+	for want, info := range map[string]*debug.BuildInfo{
+		"tenure v1.2.3, go1.30\n": {Main: debug.Module{Version: "v1.2.3"}, GoVersion: "go1.30"},
+		"tenure (devel), revision abc of 2030-01-02T03:04:05Z, modified, go1.30\n": {Main: debug.Module{Version: "(devel)"}, GoVersion: "go1.30",
+			Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.time", Value: "2030-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"}}},
+		"tenure (unknown), (unknown)\n": nil,
+	} {
+		var out bytes.Buffer
+		if err := newVersionView(info).print(&out); err != nil || out.String() != want {
+			t.Errorf("%q, %v; want %q", &out, err, want)
+		}
 	}
 }
 
