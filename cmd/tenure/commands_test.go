@@ -356,6 +356,57 @@ func TestAnotherTableHasOtherLeases(t *testing.T) {
 	})
 }
 
+// The statements are run by a role that may create tables, and then tenure by one that may
+// not.
+func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	owner := connect(t, url)
+	role := "app_" + owner.Config().Database
+	execSQL(t, owner, `CREATE ROLE "`+role+`" LOGIN`)
+	t.Cleanup(func() { // after the site's, whose replicas use the role
+		conn, err := pgx.Connect(context.Background(), url)
+		if err == nil {
+			defer conn.Close(context.Background())
+			_, err = conn.PgConn().Exec(context.Background(), `DROP OWNED BY "`+role+`"; DROP ROLE "`+role+`"`).ReadAll()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	s := newSite(t, strings.Replace(url, "postgres@", role+"@", 1))
+	place := []string{"-schema", "Else where", "-table", "my \"leases\""}
+	ddl := s.ask(t, "migrate", append(place, "-print")...)
+	for range 2 { // it may be run again
+		execSQL(t, owner, ddl)
+	}
+	if status, _, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, place...)...); status != 1 || !strings.Contains(stderr, "permission denied") {
+		t.Errorf("a role without privileges: exit status %d and %q", status, stderr)
+	}
+	execSQL(t, owner, `GRANT USAGE ON SCHEMA "Else where" TO "`+role+`";
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "Else where" TO "`+role+`"`)
+	r := s.start(t, "a", append(place, s.service(t)...)...)
+	s.awaitStart(t, 0)
+	if strings.Contains(r.log(), "level=WARN") {
+		t.Error("something is missing")
+	}
+
+	file := sqliteSite(t)
+	ddl = file.ask(t, "migrate", "-print", "-table", "my leases")
+	if _, err := os.Stat(file.store); err == nil {
+		t.Error("-print has created the file")
+	}
+	for range 2 {
+		execSQLite(t, file.store, ddl)
+	}
+	if got := file.ask(t, "list", "-table", "my leases", "-json"); got != "[]\n" {
+		t.Errorf("the list is %q", got)
+	}
+	if status, _, stderr := tenureCommand(t, "migrate", "-print", "-store", "postgres://nobody@127.0.0.1:1/none"); status != 0 || stderr != "" {
+		t.Errorf("without a server: exit status %d and %q", status, stderr)
+	}
+}
+
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

@@ -97,6 +97,10 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"handover", "-key", "k", "-to", "b"},
 		{"migrate"},
 		{"migrate", "-store", db, "more"},
+		{"migrate", "-store", db, "-print", "-json"},
+		{"migrate", "-store", db, "-print", "-schema", "s"},
+		{"migrate", "-store", db, "-print", "-table", "objects_tombstones"},
+		{"migrate", "-store", "postgres://h/db", "-print", "-table", strings.Repeat("long", 20)},
 		{"version", "more"},
 	} {
 		status, stdout, stderr := tenureCommand(t, args...)
