@@ -25,6 +25,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -40,7 +41,8 @@ func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
 	})
 }
 
-// ask runs a command on the site's lease, which must succeed, and returns its output.
+// ask runs a command on the site's lease, which must succeed, and returns its output. The
+// status of a lease that nobody holds is a success.
 func (s *site) ask(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	args = append([]string{command, "-store", s.store}, args...)
@@ -48,7 +50,7 @@ func (s *site) ask(t *testing.T, command string, args ...string) string {
 		args = append(args, "-key", "svc")
 	}
 	status, stdout, stderr := tenureCommand(t, args...)
-	if status != 0 || stderr != "" {
+	if status != 0 && !(command == "status" && (status == exitFree || status == exitUnused)) || stderr != "" {
 		t.Fatalf("%s: exit status %d and %q", command, status, stderr)
 	}
 	return stdout
@@ -73,7 +75,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 		if got := s.ask(t, "migrate", "-json"); !strings.HasPrefix(got, `{"migrated":"`) {
 			t.Errorf("migrate -json: %q", got)
 		}
-		if v := s.view(t); v.State != stateFree || v.Key != key {
+		if v := s.view(t); v.State != stateUnused || v.Key != key {
 			t.Errorf("at first the status is %+v", v)
 		}
 		if got := s.ask(t, "list", "-json"); got != "[]\n" {
@@ -104,7 +106,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 			t.Errorf("the status is %+v", v)
 		}
 		text := s.ask(t, "status")
-		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term} {
+		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term, `token +at most \d`} {
 			if !regexp.MustCompile(`(?m)^` + want).MatchString(text) {
 				t.Errorf("the status has no %q:\n%s", want, text)
 			}
@@ -405,6 +407,63 @@ func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
 	if status, _, stderr := tenureCommand(t, "migrate", "-print", "-store", "postgres://nobody@127.0.0.1:1/none"); status != 0 || stderr != "" {
 		t.Errorf("without a server: exit status %d and %q", status, stderr)
 	}
+}
+
+func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		expect := func(want int, state string) {
+			t.Helper()
+			for _, args := range [][]string{{"-json"}, nil} {
+				status, stdout, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, args...)...)
+				if status != want || stderr != "" || !strings.Contains(stdout, state) {
+					t.Errorf("exit status %d, %q and %q, want %d and %s", status, stdout, stderr, want, state)
+				}
+			}
+		}
+		s.ask(t, "migrate")
+		expect(4, "unused")
+		store := s.open(t)
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		acquire := func() *tenure.Term {
+			t.Helper()
+			term, err := lease.TryAcquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return term
+		}
+		term := acquire()
+		expect(0, "held")
+		if v := s.view(t); v.MaxToken != term.Token() {
+			t.Errorf("the token %d is shown as at most %d", term.Token(), v.MaxToken)
+		}
+		if err := lease.Renew(t.Context(), term); err != nil {
+			t.Fatal(err)
+		}
+		if v := s.view(t); v.MaxToken <= term.Token() {
+			t.Errorf("after a renewal the token %d is shown as at most %d", term.Token(), v.MaxToken)
+		}
+		if err := lease.Release(t.Context(), term); err != nil {
+			t.Fatal(err)
+		}
+		expect(3, "free")
+		acquire()
+		const expire = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), expire)
+		} else {
+			execSQLite(t, s.store, expire)
+		}
+		expect(3, "expired")
+		if isPostgres(s.store) { // a lease works without tombstones
+			execSQL(t, connect(t, s.store), `DELETE FROM objects; DROP TABLE objects_tombstones`)
+			expect(4, "unused")
+		}
+	})
 }
 
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {

@@ -40,7 +40,8 @@ Environment:
   TENURE_REPLICA_ID  the name of this replica, if -replica is not given
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
-invalid. "tenure run -once" exits with the program's status.
+invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
+if nobody holds the lease, and with 4 if the store knows nothing of it.
 
 "tenure COMMAND -h" explains a command.
 `
@@ -180,8 +181,8 @@ type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return e.error }
 
-// exitStatus is the error of a command that exits with the status of the program it
-// ran, and prints nothing.
+// exitStatus is the error of a command that exits with a status of its own, for example
+// that of the program it ran, and prints nothing.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
