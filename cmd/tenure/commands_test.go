@@ -123,7 +123,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 		}
 		awaitWatched("a")
 
-		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c\n" {
+		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c (the store does not know whether a replica of that name stands by; -wait tells)\n" {
 			t.Errorf("handover: %q", got)
 		}
 		if next := s.awaitStart(t, 1); next.holder != "c" {
@@ -464,6 +464,58 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 			expect(4, "unused")
 		}
 	})
+}
+
+func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		const key = "reconciler_lease/svc"
+		handover := func(to, wait string) (status int, stdout, stderr string) {
+			return tenureCommand(t, "handover", "-store", s.store, "-key", "svc", "-to", to, "-wait", wait)
+		}
+		a := s.start(t, "a", s.service(t)...)
+		s.awaitStart(t, 0)
+		b := s.start(t, "b", s.service(t)...)
+		eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
+
+		status, stdout, stderr := handover("b", "1m")
+		if want := "asked a to hand " + key + " over to b\nb holds " + key + "\n"; status != 0 || stdout != want || stderr != "" {
+			t.Errorf("to b: exit status %d, %q and %q", status, stdout, stderr)
+		}
+		s.awaitStart(t, 1) // a program that is ended before it has begun leaves no line
+		if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); got != "b already holds "+key+"\n" {
+			t.Errorf("again to b: %q", got)
+		}
+
+		// Nobody has that name, so any replica may take the lease after a while.
+		status, stdout, stderr = handover("typo", "1m")
+		taken := regexp.MustCompile(`^tenure handover: ` + key + ` was not handed over to typo: [ab] holds it now; does a replica of that name stand by\?\n$`)
+		if want := "asked b to hand " + key + " over to typo\n"; status != 1 || stdout != want || !taken.MatchString(stderr) {
+			t.Errorf("to a name that nobody has: exit status %d, %q and %q", status, stdout, stderr)
+		}
+
+		holder := s.awaitStart(t, 2).holder
+		awaitRenewal(t, s.open(t))
+		map[string]*replica{"a": a, "b": b}[holder].signal(t, syscall.SIGSTOP)
+		status, _, stderr = handover("c", "200ms")
+		if want := "tenure handover: " + key + " was not handed over to c within 200ms: " + holder + " still holds it\n"; status != 1 || stderr != want {
+			t.Errorf("while its holder is stopped: exit status %d and %q", status, stderr)
+		}
+		map[string]*replica{"a": a, "b": b}[holder].signal(t, syscall.SIGCONT)
+	})
+}
+
+func TestWhyAHandoverHasNotHappened(t *testing.T) {
+	t.Parallel()
+	for want, v := range map[string]leaseView{
+		"a still holds it":                                         {State: stateHeld, Holder: "a"},
+		"a has vanished, and its lease has expired":                {State: stateExpired, Holder: "a"},
+		"nobody has taken it; does a replica named typo stand by?": {State: stateOffered, OfferedTo: "typo"},
+	} {
+		if got := whyNotTaken(v, "typo", nil); got != want {
+			t.Errorf("%+v: %q, want %q", v, got, want)
+		}
+	}
 }
 
 func TestOnceEndsWithTheProgramsStatus(t *testing.T) {

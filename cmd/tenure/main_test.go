@@ -95,6 +95,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"resign", "-store", db, "-key", "k", "more"},
 		{"handover", "-store", db, "-key", "k"},
 		{"handover", "-key", "k", "-to", "b"},
+		{"handover", "-store", db, "-key", "k", "-to", "b", "-wait", "-1s"},
 		{"migrate"},
 		{"migrate", "-store", db, "more"},
 		{"migrate", "-store", db, "-print", "-json"},
