@@ -350,6 +350,44 @@ func TestARestartedReplicaDoesNotFenceItself(t *testing.T) {
 	}
 }
 
+// Each write is stamped as if the clock stood in 1970: by the record's age, its holder has
+// always vanished.
+func TestWithMissedRenewalsNoClockDecides(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), `
+				CREATE FUNCTION long_ago() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.updated_at_ms := 1; RETURN NEW; END';
+				CREATE TRIGGER stamp BEFORE INSERT OR UPDATE ON objects FOR EACH ROW EXECUTE FUNCTION long_ago()`)
+		} else {
+			execSQLite(t, s.store, `
+				CREATE TRIGGER stamp AFTER UPDATE ON objects WHEN NEW.updated_at_ms > 1 BEGIN
+					UPDATE objects SET updated_at_ms = 1 WHERE object_type = NEW.object_type AND id = NEW.id;
+				END`)
+		}
+		args := append([]string{"-renew", (testTTL / 3).String(), "-missed", "3"}, s.service(t)...)
+		a := s.start(t, "a", args...)
+		s.awaitStart(t, 0)
+		if h, _ := holding(t, s.open(t)); h.TTL != testTTL || h.Age < time.Hour {
+			t.Fatalf("the record is %+v; the test would prove nothing", h)
+		}
+		b := s.start(t, "b", args...)
+		b.awaitLog(t, `msg="lease has another holder"`)
+		time.Sleep(2 * testTTL)
+		if starts := s.starts(t); len(starts) != 1 {
+			t.Fatalf("it was taken from a holder that renews: %+v", starts)
+		}
+		killed := time.Now()
+		a.signal(t, syscall.SIGKILL)
+		next := s.awaitStart(t, 1)
+		// The last renewal came at most an interval before.
+		if after := next.at.Sub(killed); next.holder != "b" || after < testTTL-testTTL/3-100*time.Millisecond {
+			t.Errorf("%s took over after %v", next.holder, after)
+		}
+	})
+}
+
 func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

@@ -84,6 +84,13 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-start", "true", "-stop", "true", "--", "true"),
 		runOn("-start", "true", "-stop", "true", "-once"),
 		runOn("-start", "true", "-stop", "true", "-on-loss", "kill"),
+		runOn("-missed", "2", "--", "true"),
+		runOn("-missed", "-2", "-renew", "5s", "--", "true"),
+		runOn("-missed", "2", "-renew", "-5s", "--", "true"),
+		runOn("-missed", "1", "-renew", "5s", "--", "true"),
+		runOn("-missed", "2", "-renew", "5s", "-ttl", "30s", "--", "true"),
+		runOn("-missed", "2", "-renew", "100ms", "--", "true"),
+		runOn("-missed", "9223372036854775807", "-renew", "1h", "--", "true"),
 		runOn("-schema", "s", "--", "true"),
 		runOn("-table", "objects_tombstones", "--", "true"),
 		{"status", "-store", db},
@@ -201,6 +208,24 @@ func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 	}
 	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
 		t.Errorf("a stop timeout that does not fit: %v", err)
+	}
+}
+
+func TestMissedRenewalsMakeTheTTL(t *testing.T) {
+	t.Parallel()
+	const renew = 5 * time.Second
+	for missed := 2; missed <= 100; missed++ { // the times fit without any other flag
+		opts := runOptions{renew: renew, missed: missed}
+		if err := opts.observe(); err != nil || opts.ttl != time.Duration(missed)*renew {
+			t.Errorf("-missed %d: TTL %v, %v", missed, opts.ttl, err)
+		}
+		if _, err := newTiming(opts.ttl, opts.renew, 0); err != nil {
+			t.Errorf("-missed %d: %v", missed, err)
+		}
+	}
+	if err := (&runOptions{renew: renew, missed: 1}).observe(); err == nil ||
+		!strings.Contains(err.Error(), "when the next renewal is due") || !strings.HasSuffix(err.Error(), "; -renew 2.5s -missed 2 takes over as soon") {
+		t.Errorf("-missed 1: %v", err)
 	}
 }
 

@@ -51,6 +51,7 @@ Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
 		var opts runOptions
 		opts.define(flags)
 		return func(ctx context.Context, out *output, args []string) error {
+			flags.Visit(func(f *flag.Flag) { opts.ttlGiven = opts.ttlGiven || f.Name == "ttl" })
 			return runProgram(ctx, &opts, out, args)
 		}
 	},
@@ -74,6 +75,8 @@ type runOptions struct {
 	key          keyFlag
 	replica      string
 	ttl          time.Duration
+	ttlGiven     bool
+	missed       int
 	renew        time.Duration
 	acquire      time.Duration
 	check        string
@@ -92,6 +95,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
 	durationVar(flags, &o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	durationVar(flags, &o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
+	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over.\nThen no clock decides, only what this replica has itself observed; the TTL is\n-renew times this. Give all replicas the same")
 	durationVar(flags, &o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica\nof a release; run waits twice that after the program has exited by itself\n(default a sixth of the TTL)")
 	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the\nargument standby before tenure competes, and active before each renewal; a holder\nwhose check fails is replaced. The argument is appended to the command: end a\ncommand that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
 	durationVar(flags, &o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
@@ -129,6 +133,11 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-on-loss %q is neither stop nor kill", o.onLoss)
 	case o.replica == "":
 		return timing{}, usageError("-replica is empty")
+	}
+	if err := o.observe(); err != nil {
+		return timing{}, err
+	}
+	switch {
 	case o.ttl < time.Second:
 		return timing{}, usageError("-ttl %v is below 1s", o.ttl)
 	case o.ttl > longestTTL:
@@ -163,6 +172,28 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return t, usageError("-check-timeout %v does not fit: with these times it must be below %v", o.checkTimeout, most)
 	}
 	return t, nil
+}
+
+// observe checks -missed, and sets the TTL that it results in.
+func (o *runOptions) observe() error {
+	switch {
+	case o.missed == 0:
+		return nil
+	case o.missed < 0:
+		return usageError("-missed %d is negative", o.missed)
+	case o.renew <= 0:
+		return usageError("-missed needs -renew, the time from one renewal to the next")
+	case o.missed == 1:
+		return usageError("-missed 1 cannot be safe: another replica would take over when the next renewal is due, before a program whose renewal fails could be ended; -renew %v -missed 2 takes over as soon", o.renew/2)
+	case o.renew > longestTTL/time.Duration(o.missed):
+		return usageError("-renew %v × -missed %d is above %v", o.renew, o.missed, longestTTL)
+	}
+	ttl := o.renew * time.Duration(o.missed)
+	if o.ttlGiven && o.ttl != ttl {
+		return usageError("-ttl %v is not -renew × -missed, %v: leave it out", o.ttl, ttl)
+	}
+	o.ttl = ttl
+	return nil
 }
 
 // runner runs the program for each term.
@@ -226,8 +257,12 @@ func (r *runner) status() error {
 }
 
 func (r *runner) compete(ctx context.Context, store tenure.Store) error {
+	expiry := tenure.StoreClock
+	if r.opts.missed > 0 {
+		expiry = tenure.Observed
+	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
-		Key: r.opts.key.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Logger: r.log,
+		Key: r.opts.key.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
 	})
 	if err != nil {
 		return asUsage(err)
