@@ -391,17 +391,9 @@ func TestWithMissedRenewalsNoClockDecides(t *testing.T) {
 func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	script := filepath.Join(s.dir, "service.sh")
-	if err := os.WriteFile(script, []byte(serviceScript), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start := func(name string) *replica {
-		command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
-		return s.start(t, name, "-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop"))
-	}
-	a := start("a")
+	a := s.start(t, "a", s.supervised(t, "a")...)
 	s.awaitStart(t, 0)
-	b := start("b")
+	b := s.start(t, "b", s.supervised(t, "b")...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 	awaitRenewal(t, s.open(t))
 	a.signal(t, syscall.SIGSTOP)
@@ -450,6 +442,80 @@ stop)
 	;;
 esac
 `
+
+// supervised returns the flags for a service that is started and stopped by a script.
+func (s *site) supervised(t *testing.T, name string, more ...string) []string {
+	t.Helper()
+	script := filepath.Join(s.dir, "service-"+name+".sh")
+	if err := os.WriteFile(script, []byte(serviceScript), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
+	return append([]string{"-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop")}, more...)
+}
+
+func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	a := s.start(t, "a", s.supervised(t, "a")...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", s.supervised(t, "b", "-stop-every", "100ms")...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	for range 2 {
+		byHand := exec.Command("sleep", "1000")
+		if err := byHand.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- byHand.Wait() }()
+		if err := os.WriteFile(filepath.Join(s.dir, "pid-b"), fmt.Append(nil, byHand.Process.Pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(soon):
+			byHand.Process.Kill()
+			t.Fatal("it runs on")
+		}
+	}
+
+	// The holder's own is left alone, and so is that of b when b holds.
+	a.signal(t, syscall.SIGTERM)
+	a.awaitExit(t)
+	if next := s.awaitStart(t, 1); next.holder != "b" {
+		t.Errorf("%s started it", next.holder)
+	}
+	time.Sleep(time.Second)
+	if events := s.events(t); events[len(events)-1].what != "start" || len(s.starts(t)) != 2 {
+		t.Errorf("the holder's service was stopped: %+v", events)
+	}
+}
+
+func TestATermBeginsWhenTheStopOfAStandbyHasEnded(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	a := s.start(t, "a", s.supervised(t, "a")...)
+	s.awaitStart(t, 0)
+	// The -stop of b is nearly always under way.
+	log, flags := filepath.Join(s.dir, "commands"), s.supervised(t, "b", "-stop-every", "50ms", "-stop-timeout", "1500ms")
+	flags[1] = fmt.Sprintf("echo start >>%s; %s", log, flags[1])
+	flags[3] = fmt.Sprintf("echo begin >>%s; sleep 0.3; %s; echo end >>%[1]s", log, flags[3])
+	b := s.start(t, "b", flags...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	lines := func() []string {
+		data, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(data))
+	}
+	eventually(t, soon, "b stops its service again", func() bool { return len(lines()) > 4 && lines()[len(lines())-1] == "begin" })
+	a.signal(t, syscall.SIGTERM)
+	s.awaitStart(t, 1)
+	if all := lines(); slices.Index(all, "start") != len(all)-1 || all[len(all)-2] != "end" {
+		t.Errorf("b has run %q", all)
+	}
+}
 
 // told reports whether a file contains a line.
 func (s *site) told(path, line string) bool {

@@ -93,6 +93,8 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-missed", "9223372036854775807", "-renew", "1h", "--", "true"),
 		runOn("-schema", "s", "--", "true"),
 		runOn("-table", "objects_tombstones", "--", "true"),
+		runOn("-stop-every", "1s", "--", "true"),
+		runOn("-start", "true", "-stop", "true", "-stop-every", "-1s"),
 		{"status", "-store", db},
 		{"status", "-store", db, "-key", "k", "more"},
 		{"watch", "-store", db},

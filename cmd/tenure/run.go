@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -87,6 +88,7 @@ type runOptions struct {
 	onLoss       string
 	once         bool
 	start, stop  string
+	stopEvery    time.Duration
 }
 
 func (o *runOptions) define(flags *flag.FlagSet) {
@@ -106,6 +108,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
+	durationVar(flags, &o.stopEvery, "stop-every", 0, "`TIME` between two runs of -stop while another replica holds the lease, in case somebody\nhas started the service here (default: it is not run then)")
 }
 
 // validate checks the options, fills in defaults, and returns the timing they result in.
@@ -127,6 +130,8 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-once needs a program")
 	case service && o.onLoss == onLossKill:
 		return timing{}, usageError("-on-loss kill needs a program")
+	case !service && o.stopEvery != 0:
+		return timing{}, usageError("-stop-every needs -start and -stop")
 	case !service && len(args) == 0:
 		return timing{}, usageError(`no program: "tenure run -h" explains the usage`)
 	case o.onLoss != onLossStop && o.onLoss != onLossKill:
@@ -150,7 +155,9 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("-check-timeout needs -check")
 	}
-	for name, d := range map[string]time.Duration{"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout} {
+	for name, d := range map[string]time.Duration{
+		"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout, "stop-every": o.stopEvery,
+	} {
 		if d < 0 {
 			return timing{}, usageError("-%s %v is negative", name, d)
 		}
@@ -205,6 +212,7 @@ type runner struct {
 	shutdown  context.CancelFunc
 	signal    atomic.Int32            // the signal that told tenure to end; 0 if none has
 	current   atomic.Pointer[guarded] // nil between terms
+	service   chan struct{}           // has one element while a term, or a -stop of a standby, is under way
 	onceEnded *ending                 // how the program ended under -once; used only by Run's goroutine
 }
 
@@ -218,7 +226,7 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	defer cancel()
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
-	r := &runner{opts: opts, timing: timing, log: newLogger(lines), shutdown: cancel}
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines), shutdown: cancel, service: make(chan struct{}, 1)}
 	r.args = []string{"-on-loss", opts.onLoss}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
@@ -293,11 +301,64 @@ func (r *runner) compete(ctx context.Context, store tenure.Store) error {
 		}
 	}
 	r.log.Info("competing", "store", describeStore(must(r.opts.store.name())), "lease", r.opts.key.key(), "replica", r.opts.replica)
+	if r.opts.stopEvery > 0 {
+		var stopping sync.WaitGroup
+		ctx, cancel := context.WithCancel(ctx)
+		stopping.Go(func() { r.keepStopped(ctx, coordinator) })
+		defer stopping.Wait()
+		defer cancel()
+	}
 	return coordinator.Run(ctx)
+}
+
+// keepStopped runs -stop again and again while another replica holds the lease, until ctx
+// is done.
+func (r *runner) keepStopped(ctx context.Context, coordinator *tenure.Coordinator) {
+	ticker := time.NewTicker(r.opts.stopEvery)
+	defer ticker.Stop()
+	said := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		err := r.stopStandby(ctx, coordinator)
+		switch {
+		case err == nil:
+			said = ""
+		case err.Error() != said && ctx.Err() == nil:
+			said = err.Error()
+			r.log.Error("-stop command failed while another replica holds the lease", "error", err)
+		}
+	}
+}
+
+// stopStandby runs -stop if another replica holds the lease. A term that begins meanwhile
+// waits for it, so it must not take longer than a program may take to end.
+func (r *runner) stopStandby(ctx context.Context, coordinator *tenure.Coordinator) error {
+	select {
+	case r.service <- struct{}{}:
+		defer func() { <-r.service }()
+	default:
+		return nil // a term is under way
+	}
+	if status := coordinator.Status(); status.Role != tenure.RoleStandby || status.Holder == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timing.stop)
+	defer cancel()
+	return runHook(ctx, r.opts.stop, nil, environ(), nil)
 }
 
 // job runs the program for one term.
 func (r *runner) job(ctx context.Context) error {
+	select {
+	case r.service <- struct{}{}:
+		defer func() { <-r.service }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.log)
 	if err != nil {
 		return err
