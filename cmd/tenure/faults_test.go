@@ -491,6 +491,51 @@ func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
 	}
 }
 
+func TestAServiceThatHasEndedIsStartedAgainByItsHolder(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	pids, unfit := filepath.Join(s.dir, "pids"), filepath.Join(s.dir, "unfit")
+	started := func() []string {
+		data, _ := os.ReadFile(pids)
+		return strings.Fields(string(data))
+	}
+	// It leaves a service alone that runs. The file has the name and the PID of each start.
+	start := func(name string) string {
+		return fmt.Sprintf("test ! -e %s-%s || exit 3; kill -0 $(cat %[3]s-%[2]s) 2>/dev/null && exit 0; "+
+			"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >%[3]s-%[2]s; echo %[2]s $! >>%[3]s", unfit, name, pids)
+	}
+	replica := func(name string) *replica {
+		stop := fmt.Sprintf("kill $(cat %s-%s) 2>/dev/null; rm -f %[1]s-%[2]s", pids, name)
+		return s.start(t, name, "-start", start(name), "-stop", stop, "-start-every", "100ms")
+	}
+	a := replica("a")
+	eventually(t, soon, "it is started", func() bool { return len(started()) == 2 })
+	replica("b").awaitLog(t, `msg="lease has another holder"`)
+	time.Sleep(time.Second)
+	if got := started(); len(got) != 2 {
+		t.Fatalf("a service that runs was started again: %q", got)
+	}
+	kill := func(pid string) {
+		t.Helper()
+		if err := exec.Command("kill", "-KILL", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	term := s.view(t).Term
+	kill(started()[1])
+	eventually(t, soon, "it is started again", func() bool { return len(started()) == 4 })
+	if v := s.view(t); started()[2] != "a" || v.Term != term {
+		t.Errorf("it was started again by %q, in another term: %+v", started(), v)
+	}
+
+	// If that fails, another replica takes over.
+	if err := os.WriteFile(unfit+"-a", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "b starts it", func() bool { return len(started()) == 6 && started()[4] == "b" })
+	a.awaitLog(t, "-start: exit status 3")
+}
+
 func TestATermBeginsWhenTheStopOfAStandbyHasEnded(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

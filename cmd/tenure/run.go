@@ -88,6 +88,7 @@ type runOptions struct {
 	onLoss       string
 	once         bool
 	start, stop  string
+	startEvery   time.Duration
 	stopEvery    time.Duration
 }
 
@@ -108,6 +109,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
+	durationVar(flags, &o.startEvery, "start-every", 0, "`TIME` between two runs of -start while this replica holds the lease, in case the service\nhas ended; -start must leave a service alone that runs, and the term ends if it fails\n(default: it is run once in a term)")
 	durationVar(flags, &o.stopEvery, "stop-every", 0, "`TIME` between two runs of -stop while another replica holds the lease, in case somebody\nhas started the service here (default: it is not run then)")
 }
 
@@ -130,8 +132,8 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-once needs a program")
 	case service && o.onLoss == onLossKill:
 		return timing{}, usageError("-on-loss kill needs a program")
-	case !service && o.stopEvery != 0:
-		return timing{}, usageError("-stop-every needs -start and -stop")
+	case !service && (o.startEvery != 0 || o.stopEvery != 0):
+		return timing{}, usageError("-start-every and -stop-every need -start and -stop")
 	case !service && len(args) == 0:
 		return timing{}, usageError(`no program: "tenure run -h" explains the usage`)
 	case o.onLoss != onLossStop && o.onLoss != onLossKill:
@@ -156,7 +158,7 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return timing{}, usageError("-check-timeout needs -check")
 	}
 	for name, d := range map[string]time.Duration{
-		"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout, "stop-every": o.stopEvery,
+		"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout, "start-every": o.startEvery, "stop-every": o.stopEvery,
 	} {
 		if d < 0 {
 			return timing{}, usageError("-%s %v is negative", name, d)
@@ -231,7 +233,7 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
 	} else {
-		r.args = append(r.args, "-start", opts.start, "-stop", opts.stop)
+		r.args = append(r.args, "-start", opts.start, "-stop", opts.stop, "-start-every", opts.startEvery.String())
 	}
 	defer r.handleSignals()()
 
