@@ -302,6 +302,44 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 	})
 }
 
+func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	// That of d fails at first.
+	tried := filepath.Join(s.dir, "tried")
+	fence := fmt.Sprintf(`test $TENURE_PREDECESSOR != d || test -e %s || { touch %[1]s; exit 1; }; `, tried) +
+		fmt.Sprintf(`echo "fence${TENURE_PREDECESSOR_TERM:+-holder} $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
+	args := append([]string{"-fence", fence, "-peers", "a,b, c,d"}, s.service(t)...)
+	a := s.start(t, "a", args...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", args...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+
+	// A handover leaves nobody to fence.
+	a.signal(t, syscall.SIGTERM)
+	if s.awaitStart(t, 1); len(s.events(t)) != 3 {
+		t.Errorf("after a handover there are %+v", s.events(t))
+	}
+	c := s.start(t, "c", args...)
+	c.awaitLog(t, `msg="lease has another holder"`)
+	awaitRenewal(t, s.open(t))
+	b.signal(t, syscall.SIGKILL)
+	next := s.awaitStart(t, 2)
+	var fenced []string
+	for _, e := range s.events(t) {
+		if strings.HasPrefix(e.what, "fence") && e.token == next.token {
+			fenced = append(fenced, e.what+" "+e.holder)
+		}
+	}
+	if want := []string{"fence-holder b", "fence a", "fence-holder b", "fence a", "fence d"}; next.holder != "c" || !slices.Equal(fenced, want) {
+		t.Errorf("before the start by %s came %q, want %q", next.holder, fenced, want)
+	}
+	c.awaitLog(t, "peer d: exit status 1")
+	if events := s.events(t); events[len(events)-1].what != "start" {
+		t.Errorf("after the start came %+v", events[len(events)-1])
+	}
+}
+
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {

@@ -93,6 +93,8 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-missed", "9223372036854775807", "-renew", "1h", "--", "true"),
 		runOn("-schema", "s", "--", "true"),
 		runOn("-table", "objects_tombstones", "--", "true"),
+		runOn("-peers", "a,b", "--", "true"),
+		runOn("-fence", "true", "-replica", "a", "-peers", "a,,b", "--", "true"),
 		runOn("-start-every", "1s", "--", "true"),
 		runOn("-start", "true", "-stop", "true", "-start-every", "-1s"),
 		runOn("-stop-every", "1s", "--", "true"),

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,8 @@ type runOptions struct {
 	checkTimeout time.Duration
 	confirm      int
 	fence        string
+	peers        string
+	unfence      string
 	stopTimeout  time.Duration
 	onLoss       string
 	once         bool
@@ -104,6 +107,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	durationVar(flags, &o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here.\n$TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096\nbytes is cut and marked with \"…\". The command is retried until it succeeds. It\ndoes not run for an earlier run of this -replica, so each needs a name of its own")
+	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that -fence cuts off too, after the host that has\nvanished, each in $TENURE_PREDECESSOR. This -replica is left out, so that all hosts can\nhave the same list")
 	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
@@ -154,6 +158,10 @@ func (o *runOptions) validate(args []string) (timing, error) {
 	case o.fence != "" && !isPostgres(store) && o.replica == tenure.ReplicaID() && os.Getenv("TENURE_REPLICA_ID") == "":
 		// Each would take the others for earlier runs of itself and never fence them.
 		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host and get its name by default")
+	case o.fence == "" && o.peers != "":
+		return timing{}, usageError("-peers needs -fence")
+	case o.peers != "" && slices.Contains(o.peerNames(), ""):
+		return timing{}, usageError("-peers %q has an empty name", o.peers)
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("-check-timeout needs -check")
 	}
@@ -181,6 +189,18 @@ func (o *runOptions) validate(args []string) (timing, error) {
 		return t, usageError("-check-timeout %v does not fit: with these times it must be below %v", o.checkTimeout, most)
 	}
 	return t, nil
+}
+
+// peerNames returns the names of -peers.
+func (o *runOptions) peerNames() []string {
+	if o.peers == "" {
+		return nil
+	}
+	names := strings.Split(o.peers, ",")
+	for i, name := range names {
+		names[i] = strings.TrimSpace(name)
+	}
+	return names
 }
 
 // observe checks -missed, and sets the TTL that it results in.
@@ -404,14 +424,26 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 }
 
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
+	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
 	if prev.Holder == r.opts.replica { // a host that has restarted must not cut its own power
 		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
-		return nil
+	} else {
+		r.log.Info("fencing", "predecessor", printable(prev.Holder))
+		vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
+		if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
+			return err
+		}
 	}
-	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
-	env = append(env, environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term))
-	r.log.Info("fencing", "predecessor", printable(prev.Holder))
-	return runHook(ctx, r.opts.fence, nil, env, os.Stderr)
+	for _, peer := range r.opts.peerNames() {
+		if peer == r.opts.replica || peer == prev.Holder {
+			continue
+		}
+		r.log.Info("fencing", "peer", printable(peer))
+		if err := runHook(ctx, r.opts.fence, nil, append(env, environVar("TENURE_PREDECESSOR", peer)), os.Stderr); err != nil {
+			return fmt.Errorf("peer %s: %w", printable(peer), err)
+		}
+	}
+	return nil
 }
 
 // handleSignals passes signals on to the program, and ends tenure on those that ask for
