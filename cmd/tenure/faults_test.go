@@ -340,6 +340,48 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	}
 }
 
+func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	tell := func(what, who string) string {
+		return fmt.Sprintf(`echo "%s $%s $TENURE_TOKEN $(date +%%s)000000000" >>%s`, what, who, filepath.Join(s.dir, "log"))
+	}
+	unfit := filepath.Join(s.dir, "unfit")
+	start := func(name string) *replica {
+		unfence := fmt.Sprintf("test ! -e %s-%s && ", unfit, name) + tell("unfence", "TENURE_HOLDER")
+		return s.start(t, name, append([]string{"-fence", tell("fence", "TENURE_PREDECESSOR"), "-unfence", unfence}, s.service(t)...)...)
+	}
+	events := func() (told []string) {
+		for _, e := range s.events(t) {
+			told = append(told, e.what+" "+e.holder)
+		}
+		return told
+	}
+	a := start("a")
+	s.awaitStart(t, 0)
+	b := start("b")
+	b.awaitLog(t, `msg="lease has another holder"`)
+	awaitRenewal(t, s.open(t))
+	a.signal(t, syscall.SIGKILL)
+	s.awaitStart(t, 1)
+	want := []string{"unfence a", "start a", "stop a", "fence a", "unfence b", "start b"}
+	if got := events(); !slices.Equal(got, want) {
+		t.Errorf("there was %q, want %q", got, want)
+	}
+
+	// One that cannot be unfenced gives the lease up.
+	if err := os.WriteFile(unfit+"-c", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := start("c")
+	c.awaitLog(t, `msg="lease has another holder"`)
+	s.ask(t, "handover", "-to", "c")
+	if next := s.awaitStart(t, 2); next.holder != "b" {
+		t.Errorf("%s started it", next.holder)
+	}
+	c.awaitLog(t, "-unfence: exit status 1")
+}
+
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
@@ -506,7 +548,8 @@ func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- byHand.Wait() }()
-		if err := os.WriteFile(filepath.Join(s.dir, "pid-b"), fmt.Append(nil, byHand.Process.Pid), 0o600); err != nil {
+		pid := filepath.Join(s.dir, "pid-b")
+		if err := os.WriteFile(pid, fmt.Append(nil, byHand.Process.Pid), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -515,6 +558,7 @@ func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
 			byHand.Process.Kill()
 			t.Fatal("it runs on")
 		}
+		eventually(t, soon, "-stop ends", func() bool { _, err := os.Stat(pid); return err != nil })
 	}
 
 	// The holder's own is left alone, and so is that of b when b holds.

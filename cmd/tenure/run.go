@@ -47,6 +47,10 @@ For a service that something else supervises, give two commands instead of a pro
 
 -stop is retried until it succeeds. It also runs once before the first term, in case an
 earlier run left the service running. So only one tenure on a host may run a given service.
+-stop-every and -start-every run the commands again, for services that others start or end.
+
+Before the program starts, these take effect in this order: if another host has vanished,
+-confirm, -fence and -peers; and in each term, -unfence.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
 	define: func(flags *flag.FlagSet) action {
@@ -108,6 +112,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here.\n$TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096\nbytes is cut and marked with \"…\". The command is retried until it succeeds. It\ndoes not run for an earlier run of this -replica, so each needs a name of its own")
 	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that -fence cuts off too, after the host that has\nvanished, each in $TENURE_PREDECESSOR. This -replica is left out, so that all hosts can\nhave the same list")
+	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's -fence has done to this host. It runs in each\nterm, last of all before the program starts; if it fails, the lease is given up")
 	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
@@ -380,6 +385,13 @@ func (r *runner) job(ctx context.Context) error {
 		defer func() { <-r.service }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+	if r.opts.unfence != "" {
+		r.log.Info("unfencing this replica")
+		env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
+		if err := runHook(ctx, r.opts.unfence, nil, env, os.Stderr); err != nil {
+			return fmt.Errorf("-unfence: %w", err)
+		}
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.log)
 	if err != nil {
