@@ -31,6 +31,7 @@ var guardCommand = command{
 		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "how the program is ended when tenure is gone")
 		flags.StringVar(&cfg.start, "start", "", "`COMMAND` used instead of a program")
 		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
+		flags.DurationVar(&cfg.startEvery, "start-every", 0, "time between two runs of -start; 0 means one run")
 		return func(_ context.Context, out *output, args []string) error {
 			return runGuard(cfg, args, out.stderr)
 		}
@@ -51,6 +52,7 @@ type guardConfig struct {
 	stopTimeout time.Duration
 	onLoss      string
 	start, stop string
+	startEvery  time.Duration
 }
 
 // charge is what a guard looks after. Its methods are called by one goroutine.
