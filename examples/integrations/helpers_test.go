@@ -4,9 +4,7 @@ package integrations
 
 import (
 	"context"
-	"io"
 	"log"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -16,10 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-func TestMain(m *testing.M) {
-	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil))) // the examples' output is compared
-	pgtest.Main(m)
-}
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // newStore returns a store in memory, for the length of an example.
 func newStore() *tenure.SQLiteStore {
@@ -55,7 +50,7 @@ func awaitHolding(coordinator *tenure.Coordinator) {
 	}
 }
 
-// limited returns a context for one example.
+// limited returns a context that ends with the test, or after a minute.
 func limited(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)

@@ -30,7 +30,7 @@ const root = "github.com/tenurelib/tenure"
 
 func main() {
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: go run . VERSION, for example v0.1.0")
+		fmt.Fprintln(os.Stderr, "usage: make release VERSION=v0.1.0")
 		os.Exit(2)
 	}
 	refs, err := release(".", os.Args[1])
