@@ -74,6 +74,7 @@ type Status struct {
 	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
 	LastError string     `json:"last_error"` // of the last call to the store; empty: it succeeded
 	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, at most ten
+	Runs      []Runs     `json:"runs"`       // of this replica's job, by name, in the order in which the names were first used
 }
 
 type statusFields Status // without its methods
@@ -117,6 +118,24 @@ type PastTerm struct {
 	Reason string    `json:"reason"`
 }
 
+// Runs is what a coordinator knows about the runs of one name in its replica's job, see
+// [RecordRun]. A func of the job that returns an error by itself counts as a failed run that
+// has its name, watch or reconcile, although its start is not counted: that ends the term.
+type Runs struct {
+	Name        string    `json:"name"`
+	Running     int       `json:"running"` // now
+	Started     int       `json:"started"`
+	Succeeded   int       `json:"succeeded"`
+	Failed      int       `json:"failed"`
+	LastStart   time.Time `json:"last_start,omitzero"`
+	LastSuccess time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
+	LastFailure time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has
+	LastError   string    `json:"last_error"`            // of the last run that failed
+}
+
+// Failing reports whether a run has failed and none has succeeded since.
+func (r Runs) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
+
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
 	c.monitor.mu.Lock()
@@ -138,6 +157,7 @@ func (c *Coordinator) status() Status {
 		Stuck:     s.stuck,
 		LastError: s.lastError,
 		Recent:    append([]PastTerm{}, s.past...), // never null in JSON
+		Runs:      append([]Runs{}, s.runs...),
 	}
 	slices.Reverse(status.Recent)
 	if s.held != nil {
@@ -162,7 +182,7 @@ func (c *Coordinator) status() Status {
 
 // Changes returns the status now, and again each time that the role, the holder, the last
 // error or the stuck job changes, until ctx is done or the loop is left. A renewal is no
-// change.
+// change, nor is a run of the job.
 //
 // A reader that is slower than the changes gets the latest one and misses those between;
 // the coordinator never waits for readers. Each reader gets all changes. No goroutine is
@@ -227,6 +247,7 @@ type state struct {
 	latency   time.Duration
 	lastError string
 	past      []PastTerm    // the latest last; nil until a term is over
+	runs      []Runs        // one for each name
 	changed   chan struct{} // closed at the next change; nil: nobody waits for one
 }
 
@@ -259,6 +280,28 @@ func (s *state) endTerm(term PastTerm) {
 	const most = 10
 	s.past = append(s.past, term)
 	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
+}
+
+// ran notes that a run has begun or ended. Running is how many more are running now.
+func (s *state) ran(r Run, running int) {
+	i := slices.IndexFunc(s.runs, func(known Runs) bool { return known.Name == r.Name })
+	if i < 0 {
+		i = len(s.runs)
+		s.runs = append(s.runs, Runs{Name: r.Name})
+	}
+	runs := &s.runs[i]
+	runs.Running += running
+	switch r.Outcome {
+	case RunBegan:
+		runs.Started++
+		runs.LastStart = r.Began
+	case RunSucceeded:
+		runs.Succeeded++
+		runs.LastSuccess = r.Ended
+	case RunFailed:
+		runs.Failed++
+		runs.LastFailure, runs.LastError = r.Ended, r.Err.Error()
+	}
 }
 
 // noteError notes the error of the last call to the store, or nil. It reports whether that is

@@ -31,14 +31,14 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 			Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
 			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
-			Terms: 1, Recent: []tenure.PastTerm{},
+			Terms: 1, Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
 		}, got)
 		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
 		require.Equal(t, tenure.Status{
 			Lease: kit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
-			Recent: []tenure.PastTerm{},
+			Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
 		}, got)
 		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
@@ -112,6 +112,7 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 		Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
+		Runs:   []tenure.Runs{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
 	}
 	got, err := json.Marshal(status)
 	require.NoError(t, err)
@@ -119,6 +120,8 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 		`"holder":"a","labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","renewed_at":"2026-01-02T03:04:05Z",` +
 		`"token":7,"terms":3,"stuck":true,"last_error":"refused",` +
 		`"recent":[{"id":"t","holder":"b","token":6,"began":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:04:05Z","reason":"released"}],` +
+		`"runs":[{"name":"watch","running":1,"started":3,"succeeded":1,"failed":2,"last_start":"2026-01-02T03:04:05Z",` +
+		`"last_success":"2026-01-02T03:04:05Z","last_failure":"2026-01-02T03:04:05Z","last_error":"no"}],` +
 		`"trust_left_seconds":1.5,"trust_given_seconds":29,"renew_deadline_seconds":20,"renewal_latency_seconds":0.002}`
 	require.Equal(t, want, string(got))
 	var read tenure.Status

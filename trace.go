@@ -12,10 +12,11 @@ import (
 // Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
 // updated its status and its log. Any of them may be nil.
 //
-// Renewed and RenewalFailed are called by the goroutines that renew, one at a time, and the
-// others by the goroutine of [Coordinator.Run], so two may be called at once. They must not
-// panic, and must return quickly: the next renewal waits for the former, the end of a term
-// for the latter. They may call the coordinator's methods, but must not wait in Resign.
+// Renewed and RenewalFailed are called by the goroutines that renew, one at a time; Run by
+// the goroutines of the job; and the others by the goroutine of [Coordinator.Run]. So several
+// may be called at once. They must not panic, and must return quickly: the next renewal, the
+// job or the end of a term waits for them. They may call the coordinator's methods, but must
+// not wait in Resign.
 //
 // Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
 // Released, if it was not renewed in time but could be released all the same.
@@ -54,10 +55,34 @@ type Trace struct {
 	// long ago. The lease is no longer renewed, and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
+	// Run is called when a run of the job has begun, and again when it has ended, see
+	// [RecordRun]. It is also called, by the goroutine of [Coordinator.Run], when Watch or
+	// Reconcile has returned an error by itself: that is a failed run.
+	Run func(run Run)
+
 	// HolderChanged is called when this replica sees another holder than before, which may
 	// be itself. Empty means nobody, as far as it knows.
 	HolderChanged func(holder string)
 }
+
+// Run is one run of a replica's job, see [RecordRun].
+type Run struct {
+	Name    string
+	Outcome RunOutcome
+	Began   time.Time
+	Ended   time.Time // zero if it has just begun
+	Err     error     // that it returned
+}
+
+// RunOutcome is how a run has ended, if it has.
+type RunOutcome string
+
+const (
+	RunBegan       RunOutcome = "began" // it has not ended
+	RunSucceeded   RunOutcome = "succeeded"
+	RunFailed      RunOutcome = "failed"      // it returned an error, or panicked
+	RunInterrupted RunOutcome = "interrupted" // it returned an error after its term had ended
+)
 
 // noTrace is shared by all coordinators without a trace.
 var noTrace Trace
@@ -185,6 +210,23 @@ func (m *monitor) jobBegins(term *Term) {
 	})
 	if m.trace.JobStarted != nil {
 		m.trace.JobStarted(term)
+	}
+}
+
+// ran notes that a run of the job has begun or ended. Running is how many more are running
+// now.
+func (m *monitor) ran(r Run, running int) {
+	m.update(func(s *state) { s.ran(r, running) })
+	if m.trace.Run != nil {
+		m.trace.Run(r)
+	}
+}
+
+// funcReturned notes that a func of the job has returned although it was not told to. A panic
+// of it is not noted here: RecordRun may have done so, and Run is about to panic.
+func (m *monitor) funcReturned(r *jobResult) {
+	if r.name != confirmName && r.err != nil && r.panicked == nil {
+		m.ran(Run{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, 0)
 	}
 }
 

@@ -42,6 +42,11 @@ type replica struct {
 
 func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *replica {
 	t.Helper()
+	return startSweeping(t, store, name, drain, func(context.Context) error { return nil })
+}
+
+func startSweeping(t *testing.T, store tenure.Store, name string, drain time.Duration, sweep func(context.Context) error) *replica {
+	t.Helper()
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
 	must(t, err)
@@ -52,6 +57,7 @@ func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *
 	r.metrics, err = oteltenure.New(provider.Meter("test"), lease, attribute.String("zone", "north"))
 	must(t, err)
 	r.Coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Watch:     tenure.Every(time.Minute, sweep),
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(drain); return nil },
 		Trace:     r.metrics.Trace(),
 	})
@@ -142,7 +148,7 @@ func parse(t *testing.T, text string) scrape {
 		if labels["tenure_lease"] != "reconciler_lease/singleton" || labels["zone"] != "north" {
 			t.Errorf("without its lease or the caller's attribute: %s", lines.Text())
 		}
-		for _, key := range []string{"tenure_term_end", "error_type", "le"} {
+		for _, key := range []string{"tenure_term_end", "tenure_run", "tenure_run_outcome", "error_type", "le"} {
 			if value, ok := labels[key]; ok {
 				name += "{" + value + "}"
 			}
@@ -297,6 +303,53 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 				t.Errorf("alerts.yaml names %s, which is not exported", name)
 			}
 		}
+	})
+}
+
+func TestTheRunsOfAJobAreCountedAndDated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := float64(time.Now().Unix())
+		sweeps := 0
+		r := startSweeping(t, storetest.NewMem(), "a", 0, func(ctx context.Context) error {
+			switch sweeps++; sweeps {
+			case 3:
+				time.Sleep(time.Second)
+				return nil
+			case 4:
+				<-ctx.Done()
+				return ctx.Err()
+			default:
+				time.Sleep(time.Second)
+				return errors.New("no such table")
+			}
+		})
+		time.Sleep(61*time.Second + time.Millisecond)
+		r.scrape(t).want(t, "the second run has begun", scrape{
+			"tenure_runs_total{watch}{failed}": 1, "tenure_runs_total{watch}{succeeded}": 0, "tenure_runs_total{watch}{interrupted}": 0,
+			"tenure_run_last_start_seconds{watch}": began + 61, "tenure_run_last_success_seconds{watch}": 0,
+		})
+		time.Sleep(70 * time.Second)
+		r.scrape(t).want(t, "the third run has succeeded", scrape{
+			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1,
+			"tenure_run_last_start_seconds{watch}": began + 122, "tenure_run_last_success_seconds{watch}": began + 123,
+		})
+		time.Sleep(time.Minute)
+		r.stop()
+		r.scrape(t).want(t, "the fourth run was interrupted", scrape{
+			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1, "tenure_runs_total{watch}{interrupted}": 1,
+			"tenure_run_last_start_seconds{watch}": began + 183,
+		})
+	})
+}
+
+func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, storetest.NewMem(), "a", 0)
+		trace := r.metrics.Trace()
+		trace.Run(tenure.Run{Name: "reconcile", Outcome: tenure.RunFailed, Began: time.Now(), Ended: time.Now(), Err: errors.New("refused")})
+		got := r.scrape(t)
+		got.want(t, "after its error", scrape{"tenure_runs_total{reconcile}{failed}": 1, "tenure_runs_total{reconcile}{succeeded}": 0})
+		got.wantNone(t, "after its error", "tenure_run_last_start_seconds{reconcile}", "tenure_run_last_success_seconds{reconcile}")
 	})
 }
 

@@ -439,7 +439,7 @@ var mutants = []mutant{
 		"if cause := context.Cause(ctx); isLoss(cause) {", "if cause := context.Cause(ctx); cause == nil {",
 		"the caller believes that it alone has done the work"},
 	{"schedule: a slot whose transaction was not committed counts as done", "schedule/schedule.go",
-		"if done = !now.Done.Before(due); !done", "if done = !now.Done.Before(due) || failed == nil; !done",
+		"done := err == nil && !now.Done.Before(slot.Time); done", "done := err == nil && !now.Done.Before(slot.Time) || failed == nil; done",
 		"its work is never done"},
 	{"schedule: an interrupted slot counts as missed", "schedule/schedule.go",
 		"interrupted := r.Begun.After(r.Done)", "interrupted := false",
