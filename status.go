@@ -245,6 +245,7 @@ type state struct {
 	terms     int
 	token     int64 // of the last term
 	latency   time.Duration
+	overdue   time.Time // when the first of the renewals in a row that have failed did; zero: the last one succeeded
 	lastError string
 	past      []PastTerm    // the latest last; nil until a term is over
 	runs      []Runs        // one for each name
@@ -300,7 +301,7 @@ func (s *state) ran(r Run, running int) {
 		runs.LastSuccess = r.Ended
 	case RunFailed:
 		runs.Failed++
-		runs.LastFailure, runs.LastError = r.Ended, r.Err.Error()
+		runs.LastFailure, runs.LastError = r.Ended, listen.OneLine(r.Err).Error()
 	}
 }
 
@@ -309,7 +310,7 @@ func (s *state) ran(r Run, running int) {
 func (s *state) noteError(err error) (changed bool) {
 	text := ""
 	if err != nil {
-		text = err.Error()
+		text = listen.OneLine(err).Error()
 	}
 	changed = listen.Gist(text) != listen.Gist(s.lastError)
 	s.lastError = text

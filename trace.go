@@ -1,12 +1,13 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/listen"
 )
 
 // Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
@@ -138,19 +139,24 @@ func (m *monitor) attempted(took time.Duration, err error) {
 
 // sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
-	var holder string
+	how, attrs := "held by nobody", []any{"holder", ""}
+	if h != nil {
+		how, attrs[1] = h.how(), h.Holder
+		if h.isOffer() {
+			attrs = append(attrs, "offered_to", h.OfferedTo)
+		}
+	}
 	var changed bool
 	m.update(func(s *state) {
 		before := s.holder
 		s.saw(h)
-		holder, changed = s.holder, s.holder != before
-		if changed {
-			s.reason = "held by " + cmp.Or(holder, "nobody")
+		if changed = s.holder != before; changed {
+			s.reason = how
 			s.publish()
 		}
 	})
 	if changed {
-		m.log().Info("lease has another holder", "holder", holder)
+		m.log().Info("lease has another holder", attrs...)
 	}
 	m.traceHolder()
 }
@@ -169,7 +175,7 @@ func (m *monitor) failed(msg string, err error) {
 			level = slog.LevelWarn
 		}
 	})
-	m.log().Log(context.Background(), level, msg, "error", err)
+	m.log().Log(context.Background(), level, msg, "error", listen.OneLine(err))
 }
 
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
@@ -186,7 +192,7 @@ func (m *monitor) termBegan(term *Term) {
 			s.endTerm(s.seen.pastTerm(ended))
 		}
 		s.held, s.holder, s.seen = term, term.Holder(), nil
-		s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
+		s.latency, s.lastError, s.overdue = time.Since(term.AcquiredAt()), "", time.Time{}
 		s.token = term.Token()
 		s.terms++
 		s.become(RoleConfirming, reason)
@@ -194,7 +200,11 @@ func (m *monitor) termBegan(term *Term) {
 			s.publish()
 		}
 	})
-	m.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
+	attrs := []any{"holder", term.Holder(), "token", term.Token()}
+	if from != nil {
+		attrs = append(attrs, "from", from.Holder, "reason", "expired")
+	}
+	m.log().Info("lease acquired", attrs...)
 	if m.trace.Acquired != nil {
 		m.trace.Acquired(term, from)
 	}
@@ -235,11 +245,17 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 	took := time.Since(began)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
+	var overdue time.Time
 	m.update(func(s *state) {
 		s.latency = took
+		overdue, s.overdue = s.overdue, time.Time{}
 		s.noteError(nil)
 	})
-	m.log().Debug("lease renewed", "token", term.Token())
+	if overdue.IsZero() {
+		m.log().Debug("lease renewed", "token", term.Token())
+	} else {
+		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
+	}
 	if m.trace.Renewed != nil {
 		m.trace.Renewed(term, took, trustLeft-took)
 	}
@@ -247,6 +263,11 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 
 // renewalFailed notes a renewal that will be tried again.
 func (m *monitor) renewalFailed(term *Term, err error) {
+	m.update(func(s *state) {
+		if s.overdue.IsZero() {
+			s.overdue = time.Now()
+		}
+	})
 	m.failed("lease not renewed, trying again", err)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
@@ -266,7 +287,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 				s.holder, s.seen = lost.To.Holder, lost.To
 			}
 		}
-		s.become(RoleStopping, cause.Error())
+		s.become(RoleStopping, listen.OneLine(cause).Error())
 		s.publish()
 		holder = s.holder
 	})
@@ -277,9 +298,9 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	case errors.Is(cause, ErrUnhealthy):
 		level, msg = slog.LevelWarn, "replica is unhealthy and gives the lease up"
 	case isLoss(cause):
-		level, msg = slog.LevelInfo, "lease lost"
+		level, msg = slog.LevelWarn, "lease lost"
 	}
-	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", listen.OneLine(cause))
 	if m.trace.Lost != nil && isLoss(cause) {
 		m.trace.Lost(term, cause)
 	}
@@ -335,7 +356,7 @@ func (m *monitor) released(term *Term, cause error) {
 			s.holder, s.seen = "", nil
 		}
 	})
-	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", listen.OneLine(cause))
 	if m.trace.Released != nil && began {
 		m.trace.Released(term, cause)
 	}
@@ -346,7 +367,7 @@ func (m *monitor) released(term *Term, cause error) {
 // [ErrLost]; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
-		m.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", listen.OneLine(err))
 	} else {
 		m.failed("lease cannot be released; it will expire", err)
 	}

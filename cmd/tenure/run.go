@@ -84,6 +84,7 @@ type runOptions struct {
 	onLoss       string
 	once         bool
 	start, stop  string
+	log          logFormat
 }
 
 func (o *runOptions) define(flags *flag.FlagSet) {
@@ -102,6 +103,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
+	flags.Var(&o.log, "log", "json or text: `FORMAT` of the log (default text)")
 }
 
 // validate checks the options, fills in defaults, and returns the timing they result in.
@@ -187,8 +189,11 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	defer cancel()
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
-	r := &runner{opts: opts, timing: timing, log: newLogger(lines), shutdown: cancel}
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel}
 	r.args = []string{"-on-loss", opts.onLoss}
+	if opts.log != "" {
+		r.args = append(r.args, "-log", opts.log.String())
+	}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
 	} else {
