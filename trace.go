@@ -284,7 +284,8 @@ func (m *monitor) termEnding(term *Term, cause error) {
 		if errors.As(cause, &lost) {
 			s.holder, s.seen = "", nil
 			if lost.To != nil && !lost.To.isOffer() {
-				s.holder, s.seen = lost.To.Holder, lost.To
+				s.reads(lost.To)
+				s.ending = followedBy(lost.To)
 			}
 		}
 		s.become(RoleStopping, listen.OneLine(cause).Error())
@@ -353,7 +354,10 @@ func (m *monitor) released(term *Term, cause error) {
 	m.update(func(s *state) {
 		s.noteError(nil)
 		if began = s.held == term; began {
-			s.holder, s.seen = "", nil
+			s.holder, s.seen, s.ending = "", nil, "released"
+			if r := term.request.Load(); r != nil && r.To != "" && r.To != term.Holder() {
+				s.ending = "offered to " + r.To
+			}
 		}
 	})
 	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", listen.OneLine(cause))
@@ -372,7 +376,14 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 		m.failed("lease cannot be released; it will expire", err)
 	}
 	var began bool
-	m.update(func(s *state) { began = s.held == term })
+	m.update(func(s *state) {
+		began = s.held == term
+		if lost := (*LostError)(nil); !errors.As(err, &lost) {
+			s.ending = "expired"
+		} else if lost.To != nil && !lost.To.isOffer() {
+			s.ending = followedBy(lost.To)
+		}
+	})
 	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
 		m.trace.Lost(term, errors.Join(cause, err))
 	}
@@ -381,11 +392,15 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 // termEnded notes that nothing remains to be done for the term.
 func (m *monitor) termEnded() {
 	m.update(func(s *state) {
+		reason := s.reason
+		if s.ending != "" {
+			reason = s.ending + ": " + reason
+		}
 		s.endTerm(PastTerm{
 			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
-			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
+			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: reason,
 		})
-		s.held = nil
+		s.held, s.ending = nil, ""
 		if s.seen == nil { // nobody holds it, or this replica's own record could not be released
 			s.holder = ""
 		}
