@@ -16,9 +16,11 @@
 //	tenure.trust.duration      gauge      s                          trust that a renewal gives (TTL minus Margin); only while it holds
 //	tenure.renewal.duration    histogram  s                          duration of successful renewals
 //	tenure.renewal.errors      counter    {error}   error.type       failed renewals; each is retried
+//	tenure.acquire.errors      counter    {error}   error.type       failed attempts of a standby to acquire the lease; each is retried
 //	tenure.takeover.gap        histogram  s                          from the last renewal of a vanished holder until the job began here
 //	tenure.terms               counter    {term}    tenure.term.end  terms that have ended, by reason
 //	tenure.job.drain.duration  histogram  s                          from telling a job to return until it returned
+//	tenure.job.stuck           gauge      {job}                      1 while the job runs although it should have returned and its lease is no longer renewed, otherwise 0
 //	tenure.runs                counter    {run}     tenure.run, tenure.run.outcome  runs of the job that have ended
 //	tenure.run.last_start      gauge      s         tenure.run       Unix time at which the last run of this replica began; absent before the first
 //	tenure.run.last_success    gauge      s         tenure.run       Unix time at which the last run that succeeded ended; 0 if none has; absent before the first run

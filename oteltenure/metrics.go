@@ -21,6 +21,7 @@ type Metrics struct {
 
 	renewalDuration metric.Float64Histogram
 	renewalErrors   metric.Int64Counter
+	acquireErrors   metric.Int64Counter
 	takeoverGap     metric.Float64Histogram
 	terms           metric.Int64Counter
 	drainDuration   metric.Float64Histogram
@@ -30,6 +31,7 @@ type Metrics struct {
 	term        *tenure.Term    // the last term that began; nil before the first
 	predecessor *tenure.Holding // the holder from which an expired lease was taken over; nil if none
 	working     bool            // whether its job runs
+	stuck       bool            // whether its job did not return in time
 	ended       bool            // whether its end was counted
 	trust       time.Duration   // the trust that acquiring the lease gave
 	margin      *time.Duration  // the least trust left since the last collection; nil if not observed
@@ -45,8 +47,8 @@ type runTimes struct{ start, success time.Time }
 func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*Metrics, error) {
 	set := attribute.NewSet(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...)
 	m := &Metrics{lease: metric.WithAttributeSet(set), runs: map[string]runTimes{}}
-	var errs [12]error
-	var isHolder, token metric.Int64ObservableGauge
+	var errs [14]error
+	var isHolder, token, stuck metric.Int64ObservableGauge
 	var margin, duration, lastStart, lastSuccess metric.Float64ObservableGauge
 	isHolder, errs[0] = meter.Int64ObservableGauge("tenure.is_holder", metric.WithUnit("{holder}"),
 		metric.WithDescription("1 while this replica's job runs and its trust lasts, otherwise 0."))
@@ -75,11 +77,18 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 		metric.WithDescription("Unix time at which the last run began."))
 	lastSuccess, errs[11] = meter.Float64ObservableGauge("tenure.run.last_success", metric.WithUnit("s"),
 		metric.WithDescription("Unix time at which the last run that succeeded ended; 0 if none has."))
+	m.acquireErrors, errs[12] = meter.Int64Counter("tenure.acquire.errors", metric.WithUnit("{error}"),
+		metric.WithDescription("Attempts to acquire the lease that failed, although no other replica was seen to hold it; each is retried."))
+	stuck, errs[13] = meter.Int64ObservableGauge("tenure.job.stuck", metric.WithUnit("{job}"),
+		metric.WithDescription("1 while this replica's job runs although it should have returned and its lease is no longer renewed, otherwise 0."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
 	for _, end := range ends { // Prometheus doesn't see an increase in a series that begins at 1
 		m.terms.Add(context.Background(), 0, m.lease, termEnd(end.name))
+	}
+	for _, name := range []string{"setup", "conflict", "timeout", other} {
+		m.acquireErrors.Add(context.Background(), 0, m.lease, ofType(name))
 	}
 	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.mu.Lock()
@@ -89,6 +98,11 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 			held = 1
 		}
 		o.ObserveInt64(isHolder, held, m.lease)
+		isStuck := int64(0)
+		if m.stuck {
+			isStuck = 1
+		}
+		o.ObserveInt64(stuck, isStuck, m.lease)
 		for name, run := range m.runs {
 			if run.start.IsZero() { // it is a func of the job that has returned an error
 				continue
@@ -107,7 +121,7 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 			m.margin = nil
 		}
 		return nil
-	}, isHolder, token, margin, duration, lastStart, lastSuccess)
+	}, isHolder, token, stuck, margin, duration, lastStart, lastSuccess)
 	if err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
@@ -123,6 +137,11 @@ func (m *Metrics) Close() error { return m.registration.Unregister() }
 func (m *Metrics) Trace() *tenure.Trace {
 	ctx := context.Background()
 	return &tenure.Trace{
+		Attempt: func(_ time.Duration, err error) {
+			if err != nil && !errors.Is(err, tenure.ErrHeld) && !errors.Is(err, context.Canceled) { // which is a shutdown
+				m.acquireErrors.Add(ctx, 1, m.lease, ofType(errorType(err)))
+			}
+		},
 		Acquired: func(term *tenure.Term, predecessor *tenure.Holding) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -146,7 +165,7 @@ func (m *Metrics) Trace() *tenure.Trace {
 			m.noteMargin(trustLeft)
 		},
 		RenewalFailed: func(_ *tenure.Term, err error, trustLeft time.Duration) {
-			m.renewalErrors.Add(ctx, 1, m.lease, metric.WithAttributes(attribute.String("error.type", errorType(err))))
+			m.renewalErrors.Add(ctx, 1, m.lease, ofType(errorType(err)))
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.noteMargin(trustLeft)
@@ -157,7 +176,12 @@ func (m *Metrics) Trace() *tenure.Trace {
 			m.drainDuration.Record(ctx, took.Seconds(), m.lease)
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.working = false
+			m.working, m.stuck = false, false
+		},
+		JobStuck: func(*tenure.Term, time.Duration) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.stuck = true
 		},
 		Run: m.ran,
 	}
@@ -253,6 +277,10 @@ func reason(cause error) string {
 	return other
 }
 
+func ofType(name string) metric.MeasurementOption {
+	return metric.WithAttributes(attribute.String("error.type", name))
+}
+
 func errorType(err error) string {
 	switch {
 	case errors.Is(err, tenure.ErrUnhealthy):
@@ -261,7 +289,7 @@ func errorType(err error) string {
 		return "setup"
 	case errors.Is(err, tenure.ErrConflict):
 		return "conflict"
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, tenure.ErrDeadline):
 		return "timeout"
 	default:
 		return other

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -353,16 +355,46 @@ func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
 	})
 }
 
+func TestTheAttemptsOfAStandbyThatFailAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := storetest.NewMem()
+		start(t, mem, "a", 0)
+		synctest.Wait()
+		b := start(t, mem, "b", 0)
+		time.Sleep(5 * time.Minute)
+		none := scrape{"tenure_acquire_errors_total{setup}": 0, "tenure_acquire_errors_total{timeout}": 0, "tenure_acquire_errors_total{_OTHER}": 0}
+		b.scrape(t).want(t, "the lease was held at each attempt", none)
+		var attempts atomic.Int32
+		b.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error {
+			attempts.Add(1)
+			return fmt.Errorf("%w: permission denied", tenure.ErrSetup)
+		})
+		time.Sleep(10 * time.Minute)
+		failed := attempts.Load()
+		if failed < 6 { // what TenureStandbyFails needs
+			t.Errorf("only %d attempts in ten minutes", failed)
+		}
+		b.scrape(t).want(t, "b lacks a privilege", scrape{"tenure_acquire_errors_total{setup}": float64(failed), "tenure_acquire_errors_total{_OTHER}": 0})
+		b.store.SetHook(nil)
+		time.Sleep(5 * time.Minute)
+		b.stop()
+		b.scrape(t).want(t, "b has shut down", scrape{"tenure_acquire_errors_total{setup}": float64(failed), "tenure_acquire_errors_total{_OTHER}": 0})
+	})
+}
+
 func TestAReplicaWithAStuckJobIsNotAHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", time.Hour)
 		time.Sleep(time.Second)
+		r.scrape(t).want(t, "a holds", scrape{"tenure_job_stuck": 0})
 		r.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errors.New("refused") })
 		time.Sleep(time.Minute)
 		if !r.Status().Stuck {
 			t.Fatal("the job is not stuck: the test would prove nothing")
 		}
-		r.scrape(t).want(t, "a is stuck", scrape{"tenure_is_holder": 0})
+		r.scrape(t).want(t, "a is stuck", scrape{"tenure_is_holder": 0, "tenure_job_stuck": 1})
+		time.Sleep(time.Hour)
+		r.scrape(t).want(t, "a's job has returned", scrape{"tenure_job_stuck": 0})
 	})
 }
 
