@@ -225,8 +225,8 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 			return false, err
 		}
 	}
-	failed := tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
-		var failed error
+	var failed error
+	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
 		slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
 		failed, err = s.finish(ctx, store, slot, s.cfg.Do(ctx, slot))
 		return cmp.Or(err, failed)
