@@ -32,6 +32,7 @@ var guardCommand = command{
 		flags.StringVar(&cfg.start, "start", "", "`COMMAND` used instead of a program")
 		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
 		flags.Var(&cfg.log, "log", "json or text")
+		flags.DurationVar(&cfg.startEvery, "start-every", 0, "time between two runs of -start; 0 means one run")
 		return func(_ context.Context, out *output, args []string) error {
 			return runGuard(cfg, args, out.stderr)
 		}
@@ -53,6 +54,7 @@ type guardConfig struct {
 	onLoss      string
 	start, stop string
 	log         logFormat
+	startEvery  time.Duration
 }
 
 // charge is what a guard looks after. Its methods are called by one goroutine.

@@ -167,7 +167,7 @@ func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 			return nil
 		case err == nil: // not lost: the hub wakes everybody when it becomes live
 		case ctx.Err() == nil && pgconn.Timeout(err):
-			return fmt.Errorf("%w: there may be a pooler in between, or ListenURL may name another database", errUndelivered)
+			return fmt.Errorf("%w: if a pooler is in between, set ListenURL, or the store's whole URL, to the server itself; if ListenURL is set, it may name another database", errUndelivered)
 		default:
 			return err
 		}

@@ -247,6 +247,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 }
 
 const (
+	stateNotPrepared   = "26000"
 	statePreparedTwice = "42P05"
 	stateNoTable       = "42P01"
 	stateNoSchema      = "3F000"
@@ -255,6 +256,9 @@ const (
 	stateNotNull       = "23502"
 	stateUnique        = "23505"
 )
+
+// throughPooler is the remedy where a pooler gives a session's prepared statements to others.
+const throughPooler = "(through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)"
 
 // explain wraps an error of the driver with what it means here.
 func (s *setups) explain(err error) error {
@@ -278,7 +282,9 @@ func (s *setups) explain(err error) error {
 	case pgconns.RefusesSetting(err):
 		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", objects.ErrSetup, err)
 	case code == statePreparedTwice:
-		return fmt.Errorf("%w: %w (through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)", objects.ErrSetup, err)
+		return fmt.Errorf("%w: %w %s", objects.ErrSetup, err, throughPooler)
+	case code == stateNotPrepared: // not an ErrSetup, because the driver prepares it again if there is no pooler
+		return fmt.Errorf("%w %s", err, throughPooler)
 	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
 		strings.HasPrefix(code, "28"), // the role is rejected
 		code == stateNoDatabase,
