@@ -192,7 +192,7 @@ func state(s tenure.Status) (word string, how severity) {
 	switch {
 	case s.Stuck:
 		return "stuck", bad
-	case slices.ContainsFunc(s.Runs, tenure.Runs.Failing):
+	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, tenure.Runs.Failing): // another holder's may succeed
 		return "job fails", bad
 	case s.LastError != "":
 		return "error", bad

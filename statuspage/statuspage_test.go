@@ -210,7 +210,7 @@ func TestAStandbyThatCannotReadTheRecordDoesNotSayWhoHolds(t *testing.T) {
 func TestTheStatusPageShowsAJobThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool
-		a, _ := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, tenure.Every(9*time.Second, func(context.Context) error {
+		a, stop := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, tenure.Every(9*time.Second, func(context.Context) error {
 			time.Sleep(time.Second)
 			if !mended.Load() {
 				return errors.New("no such table")
@@ -226,6 +226,11 @@ func TestTheStatusPageShowsAJobThatFails(t *testing.T) {
 		_, page = get(t, statuspage.Handler(a), "/", browser)
 		wantAll(t, "a job's that has recovered", page, `<span class="state good">held</span> a</p>`, `data-name="error">no such table</td>`,
 			`data-name="success">4.0 s ago</td>`)
+		mended.Store(false)
+		time.Sleep(10 * time.Second)
+		stop()
+		_, page = get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a former holder's", page, `<span class="state wait">free</span>`, `class="bad">no such table</td>`)
 	})
 }
 
