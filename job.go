@@ -8,7 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -144,7 +144,7 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		}
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
 			if err := RecordRun(ctx, scope.name, sweep); err != nil && ctx.Err() == nil {
-				log.Error("sweep failed", "error", listen.OneLine(err))
+				log.Error("sweep failed", "error", logtext.OneLine(err))
 			}
 		}
 		return nil

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/logtext"
 )
 
 // Role is what a replica does about a lease.
@@ -324,7 +324,7 @@ func (s *state) ran(r Run, running int) {
 		runs.LastSuccess = r.Ended
 	case RunFailed:
 		runs.Failed++
-		runs.LastFailure, runs.LastError = r.Ended, listen.OneLine(r.Err).Error()
+		runs.LastFailure, runs.LastError = r.Ended, logtext.OneLine(r.Err).Error()
 	}
 }
 
@@ -333,9 +333,9 @@ func (s *state) ran(r Run, running int) {
 func (s *state) noteError(err error) (changed bool) {
 	text := ""
 	if err != nil {
-		text = listen.OneLine(err).Error()
+		text = logtext.OneLine(err).Error()
 	}
-	changed = listen.Gist(text) != listen.Gist(s.lastError)
+	changed = logtext.Gist(text) != logtext.Gist(s.lastError)
 	s.lastError = text
 	if changed {
 		s.publish()

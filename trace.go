@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/logtext"
 )
 
 // Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
@@ -175,7 +175,7 @@ func (m *monitor) failed(msg string, err error) {
 			level = slog.LevelWarn
 		}
 	})
-	m.log().Log(context.Background(), level, msg, "error", listen.OneLine(err))
+	m.log().Log(context.Background(), level, msg, "error", logtext.OneLine(err))
 }
 
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
@@ -288,7 +288,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 				s.ending = followedBy(lost.To)
 			}
 		}
-		s.become(RoleStopping, listen.OneLine(cause).Error())
+		s.become(RoleStopping, logtext.OneLine(cause).Error())
 		s.publish()
 		holder = s.holder
 	})
@@ -301,7 +301,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	case isLoss(cause):
 		level, msg = slog.LevelWarn, "lease lost"
 	}
-	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", listen.OneLine(cause))
+	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Lost != nil && isLoss(cause) {
 		m.trace.Lost(term, cause)
 	}
@@ -360,7 +360,7 @@ func (m *monitor) released(term *Term, cause error) {
 			}
 		}
 	})
-	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", listen.OneLine(cause))
+	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Released != nil && began {
 		m.trace.Released(term, cause)
 	}
@@ -371,7 +371,7 @@ func (m *monitor) released(term *Term, cause error) {
 // [ErrLost]; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
-		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", listen.OneLine(err))
+		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
 		m.failed("lease cannot be released; it will expire", err)
 	}

@@ -40,7 +40,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -147,7 +147,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		case errors.Is(err, tenure.ErrLost):
 			<-ctx.Done() // it is about to end
 		case err != nil && ctx.Err() == nil:
-			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", listen.OneLine(err))
+			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", logtext.OneLine(err))
 			pause = storePause + rand.N(storePause)
 		}
 		pace.Sleep(ctx, pause)
@@ -235,7 +235,7 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 	case err != nil:
 		return false, err
 	case failed != nil:
-		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", listen.OneLine(failed))
+		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", logtext.OneLine(failed))
 	}
 	return failed == nil, nil
 }

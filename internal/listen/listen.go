@@ -8,15 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -67,9 +66,9 @@ func (l *Listener) Run(ctx context.Context) {
 		if lasted > patience {
 			pause, undelivered, logged = firstPause, firstUndelivered, ""
 		}
-		if text := Gist(err.Error()); text != logged {
+		if text := logtext.Gist(err.Error()); text != logged {
 			logged = text
-			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", OneLine(err))
+			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", logtext.OneLine(err))
 		}
 		wait := pause
 		pause = min(2*pause, longestPause)
@@ -200,45 +199,4 @@ func within(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return do(ctx)
-}
-
-// OneLine returns an error whose text is one line, for logs. The errors of pgx have several,
-// and so have joined ones.
-func OneLine(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "\n") {
-		return err
-	}
-	return oneLine{err}
-}
-
-type oneLine struct{ error }
-
-func (e oneLine) Unwrap() error { return e.error }
-
-func (e oneLine) Error() string {
-	var text strings.Builder
-	for line := range strings.Lines(e.error.Error()) {
-		line = strings.TrimSpace(line)
-		switch {
-		case line == "":
-			continue
-		case strings.HasSuffix(text.String(), ":"):
-			text.WriteString(" ")
-		case text.Len() > 0:
-			text.WriteString("; ")
-		}
-		text.WriteString(line)
-	}
-	return text.String()
-}
-
-// Gist returns an error's text without its numbers: a port that differs each time does not
-// make it another error.
-func Gist(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsDigit(r) {
-			return -1
-		}
-		return r
-	}, text)
 }

@@ -106,7 +106,7 @@ var mutants = []mutant{
 	{"a rejected renewal is taken for one that may have landed", "lease.go",
 		"if objects.Answered(err) {\n\t\t\tterm.refused", "if false {\n\t\t\tterm.refused",
 		"a copy's renewal is taken for the replica's own, and two copies of one machine hold forever"},
-	{"a lost answer is taken for a lost lease", "holding.go",
+	{"a lost answer is taken for a lost lease", "lease.go",
 		"case !bytes.Equal(r.Payload, term.payload):", "case len(r.Payload) > 0 || bytes.Equal(nil, nil):",
 		"a renewal that landed ends its term"},
 	{"a repeated release reports a lost lease", "handover.go",
