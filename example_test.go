@@ -420,3 +420,22 @@ func ExampleCoordinator_observe() {
 		log.Printf("%s is %s: %s", status.Lease, status.Role, status.Reason)
 	}
 }
+
+// A loop of one's own whose rounds are seen in the status and the metrics.
+func ExampleRecordRun() {
+	importOnce := func(ctx context.Context) error { return nil }
+	job := func(ctx context.Context) error {
+		for {
+			err := tenure.RecordRun(ctx, "import", importOnce) // ctx is the job's; calls importOnce(ctx)
+			if err != nil {
+				log.Print(err)
+			}
+			select {
+			case <-time.After(time.Minute):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+	_ = tenure.CoordinatorConfig{Reconcile: job}
+}

@@ -95,6 +95,7 @@ type runOptions struct {
 	onLoss       string
 	once         bool
 	start, stop  string
+	log          logFormat
 	startEvery   time.Duration
 	stopEvery    time.Duration
 }
@@ -118,6 +119,7 @@ func (o *runOptions) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
+	flags.Var(&o.log, "log", "json or text: `FORMAT` of the log (default text)")
 	durationVar(flags, &o.startEvery, "start-every", 0, "`TIME` between two runs of -start while this replica holds the lease, in case the service\nhas ended; -start must leave a service alone that runs, and the term ends if it fails\n(default: it is run once in a term)")
 	durationVar(flags, &o.stopEvery, "stop-every", 0, "`TIME` between two runs of -stop while another replica holds the lease, in case somebody\nhas started the service here (default: it is not run then)")
 }
@@ -253,8 +255,11 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	defer cancel()
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
-	r := &runner{opts: opts, timing: timing, log: newLogger(lines), shutdown: cancel, service: make(chan struct{}, 1)}
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1)}
 	r.args = []string{"-on-loss", opts.onLoss}
+	if opts.log != "" {
+		r.args = append(r.args, "-log", opts.log.String())
+	}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
 	} else {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/pgconns"
@@ -236,7 +237,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 		case errors.Is(err, objects.ErrSetup) || !pgconns.IsDown(err):
 			return err
 		case last == nil:
-			s.logger.Warn("waiting for the database", "error", err)
+			s.logger.Warn("waiting for the database", "error", logtext.OneLine(err))
 		}
 		last = err
 		if !pace.Sleep(ctx, pace.Jitter(pause)) {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
@@ -250,6 +251,6 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 		}
 	}
 	if err != nil {
-		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", err)
+		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", logtext.OneLine(err))
 	}
 }
