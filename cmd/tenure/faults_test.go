@@ -504,6 +504,64 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	eventually(t, soon, "the guard stops the service", s.idle)
 }
 
+// A -start that goes on after -stop has succeeded would start the service beside that of
+// the next holder.
+func TestNothingOfAStartOutlivesItsGuard(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]bool{"the first run": true, "a later run": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			at := func(name string) string { return filepath.Join(s.dir, name) }
+			exists := func(name string) bool { _, err := os.Stat(at(name)); return err == nil }
+			create := func(name string) {
+				t.Helper()
+				if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Only the run that finds the file slow takes long, in a child of its shell.
+			start := fmt.Sprintf(`cd %s; touch ran; test -e slow || exit 0; rm slow; sh -c "touch begun; sleep 1.5; touch started; :"; :`, s.dir)
+			stop := fmt.Sprintf(`cd %s; test ! -e begun || touch stopped; rm -f started`, s.dir)
+			if first {
+				create("slow")
+			}
+			r := s.start(t, "a", "-start", start, "-stop", stop, "-start-every", "100ms")
+			if !first {
+				eventually(t, soon, "it is started", func() bool { return exists("ran") })
+				create("slow")
+			}
+			eventually(t, soon, "-start is under way", func() bool { return exists("begun") })
+			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+			time.Sleep(2 * time.Second)
+			if exists("started") {
+				t.Error("it has started the service after -stop")
+			}
+		})
+	}
+}
+
+func TestAServiceInTheGroupOfItsStartIsLeftToStop(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	exists := func(name string) bool { _, err := os.Stat(filepath.Join(s.dir, name)); return err == nil }
+	start := fmt.Sprintf(`cd %s; sh -c 'trap "touch told; exit" TERM; while :; do sleep 0.05; done' >/dev/null 2>&1 & echo $! >%[1]s/pid`, s.dir)
+	stop := fmt.Sprintf(`cd %s; test -e pid || exit 0; kill $(cat pid); rm pid; for i in $(seq 100); do test -e told && break; sleep 0.05; done; touch stopped`, s.dir)
+	r := s.start(t, "a", "-start", start, "-stop", stop)
+	eventually(t, soon, "it is started", func() bool { return exists("pid") })
+	time.Sleep(300 * time.Millisecond) // -start returns
+	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+	if !exists("told") {
+		t.Error("the service was killed before -stop could stop it")
+	}
+}
+
 // serviceScript starts and stops the service as a supervisor would: the service is not a
 // descendant of the caller.
 const serviceScript = `

@@ -557,4 +557,10 @@ var mutants = []mutant{
 	{"an error is printed unescaped", "cmd/tenure/main.go",
 		`if r != '\n' && unprintable(r) {`, `if r == 0 && unprintable(r) {`,
 		"text that others wrote to the store controls the terminal"},
+	{"a -start that is under way is not killed with its guard", "cmd/tenure/guard_service.go",
+		"os.Environ(), os.Stderr, s.report)", "os.Environ(), os.Stderr, func(report) {})",
+		"it starts the service after -stop, beside that of the next holder"},
+	{"a service is killed with its guard", "cmd/tenure/guarded.go",
+		"case r.Returned:", "case false:",
+		"-stop cannot stop it in an orderly way"},
 }
