@@ -563,4 +563,7 @@ var mutants = []mutant{
 	{"a service is killed with its guard", "cmd/tenure/guarded.go",
 		"case r.Returned:", "case false:",
 		"-stop cannot stop it in an orderly way"},
+	{"-store sqlite::memory: is allowed", "cmd/tenure/store.go",
+		`if path == ":memory:" {`, `if name == ":memory:" {`,
+		"each replica holds a lease of its own"},
 }
