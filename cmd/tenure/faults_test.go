@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -337,6 +339,43 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	c.awaitLog(t, "peer d: exit status 1")
 	if events := s.events(t); events[len(events)-1].what != "start" {
 		t.Errorf("after the start came %+v", events[len(events)-1])
+	}
+}
+
+func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
+	t.Parallel()
+	store, log := sqliteSite(t).open(t), filepath.Join(t.TempDir(), "fenced")
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{
+		replica: "a", peers: "a,b,c,d", fence: fmt.Sprintf("echo $TENURE_PREDECESSOR >>%s", log),
+	}}
+	for _, test := range []struct {
+		predecessors []string
+		want         string
+	}{
+		{[]string{"a"}, ""},
+		{[]string{"b", "a", "e"}, "b c d e"},
+		{[]string{"a", "b"}, "b c d"},
+	} {
+		os.Remove(log)
+		err := tenure.Do(t.Context(), lease, func(ctx context.Context) error {
+			for _, name := range test.predecessors {
+				if err := r.fence(ctx, tenure.Holding{Holder: name}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		fenced, _ := os.ReadFile(log)
+		if got := strings.Join(strings.Fields(string(fenced)), " "); err != nil || got != test.want {
+			t.Errorf("after %q these were fenced: %q, %v, want %q", test.predecessors, got, err, test.want)
+		}
 	}
 }
 

@@ -566,4 +566,10 @@ var mutants = []mutant{
 	{"-store sqlite::memory: is allowed", "cmd/tenure/store.go",
 		`if path == ":memory:" {`, `if name == ":memory:" {`,
 		"each replica holds a lease of its own"},
+	{"a replica that has restarted fences its peers", "cmd/tenure/run.go",
+		"\"predecessor\", prev.Holder)\n\t\treturn nil", "\"predecessor\", prev.Holder)",
+		"healthy hosts are cut off"},
+	{"peers are fenced once for each predecessor", "cmd/tenure/run.go",
+		"if r.peersFenced == term.ID() {", "if r.peersFenced == \"\" && term == nil {",
+		"a host that was unfenced meanwhile is cut off again"},
 }
