@@ -421,6 +421,21 @@ func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
 	c.awaitLog(t, "-unfence: exit status 1")
 }
 
+func TestAnUnfenceThatHangsGivesTheLeaseUp(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	hung := filepath.Join(s.dir, "hung")
+	unfence := fmt.Sprintf("test -e %s || { touch %[1]s; sleep 20; }", hung) // the second time it returns
+	r := s.start(t, "a", append([]string{"-unfence", unfence}, s.service(t)...)...)
+	began := time.Now()
+	s.awaitStart(t, 0)
+	if took := time.Since(began); took < testTTL || took > 18*time.Second {
+		t.Errorf("it took %v, want the TTL and a pause", took)
+	}
+	r.awaitLog(t, "not unfenced, giving the lease up")
+	r.awaitLog(t, "-unfence: killed: it has not returned within 3s")
+}
+
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {

@@ -395,7 +395,11 @@ func (r *runner) job(ctx context.Context) error {
 	if r.opts.unfence != "" {
 		r.log.Info("unfencing this replica")
 		env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
-		if err := runHook(ctx, r.opts.unfence, nil, env, os.Stderr); err != nil {
+		// One that hangs must not keep the lease from a replica that could run the program.
+		unfencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
+		defer cancel()
+		if err := runHook(unfencing, r.opts.unfence, nil, env, os.Stderr); err != nil {
+			r.log.Error("not unfenced, giving the lease up", "error", err)
 			return fmt.Errorf("-unfence: %w", err)
 		}
 	}

@@ -572,4 +572,7 @@ var mutants = []mutant{
 	{"peers are fenced once for each predecessor", "cmd/tenure/run.go",
 		"if r.peersFenced == term.ID() {", "if r.peersFenced == \"\" && term == nil {",
 		"a host that was unfenced meanwhile is cut off again"},
+	{"an -unfence that hangs keeps the lease", "cmd/tenure/run.go",
+		"runHook(unfencing, r.opts.unfence", "runHook(ctx, r.opts.unfence",
+		"no replica runs the program"},
 }
