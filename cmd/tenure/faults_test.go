@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -340,6 +342,43 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	}
 }
 
+func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
+	t.Parallel()
+	store, log := sqliteSite(t).open(t), filepath.Join(t.TempDir(), "fenced")
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{
+		replica: "a", peers: "a,b,c,d", fence: fmt.Sprintf("echo $TENURE_PREDECESSOR >>%s", log),
+	}}
+	for _, test := range []struct {
+		predecessors []string
+		want         string
+	}{
+		{[]string{"a"}, ""},
+		{[]string{"b", "a", "e"}, "b c d e"},
+		{[]string{"a", "b"}, "b c d"},
+	} {
+		os.Remove(log)
+		err := tenure.Do(t.Context(), lease, func(ctx context.Context) error {
+			for _, name := range test.predecessors {
+				if err := r.fence(ctx, tenure.Holding{Holder: name}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		fenced, _ := os.ReadFile(log)
+		if got := strings.Join(strings.Fields(string(fenced)), " "); err != nil || got != test.want {
+			t.Errorf("after %q these were fenced: %q, %v, want %q", test.predecessors, got, err, test.want)
+		}
+	}
+}
+
 func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
@@ -502,6 +541,64 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	s.awaitStart(t, 3)
 	a.signal(t, syscall.SIGKILL)
 	eventually(t, soon, "the guard stops the service", s.idle)
+}
+
+// A -start that goes on after -stop has succeeded would start the service beside that of
+// the next holder.
+func TestNothingOfAStartOutlivesItsGuard(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]bool{"the first run": true, "a later run": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			at := func(name string) string { return filepath.Join(s.dir, name) }
+			exists := func(name string) bool { _, err := os.Stat(at(name)); return err == nil }
+			create := func(name string) {
+				t.Helper()
+				if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Only the run that finds the file slow takes long, in a child of its shell.
+			start := fmt.Sprintf(`cd %s; touch ran; test -e slow || exit 0; rm slow; sh -c "touch begun; sleep 1.5; touch started; :"; :`, s.dir)
+			stop := fmt.Sprintf(`cd %s; test ! -e begun || touch stopped; rm -f started`, s.dir)
+			if first {
+				create("slow")
+			}
+			r := s.start(t, "a", "-start", start, "-stop", stop, "-start-every", "100ms")
+			if !first {
+				eventually(t, soon, "it is started", func() bool { return exists("ran") })
+				create("slow")
+			}
+			eventually(t, soon, "-start is under way", func() bool { return exists("begun") })
+			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+			time.Sleep(2 * time.Second)
+			if exists("started") {
+				t.Error("it has started the service after -stop")
+			}
+		})
+	}
+}
+
+func TestAServiceInTheGroupOfItsStartIsLeftToStop(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	exists := func(name string) bool { _, err := os.Stat(filepath.Join(s.dir, name)); return err == nil }
+	start := fmt.Sprintf(`cd %s; sh -c 'trap "touch told; exit" TERM; while :; do sleep 0.05; done' >/dev/null 2>&1 & echo $! >%[1]s/pid`, s.dir)
+	stop := fmt.Sprintf(`cd %s; test -e pid || exit 0; kill $(cat pid); rm pid; for i in $(seq 100); do test -e told && break; sleep 0.05; done; touch stopped`, s.dir)
+	r := s.start(t, "a", "-start", start, "-stop", stop)
+	eventually(t, soon, "it is started", func() bool { return exists("pid") })
+	time.Sleep(300 * time.Millisecond) // -start returns
+	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+	if !exists("told") {
+		t.Error("the service was killed before -stop could stop it")
+	}
 }
 
 // serviceScript starts and stops the service as a supervisor would: the service is not a

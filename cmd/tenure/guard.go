@@ -93,6 +93,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 	runtime.LockOSThread()
 	syscall.CloseOnExec(ordersFD)
 	syscall.CloseOnExec(reportsFD)
+	syscall.SetNonblock(reportsFD, true) // for reportNow; an os.File waits all the same
 	surviveSignals()
 	lines := newLateWriter(stderr)
 	defer lines.close()
@@ -108,7 +109,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 		}
 		g.charge = newProgram(args)
 	} else {
-		g.charge = newService(cfg, g.log)
+		g.charge = newService(cfg, g.log, reportNow)
 	}
 	return g.run(readOrders(os.NewFile(ordersFD, "orders")))
 }
@@ -293,6 +294,17 @@ func (g *guard) report(r report) error {
 		return fmt.Errorf("report: %w", err)
 	}
 	return nil
+}
+
+// reportNow reports without waiting: if the pipe is full because tenure is stopped, it drops
+// the report, because the service has to be stopped in time. It is safe for concurrent use,
+// also with the guard's own reports.
+func reportNow(r report) {
+	line, err := json.Marshal(r) // shorter than PIPE_BUF, so it is written whole or not at all
+	if err != nil {
+		panic(err)
+	}
+	syscall.Write(reportsFD, append(line, '\n'))
 }
 
 // instant is a point in time by the monotonic clock and by the wall clock. Whichever

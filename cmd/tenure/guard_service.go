@@ -22,13 +22,14 @@ type service struct {
 	startLine, stopLine string
 	startEvery          time.Duration
 	log                 *slog.Logger
+	report              func(report)    // must not block
 	told                context.Context // done when the service must stop
 	tell                context.CancelFunc
 	left                chan ending
 }
 
-func newService(cfg guardConfig, log *slog.Logger) *service {
-	s := &service{startLine: cfg.start, stopLine: cfg.stop, startEvery: cfg.startEvery, log: log, left: make(chan ending, 1)}
+func newService(cfg guardConfig, log *slog.Logger, tell func(report)) *service {
+	s := &service{startLine: cfg.start, stopLine: cfg.stop, startEvery: cfg.startEvery, log: log, report: tell, left: make(chan ending, 1)}
 	s.told, s.tell = context.WithCancel(context.Background())
 	return s
 }
@@ -41,7 +42,7 @@ func (s *service) begin() (int, error) {
 func (s *service) run() ending {
 	end := ending{Text: "it was stopped"}
 	for s.told.Err() == nil {
-		if err := runHook(s.told, s.startLine, nil, os.Environ(), os.Stderr); err != nil && s.told.Err() == nil {
+		if err := runReportedHook(s.told, s.startLine, nil, os.Environ(), os.Stderr, s.report); err != nil && s.told.Err() == nil {
 			end = ending{Status: 1, Text: fmt.Sprintf("-start: %v", err)}
 			break
 		}

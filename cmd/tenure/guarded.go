@@ -29,7 +29,7 @@ type guarded struct {
 	mu     sync.Mutex // guards orders: signals are passed from another goroutine
 	orders *os.File
 
-	group knownGroup // the program's
+	group knownGroup // the program's, or that of the run of -start that is under way
 }
 
 // startGuarded starts a guard, which starts the program once it knows how much trust is
@@ -155,8 +155,14 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 				left := g.timing.left(g.term.Remaining())
 				g.send(order{Trust: &left})
 			case r.Group != 0:
+				g.group.close()
 				g.group = knowGroup(r.Group, g.cmd.Process.Pid)
-				g.log.Info("program started", "pid", r.Group)
+				if !g.timing.patient {
+					g.log.Info("program started", "pid", r.Group)
+				}
+			case r.Returned:
+				g.group.close()
+				g.group = knownGroup{}
 			case r.End != nil:
 				final = r.End
 			}
@@ -188,7 +194,8 @@ func (g *guarded) kill() {
 	g.cmd.Process.Kill()
 }
 
-// reap kills what is left of the process group of a program whose guard is gone.
+// reap kills what is left of the process group of a program, or of a run of -start, whose
+// guard is gone.
 func (g *guarded) reap() {
 	for !errors.Is(g.group.signal(syscall.SIGKILL), syscall.ESRCH) && !g.group.onlyZombies() {
 		if os.Getpid() == 1 { // orphans become children of this process

@@ -18,6 +18,12 @@ import (
 // the command has ended, or was killed because ctx is done. If output is nil, the error
 // has the last line of the command's output.
 func runHook(ctx context.Context, line string, args, env []string, output io.Writer) error {
+	return runReportedHook(ctx, line, args, env, output, func(report) {})
+}
+
+// runReportedHook is runHook that also reports the process group of the command when it
+// has started, and when it has ended.
+func runReportedHook(ctx context.Context, line string, args, env []string, output io.Writer, tell func(report)) error {
 	if len(args) > 0 {
 		line += ` "$@"`
 	}
@@ -37,7 +43,7 @@ func runHook(ctx context.Context, line string, args, env []string, output io.Wri
 	cmd.Stdout, cmd.Stderr = output, output
 	err := ctx.Err()
 	if err == nil {
-		err = runGroup(ctx, cmd)
+		err = runGroup(ctx, cmd, tell)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("killed: %w", context.Cause(ctx))

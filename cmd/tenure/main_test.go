@@ -58,6 +58,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"run", "-store", db, "--", "true"},
 		{"run", "-store", db, "-key", "/", "--", "true"},
 		{"run", "-store", ":memory:", "-key", "k", "--", "true"},
+		{"run", "-store", "sqlite::memory:", "-key", "k", "-once", "--", "true"},
 		{"run", "-store", "mysql://localhost/db", "-key", "k", "--", "true"},
 		{"run", "-store", "host=localhost dbname=db", "-key", "k", "--", "true"},
 		{"run", "-store", "postgres:/localhost/db", "-key", "k", "--", "true"},

@@ -59,11 +59,14 @@ func awaitEnd(which, pid int) (int, error) {
 	}
 }
 
-// runGroup runs a command that leads a process group. When ctx is done it kills the group.
-func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+// runGroup runs a command that leads a process group, and reports the group. When ctx is
+// done it kills the group. It reports the command's end before it collects the command, so
+// that the group's number is not reused as long as it counts as the command's.
+func runGroup(ctx context.Context, cmd *exec.Cmd, tell func(report)) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	tell(report{Group: cmd.Process.Pid})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -74,6 +77,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	case <-ctx.Done():
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // before Wait, so that the pid has not been reused
 	}
+	tell(report{Returned: true})
 	return cmd.Wait()
 }
 

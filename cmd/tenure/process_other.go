@@ -26,12 +26,14 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // becomeSubreaper does nothing here.
 func becomeSubreaper() error { return nil }
 
-// runGroup runs a command that leads a process group. When ctx is done it kills the group,
-// unless the command has ended by then.
-func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+// runGroup runs a command that leads a process group, and reports the group. When ctx is
+// done it kills the group, unless the command has ended by then.
+func runGroup(ctx context.Context, cmd *exec.Cmd, tell func(report)) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	tell(report{Group: cmd.Process.Pid})
+	defer tell(report{Returned: true})
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	select {

@@ -234,15 +234,16 @@ func (o *runOptions) observe() error {
 
 // runner runs the program for each term.
 type runner struct {
-	opts      *runOptions
-	args      []string // the guard's arguments after its timing
-	timing    timing
-	log       *slog.Logger
-	shutdown  context.CancelFunc
-	signal    atomic.Int32            // the signal that told tenure to end; 0 if none has
-	current   atomic.Pointer[guarded] // nil between terms
-	service   chan struct{}           // has one element while a term, or a -stop of a standby, is under way
-	onceEnded *ending                 // how the program ended under -once; used only by Run's goroutine
+	opts        *runOptions
+	args        []string // the guard's arguments after its timing
+	timing      timing
+	log         *slog.Logger
+	shutdown    context.CancelFunc
+	signal      atomic.Int32            // the signal that told tenure to end; 0 if none has
+	current     atomic.Pointer[guarded] // nil between terms
+	service     chan struct{}           // has one element while a term, or a -stop of a standby, is under way
+	peersFenced string                  // the ID of the last term in which all -peers were fenced; used only by fence, which has one call at a time
+	onceEnded   *ending                 // how the program ended under -once; used only by Run's goroutine
 }
 
 func runProgram(ctx context.Context, opts *runOptions, out *output, args []string) error {
@@ -441,15 +442,20 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 }
 
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
-	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
-	if prev.Holder == r.opts.replica { // a host that has restarted must not cut its own power
+	term := tenure.TermFromContext(ctx)
+	env := append(environ(), termEnv(term)...)
+	// A host that has restarted must not cut its own power, nor that of healthy peers.
+	if prev.Holder == r.opts.replica {
 		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
-	} else {
-		r.log.Info("fencing", "predecessor", printable(prev.Holder))
-		vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
-		if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
-			return err
-		}
+		return nil
+	}
+	r.log.Info("fencing", "predecessor", printable(prev.Holder))
+	vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
+	if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
+		return err
+	}
+	if r.peersFenced == term.ID() { // after an earlier predecessor
+		return nil
 	}
 	for _, peer := range r.opts.peerNames() {
 		if peer == r.opts.replica || peer == prev.Holder {
@@ -460,6 +466,7 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 			return fmt.Errorf("peer %s: %w", printable(peer), err)
 		}
 	}
+	r.peersFenced = term.ID()
 	return nil
 }
 

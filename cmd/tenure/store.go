@@ -56,14 +56,15 @@ func (s *storeFlag) name() (string, error) {
 		return "", usageError("no store: give -store, or set %s", storeEnv)
 	case isPostgres(name):
 		return name, checkURL(name)
-	case name == ":memory:":
-		return "", usageError("the store must be shared, and each process has its own :memory:")
 	case s.schema != "":
 		return "", usageError("-schema needs a store on Postgres")
 	}
 	path, err := storeurl.Path(name)
 	if err != nil {
 		return "", usageError("no store: %v", err)
+	}
+	if path == ":memory:" {
+		return "", usageError("the store must be shared, and each process has its own :memory:")
 	}
 	return path, nil
 }
