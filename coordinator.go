@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -220,8 +221,8 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it, except that a SQLite file which another process uses, one of
-// the two without Shared, is [ErrSetup] at once.
+// No error of the store ends it, except that a SQLite file on which another process competes,
+// one of the two without Shared, is [ErrSetup] at once.
 //
 // If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
 // while it is running is [ErrInvalid].
@@ -232,11 +233,11 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	defer c.running.Store(false)
 	defer c.checks.calls.Wait()
 	c.headStart.Gives = false
-	if file, ok := c.lease.store.(interface{ claim(context.Context) error }); ok {
-		if err := file.claim(ctx); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("tenure: run: %w", err)
-		}
+	done, err := c.useStore(ctx)
+	if err != nil {
+		return fmt.Errorf("tenure: run: %w", err)
 	}
+	defer done()
 	var hints Subscription = noHints{}
 	if !c.single {
 		hints = subscribe(c.lease.store, c.lease.cfg.Key)
@@ -253,6 +254,27 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		}
 		pause = c.hold(ctx, term, hints)
 	}
+}
+
+// useStore makes sure that no other process believes that it alone uses the store, nor this
+// one wrongly, until done is called.
+func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
+	file, ok := c.lease.store.(interface {
+		use(context.Context) (func(), error)
+	})
+	for ok {
+		asking, cancel := context.WithTimeout(ctx, c.caller.timeout)
+		done, err := file.use(asking)
+		cancel()
+		if err == nil || errors.Is(err, objects.ErrInUse) {
+			return done, err
+		}
+		c.monitor.failed("the store cannot be used, trying again", err)
+		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
+			break
+		}
+	}
+	return func() {}, nil
 }
 
 // IsHolder reports whether this replica holds the lease and its job has not been told to

@@ -147,11 +147,12 @@ func (k *keeper) retryPause(failures int) time.Duration {
 // meanwhile and the renewal is overdue now, it waits no longer.
 func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (woken, ok bool) {
 	wasDue := k.untilRenewal() <= 0 // then this is the pause before the next try
+	end := time.Now().Add(longest)  // timers are late, and a late renewal comes just after a standby's look
 	for {
 		// Run's goroutine looks at the clocks more often.
 		step := min(longest, max(k.c.longestSleep, k.c.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
-		longest, ignoreFor = longest-step, ignoreFor-step
+		longest, ignoreFor = time.Until(end), ignoreFor-step
 		if woken || !ok || longest <= 0 || !wasDue && k.untilRenewal() <= 0 {
 			return woken, ok
 		}
