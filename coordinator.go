@@ -226,22 +226,11 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 // If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
 // while it is running is [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
-	if !c.running.CompareAndSwap(false, true) {
-		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
+	hints, done, err := c.begin(ctx)
+	if err != nil {
+		return fmt.Errorf("tenure: run: %w", err)
 	}
-	defer c.running.Store(false)
-	defer c.checks.calls.Wait()
-	c.headStart.Gives = false
-	if file, ok := c.lease.store.(interface{ claim(context.Context) error }); ok {
-		if err := file.claim(ctx); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("tenure: run: %w", err)
-		}
-	}
-	var hints Subscription = noHints{}
-	if !c.single {
-		hints = subscribe(c.lease.store, c.lease.cfg.Key)
-	}
-	defer hints.Stop()
+	defer done()
 	for pause := time.Duration(0); ; {
 		if ctx.Err() != nil {
 			return nil
@@ -251,8 +240,53 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		if term == nil {
 			return nil
 		}
-		pause = c.hold(ctx, term, hints)
+		cause, resign := c.hold(ctx, term, hints)
+		pause = c.stayAway(term, cause, resign)
 	}
+}
+
+// Hold is [Coordinator.Run] for a term that the caller has acquired with the coordinator's
+// lease: it renews the term and runs the job, until the term is over or ctx is done, tells the
+// job to return, waits until it has, and releases the lease. It returns nil if that was
+// because ctx was done, else why the term was over. It does not compete for another term.
+//
+// No two coordinators may hold one term.
+func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
+	if err := term.isFor("hold", c.lease.cfg.Key); err != nil {
+		return err
+	}
+	hints, done, err := c.begin(ctx)
+	if err != nil {
+		return fmt.Errorf("tenure: hold: %w", err)
+	}
+	defer done()
+	if cause, _ := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {
+		return fmt.Errorf("tenure: hold %s: %w", c.lease.cfg.Key, cause)
+	}
+	return nil
+}
+
+// begin prepares to hold the lease, until done is called.
+func (c *Coordinator) begin(ctx context.Context) (hints Subscription, done func(), err error) {
+	if !c.running.CompareAndSwap(false, true) {
+		return nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
+	}
+	c.headStart.Gives = false
+	if file, ok := c.lease.store.(interface{ claim(context.Context) error }); ok {
+		if err := file.claim(ctx); err != nil && ctx.Err() == nil {
+			c.running.Store(false)
+			return nil, nil, err
+		}
+	}
+	hints = noHints{}
+	if !c.single {
+		hints = subscribe(c.lease.store, c.lease.cfg.Key)
+	}
+	return hints, func() {
+		hints.Stop()
+		c.checks.calls.Wait()
+		c.running.Store(false)
+	}, nil
 }
 
 // IsHolder reports whether this replica holds the lease and its job has not been told to
@@ -264,8 +298,8 @@ func (c *Coordinator) IsHolder() bool {
 }
 
 // hold runs the job for one term. It returns after the job has returned and the lease is
-// released, with the pause before this replica competes again.
-func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (pause time.Duration) {
+// released, with the cause, and with the resignation if there was one.
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (cause error, resign *resignation) {
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()
@@ -276,7 +310,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 		c.startJob(term, job)
 	}
 
-	cause := c.untilOver(ctx, term, keeper, job)
+	cause = c.untilOver(ctx, term, keeper, job)
 	keeper.stopping.Store(true)
 	c.term.Store(nil)
 	c.monitor.termEnding(term, cause)
@@ -285,13 +319,13 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
 	err := c.release(term, cause)
-	resign := c.leaveTerm(err)
+	resign = c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
 	// Or two unhealthy replicas might hand the lease to each other for ever.
 	c.headStart.Gives = !errors.Is(cause, ErrResigned)
-	return c.stayAway(term, cause, resign)
+	return cause, resign
 }
 
 func (c *Coordinator) enterTerm(keeper *keeper) {
