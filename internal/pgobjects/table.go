@@ -53,6 +53,7 @@ type Table struct {
 	setups  setups
 	watches watches
 	groups  writeGroups
+	claims  Claims
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
@@ -63,6 +64,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t.pruned.Store(time.Now().Unix())
 	t.setups.conns, t.setups.names, t.setups.logger = conns, names, cfg.Logger
 	t.watches.init(t)
+	t.claims = Claims{table: t, sql: newClaimStatements(names)}
 	for _, g := range t.groups.all() {
 		g.table = t
 	}
