@@ -172,6 +172,8 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 // query runs one statement in a transaction of its own, which has the limits of the statement.
 // A plan that was made while the table had few rows would be wrong for a million.
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true)`,
 		strconv.FormatInt(max(1, limit.Milliseconds()), 10))
