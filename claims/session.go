@@ -211,7 +211,7 @@ func (s *Session) hold(run context.Context, t *term) {
 // live is the job of a term. ctx is done when the session is lost.
 func (s *Session) live(ctx context.Context, t *term) error {
 	s.enter(ctx, t)
-	s.hint(sessionsKey)
+	t.busy.Go(func() { s.hint(sessionsKey) }) // which may hang
 	select {
 	case <-t.ended:
 	case <-ctx.Done():

@@ -31,20 +31,20 @@ type claimStatements struct{ look, take, free, owned, sessions, prune, fence str
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an
 // insert waits, for another of the same key.
 //
-// IDs that a statement has locked are handed on as an array: with a join the planner may walk
-// the whole index.
+// IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
+// knows, or of a join, it may expect so many that it walks all rows of the kind.
 func newClaimStatements(n names) claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	return claimStatements{
 		look: n.in(`
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
-			FROM {claims} c WHERE kind = $1 AND id = ANY($2)`),
+			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`),
 
 		// A row whose session changes while the statement runs is judged again, as it is now,
 		// when it is locked.
 		take: n.in(`
 			WITH locked AS MATERIALIZED (
-				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY($3) AND (session IS NULL OR session = ANY($4))
+				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
 				UPDATE {claims} SET session = $2,
@@ -61,7 +61,7 @@ func newClaimStatements(n names) claimStatements {
 		// rows that were just freed are still in the way.
 		free: n.in(`
 			WITH wanted AS MATERIALIZED (
-				SELECT * FROM {claims} c WHERE kind = $1 AND id = ANY($3) AND session IS NOT DISTINCT FROM $2
+				SELECT * FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
 			locked AS MATERIALIZED (
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
@@ -73,7 +73,7 @@ func newClaimStatements(n names) claimStatements {
 
 		owned: n.in(`
 			SELECT kind, id, session, token, false FROM {claims}
-			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY kind, id LIMIT $4`),
+			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
 
 		// Looks up the next session in the index, and not at each row.
 		sessions: n.in(`
@@ -169,13 +169,15 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 	return claims, nil
 }
 
-// query runs one statement in a transaction of its own, which has the limits of the statement.
-// A plan that was made while the table had few rows would be wrong for a million.
+// query runs one statement in a transaction of its own, which has the settings of the statement.
+// A plan that was made while the table had few rows would be wrong for a million, and one that
+// gathers and sorts all rows of a session would be wrong for a thousand of them.
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	batch := &pgx.Batch{}
-	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true)`,
+	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true),
+			set_config('random_page_cost', '0.1', true)`,
 		strconv.FormatInt(max(1, limit.Milliseconds()), 10))
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		for rows.Next() {

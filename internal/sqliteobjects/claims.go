@@ -37,8 +37,8 @@ func newClaimStatements(named func(string) string) claimStatements {
 			WHERE session IS NULL OR session IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`),
 		free: named(`
-			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND session = ?2 AND (id, token) IN (
-				SELECT ids.value, tokens.value FROM json_each(?3) ids JOIN json_each(?4) tokens USING (key))`),
+			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`),
 		owned: named(`
 			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) ORDER BY kind, id LIMIT ?4`),
 		// Looks up the next session in the index, and not at each row.
@@ -91,8 +91,12 @@ func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, miss
 // Free frees the rows that a session owns under these tokens. No row is ever locked for long,
 // so it always returns nil.
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	rows := make([][2]any, 0, len(ids))
+	for i, id := range ids {
+		rows = append(rows, [2]any{id, tokens[i]})
+	}
 	return nil, c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, c.sql.free, kind, session, list(ids), list(tokens))
+		_, err := tx.ExecContext(ctx, c.sql.free, kind, session, list(rows))
 		return err
 	})
 }
