@@ -303,7 +303,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()
-	job := newJob(ctx, jobScope{term, c})
+	job := newJob(ctx, term, c)
 	if term.unconfirmed() != nil {
 		job.start(confirmName, keeper.confirm)
 	} else {
@@ -372,6 +372,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		case r := <-job.results:
 			job.finished(r)
 			if !r.isConfirmation() {
+				c.monitor.funcReturned(r)
 				return r.cause()
 			}
 			if _, err := c.untilCheck(term, keeper); err != nil {

@@ -330,8 +330,7 @@ func ExampleFencedTx() {
 	var store tenure.Database   // of Open, as db is of sql.Open, for the same database
 	var db *sql.DB
 	id := 1
-	var err error
-	err = tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
+	err := tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = $1", id)
 		return err
 	})
@@ -420,4 +419,23 @@ func ExampleCoordinator_observe() {
 	for status := range coordinator.Changes(ctx) { // now, and at each change; a slow reader gets the latest
 		log.Printf("%s is %s: %s", status.Lease, status.Role, status.Reason)
 	}
+}
+
+// A loop of one's own whose rounds are seen in the status and the metrics.
+func ExampleRecordRun() {
+	importOnce := func(ctx context.Context) error { return nil }
+	job := func(ctx context.Context) error {
+		for {
+			err := tenure.RecordRun(ctx, "import", importOnce) // ctx is the job's; calls importOnce(ctx)
+			if err != nil {
+				log.Print(err)
+			}
+			select {
+			case <-time.After(time.Minute):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+	_ = tenure.CoordinatorConfig{Reconcile: job}
 }

@@ -206,47 +206,6 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	return r, nil
 }
 
-// reread looks at the record of a term after a write found another version than the term
-// knows. If the record is still the term's, because of a write whose answer was lost,
-// reread notes the version and returns nil. If it is not, reread ends the term.
-func (l *Lease) reread(ctx context.Context, term *Term) error {
-	known := term.currentVersion()
-	r, err := l.look(ctx, caller{})
-	switch {
-	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
-		return term.lostTo(&LostError{Key: l.cfg.Key})
-	case err != nil:
-		return err
-	case !bytes.Equal(r.Payload, term.payload):
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
-	case !l.recognises(term, known, r):
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, toCopy: true})
-	}
-	return nil
-}
-
-// recognises reports whether a record with the term's payload was written by the term
-// itself and not by a copy of this process. If so, it notes the version and any request.
-func (l *Lease) recognises(term *Term, known int64, r reading) bool {
-	request := r.stored.Request()
-	if !term.recognise(known, r.Version, request) {
-		l.memory.foundCopy(term.id)
-		return false
-	}
-	if request != nil {
-		term.request.Store(request)
-	}
-	return true
-}
-
-// held returns who holds the lease, and how long it will be until the record can expire: 0
-// or less if it has expired.
-func (l *Lease) held(r reading) *HeldError {
-	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
-	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
-	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
-}
-
 // heldByUnknown is the error if a record was in the way of an acquire and had vanished when
 // it was read.
 func (l *Lease) heldByUnknown() *HeldError {

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -28,10 +29,12 @@ func (p *JobPanic) Unwrap() error {
 	return err
 }
 
-// jobScope is what a job finds in its context.
+// jobScope is what a job's func finds in its context.
 type jobScope struct {
 	term *Term
 	of   *Coordinator
+	job  context.Context // of all the funcs, which the caller can't have given a deadline
+	name string          // of this func
 }
 
 type jobScopeKey struct{}
@@ -45,6 +48,8 @@ func TermFromContext(ctx context.Context) *Term {
 
 // job is the caller's funcs, running for one term. Only Run's goroutine touches it.
 type job struct {
+	term     *Term
+	of       *Coordinator
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan *jobResult // has room for all funcs, so that none has to wait
@@ -54,6 +59,7 @@ type job struct {
 
 type jobResult struct {
 	name     string
+	began    time.Time
 	err      error
 	panicked *JobPanic
 }
@@ -64,10 +70,9 @@ var errGoexit = errors.New("runtime.Goexit was called")
 
 // newJob returns a job whose funcs don't run yet. Their context has the values of ctx but
 // doesn't end with it: the coordinator ends it, with a cause.
-func newJob(ctx context.Context, scope jobScope) *job {
-	ctx = context.WithValue(context.WithoutCancel(ctx), jobScopeKey{}, scope)
-	ctx, cancel := context.WithCancelCause(ctx)
-	return &job{ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
+func newJob(ctx context.Context, term *Term, c *Coordinator) *job {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	return &job{term: term, of: c, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts a func, unless it is nil.
@@ -76,15 +81,16 @@ func (j *job) start(name string, run func(context.Context) error) {
 		return
 	}
 	j.running++
+	ctx := context.WithValue(j.ctx, jobScopeKey{}, jobScope{j.term, j.of, j.ctx, name})
 	go func() {
-		result := &jobResult{name: name, err: errGoexit}
+		result := &jobResult{name: name, began: time.Now(), err: errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
 			}
 			j.results <- result
 		}()
-		result.err = run(j.ctx)
+		result.err = run(ctx)
 	}()
 }
 
@@ -121,6 +127,8 @@ func (r *jobResult) cause() error {
 //
 // Each term begins with a sweep, so with an interval of a day a sweep comes at each
 // deployment, too. Package schedule is for jobs that are due at given times.
+//
+// The sweeps are recorded as by [RecordRun], named after the job's func: watch or reconcile.
 func Every(interval time.Duration, sweep func(context.Context) error) func(context.Context) error {
 	if interval <= 0 {
 		panic(fmt.Sprintf("tenure: Every: interval %v is not positive", interval))
@@ -130,16 +138,55 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 	}
 	return func(ctx context.Context) error {
 		log := slog.Default()
-		if scope, ok := ctx.Value(jobScopeKey{}).(jobScope); ok {
+		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
+		if ok {
 			log = scope.of.monitor.log()
 		}
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
-			if err := sweep(ctx); err != nil && ctx.Err() == nil {
-				log.Error("sweep failed", "error", err)
+			if err := RecordRun(ctx, scope.name, sweep); err != nil && ctx.Err() == nil {
+				log.Error("sweep failed", "error", logtext.OneLine(err))
 			}
 		}
 		return nil
 	}
+}
+
+var errNotReturned = errors.New("the run did not return: it panicked or called runtime.Goexit")
+
+// RecordRun calls run and returns its error. If ctx is derived from a job's context, the
+// coordinator's [Status] and [Trace] tell that a run of this name has begun, and how it
+// ended: otherwise a job that goes on after errors looks healthy although it always fails.
+// [Every] and package schedule record their runs; a loop of the caller's own should do so
+// for each round. It is safe for concurrent use.
+//
+// A run that returns an error after its term has ended, or returns [ErrLost], is interrupted
+// and has not failed. A program should have few names, because a coordinator remembers each
+// of them.
+func RecordRun(ctx context.Context, name string, run func(context.Context) error) (err error) {
+	scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
+	if !ok {
+		return run(ctx)
+	}
+	r := Run{Name: name, Outcome: RunBegan, Began: time.Now()}
+	scope.of.monitor.ran(r, 1)
+	returned := false
+	defer func() {
+		r.Ended, r.Err = time.Now(), err
+		switch {
+		case !returned:
+			r.Outcome, r.Err = RunFailed, errNotReturned
+		case err == nil:
+			r.Outcome = RunSucceeded
+		case scope.job.Err() != nil || errors.Is(err, ErrLost):
+			r.Outcome = RunInterrupted
+		default:
+			r.Outcome = RunFailed
+		}
+		scope.of.monitor.ran(r, -1)
+	}()
+	err = run(ctx)
+	returned = true
+	return err
 }
 
 // Do waits until this replica holds the lease, calls fn once with the context of its term,

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -176,7 +177,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 	}
 	held := l.held(read)
 	from := held.Holding
-	if !steal || held.canExpireIn > 0 {
+	if !steal || held.canExpireIn > 0 { // the rule is sighting.CanExpireIn
 		switch removed, err := l.removeOrphan(ctx, by, read); {
 		case err != nil:
 			return nil, err
@@ -192,6 +193,14 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		term.stolenFrom = &from
 	}
 	return term, err
+}
+
+// held returns who holds the lease, and how long it will be until the record can expire: 0
+// or less if it has expired, and a standby may steal the lease.
+func (l *Lease) held(r reading) *HeldError {
+	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
+	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
 }
 
 // begin writes the record of a new term.
@@ -278,8 +287,9 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		return nil
 	}
 	defer term.renewal()()
-	// The second round is for a renewal of our own that landed although its answer was
-	// lost: the record is ours, at a version that we did not know.
+	// The second round is for an earlier renewal of ours that landed although its
+	// answer was lost: the record is ours, at a version that we did not know. That we have
+	// seen it extends no trust; only a write that is answered does.
 	for range 2 {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
@@ -316,6 +326,39 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 		return fmt.Errorf("tenure: renew %s: %w (and %w)", l.cfg.Key, ErrDeadline, err)
 	}
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+}
+
+// reread looks at the record of a term after a write found another version than the term
+// knows. If the record is still the term's, because of a write whose answer was lost,
+// reread notes the version and returns nil. If it is not, reread ends the term.
+func (l *Lease) reread(ctx context.Context, term *Term) error {
+	known := term.currentVersion()
+	r, err := l.look(ctx, caller{})
+	switch {
+	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
+		return term.lostTo(&LostError{Key: l.cfg.Key})
+	case err != nil:
+		return err
+	case !bytes.Equal(r.Payload, term.payload):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
+	case !l.recognises(term, known, r):
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, toCopy: true})
+	}
+	return nil
+}
+
+// recognises reports whether a record with the term's payload was written by the term
+// itself and not by a copy of this process. If so, it notes the version and any request.
+func (l *Lease) recognises(term *Term, known int64, r reading) bool {
+	request := r.stored.Request()
+	if !term.recognise(known, r.Version, request) {
+		l.memory.foundCopy(term.id)
+		return false
+	}
+	if request != nil {
+		term.request.Store(request)
+	}
+	return true
 }
 
 // Read returns who holds the lease, or to which replica it is offered, see

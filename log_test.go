@@ -2,12 +2,16 @@ package tenure_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -84,7 +88,7 @@ func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(t, map[string]int{
 			"WARN lease not renewed, trying again by a": 1,
-			"INFO lease lost by a":                      1,
+			"WARN lease lost by a":                      1,
 			"INFO lease acquired by b":                  1,
 		}, j.take())
 		a.store.SetHook(nil)
@@ -99,6 +103,98 @@ func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 			"INFO lease has another holder by b": 1,
 		}, j.take())
 		require.Empty(t, j.unnamed)
+	})
+}
+
+// textLog returns a logger without times, and a func that returns its lines since the last call.
+func textLog() (*slog.Logger, func() string) {
+	var text kit.SyncBuffer
+	read := 0
+	return slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}})), func() string {
+			all := text.String()
+			defer func() { read = len(all) }()
+			return all[read:]
+		}
+}
+
+func TestTheLogTellsATakeoverFromAnAcquireOfAFreeLease(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		t.takeover(tenure.CoordinatorConfig{Logger: log})
+		require.Regexp(t, `level=INFO msg="lease acquired" .*holder=b token=\d+ from=a reason=expired\n`, lines())
+	})
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		t.start("a", tenure.CoordinatorConfig{Logger: log})
+		require.NotContains(t, lines(), "from=")
+	})
+}
+
+func TestTheLogTellsToWhomALeaseIsOffered(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a, _ := t.start("a"), t.start("c", tenure.CoordinatorConfig{Logger: log})
+		lines()
+		require.NoError(t, a.lease.RequestHandover(t.Context(), "b")) // which does not run
+		synctest.Wait()
+		time.Sleep(10 * time.Millisecond)
+		require.Equal(t, "level=INFO msg=\"lease has another holder\" lease=reconciler_lease/singleton replica=c holder=\"\" offered_to=b\n", lines())
+	})
+}
+
+func TestTheLogTellsHowLongALeaseWasNotRenewed(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log})
+		a.store.SetHook(kit.Refuse)
+		time.Sleep(16 * time.Second) // the renewal is due after 10 s
+		a.store.SetHook(nil)
+		lines()
+		time.Sleep(time.Hour)
+		found := regexp.MustCompile(`^level=INFO msg="lease renewed again" lease=reconciler_lease/singleton replica=a holder=a token=\d+ after=(\S+)\n$`).FindStringSubmatch(lines())
+		require.NotNil(t, found)
+		after, err := time.ParseDuration(found[1])
+		require.NoError(t, err)
+		require.True(t, after >= 6*time.Second && after < 10*time.Second, "%v", after) // the deadline is at 20 s
+	})
+}
+
+func TestACauseIsOneLineOfTheLog(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		down := errors.New("failed to connect to `host=db`:\n\t127.0.0.1:5432 (db): dial error\n\t[::1]:5432 (db): dial error")
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error { return down })
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log})
+		const want = "failed to connect to `host=db`: 127.0.0.1:5432 (db): dial error; [::1]:5432 (db): dial error"
+		require.Contains(t, lines(), `error="`+want+`"`)
+		require.Equal(t, want, a.Status().LastError)
+	})
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log, Reconcile: func(context.Context) error {
+			return errors.Join(errors.New("no table"), errors.New("no index"))
+		}})
+		time.Sleep(time.Second)
+		require.Contains(t, lines(), `cause="job ended: reconcile: no table; no index"`)
+		require.Equal(t, "job ended: reconcile: no table; no index", a.Status().Reason)
+		require.Equal(t, "no table; no index", a.Status().Runs[0].LastError)
+	})
+}
+
+// docs/operations.md shows it.
+func TestTheReplicaCanBeLoggedUnderAnotherNameToo(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		name := "a"
+		t.startWith(tenure.LeaseConfig{Holder: name, Logger: log.With("replica_id", name)}, tenure.CoordinatorConfig{}).stop()
+		got := lines()
+		require.NotEmpty(t, got)
+		require.Equal(t, strings.Count(got, "\n"), strings.Count(got, " replica_id=a lease=reconciler_lease/singleton replica=a "), got)
 	})
 }
 

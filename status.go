@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/logtext"
 )
 
 // Role is what a replica does about a lease.
@@ -46,7 +46,7 @@ func (r *Role) UnmarshalText(text []byte) error {
 }
 
 // Status is what a [Coordinator] knows without asking the store. What a standby knows of
-// the holder is what it read last, up to a TTL ago.
+// the holder is what it read last, up to a TTL ago, or longer if Stale is set.
 //
 // In JSON the names are as the tags say, times are RFC 3339, durations are seconds, and the
 // lease is its key's type and ID with a slash between. JSON can be read back.
@@ -58,9 +58,11 @@ type Status struct {
 	Reason  string    `json:"reason"` // for the last change of role or holder; empty: there was none
 
 	Holder    string            `json:"holder"`              // when the lease was last seen; empty: nobody
+	Stale     bool              `json:"stale"`               // the holder's record has expired since it was read: nobody may hold the lease now, or another replica
 	Labels    map[string]string `json:"labels,omitempty"`    // the holder's
 	HeldSince time.Time         `json:"held_since,omitzero"` // by the holder's clock; zero: not known
-	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock if it holds the lease, else by the store's
+	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock
+	TTL       time.Duration     `json:"-"`                   // the holder's; if nobody is known to hold the lease, this replica's; 0 if there is no lease to lose
 
 	// All of these are 0 for a standby. All but Token and RenewalLatency are also 0 if there
 	// is no lease to lose, see [Exclusive].
@@ -74,6 +76,7 @@ type Status struct {
 	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
 	LastError string     `json:"last_error"` // of the last call to the store; empty: it succeeded
 	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, at most ten
+	Runs      []Runs     `json:"runs"`       // of this replica's job, by name, in the order in which the names were first used
 }
 
 type statusFields Status // without its methods
@@ -81,6 +84,7 @@ type statusFields Status // without its methods
 type statusJSON struct {
 	Lease Key `json:"lease"`
 	*statusFields
+	TTL            float64 `json:"ttl_seconds"`
 	TrustLeft      float64 `json:"trust_left_seconds"`
 	TrustGiven     float64 `json:"trust_given_seconds"`
 	RenewDeadline  float64 `json:"renew_deadline_seconds"`
@@ -90,7 +94,7 @@ type statusJSON struct {
 // MarshalJSON encodes the status as its documentation says.
 func (s Status) MarshalJSON() ([]byte, error) {
 	fields := statusFields(s)
-	return json.Marshal(statusJSON{s.Lease, &fields,
+	return json.Marshal(statusJSON{s.Lease, &fields, s.TTL.Seconds(),
 		s.TrustLeft.Seconds(), s.TrustGiven.Seconds(), s.RenewDeadline.Seconds(), s.RenewalLatency.Seconds()})
 }
 
@@ -101,7 +105,7 @@ func (s *Status) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s * float64(time.Second))) }
-	s.Lease = fields.Lease
+	s.Lease, s.TTL = fields.Lease, seconds(fields.TTL)
 	s.TrustLeft, s.TrustGiven = seconds(fields.TrustLeft), seconds(fields.TrustGiven)
 	s.RenewDeadline, s.RenewalLatency = seconds(fields.RenewDeadline), seconds(fields.RenewalLatency)
 	return nil
@@ -114,8 +118,26 @@ type PastTerm struct {
 	Token  int64     `json:"token"`          // 0: not known, as for any term of another replica
 	Began  time.Time `json:"began,omitzero"` // by the holder's clock; zero: not known
 	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was released, or seen to be over
-	Reason string    `json:"reason"`
+	Reason string    `json:"reason"`         // how it ended, as other replicas see it too; of this replica's own, also why
 }
+
+// Runs is what a coordinator knows about the runs of one name in its replica's job, see
+// [RecordRun]. A func of the job that returns an error by itself counts as a failed run that
+// has its name, watch or reconcile, although its start is not counted: that ends the term.
+type Runs struct {
+	Name        string    `json:"name"`
+	Running     int       `json:"running"` // now
+	Started     int       `json:"started"`
+	Succeeded   int       `json:"succeeded"`
+	Failed      int       `json:"failed"`
+	LastStart   time.Time `json:"last_start,omitzero"`
+	LastSuccess time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
+	LastFailure time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has
+	LastError   string    `json:"last_error"`            // of the last run that failed
+}
+
+// Failing reports whether a run has failed and none has succeeded since.
+func (r Runs) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
 
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
@@ -137,7 +159,9 @@ func (c *Coordinator) status() Status {
 		Terms:     s.terms,
 		Stuck:     s.stuck,
 		LastError: s.lastError,
+		TTL:       c.lease.cfg.TTL,
 		Recent:    append([]PastTerm{}, s.past...), // never null in JSON
+		Runs:      append([]Runs{}, s.runs...),
 	}
 	slices.Reverse(status.Recent)
 	if s.held != nil {
@@ -148,8 +172,9 @@ func (c *Coordinator) status() Status {
 	}
 	switch {
 	case s.seen != nil:
-		status.Labels = maps.Clone(s.seen.Labels)
-		status.HeldSince, status.RenewedAt = s.seen.AcquiredAt, s.seen.RenewedAt
+		status.Labels, status.TTL = maps.Clone(s.seen.Labels), s.seen.TTL
+		status.HeldSince, status.RenewedAt = s.seen.AcquiredAt, s.seenAt.Add(-max(0, s.seen.Age)).Round(0)
+		status.Stale = c.isStale(s)
 	case s.held != nil && s.holder != "":
 		status.Labels = maps.Clone(c.lease.cfg.Labels)
 		status.HeldSince = s.held.AcquiredAt()
@@ -157,12 +182,25 @@ func (c *Coordinator) status() Status {
 			status.RenewedAt = s.held.lastAttempt().Wall
 		}
 	}
+	if c.single {
+		status.TTL = 0
+	}
 	return status
+}
+
+// isStale reports whether the record of another holder has expired since it was read. As a
+// rule a standby reads it again at that moment, and needs a moment for that.
+func (c *Coordinator) isStale(s *state) bool {
+	age := max(0, s.seen.Age)
+	if s.seen.Term == "" || c.lease.cfg.Expiry == Observed { // then the age does not count
+		age = 0
+	}
+	return age+time.Since(s.seenAt) > s.seen.TTL+time.Second
 }
 
 // Changes returns the status now, and again each time that the role, the holder, the last
 // error or the stuck job changes, until ctx is done or the loop is left. A renewal is no
-// change.
+// change, nor is a run of the job, nor that what is known becomes stale.
 //
 // A reader that is slower than the changes gets the latest one and misses those between;
 // the coordinator never waits for readers. Each reader gets all changes. No goroutine is
@@ -220,13 +258,17 @@ type state struct {
 	held      *Term    // until it is released; nil for a standby
 	holder    string   // as last seen; empty: nobody, as far as is known
 	seen      *Holding // another holder's record, as last read; nil: there is none
-	working   bool     // the job's funcs were started, and not all have returned
+	seenAt    time.Time
+	ending    string // what became of the record of the term held, in the words of other replicas
+	working   bool   // the job's funcs were started, and not all have returned
 	stuck     bool
 	terms     int
 	token     int64 // of the last term
 	latency   time.Duration
+	overdue   time.Time // when the first of the renewals in a row that have failed did; zero: the last one succeeded
 	lastError string
 	past      []PastTerm    // the latest last; nil until a term is over
+	runs      []Runs        // one for each name
 	changed   chan struct{} // closed at the next change; nil: nobody waits for one
 }
 
@@ -249,10 +291,13 @@ func (s *state) saw(h *Holding) {
 		return
 	}
 	if s.seen != nil && !s.seen.sameTerm(h) {
-		s.endTerm(s.seen.pastTerm("followed by " + h.Holder))
+		s.endTerm(s.seen.pastTerm(followedBy(h)))
 	}
-	s.seen, s.holder = h, h.Holder
+	s.reads(h)
 }
+
+// reads notes the record of another holder as it was just read.
+func (s *state) reads(h *Holding) { s.seen, s.holder, s.seenAt = h, h.Holder, time.Now() }
 
 // endTerm notes a term that is over.
 func (s *state) endTerm(term PastTerm) {
@@ -261,14 +306,36 @@ func (s *state) endTerm(term PastTerm) {
 	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
 }
 
+// ran notes that a run has begun or ended. Running is how many more are running now.
+func (s *state) ran(r Run, running int) {
+	i := slices.IndexFunc(s.runs, func(known Runs) bool { return known.Name == r.Name })
+	if i < 0 {
+		i = len(s.runs)
+		s.runs = append(s.runs, Runs{Name: r.Name})
+	}
+	runs := &s.runs[i]
+	runs.Running += running
+	switch r.Outcome {
+	case RunBegan:
+		runs.Started++
+		runs.LastStart = r.Began
+	case RunSucceeded:
+		runs.Succeeded++
+		runs.LastSuccess = r.Ended
+	case RunFailed:
+		runs.Failed++
+		runs.LastFailure, runs.LastError = r.Ended, logtext.OneLine(r.Err).Error()
+	}
+}
+
 // noteError notes the error of the last call to the store, or nil. It reports whether that is
 // a change, and if so publishes it.
 func (s *state) noteError(err error) (changed bool) {
 	text := ""
 	if err != nil {
-		text = err.Error()
+		text = logtext.OneLine(err).Error()
 	}
-	changed = listen.Gist(text) != listen.Gist(s.lastError)
+	changed = logtext.Gist(text) != logtext.Gist(s.lastError)
 	s.lastError = text
 	if changed {
 		s.publish()
@@ -283,6 +350,8 @@ func (s *state) publish() {
 		s.changed = nil
 	}
 }
+
+func followedBy(h *Holding) string { return "followed by " + h.Holder }
 
 func (h *Holding) pastTerm(reason string) PastTerm {
 	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}

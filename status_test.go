@@ -29,16 +29,16 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		require.NotZero(t, token)
 		require.Equal(t, tenure.Status{
 			Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
-			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
+			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
 			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
-			Terms: 1, Recent: []tenure.PastTerm{},
+			Terms: 1, Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
 		}, got)
 		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
 		require.Equal(t, tenure.Status{
 			Lease: kit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
-			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt,
-			Recent: []tenure.PastTerm{},
+			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
+			Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
 		}, got)
 		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
@@ -59,7 +59,7 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		require.Equal(t, "connection refused", got.LastError)
 		require.Len(t, got.Recent, 1)
 		own := got.Recent[0]
-		require.Equal(t, tenure.PastTerm{ID: past.ID, Holder: "a", Token: token, Began: own.Began, Ended: own.Ended, Reason: tenure.ErrDeadline.Error()}, own)
+		require.Equal(t, tenure.PastTerm{ID: past.ID, Holder: "a", Token: token, Began: own.Began, Ended: own.Ended, Reason: "expired: lease not renewed in time"}, own)
 	})
 }
 
@@ -76,7 +76,7 @@ func TestAStatusKeepsTheLastTenTerms(t *testing.T) {
 		for _, past := range a.Status().Recent {
 			got = append(got, past.Token)
 			require.Equal(t, "a", past.Holder)
-			require.Equal(t, tenure.ErrResigned.Error(), past.Reason)
+			require.Equal(t, "released: lease resigned", past.Reason)
 			require.GreaterOrEqual(t, past.Ended.Sub(past.Began), 50*time.Second)
 		}
 		require.Equal(t, tokens[:10], got)
@@ -109,17 +109,20 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	status := tenure.Status{
 		Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
-		Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at,
+		Holder: "a", Stale: true, Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at, TTL: 30 * time.Second,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
+		Runs:   []tenure.Runs{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
 	}
 	got, err := json.Marshal(status)
 	require.NoError(t, err)
 	const want = `{"lease":"reconciler_lease/singleton","replica":"a","role":"stopping","since":"2026-01-02T03:04:05Z","reason":"lease resigned",` +
-		`"holder":"a","labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","renewed_at":"2026-01-02T03:04:05Z",` +
+		`"holder":"a","stale":true,"labels":{"address":"10.0.0.1"},"held_since":"2026-01-02T03:04:05Z","renewed_at":"2026-01-02T03:04:05Z",` +
 		`"token":7,"terms":3,"stuck":true,"last_error":"refused",` +
 		`"recent":[{"id":"t","holder":"b","token":6,"began":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:04:05Z","reason":"released"}],` +
-		`"trust_left_seconds":1.5,"trust_given_seconds":29,"renew_deadline_seconds":20,"renewal_latency_seconds":0.002}`
+		`"runs":[{"name":"watch","running":1,"started":3,"succeeded":1,"failed":2,"last_start":"2026-01-02T03:04:05Z",` +
+		`"last_success":"2026-01-02T03:04:05Z","last_failure":"2026-01-02T03:04:05Z","last_error":"no"}],` +
+		`"ttl_seconds":30,"trust_left_seconds":1.5,"trust_given_seconds":29,"renew_deadline_seconds":20,"renewal_latency_seconds":0.002}`
 	require.Equal(t, want, string(got))
 	var read tenure.Status
 	require.NoError(t, json.Unmarshal(got, &read))
@@ -132,6 +135,76 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	require.Equal(t, odd.Lease, read.Lease)
 	require.ErrorIs(t, json.Unmarshal([]byte(`{"role":"king"}`), &read), tenure.ErrInvalid)
 	require.ErrorIs(t, json.Unmarshal([]byte(`{"lease":"singleton"}`), &read), tenure.ErrInvalid)
+}
+
+func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
+		for range 6000 { // ten minutes: it looks in time
+			require.False(t, b.Status().Stale)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(5*time.Second + time.Millisecond)
+		renewed := a.Status().RenewedAt
+		b.store.SetHook(kit.Hang)
+		seen := b.Status().RenewedAt // as it last read it
+		require.False(t, seen.After(renewed.Add(time.Millisecond)))
+		time.Sleep(time.Until(seen.Add(30 * time.Second)))
+		got := b.Status()
+		require.False(t, got.Stale, "%v %v %+v", seen, renewed, got)
+		time.Sleep(time.Second + time.Millisecond)
+		got = b.Status()
+		require.True(t, got.Stale)
+		require.Equal(t, "a", got.Holder)
+		require.Equal(t, 30*time.Second, got.TTL)
+		require.True(t, got.RenewedAt.Equal(seen))
+		require.False(t, a.Status().Stale)
+
+		b.store.SetHook(nil)
+		time.Sleep(time.Minute)
+		require.False(t, b.Status().Stale)
+	})
+}
+
+// By a clock that Observed does not trust, the age of a record says nothing.
+func TestARecordWhoseAgeDoesNotCountIsStaleATTLAfterItWasRead(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		t.start("a")
+		b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.Observed}, tenure.CoordinatorConfig{})
+		time.Sleep(9 * time.Second) // b reads every 5 s
+		b.store.SetHook(kit.Hang)
+		time.Sleep(24 * time.Second) // the record as b knows it was written 33 s ago, and read at most 29 s ago
+		require.False(t, b.Status().Stale)
+		time.Sleep(8 * time.Second)
+		require.True(t, b.Status().Stale)
+	})
+}
+
+func TestEachReplicaTellsTheSameOfHowATermEnded(t *testing.T) {
+	for name, test := range map[string]struct {
+		end         func(t *scene, a *replica)
+		own, others string
+	}{
+		"released": {func(_ *scene, a *replica) { a.stop() }, "released: coordinator is shutting down", "released"},
+		"handed over": {func(t *scene, a *replica) { require.NoError(t, a.lease.RequestHandover(t.Context(), "c")) },
+			"offered to c: lease resigned: on request, in favour of c", "offered to c"},
+		"robbed": {func(t *scene, _ *replica) { putRecord(t, t.store, robbersRecord) },
+			"followed by robber: lease lost: reconciler_lease/singleton is held by robber", "followed by robber"},
+		"not released": {func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() },
+			"expired: coordinator is shutting down", "expired"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a, b := t.start("a"), t.start("b")
+				test.end(t, a)
+				time.Sleep(40 * time.Second)
+				first := func(r *replica) tenure.PastTerm { past := r.Status().Recent; return past[len(past)-1] }
+				require.Equal(t, test.own, first(a).Reason)
+				require.Equal(t, test.others, first(b).Reason)
+				require.Equal(t, first(a).ID, first(b).ID)
+			})
+		})
+	}
 }
 
 func TestAStandbyAndAReplicaWithoutItsDatabaseAreHealthy(t *testing.T) {

@@ -202,8 +202,9 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// A store may also implement [Lister], [Fencer], [Watcher], [Notifier] and [Exclusive]. The
-// package storetest has the contract as a test suite, for stores that are written elsewhere:
+// A store may also implement [Lister], [Fencer], [StatementFencer], [Watcher], [Notifier] and
+// [Exclusive]. One for another database is a module of its own, with its own constructor. The
+// package storetest has the contract as a test suite:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any

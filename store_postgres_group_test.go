@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -325,6 +326,31 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	hung.Wait()
 	_, err := store.Get(t.Context(), tenure.Key{Type: "t", ID: "leaves"})
 	kit.WantErr(t, err, tenure.ErrNotFound)
+}
+
+// For the race detector: the group's answer may come when the caller is gone.
+func TestTheAnswerToAWriteThatWasGivenUpIsNotRead(t *testing.T) {
+	url := pgtest.URL(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	kit.ExecPostgres(t, kit.PostgresPool(t, url), `
+		CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END$$;
+		CREATE TRIGGER linger BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'leaves') EXECUTE FUNCTION linger()`)
+	leaves, stays := tenure.Object{Key: tenure.Key{Type: "t", ID: "leaves"}}, tenure.Object{Key: tenure.Key{Type: "t", ID: "stays"}}
+	kit.AwaitThat(t, "a write is given up after its group was sent", func() bool {
+		leaves, stays := kit.Put(t, store, leaves), kit.Put(t, store, stays)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // long enough for a group
+		defer cancel()
+		done := make(chan error)
+		go func() {
+			_, err := groupedStore{store}.PutIf(t.Context(), stays, tenure.MatchVersion(stays.Version))
+			done <- err
+		}()
+		time.AfterFunc(rand.N(100*time.Millisecond), cancel)
+		_, err := groupedStore{store}.PutIf(ctx, leaves, tenure.MatchVersion(leaves.Version))
+		kit.WantErr(t, <-done, nil)
+		return err != nil && kit.Get(t, store, leaves.Key).Version > leaves.Version
+	})
 }
 
 // createInGroup begins to create an object, and returns where its error will be.

@@ -1,21 +1,23 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/logtext"
 )
 
 // Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
 // updated its status and its log. Any of them may be nil.
 //
-// Renewed and RenewalFailed are called by the goroutines that renew, one at a time, and the
-// others by the goroutine of [Coordinator.Run], so two may be called at once. They must not
-// panic, and must return quickly: the next renewal waits for the former, the end of a term
-// for the latter. They may call the coordinator's methods, but must not wait in Resign.
+// Renewed and RenewalFailed are called by the goroutines that renew, one at a time; Run by
+// the goroutines of the job; and the others by the goroutine of [Coordinator.Run]. So several
+// may be called at once. They must not panic, and must return quickly: the next renewal, the
+// job or the end of a term waits for them. They may call the coordinator's methods, but must
+// not wait in Resign.
 //
 // Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
 // Released, if it was not renewed in time but could be released all the same.
@@ -54,10 +56,34 @@ type Trace struct {
 	// long ago. The lease is no longer renewed, and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
+	// Run is called when a run of the job has begun, and again when it has ended, see
+	// [RecordRun]. It is also called, by the goroutine of [Coordinator.Run], when Watch or
+	// Reconcile has returned an error by itself: that is a failed run.
+	Run func(run Run)
+
 	// HolderChanged is called when this replica sees another holder than before, which may
 	// be itself. Empty means nobody, as far as it knows.
 	HolderChanged func(holder string)
 }
+
+// Run is one run of a replica's job, see [RecordRun].
+type Run struct {
+	Name    string
+	Outcome RunOutcome
+	Began   time.Time
+	Ended   time.Time // zero if it has just begun
+	Err     error     // that it returned
+}
+
+// RunOutcome is how a run has ended, if it has.
+type RunOutcome string
+
+const (
+	RunBegan       RunOutcome = "began" // it has not ended
+	RunSucceeded   RunOutcome = "succeeded"
+	RunFailed      RunOutcome = "failed"      // it returned an error, or panicked
+	RunInterrupted RunOutcome = "interrupted" // it returned an error after its term had ended
+)
 
 // noTrace is shared by all coordinators without a trace.
 var noTrace Trace
@@ -113,19 +139,24 @@ func (m *monitor) attempted(took time.Duration, err error) {
 
 // sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
-	var holder string
+	how, attrs := "held by nobody", []any{"holder", ""}
+	if h != nil {
+		how, attrs[1] = h.how(), h.Holder
+		if h.isOffer() {
+			attrs = append(attrs, "offered_to", h.OfferedTo)
+		}
+	}
 	var changed bool
 	m.update(func(s *state) {
 		before := s.holder
 		s.saw(h)
-		holder, changed = s.holder, s.holder != before
-		if changed {
-			s.reason = "held by " + cmp.Or(holder, "nobody")
+		if changed = s.holder != before; changed {
+			s.reason = how
 			s.publish()
 		}
 	})
 	if changed {
-		m.log().Info("lease has another holder", "holder", holder)
+		m.log().Info("lease has another holder", attrs...)
 	}
 	m.traceHolder()
 }
@@ -144,7 +175,7 @@ func (m *monitor) failed(msg string, err error) {
 			level = slog.LevelWarn
 		}
 	})
-	m.log().Log(context.Background(), level, msg, "error", err)
+	m.log().Log(context.Background(), level, msg, "error", logtext.OneLine(err))
 }
 
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
@@ -161,7 +192,7 @@ func (m *monitor) termBegan(term *Term) {
 			s.endTerm(s.seen.pastTerm(ended))
 		}
 		s.held, s.holder, s.seen = term, term.Holder(), nil
-		s.latency, s.lastError = time.Since(term.AcquiredAt()), ""
+		s.latency, s.lastError, s.overdue = time.Since(term.AcquiredAt()), "", time.Time{}
 		s.token = term.Token()
 		s.terms++
 		s.become(RoleConfirming, reason)
@@ -169,7 +200,11 @@ func (m *monitor) termBegan(term *Term) {
 			s.publish()
 		}
 	})
-	m.log().Info("lease acquired", "holder", term.Holder(), "token", term.Token())
+	attrs := []any{"holder", term.Holder(), "token", term.Token()}
+	if from != nil {
+		attrs = append(attrs, "from", from.Holder, "reason", "expired")
+	}
+	m.log().Info("lease acquired", attrs...)
 	if m.trace.Acquired != nil {
 		m.trace.Acquired(term, from)
 	}
@@ -188,16 +223,39 @@ func (m *monitor) jobBegins(term *Term) {
 	}
 }
 
+// ran notes that a run of the job has begun or ended. Running is how many more are running
+// now.
+func (m *monitor) ran(r Run, running int) {
+	m.update(func(s *state) { s.ran(r, running) })
+	if m.trace.Run != nil {
+		m.trace.Run(r)
+	}
+}
+
+// funcReturned notes that a func of the job has returned although it was not told to. A panic
+// of it is not noted here: RecordRun may have done so, and Run is about to panic.
+func (m *monitor) funcReturned(r *jobResult) {
+	if r.name != confirmName && r.err != nil && r.panicked == nil {
+		m.ran(Run{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, 0)
+	}
+}
+
 // renewed notes a renewal that was sent at began, when trustLeft remained.
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
+	var overdue time.Time
 	m.update(func(s *state) {
 		s.latency = took
+		overdue, s.overdue = s.overdue, time.Time{}
 		s.noteError(nil)
 	})
-	m.log().Debug("lease renewed", "token", term.Token())
+	if overdue.IsZero() {
+		m.log().Debug("lease renewed", "token", term.Token())
+	} else {
+		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
+	}
 	if m.trace.Renewed != nil {
 		m.trace.Renewed(term, took, trustLeft-took)
 	}
@@ -205,6 +263,11 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 
 // renewalFailed notes a renewal that will be tried again.
 func (m *monitor) renewalFailed(term *Term, err error) {
+	m.update(func(s *state) {
+		if s.overdue.IsZero() {
+			s.overdue = time.Now()
+		}
+	})
 	m.failed("lease not renewed, trying again", err)
 	m.renewals.Lock()
 	defer m.renewals.Unlock()
@@ -221,10 +284,11 @@ func (m *monitor) termEnding(term *Term, cause error) {
 		if errors.As(cause, &lost) {
 			s.holder, s.seen = "", nil
 			if lost.To != nil && !lost.To.isOffer() {
-				s.holder, s.seen = lost.To.Holder, lost.To
+				s.reads(lost.To)
+				s.ending = followedBy(lost.To)
 			}
 		}
-		s.become(RoleStopping, cause.Error())
+		s.become(RoleStopping, logtext.OneLine(cause).Error())
 		s.publish()
 		holder = s.holder
 	})
@@ -235,9 +299,9 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	case errors.Is(cause, ErrUnhealthy):
 		level, msg = slog.LevelWarn, "replica is unhealthy and gives the lease up"
 	case isLoss(cause):
-		level, msg = slog.LevelInfo, "lease lost"
+		level, msg = slog.LevelWarn, "lease lost"
 	}
-	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", cause)
+	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Lost != nil && isLoss(cause) {
 		m.trace.Lost(term, cause)
 	}
@@ -290,10 +354,13 @@ func (m *monitor) released(term *Term, cause error) {
 	m.update(func(s *state) {
 		s.noteError(nil)
 		if began = s.held == term; began {
-			s.holder, s.seen = "", nil
+			s.holder, s.seen, s.ending = "", nil, "released"
+			if r := term.request.Load(); r != nil && r.To != "" && r.To != term.Holder() {
+				s.ending = "offered to " + r.To
+			}
 		}
 	})
-	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", cause)
+	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Released != nil && began {
 		m.trace.Released(term, cause)
 	}
@@ -304,12 +371,19 @@ func (m *monitor) released(term *Term, cause error) {
 // [ErrLost]; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
-		m.log().Info("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", err)
+		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
 		m.failed("lease cannot be released; it will expire", err)
 	}
 	var began bool
-	m.update(func(s *state) { began = s.held == term })
+	m.update(func(s *state) {
+		began = s.held == term
+		if lost := (*LostError)(nil); !errors.As(err, &lost) {
+			s.ending = "expired"
+		} else if lost.To != nil && !lost.To.isOffer() {
+			s.ending = followedBy(lost.To)
+		}
+	})
 	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
 		m.trace.Lost(term, errors.Join(cause, err))
 	}
@@ -318,11 +392,15 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 // termEnded notes that nothing remains to be done for the term.
 func (m *monitor) termEnded() {
 	m.update(func(s *state) {
+		reason := s.reason
+		if s.ending != "" {
+			reason = s.ending + ": " + reason
+		}
 		s.endTerm(PastTerm{
 			ID: s.held.ID(), Holder: s.held.Holder(), Token: s.held.Token(),
-			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: s.reason,
+			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: reason,
 		})
-		s.held = nil
+		s.held, s.ending = nil, ""
 		if s.seen == nil { // nobody holds it, or this replica's own record could not be released
 			s.holder = ""
 		}

@@ -16,14 +16,23 @@
 //	tenure.trust.duration      gauge      s                          trust that a renewal gives (TTL minus Margin); only while it holds
 //	tenure.renewal.duration    histogram  s                          duration of successful renewals
 //	tenure.renewal.errors      counter    {error}   error.type       failed renewals; each is retried
+//	tenure.acquire.errors      counter    {error}   error.type       failed attempts of a standby to acquire the lease; each is retried
 //	tenure.takeover.gap        histogram  s                          from the last renewal of a vanished holder until the job began here
 //	tenure.terms               counter    {term}    tenure.term.end  terms that have ended, by reason
 //	tenure.job.drain.duration  histogram  s                          from telling a job to return until it returned
+//	tenure.job.stuck           gauge      {job}                      1 while the job runs although it should have returned and its lease is no longer renewed, otherwise 0
+//	tenure.runs                counter    {run}     tenure.run, tenure.run.outcome  runs of the job that have ended
+//	tenure.run.last_start      gauge      s         tenure.run       Unix time at which the last run of this replica began; absent before the first
+//	tenure.run.last_success    gauge      s         tenure.run       Unix time at which the last run that succeeded ended; 0 if none has; absent before the first run
 //
 // error.type is one of timeout, conflict, unhealthy, setup, _OTHER; tenure.term.end is
 // one of shutdown, resigned, job_ended, unhealthy, deadline, lost, _OTHER. A term that
 // ended with deadline was not renewed in time; after lost, another replica may hold the
 // lease.
+//
+// tenure.run is the name of a run, see [tenure.RecordRun]: watch or reconcile for the sweeps
+// of [tenure.Every] and for a func of the job that returns an error by itself, and the key
+// for those of a schedule. tenure.run.outcome is one of succeeded, failed, interrupted.
 //
 // The Prometheus exporter turns dots into underscores, and appends units and _total. The
 // file alerts.yaml in this directory has alerting rules.

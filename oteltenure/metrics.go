@@ -21,28 +21,35 @@ type Metrics struct {
 
 	renewalDuration metric.Float64Histogram
 	renewalErrors   metric.Int64Counter
+	acquireErrors   metric.Int64Counter
 	takeoverGap     metric.Float64Histogram
 	terms           metric.Int64Counter
 	drainDuration   metric.Float64Histogram
+	runsEnded       metric.Int64Counter
 
 	mu          sync.Mutex
 	term        *tenure.Term    // the last term that began; nil before the first
 	predecessor *tenure.Holding // the holder from which an expired lease was taken over; nil if none
 	working     bool            // whether its job runs
+	stuck       bool            // whether its job did not return in time
 	ended       bool            // whether its end was counted
 	trust       time.Duration   // the trust that acquiring the lease gave
 	margin      *time.Duration  // the least trust left since the last collection; nil if not observed
+	runs        map[string]runTimes
 }
+
+// runTimes is when the last run of a name began, and when the last one that succeeded ended.
+type runTimes struct{ start, success time.Time }
 
 // New returns the metrics of a lease for this replica. They have the given attributes in
 // addition to the lease's key. The meter reports them until Close is called. New fails
 // only if the meter does.
 func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*Metrics, error) {
 	set := attribute.NewSet(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...)
-	m := &Metrics{lease: metric.WithAttributeSet(set)}
-	var errs [9]error
-	var isHolder, token metric.Int64ObservableGauge
-	var margin, duration metric.Float64ObservableGauge
+	m := &Metrics{lease: metric.WithAttributeSet(set), runs: map[string]runTimes{}}
+	var errs [14]error
+	var isHolder, token, stuck metric.Int64ObservableGauge
+	var margin, duration, lastStart, lastSuccess metric.Float64ObservableGauge
 	isHolder, errs[0] = meter.Int64ObservableGauge("tenure.is_holder", metric.WithUnit("{holder}"),
 		metric.WithDescription("1 while this replica's job runs and its trust lasts, otherwise 0."))
 	token, errs[1] = meter.Int64ObservableGauge("tenure.token", metric.WithUnit("{token}"),
@@ -64,11 +71,24 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 	m.drainDuration, errs[7] = meter.Float64Histogram("tenure.job.drain.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from telling a job to return until it returned."),
 		metric.WithExplicitBucketBoundaries(.01, .05, .1, .5, 1, 2.5, 5, 7.5, 10, 30, 60, 300))
+	m.runsEnded, errs[9] = meter.Int64Counter("tenure.runs", metric.WithUnit("{run}"),
+		metric.WithDescription("Runs of the job that have ended."))
+	lastStart, errs[10] = meter.Float64ObservableGauge("tenure.run.last_start", metric.WithUnit("s"),
+		metric.WithDescription("Unix time at which the last run began."))
+	lastSuccess, errs[11] = meter.Float64ObservableGauge("tenure.run.last_success", metric.WithUnit("s"),
+		metric.WithDescription("Unix time at which the last run that succeeded ended; 0 if none has."))
+	m.acquireErrors, errs[12] = meter.Int64Counter("tenure.acquire.errors", metric.WithUnit("{error}"),
+		metric.WithDescription("Attempts to acquire the lease that failed, although no other replica was seen to hold it; each is retried."))
+	stuck, errs[13] = meter.Int64ObservableGauge("tenure.job.stuck", metric.WithUnit("{job}"),
+		metric.WithDescription("1 while this replica's job runs although it should have returned and its lease is no longer renewed, otherwise 0."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
 	for _, end := range ends { // Prometheus doesn't see an increase in a series that begins at 1
 		m.terms.Add(context.Background(), 0, m.lease, termEnd(end.name))
+	}
+	for _, name := range []string{"setup", "conflict", "timeout", other} {
+		m.acquireErrors.Add(context.Background(), 0, m.lease, ofType(name))
 	}
 	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.mu.Lock()
@@ -78,6 +98,18 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 			held = 1
 		}
 		o.ObserveInt64(isHolder, held, m.lease)
+		isStuck := int64(0)
+		if m.stuck {
+			isStuck = 1
+		}
+		o.ObserveInt64(stuck, isStuck, m.lease)
+		for name, run := range m.runs {
+			if run.start.IsZero() { // it is a func of the job that has returned an error
+				continue
+			}
+			o.ObserveFloat64(lastStart, unixSeconds(run.start), m.lease, runName(name))
+			o.ObserveFloat64(lastSuccess, unixSeconds(run.success), m.lease, runName(name))
+		}
 		if m.term == nil {
 			return nil
 		}
@@ -89,7 +121,7 @@ func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyVal
 			m.margin = nil
 		}
 		return nil
-	}, isHolder, token, margin, duration)
+	}, isHolder, token, stuck, margin, duration, lastStart, lastSuccess)
 	if err != nil {
 		return nil, fmt.Errorf("oteltenure: %w", err)
 	}
@@ -105,6 +137,11 @@ func (m *Metrics) Close() error { return m.registration.Unregister() }
 func (m *Metrics) Trace() *tenure.Trace {
 	ctx := context.Background()
 	return &tenure.Trace{
+		Attempt: func(_ time.Duration, err error) {
+			if err != nil && !errors.Is(err, tenure.ErrHeld) && !errors.Is(err, context.Canceled) { // which is a shutdown
+				m.acquireErrors.Add(ctx, 1, m.lease, ofType(errorType(err)))
+			}
+		},
 		Acquired: func(term *tenure.Term, predecessor *tenure.Holding) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -128,7 +165,7 @@ func (m *Metrics) Trace() *tenure.Trace {
 			m.noteMargin(trustLeft)
 		},
 		RenewalFailed: func(_ *tenure.Term, err error, trustLeft time.Duration) {
-			m.renewalErrors.Add(ctx, 1, m.lease, metric.WithAttributes(attribute.String("error.type", errorType(err))))
+			m.renewalErrors.Add(ctx, 1, m.lease, ofType(errorType(err)))
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.noteMargin(trustLeft)
@@ -139,9 +176,52 @@ func (m *Metrics) Trace() *tenure.Trace {
 			m.drainDuration.Record(ctx, took.Seconds(), m.lease)
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.working = false
+			m.working, m.stuck = false, false
 		},
+		JobStuck: func(*tenure.Term, time.Duration) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.stuck = true
+		},
+		Run: m.ran,
 	}
+}
+
+// ran notes that a run has begun or ended.
+func (m *Metrics) ran(run tenure.Run) {
+	count := func(outcome tenure.RunOutcome, n int64) {
+		m.runsEnded.Add(context.Background(), n, m.lease, runName(run.Name),
+			metric.WithAttributes(attribute.String("tenure.run.outcome", string(outcome))))
+	}
+	if run.Outcome != tenure.RunBegan {
+		count(run.Outcome, 1)
+	}
+	m.mu.Lock()
+	times, known := m.runs[run.Name]
+	switch run.Outcome {
+	case tenure.RunBegan:
+		times.start = run.Began
+	case tenure.RunSucceeded:
+		times.success = run.Ended
+	}
+	m.runs[run.Name] = times
+	m.mu.Unlock()
+	if !known { // as for terms
+		for _, outcome := range []tenure.RunOutcome{tenure.RunSucceeded, tenure.RunFailed, tenure.RunInterrupted} {
+			count(outcome, 0)
+		}
+	}
+}
+
+func runName(name string) metric.MeasurementOption {
+	return metric.WithAttributes(attribute.String("tenure.run", name))
+}
+
+func unixSeconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
 }
 
 // noteMargin notes how much trust is left; the caller holds the mutex. A term that has
@@ -197,6 +277,10 @@ func reason(cause error) string {
 	return other
 }
 
+func ofType(name string) metric.MeasurementOption {
+	return metric.WithAttributes(attribute.String("error.type", name))
+}
+
 func errorType(err error) string {
 	switch {
 	case errors.Is(err, tenure.ErrUnhealthy):
@@ -205,7 +289,7 @@ func errorType(err error) string {
 		return "setup"
 	case errors.Is(err, tenure.ErrConflict):
 		return "conflict"
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, tenure.ErrDeadline):
 		return "timeout"
 	default:
 		return other

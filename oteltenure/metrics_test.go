@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,6 +44,11 @@ type replica struct {
 
 func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *replica {
 	t.Helper()
+	return startSweeping(t, store, name, drain, func(context.Context) error { return nil })
+}
+
+func startSweeping(t *testing.T, store tenure.Store, name string, drain time.Duration, sweep func(context.Context) error) *replica {
+	t.Helper()
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
 	must(t, err)
@@ -52,6 +59,7 @@ func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *
 	r.metrics, err = oteltenure.New(provider.Meter("test"), lease, attribute.String("zone", "north"))
 	must(t, err)
 	r.Coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Watch:     tenure.Every(time.Minute, sweep),
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(drain); return nil },
 		Trace:     r.metrics.Trace(),
 	})
@@ -142,7 +150,7 @@ func parse(t *testing.T, text string) scrape {
 		if labels["tenure_lease"] != "reconciler_lease/singleton" || labels["zone"] != "north" {
 			t.Errorf("without its lease or the caller's attribute: %s", lines.Text())
 		}
-		for _, key := range []string{"tenure_term_end", "error_type", "le"} {
+		for _, key := range []string{"tenure_term_end", "tenure_run", "tenure_run_outcome", "error_type", "le"} {
 			if value, ok := labels[key]; ok {
 				name += "{" + value + "}"
 			}
@@ -300,16 +308,93 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 	})
 }
 
+func TestTheRunsOfAJobAreCountedAndDated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := float64(time.Now().Unix())
+		sweeps := 0
+		r := startSweeping(t, storetest.NewMem(), "a", 0, func(ctx context.Context) error {
+			switch sweeps++; sweeps {
+			case 3:
+				time.Sleep(time.Second)
+				return nil
+			case 4:
+				<-ctx.Done()
+				return ctx.Err()
+			default:
+				time.Sleep(time.Second)
+				return errors.New("no such table")
+			}
+		})
+		time.Sleep(61*time.Second + time.Millisecond)
+		r.scrape(t).want(t, "the second run has begun", scrape{
+			"tenure_runs_total{watch}{failed}": 1, "tenure_runs_total{watch}{succeeded}": 0, "tenure_runs_total{watch}{interrupted}": 0,
+			"tenure_run_last_start_seconds{watch}": began + 61, "tenure_run_last_success_seconds{watch}": 0,
+		})
+		time.Sleep(70 * time.Second)
+		r.scrape(t).want(t, "the third run has succeeded", scrape{
+			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1,
+			"tenure_run_last_start_seconds{watch}": began + 122, "tenure_run_last_success_seconds{watch}": began + 123,
+		})
+		time.Sleep(time.Minute)
+		r.stop()
+		r.scrape(t).want(t, "the fourth run was interrupted", scrape{
+			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1, "tenure_runs_total{watch}{interrupted}": 1,
+			"tenure_run_last_start_seconds{watch}": began + 183,
+		})
+	})
+}
+
+func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, storetest.NewMem(), "a", 0)
+		trace := r.metrics.Trace()
+		trace.Run(tenure.Run{Name: "reconcile", Outcome: tenure.RunFailed, Began: time.Now(), Ended: time.Now(), Err: errors.New("refused")})
+		got := r.scrape(t)
+		got.want(t, "after its error", scrape{"tenure_runs_total{reconcile}{failed}": 1, "tenure_runs_total{reconcile}{succeeded}": 0})
+		got.wantNone(t, "after its error", "tenure_run_last_start_seconds{reconcile}", "tenure_run_last_success_seconds{reconcile}")
+	})
+}
+
+func TestTheAttemptsOfAStandbyThatFailAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := storetest.NewMem()
+		start(t, mem, "a", 0)
+		synctest.Wait()
+		b := start(t, mem, "b", 0)
+		time.Sleep(5 * time.Minute)
+		none := scrape{"tenure_acquire_errors_total{setup}": 0, "tenure_acquire_errors_total{timeout}": 0, "tenure_acquire_errors_total{_OTHER}": 0}
+		b.scrape(t).want(t, "the lease was held at each attempt", none)
+		var attempts atomic.Int32
+		b.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error {
+			attempts.Add(1)
+			return fmt.Errorf("%w: permission denied", tenure.ErrSetup)
+		})
+		time.Sleep(10 * time.Minute)
+		failed := attempts.Load()
+		if failed < 6 { // what TenureStandbyFails needs
+			t.Errorf("only %d attempts in ten minutes", failed)
+		}
+		b.scrape(t).want(t, "b lacks a privilege", scrape{"tenure_acquire_errors_total{setup}": float64(failed), "tenure_acquire_errors_total{_OTHER}": 0})
+		b.store.SetHook(nil)
+		time.Sleep(5 * time.Minute)
+		b.stop()
+		b.scrape(t).want(t, "b has shut down", scrape{"tenure_acquire_errors_total{setup}": float64(failed), "tenure_acquire_errors_total{_OTHER}": 0})
+	})
+}
+
 func TestAReplicaWithAStuckJobIsNotAHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", time.Hour)
 		time.Sleep(time.Second)
+		r.scrape(t).want(t, "a holds", scrape{"tenure_job_stuck": 0})
 		r.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return errors.New("refused") })
 		time.Sleep(time.Minute)
 		if !r.Status().Stuck {
 			t.Fatal("the job is not stuck: the test would prove nothing")
 		}
-		r.scrape(t).want(t, "a is stuck", scrape{"tenure_is_holder": 0})
+		r.scrape(t).want(t, "a is stuck", scrape{"tenure_is_holder": 0, "tenure_job_stuck": 1})
+		time.Sleep(time.Hour)
+		r.scrape(t).want(t, "a's job has returned", scrape{"tenure_job_stuck": 0})
 	})
 }
 

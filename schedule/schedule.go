@@ -24,6 +24,9 @@
 // of the lease, or whose Do returned an error, is run again, so Do should be idempotent. If
 // Do only writes to the same database, [Slot.Statement] makes its effect happen exactly
 // once.
+//
+// Each is recorded as by [tenure.RecordRun], under the schedule's key, so the status and the
+// metrics show a job that always fails.
 package schedule
 
 import (
@@ -37,6 +40,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -143,7 +147,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		case errors.Is(err, tenure.ErrLost):
 			<-ctx.Done() // it is about to end
 		case err != nil && ctx.Err() == nil:
-			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", err)
+			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", logtext.OneLine(err))
 			pause = storePause + rand.N(storePause)
 		}
 		pace.Sleep(ctx, pause)
@@ -221,30 +225,40 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 			return false, err
 		}
 	}
-	slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
-	failed := s.cfg.Do(ctx, slot)
-	// Do has returned nil, so the slot is done, even if the lease is about to be given up.
+	var failed error
+	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
+		slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
+		failed, err = s.finish(ctx, store, slot, s.cfg.Do(ctx, slot))
+		return cmp.Or(err, failed)
+	})
+	switch {
+	case err != nil:
+		return false, err
+	case failed != nil:
+		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", logtext.OneLine(failed))
+	}
+	return failed == nil, nil
+}
+
+// finish marks a slot as done unless Do has failed. It returns why the slot is not done, nil
+// if it is, and separately the error of a call to the store.
+func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, failed error) (notDone, err error) {
+	// If Do has returned nil the slot is done, even if the lease is about to be given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLonger)
 	defer cancel()
 	if *slot.recorded { // in a transaction that may or may not have been committed
 		now, err := s.read(ctx, store)
-		if err != nil {
-			return false, err
+		if done := err == nil && !now.Done.Before(slot.Time); done {
+			return nil, nil
 		}
-		if done = !now.Done.Before(due); !done && failed == nil {
-			failed = errors.New("Do has returned nil, but its transaction with the slot's statement was not committed")
-		}
-	} else if failed == nil {
-		r.Done = due
-		if _, err := s.write(ctx, store, r, tenure.MatchVersion(r.version)); err != nil {
-			return false, err
-		}
-		done = true
+		return cmp.Or(failed, errors.New("Do has returned nil, but its transaction with the slot's statement was not committed")), err
 	}
-	if !done && failed != nil {
-		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", failed)
+	if failed == nil {
+		r := slot.record
+		r.Done = slot.Time
+		_, err = s.write(ctx, store, r, tenure.MatchVersion(r.version))
 	}
-	return done, nil
+	return failed, err
 }
 
 // record is the schedule's object in the store.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -358,5 +359,37 @@ func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
 		time.Sleep(62*time.Minute + 30*time.Second)
 		stop()
 		require.Equal(t, []float64{1, 1, 1}, ran.take(began))
+	})
+}
+
+func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran := kit.OpenSQLite(t, ":memory:"), &slots{}
+		kit.Migrate(t, store)
+		ran.do = func(ctx context.Context, slot schedule.Slot) error {
+			switch slot.Time.Hour() {
+			case 1:
+				return errors.New("no such table")
+			case 2:
+				_, _, err := slot.Statement() // and no transaction is committed
+				return err
+			}
+			return nil
+		}
+		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: time.Hour, Logger: quiet})
+		require.NoError(t, err)
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
+		require.NoError(t, err)
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 210*time.Minute)
+		defer cancel()
+		require.NoError(t, c.Run(ctx))
+		runs := c.Status().Runs
+		require.Len(t, runs, 1)
+		got := runs[0]
+		require.Equal(t, []any{"schedule/test", 3, 1, 2}, []any{got.Name, got.Started, got.Succeeded, got.Failed})
+		require.Contains(t, got.LastError, "was not committed")
+		require.False(t, got.Failing())
 	})
 }

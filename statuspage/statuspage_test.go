@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -111,9 +113,9 @@ func TestTheStatusPageShowsTheHolderTheTrustLeftAndRecentTerms(t *testing.T) {
 		if !ok {
 			t.Fatalf("the page doesn't have two leases:\n%s", page)
 		}
-		wantAll(t, "the holder's", holders, "reconciler_lease/singleton", `<p class="holder">a</p>`, "holds for 10 min 4 s", "10.0.0.1",
-			"25.0 s", `value="0.86`, "4.0 s ago, took 0s", "This replica has not seen any term end")
-		wantAll(t, "the standby's", standbys, `<p class="holder">a</p>`, "holds for 10 min 4 s", "10.0.0.1", "standby</b>")
+		wantAll(t, "the holder's", holders, "reconciler_lease/singleton", `<span class="state good">held</span> a</p>`, "has held for 10 min 4 s", "10.0.0.1",
+			"25 s", `value="0.86`, "4.0 s ago, took 0 s", "<dt>TTL</dt><dd>30 s</dd>", "This replica has not seen any term end")
+		wantAll(t, "the standby's", standbys, `<span class="state good">held</span> a</p>`, "has held for 10 min 4 s", "10.0.0.1", "standby</b>", "<dt>TTL</dt><dd>30 s</dd>")
 		if strings.Contains(standbys, "trust left") {
 			t.Error("a standby shows trust")
 		}
@@ -121,7 +123,7 @@ func TestTheStatusPageShowsTheHolderTheTrustLeftAndRecentTerms(t *testing.T) {
 		stop()
 		synctest.Wait()
 		_, page = get(t, statuspage.Handler(b), "/", browser)
-		wantAll(t, "the next holder's", page, `<p class="holder">b</p>`, `<td data-name="holder">a</td>`, `<td data-name="lasted">10 min 4 s</td>`,
+		wantAll(t, "the next holder's", page, `<span class="state good">held</span> b</p>`, `<td data-name="holder">a</td>`, `<td class="short" data-name="lasted">10 min 4 s</td>`,
 			`<td data-name="why">released</td>`)
 
 		_, data := get(t, h, "/?format=json", "")
@@ -175,7 +177,96 @@ func TestTheStatusPageShowsAStuckJobAndTheLastError(t *testing.T) {
 		})
 		time.Sleep(31 * time.Second)
 		_, page := get(t, statuspage.Handler(a), "/", browser)
-		wantAll(t, "a stuck job's", page, "The job does not return", "connection refused", "0.0 s <meter", tenure.ErrDeadline.Error())
+		wantAll(t, "a stuck job's", page, "The job does not return", "connection refused", "0 s <meter", `<span class="state bad">stuck</span>`, tenure.ErrDeadline.Error())
+	})
+}
+
+func TestAStandbyThatCannotReadTheRecordDoesNotSayWhoHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := storetest.NewMem()
+		start(t, mem, tenure.LeaseConfig{Holder: "a"}, untilDone)
+		store := storetest.Faulty(mem, nil)
+		synctest.Wait()
+		b, _ := start(t, store, tenure.LeaseConfig{Holder: "b"}, untilDone)
+		time.Sleep(35 * time.Second) // a renewed at 30 s, and b looked then
+		store.SetHook(func(ctx context.Context, _ storetest.Call, _ func(context.Context) error) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		h := statuspage.Handler(b)
+		time.Sleep(20 * time.Second)
+		_, page := get(t, h, "/", browser)
+		wantAll(t, "before the TTL has passed, the standby's", page, `<span class="state good">held</span> a</p>`, "has held for 55 s")
+		time.Sleep(19 * time.Second)
+		_, page = get(t, h, "/", browser)
+		wantAll(t, "after the TTL, the standby's", page, `<span class="state bad">error</span> last known holder a, 44 s ago: not known now`, "<dt>TTL</dt><dd>30 s</dd>")
+		require.NotContains(t, page, "has held")
+		_, data := get(t, h, "/", "")
+		require.Contains(t, data, `"holder":"a","stale":true,`)
+		require.Contains(t, data, `"ttl_seconds":30,`)
+	})
+}
+
+func TestTheStatusPageShowsAJobThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mended atomic.Bool
+		a, stop := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, tenure.Every(9*time.Second, func(context.Context) error {
+			time.Sleep(time.Second)
+			if !mended.Load() {
+				return errors.New("no such table")
+			}
+			return nil
+		}))
+		time.Sleep(25 * time.Second)
+		_, page := get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a failing job's", page, `<span class="state bad">job fails</span> a</p>`, `class="bad">no such table</td>`,
+			`data-name="success">none</td>`, `data-name="failed">3</td>`)
+		mended.Store(true)
+		time.Sleep(10 * time.Second)
+		_, page = get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a job's that has recovered", page, `<span class="state good">held</span> a</p>`, `data-name="error">no such table</td>`,
+			`data-name="success">4.0 s ago</td>`)
+		mended.Store(false)
+		time.Sleep(10 * time.Second)
+		stop()
+		_, page = get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a former holder's", page, `<span class="state wait">free</span>`, `class="bad">no such table</td>`)
+	})
+}
+
+// Such a program adds leases while it runs.
+func TestTheStatusPageOfManyLeasesIsATableWithTheWorstFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var coordinators []*tenure.Coordinator
+		h := statuspage.HandlerFor(func() []*tenure.Coordinator { return coordinators })
+		add := func(id string, job func(context.Context) error) {
+			c, _ := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a", Key: tenure.Key{Type: "tenant", ID: id}}, job)
+			coordinators = append(coordinators, c)
+			synctest.Wait()
+		}
+		for i := range 10 {
+			add(strconv.Itoa(i), untilDone)
+		}
+		_, page := get(t, h, "/", browser)
+		require.Equal(t, 10, strings.Count(page, "<article>"))
+		add("broken?&", tenure.Every(time.Hour, func(context.Context) error { return errors.New("no such table") }))
+		_, page = get(t, h, "/", browser)
+		require.NotContains(t, page, "<article>")
+		rows := strings.Split(page, "<tr>")[2:] // after the heading
+		require.Len(t, rows, 11)
+		wantAll(t, "the first lease of the", rows[0], `<span class="state bad">job fails</span>`, `<a href="?lease=tenant%2fbroken%3f%26">tenant/broken?&amp;</a>`, "reconcile: no such table")
+		wantAll(t, "the second lease of the", rows[1], `<span class="state good">held</span>`, "tenant/0", `data-name="held for">0 s</td>`)
+
+		_, page = get(t, h, "/?lease=tenant%2fbroken%3f%26", browser)
+		require.Equal(t, 1, strings.Count(page, "<article>"))
+		wantAll(t, "that lease's", page, "tenant/broken?&amp;", "no such table")
+		_, data := get(t, h, "/?lease=tenant/3", "")
+		var statuses []tenure.Status
+		require.NoError(t, json.Unmarshal([]byte(data), &statuses))
+		require.Len(t, statuses, 1)
+		require.Equal(t, tenure.Key{Type: "tenant", ID: "3"}, statuses[0].Lease)
+		_, data = get(t, h, "/?lease=tenant/unknown", "")
+		require.Equal(t, "[]\n", data)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +23,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
@@ -37,7 +41,8 @@ func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
 	})
 }
 
-// ask runs a command on the site's lease, which must succeed, and returns its output.
+// ask runs a command on the site's lease, which must succeed, and returns its output. The
+// status of a lease that nobody holds is a success.
 func (s *site) ask(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	args = append([]string{command, "-store", s.store}, args...)
@@ -45,7 +50,7 @@ func (s *site) ask(t *testing.T, command string, args ...string) string {
 		args = append(args, "-key", "svc")
 	}
 	status, stdout, stderr := tenureCommand(t, args...)
-	if status != 0 || stderr != "" {
+	if status != 0 && !(command == "status" && (status == exitFree || status == exitUnused)) || stderr != "" {
 		t.Fatalf("%s: exit status %d and %q", command, status, stderr)
 	}
 	return stdout
@@ -70,7 +75,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 		if got := s.ask(t, "migrate", "-json"); !strings.HasPrefix(got, `{"migrated":"`) {
 			t.Errorf("migrate -json: %q", got)
 		}
-		if v := s.view(t); v.State != stateFree || v.Key != key {
+		if v := s.view(t); v.State != stateUnused || v.Key != key {
 			t.Errorf("at first the status is %+v", v)
 		}
 		if got := s.ask(t, "list", "-json"); got != "[]\n" {
@@ -101,7 +106,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 			t.Errorf("the status is %+v", v)
 		}
 		text := s.ask(t, "status")
-		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term} {
+		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term, `token +at most \d`} {
 			if !regexp.MustCompile(`(?m)^` + want).MatchString(text) {
 				t.Errorf("the status has no %q:\n%s", want, text)
 			}
@@ -118,7 +123,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 		}
 		awaitWatched("a")
 
-		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c\n" {
+		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c (the store does not know whether a replica of that name stands by; -wait tells)\n" {
 			t.Errorf("handover: %q", got)
 		}
 		if next := s.awaitStart(t, 1); next.holder != "c" {
@@ -212,6 +217,303 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 					t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
 				}
 			})
+		}
+	}
+}
+
+func TestAConnectionThatIsRefusedIsExplainedInOneLine(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Cluster(t)
+	conn := connect(t, server.URL())
+	at := conn.Config()
+	var rules string
+	if err := conn.QueryRow(t.Context(), `SHOW hba_file`).Scan(&rules); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(rules, []byte(`
+host all app 127.0.0.1/32 scram-sha-256
+host all stranger 127.0.0.1/32 reject
+host all all 127.0.0.1/32 trust
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, conn, `CREATE ROLE app LOGIN PASSWORD 'right'; CREATE ROLE stranger LOGIN; SELECT pg_reload_conf()`)
+	url := func(user, database string) string {
+		return fmt.Sprintf("postgres://%s@%s:%d/%s", user, at.Host, at.Port, database)
+	}
+	eventually(t, soon, "the server reads its new rules", func() bool {
+		_, _, stderr := tenureCommand(t, "migrate", "-store", url("app:s3cret", "postgres"))
+		return strings.Contains(stderr, "password")
+	})
+	for _, test := range []struct{ store, cause, remedy string }{
+		{url("app:s3cret", "postgres"), `password authentication failed for user "app"`, "correct the user and the password in the store's URL"},
+		{url("stranger", "postgres"), `pg_hba.conf rejects connection for host "127.0.0.1", user "stranger", database "postgres", no encryption`,
+			"correct the user in the store's URL, or let it in on the server (pg_hba.conf)"},
+		{url("nobody", "postgres"), `role "nobody" does not exist`, "correct the user in the store's URL, or let it in on the server (pg_hba.conf)"},
+		{url("postgres", "missing"), `database "missing" does not exist`, "create the database, or correct its name in the store's URL"},
+	} {
+		for _, command := range [][]string{{"status", "-key", "k"}, {"migrate"}, {"run", "-key", "k"}} {
+			args := append(command, "-store", test.store)
+			if command[0] == "run" {
+				args = append(args, "--", "true")
+			}
+			status, stdout, stderr := tenureCommand(t, args...)
+			want := fmt.Sprintf("tenure %s: %s (database %s on %s:%d): %s\n", command[0], test.cause,
+				test.store[strings.LastIndex(test.store, "/")+1:], at.Host, at.Port, test.remedy)
+			if status != 1 || stdout != "" || stderr != want {
+				t.Errorf("%s: exit status %d, %q and %q, want %q", test.cause, status, stdout, stderr, want)
+			}
+		}
+	}
+}
+
+// connect opens a connection for the time of the test.
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// execSQL runs any number of statements.
+func execSQL(t *testing.T, conn *pgx.Conn, statements string) {
+	t.Helper()
+	if _, err := conn.PgConn().Exec(t.Context(), statements).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBehindAPoolerRunSaysHowStandbysAreWoken(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, pgtest.Bouncer(t, pgtest.URL(t))+"&default_query_exec_mode=exec")
+	r := s.start(t, "a", s.service(t)...)
+	r.awaitLog(t, "standbys are not woken, and poll")
+	r.awaitLog(t, "set ListenURL, or the store's whole URL, to the server itself")
+}
+
+func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		want := `table "objects" does not fit: its column id is bigint, not text or character varying; ` +
+			"it lacks the columns object_type, labels, payload, resource_version, created_at_ms, updated_at_ms"
+		const table = `CREATE TABLE objects (id bigint PRIMARY KEY, name text)`
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), table)
+		} else {
+			execSQLite(t, s.store, table)
+			want = "no such column: "
+		}
+		const remedy = " (if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema)\n"
+		for _, command := range [][]string{{"migrate"}, {"status", "-key", "k"}, {"run", "-key", "k", "--", "true"}} {
+			args := slices.Insert(slices.Clone(command), 1, "-store", s.store)
+			status, stdout, stderr := tenureCommand(t, args...)
+			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) || !strings.HasSuffix(stderr, remedy) {
+				t.Errorf("%s: exit status %d, %q and %q", command[0], status, stdout, stderr)
+			}
+		}
+	})
+}
+
+// execSQLite runs statements in a SQLite file.
+func execSQLite(t *testing.T, path, statements string) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), statements); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnotherTableHasOtherLeases(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		other := []string{"-table", "leases"}
+		if isPostgres(s.store) {
+			other = append(other, "-schema", "else where")
+		}
+		s.ask(t, "migrate")
+		s.ask(t, "migrate", other...)
+		s.start(t, "a", append(other, s.service(t)...)...)
+		s.awaitStart(t, 0)
+		if got := s.ask(t, "status", other...); !strings.Contains(got, "holder   a") {
+			t.Errorf("the status is\n%s", got)
+		}
+		if got := s.ask(t, "list", append(other, "-json")...); !strings.Contains(got, `"holder":"a"`) {
+			t.Errorf("the list is %s", got)
+		}
+		if got := s.watch(t, other...).String(); !strings.Contains(got, "held by a") {
+			t.Errorf("watch prints %q", got)
+		}
+		if v := s.view(t); v.State == stateHeld {
+			t.Errorf("in the default table the lease is %+v", v)
+		}
+		s.ask(t, "resign", other...)
+		s.awaitStart(t, 1)
+	})
+}
+
+// The statements are run by a role that may create tables, and then tenure by one that may
+// not.
+func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	owner := connect(t, url)
+	role := "app_" + owner.Config().Database
+	execSQL(t, owner, `CREATE ROLE "`+role+`" LOGIN`)
+	t.Cleanup(func() { // after the site's, whose replicas use the role
+		conn, err := pgx.Connect(context.Background(), url)
+		if err == nil {
+			defer conn.Close(context.Background())
+			_, err = conn.PgConn().Exec(context.Background(), `DROP OWNED BY "`+role+`"; DROP ROLE "`+role+`"`).ReadAll()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	s := newSite(t, strings.Replace(url, "postgres@", role+"@", 1))
+	place := []string{"-schema", "Else where", "-table", "my \"leases\""}
+	ddl := s.ask(t, "migrate", append(place, "-print")...)
+	for range 2 { // it may be run again
+		execSQL(t, owner, ddl)
+	}
+	if status, _, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, place...)...); status != 1 || !strings.Contains(stderr, "permission denied") {
+		t.Errorf("a role without privileges: exit status %d and %q", status, stderr)
+	}
+	execSQL(t, owner, `GRANT USAGE ON SCHEMA "Else where" TO "`+role+`";
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "Else where" TO "`+role+`"`)
+	r := s.start(t, "a", append(place, s.service(t)...)...)
+	s.awaitStart(t, 0)
+	if strings.Contains(r.log(), "level=WARN") {
+		t.Error("something is missing")
+	}
+
+	file := sqliteSite(t)
+	ddl = file.ask(t, "migrate", "-print", "-table", "my leases")
+	if _, err := os.Stat(file.store); err == nil {
+		t.Error("-print has created the file")
+	}
+	for range 2 {
+		execSQLite(t, file.store, ddl)
+	}
+	if got := file.ask(t, "list", "-table", "my leases", "-json"); got != "[]\n" {
+		t.Errorf("the list is %q", got)
+	}
+	if status, _, stderr := tenureCommand(t, "migrate", "-print", "-store", "postgres://nobody@127.0.0.1:1/none"); status != 0 || stderr != "" {
+		t.Errorf("without a server: exit status %d and %q", status, stderr)
+	}
+}
+
+func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		expect := func(want int, state string) {
+			t.Helper()
+			for _, args := range [][]string{{"-json"}, nil} {
+				status, stdout, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, args...)...)
+				if status != want || stderr != "" || !strings.Contains(stdout, state) {
+					t.Errorf("exit status %d, %q and %q, want %d and %s", status, stdout, stderr, want, state)
+				}
+			}
+		}
+		s.ask(t, "migrate")
+		expect(4, "unused")
+		store := s.open(t)
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		acquire := func() *tenure.Term {
+			t.Helper()
+			term, err := lease.TryAcquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return term
+		}
+		term := acquire()
+		expect(0, "held")
+		if v := s.view(t); v.MaxToken != term.Token() {
+			t.Errorf("the token %d is shown as at most %d", term.Token(), v.MaxToken)
+		}
+		if err := lease.Renew(t.Context(), term); err != nil {
+			t.Fatal(err)
+		}
+		if v := s.view(t); v.MaxToken <= term.Token() {
+			t.Errorf("after a renewal the token %d is shown as at most %d", term.Token(), v.MaxToken)
+		}
+		if err := lease.Release(t.Context(), term); err != nil {
+			t.Fatal(err)
+		}
+		expect(3, "free")
+		acquire()
+		const expire = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), expire)
+		} else {
+			execSQLite(t, s.store, expire)
+		}
+		expect(3, "expired")
+		if isPostgres(s.store) { // a lease works without tombstones
+			execSQL(t, connect(t, s.store), `DELETE FROM objects; DROP TABLE objects_tombstones`)
+			expect(4, "unused")
+		}
+	})
+}
+
+func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		const key = "reconciler_lease/svc"
+		handover := func(to, wait string) (status int, stdout, stderr string) {
+			return tenureCommand(t, "handover", "-store", s.store, "-key", "svc", "-to", to, "-wait", wait)
+		}
+		a := s.start(t, "a", s.service(t)...)
+		s.awaitStart(t, 0)
+		b := s.start(t, "b", s.service(t)...)
+		eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
+
+		status, stdout, stderr := handover("b", "1m")
+		if want := "asked a to hand " + key + " over to b\nb holds " + key + "\n"; status != 0 || stdout != want || stderr != "" {
+			t.Errorf("to b: exit status %d, %q and %q", status, stdout, stderr)
+		}
+		s.awaitStart(t, 1) // a program that is ended before it has begun leaves no line
+		if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); got != "b already holds "+key+"\n" {
+			t.Errorf("again to b: %q", got)
+		}
+
+		// Nobody has that name, so any replica may take the lease after a while.
+		status, stdout, stderr = handover("typo", "1m")
+		taken := regexp.MustCompile(`^tenure handover: ` + key + ` was not handed over to typo: [ab] holds it now; does a replica of that name stand by\?\n$`)
+		if want := "asked b to hand " + key + " over to typo\n"; status != 1 || stdout != want || !taken.MatchString(stderr) {
+			t.Errorf("to a name that nobody has: exit status %d, %q and %q", status, stdout, stderr)
+		}
+
+		holder := s.awaitStart(t, 2).holder
+		awaitRenewal(t, s.open(t))
+		map[string]*replica{"a": a, "b": b}[holder].signal(t, syscall.SIGSTOP)
+		status, _, stderr = handover("c", "200ms")
+		if want := "tenure handover: " + key + " was not handed over to c within 200ms: " + holder + " still holds it\n"; status != 1 || stderr != want {
+			t.Errorf("while its holder is stopped: exit status %d and %q", status, stderr)
+		}
+		map[string]*replica{"a": a, "b": b}[holder].signal(t, syscall.SIGCONT)
+	})
+}
+
+func TestWhyAHandoverHasNotHappened(t *testing.T) {
+	t.Parallel()
+	for want, v := range map[string]leaseView{
+		"a still holds it":                                         {State: stateHeld, Holder: "a"},
+		"a has vanished, and its lease has expired":                {State: stateExpired, Holder: "a"},
+		"nobody has taken it; does a replica named typo stand by?": {State: stateOffered, OfferedTo: "typo"},
+	} {
+		if got := whyNotTaken(v, "typo", nil); got != want {
+			t.Errorf("%+v: %q, want %q", v, got, want)
 		}
 	}
 }

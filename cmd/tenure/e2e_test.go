@@ -196,7 +196,7 @@ func (s *site) idle() bool {
 // open opens the store.
 func (s *site) open(t *testing.T) database {
 	t.Helper()
-	store, err := (&storeFlag{s.store}).open(t.Context(), slog.New(slog.DiscardHandler))
+	store, err := (&storeFlag{flag: s.store}).open(t.Context(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -302,6 +302,86 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 	})
 }
 
+func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	// That of d fails at first.
+	tried := filepath.Join(s.dir, "tried")
+	fence := fmt.Sprintf(`test $TENURE_PREDECESSOR != d || test -e %s || { touch %[1]s; exit 1; }; `, tried) +
+		fmt.Sprintf(`echo "fence${TENURE_PREDECESSOR_TERM:+-holder} $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
+	args := append([]string{"-fence", fence, "-peers", "a,b, c,d"}, s.service(t)...)
+	a := s.start(t, "a", args...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", args...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+
+	// A handover leaves nobody to fence.
+	a.signal(t, syscall.SIGTERM)
+	if s.awaitStart(t, 1); len(s.events(t)) != 3 {
+		t.Errorf("after a handover there are %+v", s.events(t))
+	}
+	c := s.start(t, "c", args...)
+	c.awaitLog(t, `msg="lease has another holder"`)
+	awaitRenewal(t, s.open(t))
+	b.signal(t, syscall.SIGKILL)
+	next := s.awaitStart(t, 2)
+	var fenced []string
+	for _, e := range s.events(t) {
+		if strings.HasPrefix(e.what, "fence") && e.token == next.token {
+			fenced = append(fenced, e.what+" "+e.holder)
+		}
+	}
+	if want := []string{"fence-holder b", "fence a", "fence-holder b", "fence a", "fence d"}; next.holder != "c" || !slices.Equal(fenced, want) {
+		t.Errorf("before the start by %s came %q, want %q", next.holder, fenced, want)
+	}
+	c.awaitLog(t, "peer d: exit status 1")
+	if events := s.events(t); events[len(events)-1].what != "start" {
+		t.Errorf("after the start came %+v", events[len(events)-1])
+	}
+}
+
+func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	tell := func(what, who string) string {
+		return fmt.Sprintf(`echo "%s $%s $TENURE_TOKEN $(date +%%s)000000000" >>%s`, what, who, filepath.Join(s.dir, "log"))
+	}
+	unfit := filepath.Join(s.dir, "unfit")
+	start := func(name string) *replica {
+		unfence := fmt.Sprintf("test ! -e %s-%s && ", unfit, name) + tell("unfence", "TENURE_HOLDER")
+		return s.start(t, name, append([]string{"-fence", tell("fence", "TENURE_PREDECESSOR"), "-unfence", unfence}, s.service(t)...)...)
+	}
+	events := func() (told []string) {
+		for _, e := range s.events(t) {
+			told = append(told, e.what+" "+e.holder)
+		}
+		return told
+	}
+	a := start("a")
+	s.awaitStart(t, 0)
+	b := start("b")
+	b.awaitLog(t, `msg="lease has another holder"`)
+	awaitRenewal(t, s.open(t))
+	a.signal(t, syscall.SIGKILL)
+	s.awaitStart(t, 1)
+	want := []string{"unfence a", "start a", "stop a", "fence a", "unfence b", "start b"}
+	if got := events(); !slices.Equal(got, want) {
+		t.Errorf("there was %q, want %q", got, want)
+	}
+
+	// One that cannot be unfenced gives the lease up.
+	if err := os.WriteFile(unfit+"-c", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := start("c")
+	c.awaitLog(t, `msg="lease has another holder"`)
+	s.ask(t, "handover", "-to", "c")
+	if next := s.awaitStart(t, 2); next.holder != "b" {
+		t.Errorf("%s started it", next.holder)
+	}
+	c.awaitLog(t, "-unfence: exit status 1")
+}
+
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
@@ -350,20 +430,50 @@ func TestARestartedReplicaDoesNotFenceItself(t *testing.T) {
 	}
 }
 
+// Each write is stamped as if the clock stood in 1970: by the record's age, its holder has
+// always vanished.
+func TestWithMissedRenewalsNoClockDecides(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		if isPostgres(s.store) {
+			execSQL(t, connect(t, s.store), `
+				CREATE FUNCTION long_ago() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.updated_at_ms := 1; RETURN NEW; END';
+				CREATE TRIGGER stamp BEFORE INSERT OR UPDATE ON objects FOR EACH ROW EXECUTE FUNCTION long_ago()`)
+		} else {
+			execSQLite(t, s.store, `
+				CREATE TRIGGER stamp AFTER UPDATE ON objects WHEN NEW.updated_at_ms > 1 BEGIN
+					UPDATE objects SET updated_at_ms = 1 WHERE object_type = NEW.object_type AND id = NEW.id;
+				END`)
+		}
+		args := append([]string{"-renew", (testTTL / 3).String(), "-missed", "3"}, s.service(t)...)
+		a := s.start(t, "a", args...)
+		s.awaitStart(t, 0)
+		if h, _ := holding(t, s.open(t)); h.TTL != testTTL || h.Age < time.Hour {
+			t.Fatalf("the record is %+v; the test would prove nothing", h)
+		}
+		b := s.start(t, "b", args...)
+		b.awaitLog(t, `msg="lease has another holder"`)
+		time.Sleep(2 * testTTL)
+		if starts := s.starts(t); len(starts) != 1 {
+			t.Fatalf("it was taken from a holder that renews: %+v", starts)
+		}
+		killed := time.Now()
+		a.signal(t, syscall.SIGKILL)
+		next := s.awaitStart(t, 1)
+		// The last renewal came at most an interval before.
+		if after := next.at.Sub(killed); next.holder != "b" || after < testTTL-testTTL/3-100*time.Millisecond {
+			t.Errorf("%s took over after %v", next.holder, after)
+		}
+	})
+}
+
 func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	script := filepath.Join(s.dir, "service.sh")
-	if err := os.WriteFile(script, []byte(serviceScript), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start := func(name string) *replica {
-		command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
-		return s.start(t, name, "-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop"))
-	}
-	a := start("a")
+	a := s.start(t, "a", s.supervised(t, "a")...)
 	s.awaitStart(t, 0)
-	b := start("b")
+	b := s.start(t, "b", s.supervised(t, "b")...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 	awaitRenewal(t, s.open(t))
 	a.signal(t, syscall.SIGSTOP)
@@ -412,6 +522,127 @@ stop)
 	;;
 esac
 `
+
+// supervised returns the flags for a service that is started and stopped by a script.
+func (s *site) supervised(t *testing.T, name string, more ...string) []string {
+	t.Helper()
+	script := filepath.Join(s.dir, "service-"+name+".sh")
+	if err := os.WriteFile(script, []byte(serviceScript), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
+	return append([]string{"-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop")}, more...)
+}
+
+func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	a := s.start(t, "a", s.supervised(t, "a")...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", s.supervised(t, "b", "-stop-every", "100ms")...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	for range 2 {
+		byHand := exec.Command("sleep", "1000")
+		if err := byHand.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- byHand.Wait() }()
+		pid := filepath.Join(s.dir, "pid-b")
+		if err := os.WriteFile(pid, fmt.Append(nil, byHand.Process.Pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(soon):
+			byHand.Process.Kill()
+			t.Fatal("it runs on")
+		}
+		eventually(t, soon, "-stop ends", func() bool { _, err := os.Stat(pid); return err != nil })
+	}
+
+	// The holder's own is left alone, and so is that of b when b holds.
+	a.signal(t, syscall.SIGTERM)
+	a.awaitExit(t)
+	if next := s.awaitStart(t, 1); next.holder != "b" {
+		t.Errorf("%s started it", next.holder)
+	}
+	time.Sleep(time.Second)
+	if events := s.events(t); events[len(events)-1].what != "start" || len(s.starts(t)) != 2 {
+		t.Errorf("the holder's service was stopped: %+v", events)
+	}
+}
+
+func TestAServiceThatHasEndedIsStartedAgainByItsHolder(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	pids, unfit := filepath.Join(s.dir, "pids"), filepath.Join(s.dir, "unfit")
+	started := func() []string {
+		data, _ := os.ReadFile(pids)
+		return strings.Fields(string(data))
+	}
+	// It leaves a service alone that runs. The file has the name and the PID of each start.
+	start := func(name string) string {
+		return fmt.Sprintf("test ! -e %s-%s || exit 3; kill -0 $(cat %[3]s-%[2]s) 2>/dev/null && exit 0; "+
+			"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >%[3]s-%[2]s; echo %[2]s $! >>%[3]s", unfit, name, pids)
+	}
+	replica := func(name string) *replica {
+		stop := fmt.Sprintf("kill $(cat %s-%s) 2>/dev/null; rm -f %[1]s-%[2]s", pids, name)
+		return s.start(t, name, "-start", start(name), "-stop", stop, "-start-every", "100ms")
+	}
+	a := replica("a")
+	eventually(t, soon, "it is started", func() bool { return len(started()) == 2 })
+	replica("b").awaitLog(t, `msg="lease has another holder"`)
+	time.Sleep(time.Second)
+	if got := started(); len(got) != 2 {
+		t.Fatalf("a service that runs was started again: %q", got)
+	}
+	kill := func(pid string) {
+		t.Helper()
+		if err := exec.Command("kill", "-KILL", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	term := s.view(t).Term
+	kill(started()[1])
+	eventually(t, soon, "it is started again", func() bool { return len(started()) == 4 })
+	if v := s.view(t); started()[2] != "a" || v.Term != term {
+		t.Errorf("it was started again by %q, in another term: %+v", started(), v)
+	}
+
+	// If that fails, another replica takes over.
+	if err := os.WriteFile(unfit+"-a", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "b starts it", func() bool { return len(started()) == 6 && started()[4] == "b" })
+	a.awaitLog(t, "-start: exit status 3")
+}
+
+func TestATermBeginsWhenTheStopOfAStandbyHasEnded(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	a := s.start(t, "a", s.supervised(t, "a")...)
+	s.awaitStart(t, 0)
+	// The -stop of b is nearly always under way.
+	log, flags := filepath.Join(s.dir, "commands"), s.supervised(t, "b", "-stop-every", "50ms", "-stop-timeout", "1500ms")
+	flags[1] = fmt.Sprintf("echo start >>%s; %s", log, flags[1])
+	flags[3] = fmt.Sprintf("echo begin >>%s; sleep 0.3; %s; echo end >>%[1]s", log, flags[3])
+	b := s.start(t, "b", flags...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	lines := func() []string {
+		data, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(data))
+	}
+	eventually(t, soon, "b stops its service again", func() bool { return len(lines()) > 4 && lines()[len(lines())-1] == "begin" })
+	a.signal(t, syscall.SIGTERM)
+	s.awaitStart(t, 1)
+	if all := lines(); slices.Index(all, "start") != len(all)-1 || all[len(all)-2] != "end" {
+		t.Errorf("b has run %q", all)
+	}
+}
 
 // told reports whether a file contains a line.
 func (s *site) told(path, line string) bool {

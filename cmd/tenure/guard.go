@@ -31,6 +31,8 @@ var guardCommand = command{
 		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "how the program is ended when tenure is gone")
 		flags.StringVar(&cfg.start, "start", "", "`COMMAND` used instead of a program")
 		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
+		flags.Var(&cfg.log, "log", "json or text")
+		flags.DurationVar(&cfg.startEvery, "start-every", 0, "time between two runs of -start; 0 means one run")
 		return func(_ context.Context, out *output, args []string) error {
 			return runGuard(cfg, args, out.stderr)
 		}
@@ -51,6 +53,8 @@ type guardConfig struct {
 	stopTimeout time.Duration
 	onLoss      string
 	start, stop string
+	log         logFormat
+	startEvery  time.Duration
 }
 
 // charge is what a guard looks after. Its methods are called by one goroutine.
@@ -96,7 +100,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 	g := &guard{
 		cfg:     cfg,
 		reports: json.NewEncoder(os.NewFile(reportsFD, "reports")),
-		log:     newLogger(lines).With("guard", os.Getpid()),
+		log:     newLogger(lines, cfg.log).With("guard", os.Getpid()),
 	}
 	if len(args) > 0 {
 		if err := becomeSubreaper(); err != nil {

@@ -20,6 +20,7 @@ const stopPause = time.Second
 // would not stop the service.
 type service struct {
 	startLine, stopLine string
+	startEvery          time.Duration
 	log                 *slog.Logger
 	told                context.Context // done when the service must stop
 	tell                context.CancelFunc
@@ -27,7 +28,7 @@ type service struct {
 }
 
 func newService(cfg guardConfig, log *slog.Logger) *service {
-	s := &service{startLine: cfg.start, stopLine: cfg.stop, log: log, left: make(chan ending, 1)}
+	s := &service{startLine: cfg.start, stopLine: cfg.stop, startEvery: cfg.startEvery, log: log, left: make(chan ending, 1)}
 	s.told, s.tell = context.WithCancel(context.Background())
 	return s
 }
@@ -39,10 +40,19 @@ func (s *service) begin() (int, error) {
 
 func (s *service) run() ending {
 	end := ending{Text: "it was stopped"}
-	if err := runHook(s.told, s.startLine, nil, os.Environ(), os.Stderr); err != nil && s.told.Err() == nil {
-		end = ending{Status: 1, Text: fmt.Sprintf("-start: %v", err)}
-	} else {
-		<-s.told.Done()
+	for s.told.Err() == nil {
+		if err := runHook(s.told, s.startLine, nil, os.Environ(), os.Stderr); err != nil && s.told.Err() == nil {
+			end = ending{Status: 1, Text: fmt.Sprintf("-start: %v", err)}
+			break
+		}
+		var again <-chan time.Time // never, unless -start is run again
+		if s.startEvery > 0 {
+			again = time.After(s.startEvery)
+		}
+		select {
+		case <-s.told.Done():
+		case <-again:
+		}
 	}
 	stopService(context.Background(), s.stopLine, os.Environ(), s.log)
 	return end

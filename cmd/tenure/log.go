@@ -3,13 +3,32 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"slices"
 	"time"
 )
 
-func newLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
+// logFormat is the value of -log; empty is text.
+type logFormat string
+
+func (f *logFormat) String() string { return string(*f) }
+
+func (f *logFormat) Set(value string) error {
+	if value != "json" && value != "text" {
+		return errors.New("want json or text")
+	}
+	*f = logFormat(value)
+	return nil
+}
+
+func newLogger(w io.Writer, format logFormat) *slog.Logger {
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, nil))
+	}
+	return slog.New(slog.NewTextHandler(w, nil))
+}
 
 // lateWriter writes in its own goroutine, and drops lines that it cannot write in time: a
 // log that nobody reads must neither hold up renewals nor keep a program alive.

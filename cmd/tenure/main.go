@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 )
 
@@ -39,7 +40,8 @@ Environment:
   TENURE_REPLICA_ID  the name of this replica, if -replica is not given
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
-invalid. "tenure run -once" exits with the program's status.
+invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
+if nobody holds the lease, and with 4 if the store knows nothing of it.
 
 "tenure COMMAND -h" explains a command.
 `
@@ -65,7 +67,7 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -79,6 +81,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	name, args := args[0], args[1:]
 	switch name {
+	case "-version", "--version":
+		name = versionCommand.name
 	case "-h", "-help", "--help":
 		printOverview(stdout)
 		return 0
@@ -144,6 +148,30 @@ func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
 	table.Flush()
 }
 
+// durationVar defines a flag for a duration. It is the flag package's own, but for the
+// error about a number without a unit.
+func durationVar(flags *flag.FlagSet, d *time.Duration, name string, value time.Duration, usage string) {
+	*d = value
+	flags.Var((*durationValue)(d), name, usage)
+}
+
+type durationValue time.Duration
+
+func (d *durationValue) String() string { return time.Duration(*d).String() }
+
+func (d *durationValue) Set(s string) error {
+	parsed, err := time.ParseDuration(s)
+	if err != nil {
+		example := "30s"
+		if _, err := time.ParseDuration(s + "s"); err == nil {
+			example = s + "s"
+		}
+		return fmt.Errorf("want a duration such as %s", example)
+	}
+	*d = durationValue(parsed)
+	return nil
+}
+
 // usageError returns an error that says why the command line is invalid.
 func usageError(format string, args ...any) error {
 	return errUsage{fmt.Errorf(format, args...)}
@@ -153,8 +181,8 @@ type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return e.error }
 
-// exitStatus is the error of a command that exits with the status of the program it
-// ran, and prints nothing.
+// exitStatus is the error of a command that exits with a status of its own, for example
+// that of the program it ran, and prints nothing.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -167,7 +195,11 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
+	text := oneLine(err)
+	if refused := refusedConnection(err); refused != "" {
+		text = refused
+	}
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}

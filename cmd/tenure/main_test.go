@@ -5,10 +5,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,6 +84,21 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-start", "true", "-stop", "true", "--", "true"),
 		runOn("-start", "true", "-stop", "true", "-once"),
 		runOn("-start", "true", "-stop", "true", "-on-loss", "kill"),
+		runOn("-missed", "2", "--", "true"),
+		runOn("-missed", "-2", "-renew", "5s", "--", "true"),
+		runOn("-missed", "2", "-renew", "-5s", "--", "true"),
+		runOn("-missed", "1", "-renew", "5s", "--", "true"),
+		runOn("-missed", "2", "-renew", "5s", "-ttl", "30s", "--", "true"),
+		runOn("-missed", "2", "-renew", "100ms", "--", "true"),
+		runOn("-missed", "9223372036854775807", "-renew", "1h", "--", "true"),
+		runOn("-schema", "s", "--", "true"),
+		runOn("-table", "objects_tombstones", "--", "true"),
+		runOn("-peers", "a,b", "--", "true"),
+		runOn("-fence", "true", "-replica", "a", "-peers", "a,,b", "--", "true"),
+		runOn("-start-every", "1s", "--", "true"),
+		runOn("-start", "true", "-stop", "true", "-start-every", "-1s"),
+		runOn("-stop-every", "1s", "--", "true"),
+		runOn("-start", "true", "-stop", "true", "-stop-every", "-1s"),
 		{"status", "-store", db},
 		{"status", "-store", db, "-key", "k", "more"},
 		{"watch", "-store", db},
@@ -90,8 +108,14 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"resign", "-store", db, "-key", "k", "more"},
 		{"handover", "-store", db, "-key", "k"},
 		{"handover", "-key", "k", "-to", "b"},
+		{"handover", "-store", db, "-key", "k", "-to", "b", "-wait", "-1s"},
 		{"migrate"},
 		{"migrate", "-store", db, "more"},
+		{"migrate", "-store", db, "-print", "-json"},
+		{"migrate", "-store", db, "-print", "-schema", "s"},
+		{"migrate", "-store", db, "-print", "-table", "objects_tombstones"},
+		{"migrate", "-store", "postgres://h/db", "-print", "-table", strings.Repeat("long", 20)},
+		{"version", "more"},
 	} {
 		status, stdout, stderr := tenureCommand(t, args...)
 		if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "tenure") {
@@ -106,6 +130,18 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 	}
 }
 
+func TestANumberWithoutAUnitIsAnsweredWithADuration(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"ttl", "renew", "acquire", "check-timeout", "stop-timeout"} {
+		for value, want := range map[string]string{"3": "3s", "0.5": "0.5s", "1m30": "1m30s", "soon": "30s", "": "30s"} {
+			status, _, stderr := tenureCommand(t, "run", "-"+name, value)
+			if says := fmt.Sprintf("invalid value %q for flag -%s: want a duration such as %s; ", value, name, want); status != 2 || !strings.Contains(stderr, says) {
+				t.Errorf("-%s %q: exit status %d and %q, want %q", name, value, status, stderr, says)
+			}
+		}
+	}
+}
+
 func TestEachCommandExplainsItself(t *testing.T) {
 	_, overview, _ := tenureCommand(t, "-h")
 	for _, c := range commands {
@@ -117,7 +153,8 @@ func TestEachCommandExplainsItself(t *testing.T) {
 		}
 		for _, args := range [][]string{{c.name, "-h"}, {"help", c.name}} {
 			status, stdout, stderr := tenureCommand(t, args...)
-			if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "Usage: tenure "+c.name+" ") || !strings.Contains(stdout, "-store PATH") {
+			if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "Usage: tenure "+c.name+" ") ||
+				strings.Contains(stdout, "-store PATH") != (c.name != "version") {
 				t.Errorf("%q: exit status %d, %q and %q", args, status, stdout, stderr)
 			}
 			for _, line := range strings.Split(stdout, "\n") {
@@ -129,6 +166,32 @@ func TestEachCommandExplainsItself(t *testing.T) {
 	}
 	if status, _, stderr := tenureCommand(t); status != 2 || stderr != overview {
 		t.Errorf("without a command: exit status %d and %q", status, stderr)
+	}
+}
+
+func TestVersionSaysWhatWasBuiltAndByWhichGo(t *testing.T) {
+	t.Parallel()
+	status, stdout, stderr := tenureCommand(t, "version")
+	if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "tenure ") || !strings.HasSuffix(stdout, ", "+runtime.Version()+"\n") {
+		t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
+	}
+	if _, again, _ := tenureCommand(t, "--version"); again != stdout {
+		t.Errorf("--version: %q", again)
+	}
+	var v versionView
+	if _, stdout, _ := tenureCommand(t, "version", "-json"); json.Unmarshal([]byte(stdout), &v) != nil || v.Version == "" || v.Go != runtime.Version() {
+		t.Errorf("version -json: %q", stdout)
+	}
+	for want, info := range map[string]*debug.BuildInfo{
+		"tenure v1.2.3, go1.30\n": {Main: debug.Module{Version: "v1.2.3"}, GoVersion: "go1.30"},
+		"tenure (devel), revision abc of 2030-01-02T03:04:05Z, modified, go1.30\n": {Main: debug.Module{Version: "(devel)"}, GoVersion: "go1.30",
+			Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.time", Value: "2030-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"}}},
+		"tenure (unknown), (unknown)\n": nil,
+	} {
+		var out bytes.Buffer
+		if err := newVersionView(info).print(&out); err != nil || out.String() != want {
+			t.Errorf("%q, %v; want %q", &out, err, want)
+		}
 	}
 }
 
@@ -151,6 +214,24 @@ func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 	}
 	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
 		t.Errorf("a stop timeout that does not fit: %v", err)
+	}
+}
+
+func TestMissedRenewalsMakeTheTTL(t *testing.T) {
+	t.Parallel()
+	const renew = 5 * time.Second
+	for missed := 2; missed <= 100; missed++ { // the times fit without any other flag
+		opts := runOptions{renew: renew, missed: missed}
+		if err := opts.observe(); err != nil || opts.ttl != time.Duration(missed)*renew {
+			t.Errorf("-missed %d: TTL %v, %v", missed, opts.ttl, err)
+		}
+		if _, err := newTiming(opts.ttl, opts.renew, 0); err != nil {
+			t.Errorf("-missed %d: %v", missed, err)
+		}
+	}
+	if err := (&runOptions{renew: renew, missed: 1}).observe(); err == nil ||
+		!strings.Contains(err.Error(), "when the next renewal is due") || !strings.HasSuffix(err.Error(), "; -renew 2.5s -missed 2 takes over as soon") {
+		t.Errorf("-missed 1: %v", err)
 	}
 }
 

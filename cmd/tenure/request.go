@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/tenurelib/tenure"
 )
@@ -26,42 +27,54 @@ expires.`,
 		var l lookup
 		l.define(flags)
 		return func(ctx context.Context, out *output, args []string) error {
-			return l.request(ctx, out, args, "")
+			return l.request(ctx, out, args, "", 0)
 		}
 	},
 }
 
 var handoverCommand = command{
 	name:     "handover",
-	synopsis: "-store STORE -key NAME -to REPLICA [-json]",
+	synopsis: "-store STORE -key NAME -to REPLICA [-wait TIME] [-json]",
 	summary:  "ask the holder to give the lease to a replica of your choice",
 	about: `
 Handover asks the replica that holds the lease to end its program and to hand the lease
-over to the named replica. For a while only that replica may take it, then any. It returns
-when the request is stored; "tenure watch" shows the outcome.`,
+over to the named replica. For a while only that replica may take it, then any.
+
+The store does not know which replicas stand by, so a name that no replica has is noticed
+only when nobody takes the lease. With -wait, handover returns when the named replica
+holds it, and fails if another takes it, or if the time is over; without, it returns when
+the request is stored.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
 		to := flags.String("to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
+		var wait time.Duration
+		durationVar(flags, &wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
 		return func(ctx context.Context, out *output, args []string) error {
-			if *to == "" {
+			switch {
+			case *to == "":
 				return usageError("no replica: give -to")
+			case wait < 0:
+				return usageError("-wait %v is negative", wait)
 			}
-			return l.request(ctx, out, args, *to)
+			return l.request(ctx, out, args, *to, wait)
 		}
 	},
 }
 
-// request asks the holder to release the lease, to a replica if one is given.
-func (l *lookup) request(ctx context.Context, out *output, args []string, to string) error {
-	return l.on(ctx, args, func(ctx context.Context, store database) error {
+// request asks the holder to release the lease, to a replica if one is given, and waits for
+// at most that long until that replica holds it.
+func (l *lookup) request(ctx context.Context, out *output, args []string, to string, wait time.Duration) error {
+	// The context that on passes bounds only the request.
+	var waited error
+	err := l.on(ctx, args, func(short context.Context, store database) error {
 		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: l.key.key(), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return asUsage(err)
 		}
-		holding, err := lease.Read(ctx)
+		holding, err := lease.Read(short)
 		if err == nil {
-			err = lease.RequestHandover(ctx, to)
+			err = lease.RequestHandover(short, to)
 		}
 		if errors.Is(err, tenure.ErrNotFound) {
 			return fmt.Errorf("nobody holds %s", l.key.key())
@@ -69,12 +82,58 @@ func (l *lookup) request(ctx context.Context, out *output, args []string, to str
 		if err != nil {
 			return err
 		}
-		answer := requested{Key: l.key.key().String(), Holder: holding.Holder, To: to}
+		answer := requested{Key: l.key.key().String(), Holder: holding.Holder, To: to, waits: wait > 0}
 		if l.json {
-			return writeJSON(out.stdout, answer)
+			err = writeJSON(out.stdout, answer)
+		} else {
+			err = answer.print(out.stdout)
 		}
-		return answer.print(out.stdout)
+		if err == nil && wait > 0 && holding.Holder != to {
+			waited = l.awaitHandover(ctx, out, store, holding, to, wait)
+		}
+		return err
 	})
+	return errors.Join(err, waited)
+}
+
+// awaitHandover returns nil when the replica holds the lease that another has held.
+func (l *lookup) awaitHandover(ctx context.Context, out *output, store database, from tenure.Holding, to string, wait time.Duration) error {
+	hints := store.Watch(l.key.key())
+	defer hints.Stop()
+	timeout := time.After(wait)
+	for {
+		view, err := look(ctx, store, l)
+		if err == nil && view.State == stateHeld && view.Term != from.Term {
+			if view.Holder != to {
+				return fmt.Errorf("%s was not handed over to %s: %s holds it now; does a replica of that name stand by?", printable(view.Key), printable(to), printable(view.Holder))
+			}
+			if !l.json {
+				_, err = fmt.Fprintf(out.stdout, "%s holds %s\n", printable(to), printable(view.Key))
+			}
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-hints.C():
+		case <-time.After(watchInterval):
+		case <-timeout:
+			return fmt.Errorf("%s was not handed over to %s within %v: %s", l.key.key(), printable(to), wait, whyNotTaken(view, to, err))
+		}
+	}
+}
+
+// whyNotTaken says what stands in the way of a handover, given the last look at the lease.
+func whyNotTaken(v leaseView, to string, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case v.State == stateHeld:
+		return printable(v.Holder) + " still holds it"
+	case v.State == stateExpired && v.Holder != "":
+		return printable(v.Holder) + " has vanished, and its lease has expired"
+	}
+	return "nobody has taken it; does a replica named " + printable(to) + " stand by?"
 }
 
 // requested is the outcome of a request to a holder.
@@ -82,6 +141,7 @@ type requested struct {
 	Key    string `json:"key"`
 	Holder string `json:"holder"` // the replica that was asked
 	To     string `json:"to,omitempty"`
+	waits  bool
 }
 
 func (r requested) print(w io.Writer) error {
@@ -92,7 +152,11 @@ func (r requested) print(w io.Writer) error {
 	case r.Holder:
 		_, err = fmt.Fprintf(w, "%s already holds %s\n", printable(r.Holder), printable(r.Key))
 	default:
-		_, err = fmt.Fprintf(w, "asked %s to hand %s over to %s\n", printable(r.Holder), printable(r.Key), printable(r.To))
+		note := ""
+		if !r.waits {
+			note = " (the store does not know whether a replica of that name stands by; -wait tells)"
+		}
+		_, err = fmt.Fprintf(w, "asked %s to hand %s over to %s%s\n", printable(r.Holder), printable(r.Key), printable(r.To), note)
 	}
 	return err
 }

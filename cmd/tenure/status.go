@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +20,11 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 var statusCommand = command{
@@ -28,20 +33,29 @@ var statusCommand = command{
 	summary:  "show who holds a lease",
 	about: `
 Status shows what the store knows about a lease: who holds it, since when, and when it was
-last renewed. A lease that is not renewed expires, and then any replica may take it.`,
+last renewed. A lease that is not renewed expires, and then any replica may take it.
+The store does not record the term's token itself, but a number that it cannot exceed.
+
+The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
+and 4 if the store knows nothing of it: it was never held, or released over a day ago.`,
 	define: func(flags *flag.FlagSet) action {
 		var l lookup
 		l.define(flags)
 		return func(ctx context.Context, out *output, args []string) error {
 			return l.on(ctx, args, func(ctx context.Context, store database) error {
 				view, err := readLease(ctx, store, l.key.key())
+				if err == nil && view.State == stateFree {
+					view.State, err = l.freeOrUnused(ctx, store)
+				}
 				if err != nil {
 					return err
 				}
 				if l.json {
-					return writeJSON(out.stdout, view)
+					err = writeJSON(out.stdout, view)
+				} else {
+					err = view.print(out.stdout)
 				}
-				return view.print(out.stdout)
+				return cmp.Or(err, view.exitStatus())
 			})
 		}
 	},
@@ -126,7 +140,51 @@ const (
 	stateExpired = "expired" // any replica may take it
 	stateOffered = "offered" // the last holder has released it to a replica that has not taken it yet
 	stateFree    = "free"
+	stateUnused  = "unused" // free, and the store knows of no earlier term; only status tells
 )
+
+// The exit statuses of tenure status for a lease that nobody holds.
+const (
+	exitFree   = 3
+	exitUnused = 4
+)
+
+func (v leaseView) exitStatus() error {
+	switch v.State {
+	case stateHeld:
+		return nil
+	case stateUnused:
+		return exitStatus(exitUnused)
+	default:
+		return exitStatus(exitFree)
+	}
+}
+
+// freeOrUnused returns the state of a lease that has no record, by whether the store has a
+// tombstone of one.
+func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, error) {
+	table, key := cmp.Or(l.store.table, "objects")+objects.TombstonesSuffix, l.key.key()
+	const query = `SELECT EXISTS (SELECT 1 FROM %s WHERE object_type = $1 AND id = $2)`
+	var known bool
+	var err error
+	switch store := store.(type) {
+	case *tenure.PostgresStore:
+		name := pgx.Identifier{table}
+		if l.store.schema != "" {
+			name = pgx.Identifier{l.store.schema, table}
+		}
+		err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, name.Sanitize()), key.Type, key.ID).Scan(&known)
+		if errors.As(err, new(*pgconn.PgError)) {
+			err = nil // leases do without tombstones, and without the right to read them
+		}
+	case *tenure.SQLiteStore:
+		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
+	}
+	if known {
+		return stateFree, err
+	}
+	return stateUnused, err
+}
 
 // leaseView is a lease as the commands show it to people and programs.
 type leaseView struct {
@@ -135,6 +193,7 @@ type leaseView struct {
 	Holder     string            `json:"holder,omitempty"`
 	OfferedTo  string            `json:"offered_to,omitempty"`
 	Term       string            `json:"term,omitempty"`
+	MaxToken   int64             `json:"max_token,omitempty"`   // the term's token is at most this
 	AcquiredAt *time.Time        `json:"acquired_at,omitempty"` // by the holder's clock
 	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's clock
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
@@ -169,6 +228,9 @@ func newLeaseView(h tenure.Holding) leaseView {
 		AgeMS:     h.Age.Milliseconds(),
 		TTLMS:     h.TTL.Milliseconds(),
 		Labels:    h.Labels,
+	}
+	if h.Term != "" && h.Holder != "" {
+		view.MaxToken = h.Version
 	}
 	switch {
 	case h.Age >= h.TTL:
@@ -211,8 +273,12 @@ func (v leaseView) print(w io.Writer) error {
 		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("lease", "%s", printable(v.Key))
-	if v.State == stateFree {
+	switch v.State {
+	case stateFree:
 		line("state", "free: nobody holds it")
+		return table.Flush()
+	case stateUnused:
+		line("state", "unused: the store knows nothing of it; is the key right?")
 		return table.Flush()
 	}
 	line("state", "%s", v.expiry())
@@ -225,6 +291,9 @@ func (v leaseView) print(w io.Writer) error {
 	line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
 	if v.Term != "" {
 		line("term", "%s", printable(v.Term))
+	}
+	if v.MaxToken != 0 {
+		line("token", "at most %d", v.MaxToken)
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
 		line("label", "%s=%s", printable(name), printable(v.Labels[name]))

@@ -39,11 +39,13 @@ type database interface {
 	Close() error
 }
 
-// storeFlag is -store.
-type storeFlag struct{ flag string }
+// storeFlag is -store, -table and -schema.
+type storeFlag struct{ flag, table, schema string }
 
 func (s *storeFlag) define(flags *flag.FlagSet) {
 	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres:// URL; put a URL\nwith a password into $"+storeEnv+" instead")
+	flags.StringVar(&s.table, "table", "", "`NAME` of the table of objects; all replicas must give the same (default objects)")
+	flags.StringVar(&s.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
 }
 
 // name returns the path or URL of the store.
@@ -56,6 +58,8 @@ func (s *storeFlag) name() (string, error) {
 		return name, checkURL(name)
 	case name == ":memory:":
 		return "", usageError("the store must be shared, and each process has its own :memory:")
+	case s.schema != "":
+		return "", usageError("-schema needs a store on Postgres")
 	}
 	path, err := storeurl.Path(name)
 	if err != nil {
@@ -71,9 +75,11 @@ func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error
 		return nil, err
 	}
 	if isPostgres(name) {
-		return tenure.OpenPostgres(ctx, name, tenure.PostgresConfig{Logger: log})
+		store, err := tenure.OpenPostgres(ctx, name, tenure.PostgresConfig{Schema: s.schema, Table: s.table, Logger: log})
+		return store, asUsage(err)
 	}
-	return tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Shared: true, Logger: log})
+	store, err := tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Table: s.table, Shared: true, Logger: log})
+	return store, asUsage(err)
 }
 
 // openExisting opens the store for commands that only read: it doesn't create a file.

@@ -8,15 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -67,9 +66,9 @@ func (l *Listener) Run(ctx context.Context) {
 		if lasted > patience {
 			pause, undelivered, logged = firstPause, firstUndelivered, ""
 		}
-		if text := Gist(err.Error()); text != logged {
+		if text := logtext.Gist(err.Error()); text != logged {
 			logged = text
-			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", err)
+			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", logtext.OneLine(err))
 		}
 		wait := pause
 		pause = min(2*pause, longestPause)
@@ -167,7 +166,7 @@ func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 			return nil
 		case err == nil: // not lost: the hub wakes everybody when it becomes live
 		case ctx.Err() == nil && pgconn.Timeout(err):
-			return fmt.Errorf("%w: there may be a pooler in between, or ListenURL may name another database", errUndelivered)
+			return fmt.Errorf("%w: if a pooler is in between, set ListenURL, or the store's whole URL, to the server itself; if ListenURL is set, it may name another database", errUndelivered)
 		default:
 			return err
 		}
@@ -200,15 +199,4 @@ func within(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return do(ctx)
-}
-
-// Gist returns an error's text without its numbers: a port that differs each time does not
-// make it another error.
-func Gist(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsDigit(r) {
-			return -1
-		}
-		return r
-	}, text)
 }

@@ -140,7 +140,7 @@ func (r *running) await(what string, ok func() bool) {
 	r.t.Helper()
 	for end := time.Now().Add(longest); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("waited in vain until %s; the log:\n%s", what, r.log.all())
+			r.t.Fatalf("waited for %s; the log:\n%s", what, r.log.all())
 		}
 	}
 }

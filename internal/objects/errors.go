@@ -62,6 +62,9 @@ func (e *FencedOut) Is(target error) bool { return target == ErrLost }
 
 func (e *FencedOut) Unwrap() error { return e.Cause }
 
+// OtherTable is the remedy for a table that does not fit because it is another program's.
+const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
+
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "the term is over; records that stand: "
 

@@ -101,7 +101,7 @@ const longestHeadStart = 4 * time.Millisecond
 // It is not safe for concurrent use.
 type HeadStart struct{ Gives bool }
 
-// Give waits if a head start is to be given. Ok is false once ctx is done.
+// Give waits if it gives a head start. Ok is false once ctx is done.
 func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
 	if !h.Gives {
 		return false, true

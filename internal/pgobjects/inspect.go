@@ -94,6 +94,7 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 		errs = append(errs, fmt.Errorf("%w: table %s is under row-level security, and there are no policies that let this role SELECT, INSERT, UPDATE and DELETE rows",
 			objects.ErrSetup, s.names.objects))
 	}
+	var lacks, misfits []string
 	text := []string{"text", "character varying"}
 	for _, want := range []struct {
 		column string
@@ -110,11 +111,17 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 	} {
 		switch is, ok := columns[want.column]; {
 		case !ok:
-			errs = append(errs, fmt.Errorf("%w: table %s lacks the column %s", objects.ErrSetup, s.names.objects, want.column))
+			lacks = append(lacks, want.column)
 		case !slices.Contains(want.types, is):
-			errs = append(errs, fmt.Errorf("%w: column %s of table %s is %s, not %s",
-				objects.ErrSetup, want.column, s.names.objects, is, strings.Join(want.types, " or ")))
+			misfits = append(misfits, fmt.Sprintf("its column %s is %s, not %s", want.column, is, strings.Join(want.types, " or ")))
 		}
+	}
+	if len(lacks) > 0 {
+		misfits = append(misfits, "it lacks the columns "+strings.Join(lacks, ", "))
+	}
+	if len(misfits) > 0 {
+		errs = append(errs, fmt.Errorf("%w: table %s does not fit: %s (%s)",
+			objects.ErrSetup, s.names.objects, strings.Join(misfits, "; "), objects.OtherTable))
 	}
 	if len(errs) == 0 && !unique { // two could create one object, and hold one lease
 		errs = append(errs, fmt.Errorf("%w: table %s has no unique key on (object_type, id), nor on id", objects.ErrSetup, s.names.objects))

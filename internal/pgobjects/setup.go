@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/pgconns"
@@ -254,7 +255,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 		case errors.Is(err, objects.ErrSetup) || !pgconns.IsDown(err):
 			return err
 		case last == nil:
-			s.logger.Warn("waiting for the database", "error", err)
+			s.logger.Warn("waiting for the database", "error", logtext.OneLine(err))
 		}
 		last = err
 		if !pace.Sleep(ctx, pace.Jitter(pause)) {
@@ -264,6 +265,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 }
 
 const (
+	stateNotPrepared   = "26000"
 	statePreparedTwice = "42P05"
 	stateNoTable       = "42P01"
 	stateNoSchema      = "3F000"
@@ -272,6 +274,9 @@ const (
 	stateNotNull       = "23502"
 	stateUnique        = "23505"
 )
+
+// throughPooler is the remedy where a pooler gives a session's prepared statements to others.
+const throughPooler = "(through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)"
 
 // explain wraps an error of the driver with what it means here.
 func (s *setups) explain(err error) error {
@@ -295,7 +300,9 @@ func (s *setups) explain(err error) error {
 	case pgconns.RefusesSetting(err):
 		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", objects.ErrSetup, err)
 	case code == statePreparedTwice:
-		return fmt.Errorf("%w: %w (through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)", objects.ErrSetup, err)
+		return fmt.Errorf("%w: %w %s", objects.ErrSetup, err, throughPooler)
+	case code == stateNotPrepared: // not an ErrSetup, because the driver prepares it again if there is no pooler
+		return fmt.Errorf("%w %s", err, throughPooler)
 	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
 		strings.HasPrefix(code, "28"), // the role is rejected
 		code == stateNoDatabase,

@@ -44,6 +44,16 @@ func (cfg Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// DDL returns the statements that create everything that [Table.Migrate] creates.
+func (cfg Config) DDL() string {
+	n := newNames(cfg.Schema, cfg.Table)
+	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones)
+	if cfg.Schema != "" {
+		ddl = "CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{cfg.Schema}.Sanitize() + ";\n" + ddl
+	}
+	return ddl
+}
+
 // Table is a table of objects, and the table of tombstones that belongs to it. All
 // methods are safe for concurrent use.
 type Table struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
@@ -77,16 +78,24 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 
 // replace writes an object that exists, in one round trip, or returns
 // [pgx.ErrNoRows].
-func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
-	err = t.write(ctx, &t.groups.replace, &write{id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
+//
+// After an error neither it nor create touches the row: if ctx has ended, the answer to the
+// group may still be scanned into it.
+func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
+	var r objects.Row
+	err := t.write(ctx, &t.groups.replace, &write{id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
 		{SQL: t.sql.replace, Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
 	}})
-	return r, err
+	if err != nil {
+		return objects.Row{}, err
+	}
+	return r, nil
 }
 
 // create inserts an object, in one round trip, or returns [objects.ErrExists] if there is
 // one, or [pgx.ErrNoRows] if something else is in its way.
-func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence *objects.Fence) (r objects.Row, err error) {
+func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence *objects.Fence) (objects.Row, error) {
+	var r objects.Row
 	id, args, dest := obj.ID, columns(obj), []any{&r.Version, &r.Created, &r.Updated}
 	if found.tombstones && fence == nil {
 		var stands int64
@@ -98,9 +107,9 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 		case err == nil:
 			return r, nil
 		case errors.Is(err, pgx.ErrNoRows) && stands > 0:
-			return r, objects.ErrExists
+			return objects.Row{}, objects.ErrExists
 		case pgconns.SQLState(err) != pgconns.StateDivisionByZero:
-			return r, err
+			return objects.Row{}, err
 		}
 	}
 	// The insert may have waited for another transaction that deleted the object, and then
@@ -110,7 +119,7 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	if !found.tombstones {
 		number = t.sql.numberByClock
 	}
-	err = t.alone(ctx, &write{id: id, fence: fence, statements: []pgconns.Statement{
+	err := t.alone(ctx, &write{id: id, fence: fence, statements: []pgconns.Statement{
 		{SQL: t.sql.insert, Args: args},
 		{SQL: number, Args: []any{id.Type, id.ID}, Dest: dest},
 	}})
@@ -242,6 +251,6 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 		}
 	}
 	if err != nil {
-		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", err)
+		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", logtext.OneLine(err))
 	}
 }

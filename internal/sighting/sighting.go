@@ -1,5 +1,5 @@
-// Package sighting decides when a lease's record may be taken over, by its content and by
-// how long it was seen unchanged. It does no I/O.
+// Package sighting decides when a standby may steal a lease: when its record has expired, by
+// its content and by how long it was seen unchanged. It does no I/O.
 package sighting
 
 import (
@@ -30,7 +30,7 @@ func (s *Sighting) Of(o record.Object) bool {
 		bytes.Equal(was.Payload, is.Payload)
 }
 
-// CanExpireIn is the expiry rule. It returns how soon a record that was just read can
+// CanExpireIn is the expiry rule, by which a standby may steal a lease. It returns how soon a record that was just read can
 // expire, 0 or less if it has. ByAge says that the record's age decides, so that looking
 // again earlier is useless. OnlyObserved leaves the age out.
 func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved bool) (in time.Duration, byAge bool) {

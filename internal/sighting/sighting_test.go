@@ -76,7 +76,7 @@ func FuzzARecordOfAnyBytesIsReadAsOneThatExpires(f *testing.F) {
 			obj.Payload = again.Encode()
 			got, err := record.Read(obj, ownTTL)
 			if err != nil || got.Holder != h.Holder || got.Term != h.Term || got.TTL != h.TTL || !got.AcquiredAt.Equal(h.AcquiredAt) {
-				t.Errorf("written anew as %s it is read as %+v, %v; want %+v", obj.Payload, got, err, h)
+				t.Errorf("rewritten as %s, it is read as %+v, %v; want %+v", obj.Payload, got, err, h)
 			}
 		}
 	})

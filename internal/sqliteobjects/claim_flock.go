@@ -5,6 +5,7 @@ package sqliteobjects
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"syscall"
 )
@@ -12,6 +13,9 @@ import (
 // lockFile locks a file, which it creates if necessary, until it is closed.
 func lockFile(path string, shared bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	if errors.Is(err, fs.ErrPermission) { // another user's file, which can be locked nevertheless
+		file, err = os.Open(path)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -101,7 +101,9 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %w (call Migrate once)", objects.ErrSetup, err)
 	case has("UNIQUE constraint failed"):
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
-	case has("no such column", "has no column named", "datatype mismatch",
+	case has("no such column", "has no column named"):
+		return fmt.Errorf("%w: %w (%s)", objects.ErrSetup, err, objects.OtherTable)
+	case has("datatype mismatch",
 		"unable to open database", "readonly database", "not a database"):
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}

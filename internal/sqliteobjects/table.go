@@ -53,6 +53,9 @@ func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 	return t
 }
 
+// DDL returns the statements that create everything that [Table.Migrate] creates.
+func DDL(name string) string { return newStatements(name).migrate }
+
 // Open returns a table in a database of its own: the file at path, which it creates if
 // necessary, or a new one in memory if path is ":memory:".
 func Open(ctx context.Context, path, name string, logger *slog.Logger) (*Table, error) {

@@ -105,7 +105,7 @@ func TestAllAreWokenWhenHintsBeginToArriveOrCease(t *testing.T) {
 	}{
 		{"still none arrive", false, false},
 		{"they arrive", true, true},
-		{"they arrive anew, as after another connection", true, true},
+		{"they arrive again, as after a reconnect", true, true},
 		{"they cease", false, true},
 		{"still none arrive, again", false, false},
 		{"they arrive again", true, true},

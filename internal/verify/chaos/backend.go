@@ -20,7 +20,7 @@ type backend interface {
 	store() tenure.Store
 
 	// fenced writes to the ledger in a fenced transaction, which it keeps open for a while.
-	fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error
+	fenced(ctx context.Context, term *tenure.Term, note string, delay time.Duration) error
 
 	// unfenced writes to the ledger in an ordinary transaction.
 	unfenced(ctx context.Context, term *tenure.Term, note string) error
@@ -63,12 +63,12 @@ const ledgerInsert = `INSERT INTO ledger (kind, term, token, note) VALUES ($1, $
 
 func (b *postgresBackend) store() tenure.Store { return b.PostgresStore }
 
-func (b *postgresBackend) fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error {
+func (b *postgresBackend) fenced(ctx context.Context, term *tenure.Term, note string, delay time.Duration) error {
 	return b.Fenced(ctx, term, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note); err != nil {
 			return err
 		}
-		time.Sleep(dawdle)
+		time.Sleep(delay)
 		return nil
 	})
 }
@@ -117,9 +117,9 @@ func (b *sqliteBackend) store() tenure.Store { return b.SQLiteStore }
 
 // fenced keeps the transaction open only briefly, because it holds the file's only write
 // lock.
-func (b *sqliteBackend) fenced(ctx context.Context, term *tenure.Term, note string, dawdle time.Duration) error {
+func (b *sqliteBackend) fenced(ctx context.Context, term *tenure.Term, note string, delay time.Duration) error {
 	return b.Fenced(ctx, term, func(tx *sql.Tx) error {
-		time.Sleep(dawdle / 20)
+		time.Sleep(delay / 20)
 		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note)
 		return err
 	})

@@ -45,11 +45,11 @@ func check(p *phase, a *audit) *result {
 		r.faults[f.kind]++
 	}
 	r.checkLedger(a.ledger)
-	r.checkLedger(a.anew)
+	r.checkLedger(a.replaced)
 	r.checkRenewed(p, a)
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
-	if before, after := greatestToken(a.ledger), greatestToken(a.anew); after < before && len(a.anew) > 0 {
+	if before, after := greatestToken(a.ledger), greatestToken(a.replaced); after < before && len(a.replaced) > 0 {
 		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
 	}
 	r.checkAcknowledged(p, a)

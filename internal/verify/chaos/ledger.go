@@ -25,7 +25,7 @@ type entry struct {
 // audit is a database's content at the end of a phase: everything that was committed.
 type audit struct {
 	ledger      []entry           // in the order of the commits
-	anew        []entry           // the ledger of the file that replaced the removed one
+	replaced    []entry           // the ledger of the file that replaced the removed one
 	once        map[string]string // payloads of the objects that are created once
 	registers   map[string]op     // the result of a last get of each
 	connections []string          // connections that are still open after all replicas have ended

@@ -23,7 +23,7 @@ func (r *replica) job(ctx context.Context) error {
 		}
 		r.events.write(stopped)
 	}()
-	r.late.Go(func() { r.straggle(term) })
+	r.late.Go(func() { r.writeLate(term) })
 	for n := 0; pause(ctx, about(r.Pace)); n++ {
 		note := fmt.Sprintf("%s.%d.%d", r.birth, term.Token(), n)
 		limited, cancel := context.WithTimeout(ctx, r.TTL)
@@ -50,9 +50,9 @@ func (r *replica) job(ctx context.Context) error {
 	return nil
 }
 
-// straggle makes fenced writes for a term, regardless of the job's context, until one fails
+// writeLate makes fenced writes for a term, regardless of the job's context, until one fails
 // because the term is over. It tries what a former holder must not be able to do.
-func (r *replica) straggle(term *tenure.Term) {
+func (r *replica) writeLate(term *tenure.Term) {
 	for n := 0; n < 1000 && r.ending.Err() == nil; n++ {
 		note := fmt.Sprintf("%s.%d.late.%d", r.birth, term.Token(), n)
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)

@@ -117,7 +117,7 @@ func (db *sqlite) audit(ctx context.Context) (*audit, error) {
 	if err != nil || db.audited == nil {
 		return now, err
 	}
-	db.audited.anew = now.ledger
+	db.audited.replaced = now.ledger
 	return db.audited, nil
 }
 

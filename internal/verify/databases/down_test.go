@@ -42,7 +42,7 @@ func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(kit.Patience); !ok(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("waited in vain until %s; status %+v", what, c.Status())
+				t.Fatalf("waited for %s; status %+v", what, c.Status())
 			}
 		}
 	}

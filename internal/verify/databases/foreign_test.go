@@ -175,7 +175,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 }
 
 // Its versions repeat, so that the version alone does not show that a record was
-// written anew.
+// rewritten.
 func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {

@@ -242,7 +242,7 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	var term *tenure.Term
 	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
-	oneTrip("a create in vain", func() error {
+	oneTrip("a create that is refused", func() error {
 		if _, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
 			return fmt.Errorf("got %w", err)
 		}

@@ -124,7 +124,7 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 	}
 }
 
-// As where a password is fetched for each connection anew.
+// As where a password is fetched for each new connection.
 func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
 	url := pgtest.URL(t)
 	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
@@ -268,7 +268,7 @@ func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
 		defer mu.Unlock()
 		if refuses {
 			refused++
-			return errors.New("no password to be had")
+			return errors.New("there is no password")
 		}
 		return nil
 	}

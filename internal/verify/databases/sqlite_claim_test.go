@@ -50,11 +50,14 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 		refused(err)
 		refused(kit.Must(tenure.NewSQLiteStore(db, cfg)).Migrate(t.Context()))
 		store := kit.Must(tenure.NewSQLiteStore(db, cfg))
+		ctx, cancel := context.WithCancel(t.Context())
 		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
-			Reconcile: func(context.Context) error { t.Error("the job runs in a second process"); return nil },
+			Reconcile: func(context.Context) error { t.Error("the job runs in a second process"); cancel(); return nil },
 		})
 		require.NoError(t, err)
-		refused(coordinator.Run(t.Context()))
+		go func() { kit.SleepFor(ctx, kit.Patience); cancel() }() // without its job, Run would go on as a standby
+		refused(coordinator.Run(ctx))
+		cancel()
 	}
 	elsewhere := alone
 	elsewhere.Table = "others"

@@ -78,7 +78,7 @@ func TestOnPostgresAListenURLThatCannotBeParsedIsRefusedWithoutItsPassword(t *te
 	}
 }
 
-func TestOnPostgresAKeyTooLongForANotificationWakesAllTheSame(t *testing.T) {
+func TestOnPostgresAKeyTooLongForANotificationWakesNevertheless(t *testing.T) {
 	url := pgtest.URL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
@@ -147,8 +147,8 @@ func TestOnPostgresHandlersOfTheCallersPoolDoNotBreakWatching(t *testing.T) {
 	}
 }
 
-// As where a password, or here the role, is fetched for each connection anew.
-func TestOnPostgresTheListenerAsksTheCallersPoolWhomToConnectAs(t *testing.T) {
+// As where a password, or here the role, is fetched for each new connection.
+func TestOnPostgresTheListenerAsksTheCallersPoolWhichRoleToConnectAs(t *testing.T) {
 	ctx, url := t.Context(), pgtest.URL(t)
 	admin := kit.PostgresPool(t, url)
 	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
@@ -364,7 +364,7 @@ func TestOnPostgresAStoreThatIsClosedStartsNothing(t *testing.T) {
 	})
 }
 
-func TestOnPostgresALeaseIsReleasedAlsoWhereNobodyCanBeNotified(t *testing.T) {
+func TestOnPostgresALeaseIsReleasedEvenIfNobodyCanBeNotified(t *testing.T) {
 	url := pgtest.URL(t)
 	admin := kit.PostgresPool(t, url)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

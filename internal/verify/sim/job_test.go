@@ -19,7 +19,7 @@ func (l *life) watch(ctx context.Context) error     { return l.work(ctx) }
 func (l *life) reconcile(ctx context.Context) error { return l.work(ctx) }
 
 // work is a job: it makes fenced writes now and then until it is told to return. Then
-// it dawdles and still writes.
+// it delays and still writes.
 func (l *life) work(ctx context.Context) error {
 	tm := tenure.TermFromContext(ctx)
 	l.r.w.locked(func() { l.r.w.judge.jobBegins(l, ctx, tm) })
@@ -53,7 +53,7 @@ func (l *life) work(ctx context.Context) error {
 	if !l.halt() { // a job can't return while its process is paused
 		return errCrashed
 	}
-	for end := time.Now().Add(p.dawdles); time.Now().Before(end); {
+	for end := time.Now().Add(p.delay); time.Now().Before(end); {
 		if !l.wait(context.WithoutCancel(ctx), min(time.Until(end), l.r.ttl/5)) || !l.write(tm) {
 			return errCrashed
 		}
@@ -78,10 +78,10 @@ func (l *life) write(tm *tenure.Term) bool {
 
 // plan decides what one run of a job does.
 type plan struct {
-	early   time.Duration // when it returns without being told to
-	err     error
-	panics  bool
-	dawdles time.Duration // after it was told to return
+	early  time.Duration // when it returns without being told to
+	err    error
+	panics bool
+	delay  time.Duration // after it was told to return
 }
 
 func (l *life) plan() plan {
@@ -97,11 +97,11 @@ func (l *life) plan() plan {
 	}
 	switch n := d.n(40); {
 	case n < 14:
-		p.dawdles = d.upTo(l.allowed() * 9 / 10)
+		p.delay = d.upTo(l.allowed() * 9 / 10)
 	case n < 17:
-		p.dawdles = l.allowed() + d.upTo(2*ttl)
+		p.delay = l.allowed() + d.upTo(2*ttl)
 	case n < 18: // never, unless it crashes
-		p.dawdles = 1000 * ttl
+		p.delay = 1000 * ttl
 	}
 	return p
 }

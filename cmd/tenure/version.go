@@ -1,0 +1,78 @@
+//go:build unix
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"runtime/debug"
+)
+
+var versionCommand = command{
+	name:     "version",
+	synopsis: "[-json]",
+	summary:  "print the version of this program",
+	about: `
+Version prints the module's version, the revision that it was built from if it was built
+in a checkout, and the version of Go.`,
+	define: func(flags *flag.FlagSet) action {
+		asJSON := flags.Bool("json", false, "print JSON")
+		return func(_ context.Context, out *output, args []string) error {
+			if len(args) > 0 {
+				return usageError("unexpected argument %q", args[0])
+			}
+			info, _ := debug.ReadBuildInfo()
+			v := newVersionView(info)
+			if *asJSON {
+				return writeJSON(out.stdout, v)
+			}
+			return v.print(out.stdout)
+		}
+	},
+}
+
+// versionView is what version prints.
+type versionView struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"`
+	Time     string `json:"time,omitempty"` // of the revision
+	Modified bool   `json:"modified,omitempty"`
+	Go       string `json:"go"`
+}
+
+// newVersionView describes a build; nil is one without modules.
+func newVersionView(info *debug.BuildInfo) versionView {
+	if info == nil {
+		info = &debug.BuildInfo{}
+	}
+	v := versionView{Version: cmp.Or(info.Main.Version, "(unknown)"), Go: cmp.Or(info.GoVersion, "(unknown)")}
+	for _, setting := range info.Settings {
+		switch setting.Key {
+		case "vcs.revision":
+			v.Revision = setting.Value
+		case "vcs.time":
+			v.Time = setting.Value
+		case "vcs.modified":
+			v.Modified = setting.Value == "true"
+		}
+	}
+	return v
+}
+
+func (v versionView) print(w io.Writer) error {
+	line := "tenure " + v.Version
+	if v.Revision != "" {
+		line += ", revision " + v.Revision
+		if v.Time != "" {
+			line += " of " + v.Time
+		}
+		if v.Modified {
+			line += ", modified"
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s, %s\n", line, v.Go)
+	return err
+}

@@ -1,0 +1,109 @@
+package integrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"gorm.io/driver/postgres"
+	"gorm.io/driver/sqlite"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// deployment is a model of GORM's.
+type deployment struct {
+	ID    int
+	Phase string
+}
+
+// fencedTransaction is GORM's Transaction, which commits only if the term is still the
+// lease's. Otherwise it returns tenure.ErrLost.
+func fencedTransaction(ctx context.Context, store tenure.StatementFencer, db *gorm.DB, fn func(tx *gorm.DB) error) error {
+	return tenure.FenceError(db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+		fence, args, err := store.FenceStatement(tenure.TermFromContext(ctx))
+		if err != nil {
+			return err
+		}
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return tx.Exec(fence, args...).Error // the last statement before the commit
+	}))
+}
+
+func promote(ctx context.Context, store tenure.StatementFencer, db *gorm.DB) error {
+	return fencedTransaction(ctx, store, db, func(tx *gorm.DB) error {
+		return tx.Create(&deployment{Phase: "promoted"}).Error
+	})
+}
+
+func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) (url, driver, dsn string, dialect func(*sql.DB) gorm.Dialector){
+		"postgres": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
+			url := pgtest.URL(t)
+			return url, "pgx", url, func(db *sql.DB) gorm.Dialector { return postgres.New(postgres.Config{Conn: db}) }
+		},
+		"sqlite": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
+			path := filepath.Join(t.TempDir(), "gorm.db")
+			return path, "sqlite", "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(10000)", func(db *sql.DB) gorm.Dialector { return sqlite.Dialector{Conn: db} }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := limited(t)
+			url, driver, dsn, dialect := open(t)
+			store, err := tenure.Open(ctx, url)
+			must(t, err)
+			defer store.Close()
+			must(t, store.Migrate(ctx))
+			sqlDB, err := sql.Open(driver, dsn)
+			must(t, err)
+			defer sqlDB.Close()
+			db, err := gorm.Open(dialect(sqlDB), &gorm.Config{Logger: logger.Discard})
+			must(t, err)
+			must(t, db.AutoMigrate(&deployment{}))
+
+			run, stop := context.WithCancel(ctx)
+			var former context.Context // of a term that is over
+			coordinator := newCoordinator(store, "gorm", func(ctx context.Context) error {
+				defer stop()
+				former = ctx
+				return promote(ctx, store, db)
+			})
+			must(t, coordinator.Run(run))
+
+			// The term's end is known here, so nothing is sent. A statement that was made before
+			// it was known is refused by the database.
+			if err := promote(context.WithoutCancel(former), store, db); !errors.Is(err, tenure.ErrLost) {
+				t.Errorf("a former holder: got error %v, want %v", err, tenure.ErrLost)
+			}
+			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "gorm"}})
+			must(t, err)
+			term, err := lease.AcquireOrSteal(ctx)
+			must(t, err)
+			held, err := lease.Read(ctx)
+			must(t, err)
+			must(t, store.DeleteIf(ctx, held.Key, held.Version)) // as if it had expired, and the next holder had come and gone
+			err = tenure.FenceError(db.Transaction(func(tx *gorm.DB) error {
+				fence, args, err := store.FenceStatement(term)
+				must(t, err)
+				must(t, tx.Create(&deployment{Phase: "late"}).Error)
+				return tx.Exec(fence, args...).Error
+			}))
+			if !errors.Is(err, tenure.ErrLost) {
+				t.Errorf("a holder that does not know yet: got error %v, want %v", err, tenure.ErrLost)
+			}
+			var phases []string
+			must(t, db.Model(&deployment{}).Pluck("phase", &phases).Error)
+			if len(phases) != 1 || phases[0] != "promoted" {
+				t.Errorf("got deployments %v, want one that is promoted", phases)
+			}
+		})
+	}
+}

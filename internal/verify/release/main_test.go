@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+)
+
+func TestTheModulesOfAReleaseCanBeFetchedAndTheCommandInstalled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the command and its dependencies")
+	}
+	repo := repository(t)
+	if _, err := release(repo, "v0.1.0"); err != nil {
+		t.Fatal(err)
+	}
+	env := consumer(t, proxy(t, repo, map[string]string{root: "v0.1.0", root + "/oteltenure": "oteltenure/v0.1.0"}))
+
+	t.Run("the library", func(t *testing.T) {
+		dir := empty(t, env, `package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tenurelib/tenure"
+)
+
+func main() {
+	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(tenure.Do(context.Background(), lease, func(context.Context) error { return nil }))
+}
+`)
+		run(t, dir, env, "go", "get", root)
+		if got, want := run(t, dir, env, "go", "run", "-mod=mod", "."), "<nil>\n"; !strings.HasSuffix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("the metrics", func(t *testing.T) {
+		dir := empty(t, env, `package main
+
+import (
+	"fmt"
+
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/oteltenure"
+)
+
+func main() {
+	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{})
+	if err != nil {
+		panic(err)
+	}
+	metrics, err := oteltenure.New(noop.Meter{}, lease)
+	fmt.Println(metrics != nil, err)
+}
+`)
+		run(t, dir, env, "go", "get", root+"/oteltenure")
+		if got, want := run(t, dir, env, "go", "run", "-mod=mod", "."), "true <nil>\n"; !strings.HasSuffix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("the command", func(t *testing.T) {
+		bin := t.TempDir()
+		run(t, t.TempDir(), append(env, "GOBIN="+bin), "go", "install", root+"/cmd/tenure@v0.1.0")
+		if got := run(t, bin, env, filepath.Join(bin, "tenure"), "-h"); !strings.Contains(got, "Usage:") {
+			t.Errorf("tenure -h: got %q", got)
+		}
+	})
+	// The checksums that were written before the version was published are the right ones.
+	t.Run("a checkout of the tag", func(t *testing.T) {
+		run(t, repo, nil, "git", "checkout", "--quiet", "oteltenure/v0.1.0")
+		run(t, filepath.Join(repo, "oteltenure"), env, "go", "build", "-mod=readonly", "./...")
+	})
+}
+
+func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
+	repo, remote := repository(t), t.TempDir()
+	run(t, remote, nil, "git", "init", "--quiet", "--bare")
+	run(t, repo, nil, "git", "remote", "add", "origin", remote)
+	before := run(t, repo, nil, "git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+	if _, err := release(repo, "v0.1.0"); err != nil {
+		t.Fatal(err)
+	}
+	if after := run(t, repo, nil, "git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD"); after != before {
+		t.Errorf("HEAD: got %s, want %s", after, before)
+	}
+	if changes := run(t, repo, nil, "git", "status", "--porcelain"); changes != "" {
+		t.Errorf("changed: %s", changes)
+	}
+	if refs := run(t, remote, nil, "git", "for-each-ref"); refs != "" {
+		t.Errorf("pushed: %s", refs)
+	}
+	want := "release-v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
+	if refs := run(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
+		t.Errorf("got the branch and tags %s, want %s", refs, want)
+	}
+}
+
+func TestAReleaseThatIsRefusedMakesNothing(t *testing.T) {
+	original := repository(t)
+	for _, test := range []struct {
+		name, version, want string
+		prepare             string // a command
+	}{
+		{"no version", "", "not a semantic version", ""},
+		{"a version without its v", "0.1.0", "not a semantic version", ""},
+		{"half a version", "v0.1", "not a semantic version", ""},
+		{"a version that needs another path", "v2.0.0", "needs " + root + "/v2", ""},
+		{"a changed file", "v0.1.0", "uncommitted changes", "echo >>README.md"},
+		{"a new file", "v0.1.0", "uncommitted changes", "echo >new"},
+		{"a tag that exists", "v0.1.0", "already refs/tags/v0.1.0", "git tag v0.1.0"},
+		{"a nested module's tag that exists", "v0.1.0", "already refs/tags/oteltenure/v0.1.0", "git tag oteltenure/v0.1.0"},
+		{"another replacement", "v0.1.0", "replaces github.com/google/uuid",
+			"echo 'replace github.com/google/uuid => ../uuid' >>oteltenure/go.mod; git commit -qam replacement"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			repo := t.TempDir()
+			run(t, repo, nil, "git", "clone", "--quiet", original, ".")
+			run(t, repo, nil, "sh", "-c", test.prepare)
+			before := run(t, repo, nil, "git", "for-each-ref")
+			_, err := release(repo, test.version)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got error %v, want %s", err, test.want)
+			}
+			if after := run(t, repo, nil, "git", "for-each-ref"); after != before {
+				t.Errorf("got %s, want %s", after, before)
+			}
+			if trees := run(t, repo, nil, "git", "worktree", "list"); strings.Count(trees, "\n") != 1 {
+				t.Errorf("left behind: %s", trees)
+			}
+		})
+	}
+}
+
+// repository returns a repository with one commit, of this one's files as they are now. It
+// sets who commits.
+func repository(t *testing.T) string {
+	for _, who := range []string{"AUTHOR", "COMMITTER"} {
+		t.Setenv("GIT_"+who+"_NAME", "test")
+		t.Setenv("GIT_"+who+"_EMAIL", "test@example.com")
+	}
+	dir := t.TempDir()
+	top := strings.TrimSpace(run(t, ".", nil, "git", "rev-parse", "--show-toplevel"))
+	run(t, top, nil, "sh", "-c", `tar -c --exclude=./.git . | tar -x -C "$0"`, dir)
+	run(t, dir, nil, "sh", "-c", "git init --quiet && git add --all && git commit --quiet --message all")
+	return dir
+}
+
+// proxy returns a directory that serves the modules, which are at these tags of the
+// repository, as a module proxy does.
+func proxy(t *testing.T, repo string, tags map[string]string) string {
+	dir := t.TempDir()
+	for path, tag := range tags {
+		subdir, version, nested := strings.Cut(tag, "/")
+		if !nested {
+			subdir, version = "", tag
+		}
+		versions := filepath.Join(dir, path, "@v")
+		if err := os.MkdirAll(versions, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var archive bytes.Buffer
+		if err := zip.CreateFromVCS(&archive, module.Version{Path: path, Version: version}, repo, tag, subdir); err != nil {
+			t.Fatal(err)
+		}
+		for name, content := range map[string]string{
+			"list":            version + "\n",
+			version + ".info": fmt.Sprintf(`{"Version": %q}`, version),
+			version + ".mod":  run(t, repo, nil, "git", "show", tag+":./"+filepath.Join(subdir, "go.mod")),
+			version + ".zip":  archive.String(),
+		} {
+			if err := os.WriteFile(filepath.Join(versions, name), []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+// consumer returns the environment of somebody who has never seen these modules. All others
+// come from the module cache where it has them. With -trimpath the build cache serves for
+// modules that lie elsewhere.
+func consumer(t *testing.T, proxy string) []string {
+	fields := strings.Fields(run(t, ".", nil, "go", "env", "GOMODCACHE", "GOPROXY"))
+	cache, upstream := fields[0], fields[1]
+	return append(os.Environ(),
+		"GOMODCACHE="+t.TempDir(),
+		"GOPROXY=file://"+proxy+",file://"+filepath.Join(cache, "cache", "download")+","+upstream,
+		"GOFLAGS=-modcacherw -trimpath",
+		"GOSUMDB=off",
+		"GOWORK=off",
+	)
+}
+
+// empty returns the directory of a new module that has this program.
+func empty(t *testing.T, env []string, program string) string {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, env, "go", "mod", "init", "example.com/program")
+	return dir
+}
+
+// run runs a command and returns what it printed.
+func run(t *testing.T, dir string, env []string, command ...string) string {
+	t.Helper()
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Dir, cmd.Env = dir, env
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+	}
+	return string(out)
+}
