@@ -38,6 +38,8 @@ func TestKeysUnderFaults(t *testing.T) {
 		ids := names(6)
 		ctx, cancel := context.WithCancel(context.Background())
 		var working sync.WaitGroup
+		stop := func() { cancel(); working.Wait() }
+		defer stop()
 		var processes []*process
 		for i := range 3 {
 			p := w.start(fmt.Sprint("p", i))
@@ -51,21 +53,18 @@ func TestKeysUnderFaults(t *testing.T) {
 		for _, p := range processes {
 			p.fault(nil)
 		}
-		time.Sleep(4 * ttl) // what was sent late lands, and what it has claimed is freed
-		owned := 0
-		for range 10 { // between two funcs a key has no owner
-			for _, id := range ids {
-				if w.jobs.owner(id) != "" {
-					owned++
-				}
-			}
-			time.Sleep(7 * time.Second)
+		stop()
+		// What it has claimed late is freed, and sessions expire.
+		waiting, cancel := context.WithTimeout(context.Background(), 4*ttl)
+		defer cancel()
+		for last, got := w.start("last"), 0; got < len(ids); {
+			claimed, err := last.keys.Wait(waiting, ids...)
+			require.NoError(w, err, "of the keys that nobody works for %d are not free", len(ids)-got)
+			got += len(claimed)
 		}
-		require.Greater(w, owned, 7*len(ids), "some key is owned by nobody")
+		time.Sleep(ttl) // until all has landed
 		w.Logf("seed %d: %d funcs", seed, w.jobs.begun)
 		require.Greater(w, float64(w.jobs.begun), *simHours*100)
-		cancel()
-		working.Wait()
 	})
 }
 

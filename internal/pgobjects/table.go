@@ -47,7 +47,7 @@ func (cfg Config) Validate() error {
 // DDL returns the statements that create everything that [Table.Migrate] creates.
 func (cfg Config) DDL() string {
 	n := newNames(cfg.Schema, cfg.Table)
-	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones)
+	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones) + n.in(objects.PostgresClaims)
 	if cfg.Schema != "" {
 		ddl = "CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{cfg.Schema}.Sanitize() + ";\n" + ddl
 	}
