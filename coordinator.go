@@ -240,7 +240,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		if term == nil {
 			return nil
 		}
-		cause, resign := c.hold(ctx, term, hints)
+		resign, cause := c.hold(ctx, term, hints)
 		pause = c.stayAway(term, cause, resign)
 	}
 }
@@ -260,7 +260,7 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 		return fmt.Errorf("tenure: hold: %w", err)
 	}
 	defer done()
-	if cause, _ := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {
+	if _, cause := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {
 		return fmt.Errorf("tenure: hold %s: %w", c.lease.cfg.Key, cause)
 	}
 	return nil
@@ -299,7 +299,7 @@ func (c *Coordinator) IsHolder() bool {
 
 // hold runs the job for one term. It returns after the job has returned and the lease is
 // released, with the cause, and with the resignation if there was one.
-func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (cause error, resign *resignation) {
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()
@@ -325,7 +325,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	}
 	// Or two unhealthy replicas might hand the lease to each other for ever.
 	c.headStart.Gives = !errors.Is(cause, ErrResigned)
-	return cause, resign
+	return resign, cause
 }
 
 func (c *Coordinator) enterTerm(keeper *keeper) {

@@ -182,12 +182,6 @@ func (j *jobs) forget(name string) {
 	}
 }
 
-func (j *jobs) owner(id string) string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.running[id]
-}
-
 // owned returns the rows that a session owns.
 func (w *world) owned(session string) []objects.Claim {
 	w.Helper()

@@ -160,7 +160,7 @@ var mutants = []mutant{
 		"least = max(least, resign.away)", "least = 2 * pace.Jitter(every)",
 		"the replica comes back too early"},
 	{"Hold does not say that the term was lost", "coordinator.go",
-		"if cause, _ := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {", "if cause, _ := c.hold(ctx, term, hints); cause == nil {",
+		"if _, cause := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {", "if _, cause := c.hold(ctx, term, hints); cause == nil {",
 		"its caller takes a loss for a shutdown"},
 	{"checks continue while the job returns", "coordinator.go",
 		"keeper.stopping.Store(true)\n", "",
