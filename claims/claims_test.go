@@ -343,15 +343,20 @@ func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
 				a.claimOne("known")
-				a.fault(kit.Only("take", fault))
-				id, result := a.session.ID(), make(chan error, 1)
-				go func() {
-					_, err := a.keys.Claim(context.Background(), "one")
-					result <- err
-				}()
-				synctest.Wait()
+				var traffic kit.Calls
+				a.fault(kit.Only("take", traffic.Count("", fault)))
+				id, results := a.session.ID(), make(chan error, 2)
+				for _, key := range []string{"one", "two"} { // the second waits for the first
+					go func() {
+						_, err := a.keys.Claim(context.Background(), key)
+						results <- err
+					}()
+					synctest.Wait()
+				}
 				a.stop()
-				require.ErrorIs(w, <-result, claims.ErrClosed)
+				require.ErrorIs(w, <-results, claims.ErrClosed)
+				require.ErrorIs(w, <-results, claims.ErrClosed)
+				require.Equal(w, map[string]int{"take": 1}, traffic.Take())
 				require.Empty(w, w.owned(id))
 				b.claimOne("one")
 			})

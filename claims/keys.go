@@ -173,9 +173,9 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 // take makes the term the owner of those rows that it may take. They are read before they are
 // written, and not in the same statement: see [objects.Claim].
 func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []objects.Claim, locked bool, err error) {
-	ids = k.wanted(h, ids)
-	if len(ids) == 0 {
-		return nil, false, nil
+	ids, err = k.wanted(h, ids)
+	if err != nil || len(ids) == 0 {
+		return nil, false, err
 	}
 	rows, err := k.s.table.Look(ctx, k.kind, ids, k.s.limit)
 	if err != nil {
@@ -210,17 +210,21 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	return append(taken, rows...), len(rows) < len(free)+len(missing), nil
 }
 
-// wanted returns those of the keys that the session may claim. It runs no key twice: one whose
-// func still runs, for a session that was lost, is not for it.
-func (k *Keys) wanted(h *holdings, ids []string) (wanted []string) {
+// wanted returns those of the keys that the session may claim, none after its end: the rows would
+// name a session that is gone. It runs no key twice: one whose func still runs, for a session
+// that was lost, is not for it.
+func (k *Keys) wanted(h *holdings, ids []string) (wanted []string, err error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	if err := k.s.over(h.term); err != nil {
+		return nil, err
+	}
 	for _, id := range ids {
 		if _, held := h.tokens[id]; !held && !h.freeing[id] && k.running[id] == nil {
 			wanted = append(wanted, id)
 		}
 	}
-	return wanted
+	return wanted, nil
 }
 
 // keep makes claims of rows that were taken. An answer that comes after the trust in the

@@ -563,8 +563,11 @@ var mutants = []mutant{
 
 	// Sessions and claims.
 	{"claims: an answer counts although the session has ended", "claims/keys.go",
-		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err", "if err := k.s.over(h.term); err != nil && rows == nil {\n\t\treturn nil, err",
+		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err\n\t}\n\tkept", "if err := k.s.over(h.term); err != nil && rows == nil {\n\t\treturn nil, err\n\t}\n\tkept",
 		"S1: the session may have been buried before the answer came"},
+	{"claims: a session claims after its end", "claims/keys.go",
+		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err\n\t}\n\tfor", "if err := k.s.over(h.term); err != nil && ids == nil {\n\t\treturn nil, err\n\t}\n\tfor",
+		"S6: the rows name a session that is gone, and only others find them"},
 	{"claims: a session that has not expired is buried", "claims/sweep.go",
 		"if in > 0 || len(h.Unconfirmed) > 0 {", "if in > 25*time.Second {",
 		"S1, S4: it trusts its term, and others claim what it owns"},
