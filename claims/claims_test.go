@@ -369,7 +369,15 @@ func TestACallerThatGivesUpGetsWhatItsStatementHasClaimed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claimOne("known")
-		a.fault(kit.Only("take", kit.AnswerAfter(2*time.Second)))
+		a.fault(kit.Only("take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			select {
+			case <-time.After(2 * time.Second):
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}))
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
 		got, err := a.keys.Claim(ctx, names(1500)...)
