@@ -77,11 +77,38 @@ func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err 
 	return query, args, nil
 }
 
+// FencedTx is [tenure.FencedTx] for a claim: it runs fn in a transaction of db, by whatever
+// driver, that commits only if the claim stands. db must be the database of the store.
+func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
+	if _, err := fenceFor(c, store != nil && db != nil, fn != nil); err != nil {
+		return err
+	}
+	fence, args, err := FenceStatement(store, c)
+	if err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // also after a panic
+	if err := fn(tx); err != nil {
+		return err
+	}
+	if _, err = tx.ExecContext(ctx, fence, args...); err == nil { // the last statement, since it locks the row
+		err = tx.Commit()
+	}
+	if err != nil {
+		return fmt.Errorf("tenure: fenced by %s: %w", c, tenure.FenceError(err))
+	}
+	return nil
+}
+
 func fenceFor(c Claim, store, fn bool) (*objects.Fence, error) {
 	err := errors.Join(c.Key.Validate(), objects.ValidText("session", c.Session))
 	switch {
 	case !store:
-		err = fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
+		err = fmt.Errorf("%w: store or db is nil", tenure.ErrInvalid)
 	case !fn:
 		err = fmt.Errorf("%w: fn is nil", tenure.ErrInvalid)
 	case c.Session == "" || c.Token <= 0:

@@ -212,7 +212,7 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 
 type exec func(ctx context.Context, query string, args ...any) error
 
-// race makes late fenced writes, every other one by a fence statement, race against the next
+// race makes late fenced writes of each kind race against the next
 // claim of the key, whose session was buried. After that claim has begun, no write of the
 // earlier one may appear.
 func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, trials int, fenced func(context.Context, claims.Claim, func(exec) error) error) {
@@ -240,10 +240,18 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 				time.Sleep(rand.N(2 * time.Millisecond))
 				return err
 			}
-			if trial%2 == 0 {
+			switch trial % 4 {
+			case 0, 3:
 				late = fenced(ctx, c, write)
-			} else {
+			case 1:
 				late = byStatement(ctx, w.store, db, level, c, write)
+			default:
+				late = claims.FencedTx(ctx, w.store, c, db, &sql.TxOptions{Isolation: level}, func(tx *sql.Tx) error {
+					return write(func(ctx context.Context, query string, args ...any) error {
+						_, err := tx.ExecContext(ctx, query, args...)
+						return err
+					})
+				})
 			}
 		})
 		time.Sleep(rand.N(8 * time.Millisecond))
@@ -321,6 +329,9 @@ func TestBadInputToFences(t *testing.T) {
 	require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, good, never), tenure.ErrLost, "nobody has claimed it")
 	_, _, err := claims.FenceStatement(tenure.Static(), good)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, nil, nil, never), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, func(*sql.Tx) error { return nil }), tenure.ErrLost)
 	_, _, err = claims.FenceStatement(nil, good)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 }
