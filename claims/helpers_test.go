@@ -196,15 +196,16 @@ type faultyTable struct {
 	hook atomic.Pointer[storetest.Hook]
 }
 
-func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Duration, send func(context.Context) (T, error)) (answer T, err error) {
+func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Duration, send func(context.Context) (T, error)) (T, error) {
 	hook := f.hook.Load()
 	if hook == nil || *hook == nil {
 		return send(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	var mu sync.Mutex
-	err = (*hook)(ctx, storetest.Call{Op: op}, func(ctx context.Context) error {
+	var mu sync.Mutex // an answer may come after the hook has returned
+	var answer, none T
+	err := (*hook)(ctx, storetest.Call{Op: op}, func(ctx context.Context) error {
 		a, err := send(ctx)
 		mu.Lock()
 		defer mu.Unlock()
@@ -214,7 +215,6 @@ func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Du
 	mu.Lock()
 	defer mu.Unlock()
 	if err != nil {
-		var none T
 		return none, err
 	}
 	return answer, nil
