@@ -236,7 +236,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a path with a NUL", openSQLite("a.db\x00b", tenure.SQLiteConfig{}), tenure.ErrInvalid,
 			`tenure: open SQLite: invalid argument: path "a.db\x00b" has a NUL`},
 		{"a path that is a URI", openSQLite("file:a.db?mode=ro", tenure.SQLiteConfig{}), tenure.ErrInvalid,
-			`tenure: open SQLite: invalid argument: path "file:a.db?mode=ro" is a URI; NewSQLiteStore takes a database opened by one`},
+			`tenure: open SQLite: invalid argument: the path is a URI; NewSQLiteStore takes a database opened by one`},
 		{"a SQLite table that is no text", openSQLite("a.db", tenure.SQLiteConfig{Table: "a\xff"}), tenure.ErrInvalid,
 			`tenure: open SQLite a.db: invalid argument: Table "a\xff" is not UTF-8 text without NUL`},
 		{"a SQLite table of tombstones", openSQLite("a.db", tenure.SQLiteConfig{Table: "A_Tombstones"}), tenure.ErrInvalid,

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -220,8 +221,8 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it, except that a SQLite file which another process uses, one of
-// the two without Shared, is [ErrSetup] at once.
+// No error of the store ends it, except that a SQLite file on which another process competes,
+// one of the two without Shared, is [ErrSetup] at once.
 //
 // If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
 // while it is running is [ErrInvalid].
@@ -272,11 +273,10 @@ func (c *Coordinator) begin(ctx context.Context) (hints Subscription, done func(
 		return nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
 	}
 	c.headStart.Gives = false
-	if file, ok := c.lease.store.(interface{ claim(context.Context) error }); ok {
-		if err := file.claim(ctx); err != nil && ctx.Err() == nil {
-			c.running.Store(false)
-			return nil, nil, err
-		}
+	unuse, err := c.useStore(ctx)
+	if err != nil {
+		c.running.Store(false)
+		return nil, nil, err
 	}
 	hints = noHints{}
 	if !c.single {
@@ -284,9 +284,31 @@ func (c *Coordinator) begin(ctx context.Context) (hints Subscription, done func(
 	}
 	return hints, func() {
 		hints.Stop()
+		unuse()
 		c.checks.calls.Wait()
 		c.running.Store(false)
 	}, nil
+}
+
+// useStore makes sure that no other process believes that it alone uses the store, nor this
+// one wrongly, until done is called.
+func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
+	file, ok := c.lease.store.(interface {
+		use(context.Context) (func(), error)
+	})
+	for ok {
+		asking, cancel := context.WithTimeout(ctx, c.caller.timeout)
+		done, err := file.use(asking)
+		cancel()
+		if err == nil || errors.Is(err, objects.ErrInUse) {
+			return done, err
+		}
+		c.monitor.failed("the store cannot be used, trying again", err)
+		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
+			break
+		}
+	}
+	return func() {}, nil
 }
 
 // IsHolder reports whether this replica holds the lease and its job has not been told to

@@ -149,6 +149,30 @@ func (e *LostError) Error() string {
 // Is makes the error match [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
+// isLossOf reports whether an error says that this term is lost. [ErrLost] alone may be
+// that of another lease, or of a gate.
+func isLossOf(term *Term, err error) bool {
+	var lost *LostError
+	return errors.Is(err, ErrLost) && (!term.Valid() || errors.As(err, &lost) && lost.Key == term.key)
+}
+
+// refusedByFence says what became of a term whose fence has refused a transaction of a database
+// that is said to have the lease, and ends the term if it is over.
+func (t *Term) refusedByFence(ctx context.Context, store Store, refusal error) error {
+	obj, err := store.Get(ctx, t.key)
+	switch {
+	case err == nil && bytes.Equal(obj.Payload, t.payload):
+		return fmt.Errorf("%w: the lease stands, so db is not the database that has it (%v)", ErrInvalid, refusal)
+	case err == nil:
+		holding, _ := decodeHolding(obj, 0)
+		return t.lostTo(&LostError{Key: t.key, To: &holding})
+	case errors.Is(err, ErrNotFound):
+		return t.lostTo(&LostError{Key: t.key})
+	}
+	t.end(ErrLost) // nobody knows who holds it now
+	return refusal
+}
+
 // caller is who calls a lease. The zero value is a program that uses [Lease] directly.
 type caller struct {
 	timeout  time.Duration // of each call to the store; 0: only the context limits it

@@ -159,8 +159,7 @@ var errNotReturned = errors.New("the run did not return: it panicked or called r
 // [Every] and package schedule record their runs; a loop of the caller's own should do so
 // for each round. It is safe for concurrent use.
 //
-// A run that returns an error after its term has ended, or returns [ErrLost], is interrupted
-// and has not failed. A program should have few names, because a coordinator remembers each
+// A run that returns an error after its term has ended is interrupted and has not failed. A program should have few names, because a coordinator remembers each
 // of them.
 func RecordRun(ctx context.Context, name string, run func(context.Context) error) (err error) {
 	scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
@@ -177,7 +176,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 			r.Outcome, r.Err = RunFailed, errNotReturned
 		case err == nil:
 			r.Outcome = RunSucceeded
-		case scope.job.Err() != nil || errors.Is(err, ErrLost):
+		case scope.job.Err() != nil || isLossOf(scope.term, err):
 			r.Outcome = RunInterrupted
 		default:
 			r.Outcome = RunFailed

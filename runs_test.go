@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -92,20 +93,57 @@ func TestAFuncOfTheJobThatReturnsAnErrorIsAFailedRun(t *testing.T) {
 }
 
 func TestARunThatTheEndOfItsTermInterruptsHasNotFailed(t *testing.T) {
-	for name, end := range map[string]error{"told to return": nil, "fenced out": fmt.Errorf("write: %w", tenure.ErrLost)} {
+	for name, end := range map[string]func(t *scene, ctx context.Context) error{
+		"told to return": func(_ *scene, ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		"fenced out": func(t *scene, ctx context.Context) error {
+			putRecord(t, t.store, robbersRecord)
+			fenced, err := tenure.Fence(t.store, tenure.TermFromContext(ctx))
+			require.NoError(t, err)
+			_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+			require.ErrorIs(t, err, tenure.ErrLost)
+			return err
+		},
+	} {
 		inBubble(t, func(t *scene) {
-			a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(ctx context.Context) error {
-				if end != nil {
-					return end
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			})})
+			a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(ctx context.Context) error { return end(t, ctx) })})
 			a.stop()
 			got := a.only(t)
 			require.Equal(t, tenure.Runs{Name: "reconcile", Started: 1, LastStart: got.LastStart}, got, name)
 		})
 	}
+}
+
+// A gate that has seen a token of other data refuses each write of a term that stands.
+func TestARunThatReturnsErrLostWhileItsTermStandsHasFailed(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var gate tenure.Gate
+		require.NoError(t, gate.Admit(math.MaxInt64))
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(ctx context.Context) error {
+			return gate.Admit(tenure.TermFromContext(ctx).Token())
+		})})
+		require.True(t, a.only(t).Failing())
+		require.Equal(t, 1, a.only(t).Failed)
+	})
+}
+
+// reentrant is an error whose text asks the coordinator, as one with a lock of the program's
+// might.
+type reentrant struct{ ask func() }
+
+func (e reentrant) Error() string { e.ask(); return "asked" }
+
+func TestTheTextOfAnErrorIsMadeWithoutALock(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var a *replica
+		err := reentrant{func() { synctest.Wait(); a.Status() }}
+		a = t.begin(tenure.LeaseConfig{Holder: "a"}, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			time.Sleep(time.Second)
+			_ = tenure.RecordRun(ctx, "import", func(context.Context) error { return err })
+			return err
+		}})
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "asked", a.Status().Runs[0].LastError)
+	})
 }
 
 func TestARunThatTakesLongerThanItsOwnTimeoutHasFailed(t *testing.T) {

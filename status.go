@@ -307,7 +307,7 @@ func (s *state) endTerm(term PastTerm) {
 }
 
 // ran notes that a run has begun or ended. Running is how many more are running now.
-func (s *state) ran(r Run, running int) {
+func (s *state) ran(r Run, text string, running int) {
 	i := slices.IndexFunc(s.runs, func(known Runs) bool { return known.Name == r.Name })
 	if i < 0 {
 		i = len(s.runs)
@@ -324,17 +324,13 @@ func (s *state) ran(r Run, running int) {
 		runs.LastSuccess = r.Ended
 	case RunFailed:
 		runs.Failed++
-		runs.LastFailure, runs.LastError = r.Ended, logtext.OneLine(r.Err).Error()
+		runs.LastFailure, runs.LastError = r.Ended, text
 	}
 }
 
-// noteError notes the error of the last call to the store, or nil. It reports whether that is
+// noteError notes the error of the last call to the store, or "". It reports whether that is
 // a change, and if so publishes it.
-func (s *state) noteError(err error) (changed bool) {
-	text := ""
-	if err != nil {
-		text = logtext.OneLine(err).Error()
-	}
+func (s *state) noteError(text string) (changed bool) {
 	changed = logtext.Gist(text) != logtext.Gist(s.lastError)
 	s.lastError = text
 	if changed {

@@ -20,7 +20,7 @@ type SQLiteConfig struct {
 
 	// Shared says that other processes, or other coordinators of this one, use the same
 	// database, and compete for leases. Without it, the store's SingleReplica returns true,
-	// and while one process uses a file so, the kernel refuses it to all others: they get an
+	// and while one process uses a file so, no other may compete on it: it gets an
 	// [ErrSetup]. That takes a lock on a file beside the database, named after it and the
 	// table. It works on Linux, macOS and the BSDs.
 	Shared bool
@@ -94,7 +94,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	case strings.ContainsRune(path, 0):
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
 	case strings.HasPrefix(path, "file:"): // it would become a file of that name
-		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid, path)
+		return nil, fmt.Errorf("tenure: open SQLite: %w: the path is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid)
 	}
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
@@ -104,6 +104,9 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	store := &SQLiteStore{table: table, shared: cfg.Shared}
+	if cfg.Shared { // then only those that compete need to be refused, and not those that just look
+		return store, nil
+	}
 	if err := store.claim(ctx); err != nil {
 		store.Close()
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
@@ -111,8 +114,23 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	return store, nil
 }
 
-// claim refuses a file that two programs use, one of which believes to be alone.
-func (s *SQLiteStore) claim(ctx context.Context) error { return s.table.Claim(ctx, s.shared) }
+// claim refuses a file that two programs use, one of which believes that it is alone. Those that
+// share it need a lease, and hear of any other error when they ask for that.
+func (s *SQLiteStore) claim(ctx context.Context) error {
+	err := s.table.Claim(ctx, s.shared)
+	if s.shared && !errors.Is(err, objects.ErrInUse) {
+		return nil
+	}
+	return err
+}
+
+// use claims the file for as long as a coordinator runs, whatever Close does meanwhile.
+func (s *SQLiteStore) use(ctx context.Context) (done func(), err error) {
+	if err := s.claim(ctx); err != nil {
+		return nil, err
+	}
+	return s.table.Use(), nil
+}
 
 // Migrate creates the tables that are missing. It may be called at every start, by many
 // processes at once. An existing table that can't be used is [ErrSetup], as is a file that
@@ -167,6 +185,11 @@ func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit 
 func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
 	if err := errors.Join(obj.Validate(), cond.Validate(), s.term.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
+	}
+	if objects.IsLeaseCall(ctx) {
+		if err := s.claim(ctx); err != nil {
+			return Object{}, opError(ctx, "put", obj.Key, err)
+		}
 	}
 	row, err := s.table.Put(ctx, obj.row(), cond.c, s.term.fence())
 	if err != nil {

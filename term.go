@@ -437,6 +437,8 @@ func FenceError(err error) error {
 // StatementFencer is implemented by stores in a database that other programs' transactions
 // can share: [PostgresStore] and [SQLiteStore].
 type StatementFencer interface {
+	Store
+
 	// FenceStatement returns a statement that fails any transaction which ends with it,
 	// unless the term is still the lease's.
 	FenceStatement(term *Term) (query string, args []any, err error)
@@ -444,8 +446,8 @@ type StatementFencer interface {
 
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's.
 // Otherwise it returns [ErrLost] and nothing is written. It is for programs that use
-// database/sql, whatever the driver; db must be the database in which store keeps the lease.
-// opts are those of BeginTx, and may be nil. An error or panic of fn rolls back and is passed
+// database/sql, whatever the driver; db must be the database in which store keeps the lease,
+// and [ErrInvalid] is returned if it turns out that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn rolls back and is passed
 // on. After an error of the connection during the commit, the writes may have been committed
 // or not, as after any commit, but never after another term began.
 //
@@ -468,7 +470,7 @@ func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB
 	}
 	tx, err := db.BeginTx(ctx, opts)
 	if err != nil {
-		return err
+		return opError(ctx, "fenced by", term.key, err)
 	}
 	defer tx.Rollback() // also after a panic
 	if err := fn(tx); err != nil {
@@ -482,7 +484,7 @@ func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB
 		err = tx.Commit()
 	}
 	if err = FenceError(err); errors.Is(err, ErrLost) {
-		term.end(ErrLost) // nobody asks who holds it now
+		err = term.refusedByFence(ctx, store, err)
 	}
 	if err != nil {
 		return opError(ctx, "fenced by", term.key, err)

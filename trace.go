@@ -137,6 +137,15 @@ func (m *monitor) attempted(took time.Duration, err error) {
 	}
 }
 
+// textOf returns the text of an error in one line. It is not called under the monitor's mutex:
+// the error may be the caller's, whose Error method may do anything.
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return logtext.OneLine(err).Error()
+}
+
 // sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
 	how, attrs := "held by nobody", []any{"holder", ""}
@@ -163,15 +172,15 @@ func (m *monitor) sawHolder(h *Holding) {
 
 // storeAnswered notes that a call to the store succeeded.
 func (m *monitor) storeAnswered() {
-	m.update(func(s *state) { s.noteError(nil) })
+	m.update(func(s *state) { s.noteError("") })
 }
 
 // failed logs an error of the store: as a warning if it is a new one, at debug level
 // while it stays the same.
 func (m *monitor) failed(msg string, err error) {
-	level := slog.LevelDebug
+	level, text := slog.LevelDebug, textOf(err)
 	m.update(func(s *state) {
-		if s.noteError(err) {
+		if s.noteError(text) {
 			level = slog.LevelWarn
 		}
 	})
@@ -226,7 +235,8 @@ func (m *monitor) jobBegins(term *Term) {
 // ran notes that a run of the job has begun or ended. Running is how many more are running
 // now.
 func (m *monitor) ran(r Run, running int) {
-	m.update(func(s *state) { s.ran(r, running) })
+	text := textOf(r.Err)
+	m.update(func(s *state) { s.ran(r, text, running) })
 	if m.trace.Run != nil {
 		m.trace.Run(r)
 	}
@@ -249,7 +259,7 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 	m.update(func(s *state) {
 		s.latency = took
 		overdue, s.overdue = s.overdue, time.Time{}
-		s.noteError(nil)
+		s.noteError("")
 	})
 	if overdue.IsZero() {
 		m.log().Debug("lease renewed", "token", term.Token())
@@ -279,16 +289,18 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 // termEnding notes that a term is over and its job is about to be told so.
 func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
+	reason := textOf(cause)
+	var lost *LostError
+	isLost := errors.As(cause, &lost)
 	m.update(func(s *state) {
-		var lost *LostError
-		if errors.As(cause, &lost) {
+		if isLost {
 			s.holder, s.seen = "", nil
 			if lost.To != nil && !lost.To.isOffer() {
 				s.reads(lost.To)
 				s.ending = followedBy(lost.To)
 			}
 		}
-		s.become(RoleStopping, logtext.OneLine(cause).Error())
+		s.become(RoleStopping, reason)
 		s.publish()
 		holder = s.holder
 	})
@@ -352,7 +364,7 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
 	m.update(func(s *state) {
-		s.noteError(nil)
+		s.noteError("")
 		if began = s.held == term; began {
 			s.holder, s.seen, s.ending = "", nil, "released"
 			if r := term.request.Load(); r != nil && r.To != "" && r.To != term.Holder() {

@@ -18,6 +18,15 @@ var (
 	ErrLost     = errors.New("lease lost")
 )
 
+// ErrInUse is why a SQLite file is refused to a process: another uses it, and one of the two
+// believes that it is alone. It is an [ErrSetup].
+var ErrInUse error = inUse{}
+
+type inUse struct{}
+
+func (inUse) Error() string        { return "the file is in use" }
+func (inUse) Is(target error) bool { return target == ErrSetup }
+
 // Answered reports whether err is an answer of the store: one of the contract's
 // errors, which leave no doubt about what was written. After any other error, the
 // write may have happened.

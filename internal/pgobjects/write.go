@@ -1,6 +1,7 @@
 package pgobjects
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -126,9 +127,10 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	return r, err
 }
 
-// columns are the first arguments of a statement that writes an object.
+// columns are the first arguments of a statement that writes an object. The payload is copied,
+// since a caller that has given up may reuse it before its group is sent.
 func columns(obj objects.Row) []any {
-	return []any{obj.ID.Type, obj.ID.ID, obj.Name, string(obj.Labels), obj.Payload}
+	return []any{obj.ID.Type, obj.ID.ID, obj.Name, string(obj.Labels), bytes.Clone(obj.Payload)}
 }
 
 func sizeOf(obj objects.Row) int {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -15,55 +16,83 @@ import (
 var errClaimed = errors.New("locked by another process")
 
 // Claim says that this process uses the table alone, or together with others, and fails with
-// [objects.ErrSetup] if another process has said otherwise: two that each believe to be alone
-// would both run their jobs. It holds until Close, or until the process ends: it is a lock on
-// a file beside the database, since a lock on the database's own file would get in SQLite's
-// way. Claim does nothing for a database in memory, and nothing when it is called again.
+// [objects.ErrInUse] if another process has said otherwise: two of which one believes that it
+// is alone would both run their jobs. It holds until Close, or until the process ends: it is a
+// lock on a file beside the database, since a lock on the database's own file would get in
+// SQLite's way. Claim does nothing for a database in memory, and nothing when it is called
+// again.
 func (t *Table) Claim(ctx context.Context, shared bool) error {
+	if t.claimed.Load() {
+		return nil
+	}
+	path, err := t.path(ctx)
+	if err != nil {
+		return explain(err)
+	}
 	t.claiming.Lock()
 	defer t.claiming.Unlock()
-	if t.claimed {
+	if t.claimed.Load() {
 		return nil
 	}
-	var path string
-	err := t.db.QueryRowContext(ctx, `SELECT coalesce(file, '') FROM pragma_database_list WHERE name = 'main'`).Scan(&path)
-	switch {
-	case err != nil && shared: // whoever shares a file needs a lease, and will hear of the error then
-		return nil
-	case err != nil:
-		return explain(err)
-	case path == "":
-		t.claimed = true
-		return nil
+	if path != "" {
+		lock := path + "-" + url.PathEscape(strings.ToLower(t.name)) + "-lock" // names of tables are equal in any case
+		t.lock, err = lockFile(lock, path, shared)
+		switch {
+		case errors.Is(err, errClaimed) && shared:
+			return fmt.Errorf("%w: %s has it open without Shared; set Shared in all programs that use it", objects.ErrInUse, owner(lock))
+		case errors.Is(err, errClaimed):
+			return fmt.Errorf("%w: %s has it open too; set Shared in all programs that use it", objects.ErrInUse, owner(lock))
+		case err != nil: // the directory cannot be written, or there are no locks
+			t.logger.Warn("two processes that use this SQLite file, one of them without Shared, would not be refused", "error", err)
+		}
 	}
-	path += "-" + url.PathEscape(t.name) + "-lock"
-	file, err := lockFile(path, shared)
-	switch {
-	case errors.Is(err, errClaimed) && shared:
-		return fmt.Errorf("%w: %s uses this file as if alone; set Shared in every program that uses it", objects.ErrSetup, owner(path))
-	case errors.Is(err, errClaimed):
-		return fmt.Errorf("%w: %s uses this file too; set Shared in every program that uses it", objects.ErrSetup, owner(path))
-	case err != nil && !shared: // the directory cannot be written, or there are no locks
-		t.logger.Warn("another process that uses this SQLite file without Shared would not be refused", "error", err)
-	}
-	t.claimed, t.lock = true, file
+	t.claimed.Store(true)
 	return nil
 }
 
-// unclaim ends what Claim began.
-func (t *Table) unclaim() {
+// path returns the path of the database's file, or "" if it is in memory.
+func (t *Table) path(ctx context.Context) (path string, err error) {
+	err = whenFree(ctx, func() error {
+		return t.db.QueryRowContext(ctx, `SELECT coalesce(file, '') FROM pragma_database_list WHERE name = 'main'`).Scan(&path)
+	})
+	return path, err
+}
+
+// Use keeps the claim until done is called, even if the table is closed before.
+func (t *Table) Use() (done func()) {
 	t.claiming.Lock()
 	defer t.claiming.Unlock()
-	if t.lock != nil {
-		_ = t.lock.Close()
-		t.lock = nil
+	t.users++
+	return func() {
+		t.claiming.Lock()
+		defer t.claiming.Unlock()
+		t.users--
+		t.unlock()
 	}
 }
 
-// owner says which process has locked a file, if it has said so.
+// unclaim ends what Claim began, unless somebody uses the claim.
+func (t *Table) unclaim() {
+	t.claiming.Lock()
+	defer t.claiming.Unlock()
+	t.closed = true
+	t.unlock()
+}
+
+// unlock ends the claim if nobody has a use for it. The caller holds the mutex.
+func (t *Table) unlock() {
+	if t.closed && t.users == 0 && t.lock != nil {
+		_ = t.lock.Close()
+		t.lock = nil
+		t.claimed.Store(false)
+	}
+}
+
+// owner says which process has locked a file, if it has said so and is still there.
 func owner(path string) string {
-	if pid, _ := os.ReadFile(path); len(pid) > 0 {
-		return "process " + strings.TrimSpace(string(pid))
+	text, _ := os.ReadFile(path)
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && isAlive(pid) {
+		return fmt.Sprintf("process %d", pid)
 	}
 	return "another process"
 }

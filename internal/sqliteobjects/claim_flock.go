@@ -10,14 +10,24 @@ import (
 	"syscall"
 )
 
-// lockFile locks a file, which it creates if necessary, until it is closed.
-func lockFile(path string, shared bool) (*os.File, error) {
+// lockFile locks a file until it is closed. It creates the file if necessary, so that whoever
+// may use the database may lock it, too.
+func lockFile(path, database string, shared bool) (*os.File, error) {
+	_, err := os.Stat(path)
+	isNew := errors.Is(err, fs.ErrNotExist)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	mayWrite := err == nil
 	if errors.Is(err, fs.ErrPermission) { // another user's file, which can be locked nevertheless
 		file, err = os.Open(path)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if info, err := os.Stat(database); isNew && err == nil {
+		_ = file.Chmod(info.Mode().Perm())
+		if owner, ok := info.Sys().(*syscall.Stat_t); ok {
+			_ = file.Chown(int(owner.Uid), int(owner.Gid)) // for root, as SQLite does with its files
+		}
 	}
 	how := syscall.LOCK_EX
 	if shared {
@@ -31,9 +41,12 @@ func lockFile(path string, shared bool) (*os.File, error) {
 		return nil, err
 	}
 	// For the error of the process that comes second; it decides nothing.
-	_ = file.Truncate(0)
-	if !shared {
+	if mayWrite {
+		_ = file.Truncate(0)
 		_, _ = fmt.Fprintln(file, os.Getpid())
 	}
 	return file, nil
 }
+
+// isAlive reports whether there is a process with that ID.
+func isAlive(pid int) bool { return pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }

@@ -7,6 +7,11 @@ import (
 	"os"
 )
 
-func lockFile(string, bool) (*os.File, error) {
+func lockFile(path, database string, shared bool) (*os.File, error) {
+	if shared {
+		return nil, nil
+	}
 	return nil, errors.New("locks on files are not supported on this system")
 }
+
+func isAlive(int) bool { return false }

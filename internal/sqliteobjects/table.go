@@ -33,9 +33,11 @@ type Table struct {
 	watches *watches
 	logger  *slog.Logger
 
-	claiming sync.Mutex // guards the fields below
-	claimed  bool
-	lock     *os.File // see Claim; nil: nothing is locked
+	claimed  atomic.Bool // see Claim
+	claiming sync.Mutex  // guards the fields below
+	lock     *os.File    // nil: nothing is locked
+	users    int         // of the claim, who keep it even after Close
+	closed   bool
 }
 
 // New returns a table in the caller's database. It does no I/O.
@@ -78,7 +80,7 @@ func (t *Table) String() string { return t.name }
 // Close ends the watches, and closes the database if Open opened it.
 func (t *Table) Close() error {
 	t.watches.close()
-	t.unclaim()
+	defer t.unclaim()
 	var err error
 	if check := t.check.Load(); check != nil {
 		err = check.Close()

@@ -19,8 +19,10 @@ func Path(url string) (path string, err error) {
 	case isSQLite && strings.HasPrefix(path, "//") && !strings.HasPrefix(path, "///"):
 		return "", errors.New("after sqlite: comes a path, as in sqlite:data.db or sqlite:/var/lib/data.db")
 	case isSQLite && strings.HasPrefix(path, "///"):
-		path = path[2:] // an empty authority
-	case !isSQLite && (strings.Contains(url, "://") || notPath.MatchString(url)):
+		return path[2:], nil // after an empty authority
+	case path == ":memory:":
+		return "", errors.New("a database in memory cannot be shared; OpenSQLite opens one")
+	case strings.Contains(path, "://"), !isSQLite && notPath.MatchString(url):
 		// Taken for a path, each host would have its own file, and run the job.
 		return "", errors.New("the URL is neither a postgres:// URL nor the path of a SQLite file")
 	}
@@ -36,6 +38,6 @@ func IsPostgres(url string) bool {
 }
 
 // notPath matches what is not meant as a path: libpq's "host=db password=…", a URL that
-// lacks a slash, and an address without its scheme, as "user:password@db/app" or
-// "localhost:5432".
-var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)
+// lacks a slash, and an address without its scheme, as "user:password@db/app", even if there
+// is a slash in the password, or "localhost:5432".
+var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:[^@]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)

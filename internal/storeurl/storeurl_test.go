@@ -10,7 +10,7 @@ import (
 func TestAURLIsOfPostgresOrAPath(t *testing.T) {
 	for url, want := range map[string]string{
 		"postgres://u:p@h/db": "", "postgresql://h/db": "", "data.db": "data.db", "./a:b.db": "./a:b.db", "/var/lib/data.db": "/var/lib/data.db",
-		":memory:": ":memory:", "sqlite:data.db": "data.db", "sqlite:/data.db": "/data.db", "sqlite:///data.db": "/data.db", "sqlite::memory:": ":memory:",
+		"sqlite:data.db": "data.db", "sqlite:/data.db": "/data.db", "sqlite:///data.db": "/data.db",
 		`C:\data.db`: `C:\data.db`, "sqlite:/odd/user@host:5432": "/odd/user@host:5432",
 	} {
 		got, err := Path(url)
@@ -23,6 +23,7 @@ func TestWhatIsNoPathIsRefusedAndNotQuoted(t *testing.T) {
 	for _, url := range []string{
 		"", "sqlite:", "sqlite://sEcrEt.db", "mysql://u:sEcrEt@h/db", "postgres:/u:sEcrEt@h/db", "Postgres://u:sEcrEt@h/db", "host=db password=sEcrEt",
 		"u:sEcrEt@h/db", "localhost:5432", "localhost:5432/db", "dbname=x", "http://sEcrEt",
+		":memory:", "sqlite::memory:", "sqlite:postgres://u:sEcrEt@h/db", "u:sEc/sEcrEt@h/db", "u:sEcrEt/x@tcp(db)/x",
 	} {
 		path, err := Path(url)
 		if err == nil || path != "" || strings.Contains(err.Error(), "sEcrEt") {

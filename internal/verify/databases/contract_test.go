@@ -197,7 +197,7 @@ func TestSQLiteKeepsTheContract(t *testing.T) {
 
 func TestAStoreIsOpenedByItsURL(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	for url, want := range map[string]tenure.Database{pgtest.URL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite::memory:": (*tenure.SQLiteStore)(nil)} {
+	for url, want := range map[string]tenure.Database{pgtest.URL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite:" + path + "2": (*tenure.SQLiteStore)(nil)} {
 		store, err := tenure.Open(t.Context(), url)
 		require.NoError(t, err)
 		defer store.Close()
@@ -208,7 +208,7 @@ func TestAStoreIsOpenedByItsURL(t *testing.T) {
 		exclusive, _ := store.(tenure.Exclusive)
 		require.False(t, exclusive != nil && exclusive.SingleReplica(), "as if it were alone")
 	}
-	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
+	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
 		store, err := tenure.Open(t.Context(), url)
 		require.ErrorIs(t, err, want)
 		require.Nil(t, store)

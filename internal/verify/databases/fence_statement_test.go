@@ -97,10 +97,20 @@ func TestAFencedTxWritesAllOrNothing(t *testing.T) {
 			require.Equal(t, 1, kit.CountRows(t, db), "of one transaction")
 			require.True(t, term.Valid())
 
+			elsewhere, otherDB := open(t)
+			kit.Migrate(t, elsewhere)
+			kit.ExecSQL(t, otherDB, `CREATE TABLE ledger (line bigint)`)
+			err = tenure.FencedTx(ctx, store, term, otherDB, nil, insert)
+			require.ErrorIs(t, err, tenure.ErrInvalid)
+			require.ErrorContains(t, err, "db is not the database that has it")
+			require.True(t, term.Valid(), "after a transaction of the wrong database")
+			require.Zero(t, kit.CountRows(t, otherDB))
+
 			held, err := lease.Read(ctx)
 			require.NoError(t, err)
 			require.NoError(t, store.DeleteIf(ctx, held.Key, held.Version))
-			require.ErrorIs(t, tenure.FencedTx(ctx, store, term, db, nil, insert), tenure.ErrLost)
+			var lost *tenure.LostError
+			require.ErrorAs(t, tenure.FencedTx(ctx, store, term, db, nil, insert), &lost)
 			require.False(t, term.Valid(), "the refused write ends the term")
 			require.ErrorIs(t, tenure.FencedTx(ctx, store, term, db, nil, func(*sql.Tx) error { panic("not called") }), tenure.ErrLost)
 			require.Equal(t, 1, kit.CountRows(t, db))

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -42,16 +43,17 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 	refused := func(err error) {
 		t.Helper()
 		require.ErrorIs(t, err, tenure.ErrSetup)
-		require.ErrorContains(t, err, fmt.Sprintf("process %d uses this file", other.Process.Pid))
-		require.ErrorContains(t, err, "set Shared in every program that uses it")
+		require.ErrorContains(t, err, fmt.Sprintf("the file is in use: process %d has it open", other.Process.Pid))
+		require.ErrorContains(t, err, "set Shared in all programs that use it")
 	}
+	_, err = tenure.OpenSQLite(t.Context(), path, alone)
+	refused(err)
 	for _, cfg := range []tenure.SQLiteConfig{alone, shared} {
-		_, err := tenure.OpenSQLite(t.Context(), path, cfg)
-		refused(err)
 		refused(kit.Must(tenure.NewSQLiteStore(db, cfg)).Migrate(t.Context()))
 		store := kit.Must(tenure.NewSQLiteStore(db, cfg))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 		ctx, cancel := context.WithCancel(t.Context())
-		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 			Reconcile: func(context.Context) error { t.Error("the job runs in a second process"); cancel(); return nil },
 		})
 		require.NoError(t, err)
@@ -59,8 +61,17 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 		refused(coordinator.Run(ctx))
 		cancel()
 	}
-	elsewhere := alone
-	elsewhere.Table = "others"
+	reader, err := tenure.OpenSQLite(t.Context(), path, shared)
+	require.NoError(t, err, "to look who holds it")
+	_, err = kit.NewLease(t, reader, tenure.LeaseConfig{}).Read(t.Context())
+	require.NotErrorIs(t, err, tenure.ErrInvalid)
+	_, err = kit.NewLease(t, reader, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	refused(err)
+	require.NoError(t, reader.Close())
+	sameTable, elsewhere := alone, alone
+	sameTable.Table, elsewhere.Table = "Objects", "others"
+	_, err = tenure.OpenSQLite(t.Context(), path, sameTable)
+	refused(err)
 	store, err := tenure.OpenSQLite(t.Context(), path, elsewhere)
 	require.NoError(t, err, "another table")
 	require.NoError(t, store.Close())
@@ -74,11 +85,75 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 		return store
 	}
 	first, second := open(shared), open(shared)
+	require.NoError(t, first.Migrate(t.Context()))
+	require.NoError(t, second.Migrate(t.Context()))
 	_, err = tenure.OpenSQLite(t.Context(), path, alone)
-	require.ErrorContains(t, err, "another process uses this file too")
+	require.ErrorContains(t, err, fmt.Sprintf("process %d has it open too", os.Getpid()))
 	require.NoError(t, first.Close())
 	require.NoError(t, second.Close())
 	last := open(alone)
 	require.NoError(t, last.Migrate(t.Context()), "by the process that has it")
 	require.NoError(t, last.Close())
+}
+
+func TestAFileIsClaimedUntilTheJobHasReturnedAndAgainByTheNextRun(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	alone := tenure.SQLiteConfig{Logger: kit.Quiet}
+	store := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", "file:"+path), alone))
+	refused := func(when string) {
+		t.Helper()
+		_, err := tenure.OpenSQLite(t.Context(), path, alone)
+		require.ErrorIs(t, err, tenure.ErrSetup, when)
+	}
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		working, told, mayReturn := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+			Reconcile: func(ctx context.Context) error {
+				close(working)
+				<-ctx.Done()
+				close(told)
+				<-mayReturn
+				return nil
+			},
+		})
+		require.NoError(t, err)
+		returned := make(chan error)
+		go func() { returned <- coordinator.Run(ctx) }()
+		<-working
+		refused("while the job works")
+		cancel()
+		<-told
+		require.NoError(t, store.Close())
+		refused("while the job returns")
+		close(mayReturn)
+		require.NoError(t, <-returned)
+		next, err := tenure.OpenSQLite(t.Context(), path, alone)
+		require.NoError(t, err)
+		require.NoError(t, next.Close())
+	}
+}
+
+func TestRunWaitsForADatabaseThatIsLockedWhenItStarts(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "tenure.db")
+		locker := kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=exclusive")
+		kit.ExecSQL(t, locker, `CREATE TABLE t (x)`)
+		tx, err := locker.Begin()
+		require.NoError(t, err)
+		store := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=journal_mode(WAL)"), tenure.SQLiteConfig{Shared: shared, Logger: kit.Quiet}))
+		ctx, cancel := context.WithCancel(t.Context())
+		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{TTL: 2 * time.Second}), tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		returned := make(chan error)
+		go func() { returned <- coordinator.Run(ctx) }()
+		kit.AwaitThat(t, "the error is seen", func() bool { return coordinator.Status().LastError != "" })
+		require.NoError(t, tx.Rollback())
+		if !shared {
+			kit.AwaitThat(t, "the job runs", coordinator.IsHolder)
+		}
+		cancel()
+		require.NoError(t, <-returned)
+		require.NoError(t, store.Close())
+	}
 }

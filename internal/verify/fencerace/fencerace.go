@@ -17,10 +17,7 @@ import (
 )
 
 // Store is a store with a fence for the transactions of any driver.
-type Store interface {
-	tenure.Store
-	tenure.StatementFencer
-}
+type Store interface{ tenure.StatementFencer }
 
 // Setup creates the table that Run writes to.
 const Setup = `CREATE TABLE ledger (token bigint NOT NULL)`
