@@ -227,22 +227,11 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 // If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
 // while it is running is [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
-	if !c.running.CompareAndSwap(false, true) {
-		return fmt.Errorf("tenure: run: %w: the coordinator is running", ErrInvalid)
-	}
-	defer c.running.Store(false)
-	defer c.checks.calls.Wait()
-	c.headStart.Gives = false
-	done, err := c.useStore(ctx)
+	hints, done, err := c.begin(ctx)
 	if err != nil {
 		return fmt.Errorf("tenure: run: %w", err)
 	}
 	defer done()
-	var hints Subscription = noHints{}
-	if !c.single {
-		hints = subscribe(c.lease.store, c.lease.cfg.Key)
-	}
-	defer hints.Stop()
 	for pause := time.Duration(0); ; {
 		if ctx.Err() != nil {
 			return nil
@@ -252,8 +241,53 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		if term == nil {
 			return nil
 		}
-		pause = c.hold(ctx, term, hints)
+		resign, cause := c.hold(ctx, term, hints)
+		pause = c.stayAway(term, cause, resign)
 	}
+}
+
+// Hold is [Coordinator.Run] for a term that the caller has acquired with the coordinator's
+// lease: it renews the term and runs the job, until the term is over or ctx is done, tells the
+// job to return, waits until it has, and releases the lease. It returns nil if that was
+// because ctx was done, else why the term was over. It does not compete for another term.
+//
+// No two coordinators may hold one term.
+func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
+	if err := term.isFor("hold", c.lease.cfg.Key); err != nil {
+		return err
+	}
+	hints, done, err := c.begin(ctx)
+	if err != nil {
+		return fmt.Errorf("tenure: hold: %w", err)
+	}
+	defer done()
+	if _, cause := c.hold(ctx, term, hints); !errors.Is(cause, ErrShutdown) {
+		return fmt.Errorf("tenure: hold %s: %w", c.lease.cfg.Key, cause)
+	}
+	return nil
+}
+
+// begin prepares to hold the lease, until done is called.
+func (c *Coordinator) begin(ctx context.Context) (hints Subscription, done func(), err error) {
+	if !c.running.CompareAndSwap(false, true) {
+		return nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
+	}
+	c.headStart.Gives = false
+	unuse, err := c.useStore(ctx)
+	if err != nil {
+		c.running.Store(false)
+		return nil, nil, err
+	}
+	hints = noHints{}
+	if !c.single {
+		hints = subscribe(c.lease.store, c.lease.cfg.Key)
+	}
+	return hints, func() {
+		hints.Stop()
+		unuse()
+		c.checks.calls.Wait()
+		c.running.Store(false)
+	}, nil
 }
 
 // useStore makes sure that no other process believes that it alone uses the store, nor this
@@ -286,8 +320,8 @@ func (c *Coordinator) IsHolder() bool {
 }
 
 // hold runs the job for one term. It returns after the job has returned and the lease is
-// released, with the pause before this replica competes again.
-func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (pause time.Duration) {
+// released, with the cause, and with the resignation if there was one.
+func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
 	keeper := newKeeper(c, term, hints)
 	c.enterTerm(keeper)
 	keeper.start()
@@ -298,7 +332,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 		c.startJob(term, job)
 	}
 
-	cause := c.untilOver(ctx, term, keeper, job)
+	cause = c.untilOver(ctx, term, keeper, job)
 	keeper.stopping.Store(true)
 	c.term.Store(nil)
 	c.monitor.termEnding(term, cause)
@@ -307,13 +341,13 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
 	err := c.release(term, cause)
-	resign := c.leaveTerm(err)
+	resign = c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
 	// Or two unhealthy replicas might hand the lease to each other for ever.
 	c.headStart.Gives = !errors.Is(cause, ErrResigned)
-	return c.stayAway(term, cause, resign)
+	return resign, cause
 }
 
 func (c *Coordinator) enterTerm(keeper *keeper) {

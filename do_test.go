@@ -87,3 +87,33 @@ func TestDoPassesAPanicOn(t *testing.T) {
 		require.ErrorIs(t, tenure.Do(t.Context(), nil, kit.Succeeds), tenure.ErrInvalid)
 	})
 }
+
+func TestHoldRunsTheJobForATermThatWasAcquiredBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		var of *tenure.Term
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			of = tenure.TermFromContext(ctx)
+			<-ctx.Done()
+			return nil
+		}})
+		require.NoError(t, err)
+
+		term := kit.MustAcquire(t, lease)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		require.NoError(t, c.Hold(ctx, term), "it is renewed for an hour")
+		require.Same(t, term, of)
+		require.ErrorIs(t, c.Hold(t.Context(), nil), tenure.ErrInvalid)
+
+		lost := kit.MustAcquire(t, lease) // it is free
+		time.AfterFunc(time.Minute, func() { kit.RemoveRecord(t, store) })
+		began := time.Now()
+		require.ErrorIs(t, c.Hold(t.Context(), lost), tenure.ErrLost)
+		require.Less(t, time.Since(began), 2*time.Minute)
+		_, err = lease.Read(t.Context())
+		require.ErrorIs(t, err, tenure.ErrNotFound, "it has not competed again")
+		require.ErrorIs(t, c.Hold(t.Context(), lost), tenure.ErrLost, "a term that is over")
+	})
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/pgobjects"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
@@ -69,6 +70,10 @@ var _ interface {
 	Watcher
 	Notifier
 } = (*PostgresStore)(nil)
+
+func init() {
+	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
+}
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
@@ -138,12 +143,12 @@ func (s *PostgresStore) Close() error {
 	return nil
 }
 
-// Migrate creates what is missing: the schema, the table, the table of tombstones. It
+// Migrate creates what is missing: the schema, the table, the tables of tombstones and of claims. It
 // changes nothing that exists, and may be called at every start, by many replicas at
 // once. Like [OpenPostgres] it waits for a database that is down. It returns [ErrSetup] if
 // the role may not create what is missing, if a column has a type that does not fit, if a
 // crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
-// hides it from the role. The table of tombstones alone is not required: without it,
+// hides it from the role. The tables of tombstones and of claims are not required: without them,
 // Migrate logs a warning.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
 	if err := s.table.Migrate(ctx); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
 
@@ -58,6 +59,10 @@ var _ interface {
 	Notifier
 	Exclusive
 } = (*SQLiteStore)(nil)
+
+func init() {
+	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
+}
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close.
 // The database should be opened as [OpenSQLite] does: with immediate transactions, a busy

@@ -64,10 +64,12 @@ const (
 	Unconditional
 )
 
-// Fence makes a write depend on a lease's record.
+// Fence makes a write depend on a lease's record, or on a claim.
 type Fence struct {
 	ID     ID
 	Record []byte // the payload that the record must have
+
+	Claim *Claim // the row that must stand as it is; nil: the fence depends on a record
 
 	// Yield waits for a renewal of the lease that is in progress, because the two would
 	// wait for each other's locks in the database.

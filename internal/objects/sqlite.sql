@@ -20,3 +20,13 @@ CREATE TABLE IF NOT EXISTS {tombstones} (
     PRIMARY KEY (object_type, id)
 );
 CREATE INDEX IF NOT EXISTS {tombstones_by_age} ON {tombstones} (resource_version);
+-- Who owns what: a session, whose record is one of the objects, or nobody if that column is
+-- NULL. A row outlives its owner, so its tokens increase.
+CREATE TABLE IF NOT EXISTS {claims} (
+    kind    TEXT    NOT NULL,
+    id      TEXT    NOT NULL,
+    session TEXT,
+    token   INTEGER NOT NULL,
+    PRIMARY KEY (kind, id)
+);
+CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);

@@ -6,14 +6,17 @@ import _ "embed"
 // tombstones' table.
 const TombstonesSuffix = "_tombstones"
 
-// The tables as SQL. {objects}, {tombstones} and {tombstones_by_age} stand for quoted
-// names.
+// The tables as SQL. {objects}, {tombstones}, {claims} and the indexes {tombstones_by_age}
+// and {claims_by_session} stand for quoted names.
 var (
 	//go:embed postgres_objects.sql
 	PostgresObjects string
 
 	//go:embed postgres_tombstones.sql
 	PostgresTombstones string
+
+	//go:embed postgres_claims.sql
+	PostgresClaims string
 
 	//go:embed sqlite.sql
 	SQLite string

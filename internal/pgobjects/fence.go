@@ -96,6 +96,9 @@ func (unendingTx) Rollback(context.Context) error { return errEnding }
 
 // FenceStatement returns a statement that fails unless the fence holds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
+	if fence.Claim != nil {
+		return t.qualified().in(claimFenceStatement), claimArgs(fence.Claim)
+	}
 	// The planner would cast a constant before the rows are counted; it can't cast this.
 	return t.qualified().in(`
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
@@ -124,12 +127,18 @@ func (t *Table) qualified() names {
 // checkFence checks that a fence holds, as the last statement of a transaction. If it does
 // not hold, the check fails, and the transaction with it.
 func (t *Table) checkFence(fence *objects.Fence) pgconns.Statement {
+	if fence.Claim != nil {
+		return pgconns.Statement{SQL: t.claims.sql.fence, Args: claimArgs(fence.Claim)}
+	}
 	return pgconns.Statement{SQL: t.sql.fence, Args: []any{fence.ID.Type, fence.ID.ID, fence.Record}}
 }
 
 // fencedOut explains the failure of a transaction that the server has rolled back: it
 // returns an [*objects.FencedOut] unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
+	if fence.Claim != nil {
+		return t.claims.fencedOut(ctx, fence.Claim, cause)
+	}
 	now, err := t.Get(ctx, fence.ID)
 	switch {
 	case err == nil && bytes.Equal(now.Payload, fence.Record): // it idled too long

@@ -75,18 +75,36 @@ func (s *setups) migrate(ctx context.Context) (*setup, error) {
 			return err
 		}
 		found, err := s.inspect(ctx)
-		if err != nil || found.tombstones {
+		if err != nil {
 			return err
 		}
-		if err := s.createTable(ctx, objects.PostgresTombstones); pgconns.SQLState(err) != pgconns.StateDenied {
-			return err
+		if !found.tombstones {
+			err := s.createTable(ctx, objects.PostgresTombstones)
+			if err != nil && pgconns.SQLState(err) != pgconns.StateDenied { // tombstones are not required
+				return err
+			}
 		}
-		return nil // tombstones are not required
+		return s.migrateClaims(ctx)
 	})
 	if err != nil {
 		return nil, err
 	}
 	return s.look(ctx)
+}
+
+// migrateClaims creates the table of claims if it is missing. No lease needs it.
+func (s *setups) migrateClaims(ctx context.Context) error {
+	var exists bool // otherwise CREATE TABLE IF NOT EXISTS would need the right to create tables
+	err := s.conns.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, []any{s.names.claims}, &exists)
+	if err != nil || exists {
+		return err
+	}
+	err = s.createTable(ctx, objects.PostgresClaims)
+	if pgconns.SQLState(err) == pgconns.StateDenied {
+		s.logger.Warn("no table of claims, and this role may not create it: sessions cannot claim anything", "missing", s.names.claims)
+		return nil
+	}
+	return err
 }
 
 func (s *setups) createTable(ctx context.Context, ddl string) error {

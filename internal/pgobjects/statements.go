@@ -14,6 +14,9 @@ type names struct {
 	schema     string // not quoted; may be empty
 	objects    string
 	tombstones string
+	claims     string
+
+	claimsBySession string // an index, whose name has no schema
 }
 
 const pruneAtMost = 10000 // tombstones in one statement
@@ -29,6 +32,10 @@ func newNames(schema, table string) names {
 		schema:     schema,
 		objects:    quote(table),
 		tombstones: quote(table + objects.TombstonesSuffix),
+		claims:     quote(table + objects.ClaimsSuffix),
+
+		// No longer than the name of the tombstones, for which there is room.
+		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
 	}
 }
 
@@ -37,6 +44,8 @@ func (n names) in(sql string) string {
 	return strings.NewReplacer(
 		"{objects}", n.objects,
 		"{tombstones}", n.tombstones,
+		"{claims}", n.claims,
+		"{claims_by_session}", n.claimsBySession,
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",

@@ -47,7 +47,7 @@ func (cfg Config) Validate() error {
 // DDL returns the statements that create everything that [Table.Migrate] creates.
 func (cfg Config) DDL() string {
 	n := newNames(cfg.Schema, cfg.Table)
-	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones)
+	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones) + n.in(objects.PostgresClaims)
 	if cfg.Schema != "" {
 		ddl = "CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{cfg.Schema}.Sanitize() + ";\n" + ddl
 	}
@@ -63,6 +63,7 @@ type Table struct {
 	setups  setups
 	watches watches
 	groups  writeGroups
+	claims  Claims
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
@@ -73,6 +74,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t.pruned.Store(time.Now().Unix())
 	t.setups.conns, t.setups.names, t.setups.logger = conns, names, cfg.Logger
 	t.watches.init(t)
+	t.claims = Claims{table: t, sql: newClaimStatements(names)}
 	for _, g := range t.groups.all() {
 		g.table = t
 	}

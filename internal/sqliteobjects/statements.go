@@ -12,17 +12,24 @@ type statements struct {
 	migrate, probe, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement, putStatement string
 }
 
+// newNames returns what puts the quoted names of the tables into a statement.
+func newNames(table string) *strings.Replacer {
+	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+	return strings.NewReplacer(
+		"{objects}", quote(table),
+		"{tombstones}", quote(table+objects.TombstonesSuffix),
+		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
+		"{claims}", quote(table+objects.ClaimsSuffix),
+		"{claims_by_session}", quote(table+objects.ClaimsSuffix+"_idx"),
+		"{version_limit}", strconv.FormatInt(objects.VersionLimit, 10),
+	)
+}
+
 // The statements name every column, and no conflict target except in the tombstones, which
 // are ours: the table of objects may be another program's, with more columns and other keys.
 // The + before a column hides its declared type, by which the driver would convert the value.
 func newStatements(table string) statements {
-	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
-	names := strings.NewReplacer(
-		"{objects}", quote(table),
-		"{tombstones}", quote(table+objects.TombstonesSuffix),
-		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
-		"{version_limit}", strconv.FormatInt(objects.VersionLimit, 10),
-	)
+	names := newNames(table)
 	return statements{
 		migrate: names.Replace(objects.SQLite),
 		probe: names.Replace(`

@@ -23,6 +23,8 @@ type Table struct {
 	name  string
 	sql   statements
 
+	claims Claims
+
 	// turn is held by the call that writes. SQLite allows only one writer at a time anyway,
 	// but it does not queue waiting writers, so some would starve.
 	turn chan struct{}
@@ -41,7 +43,7 @@ type Table struct {
 // New returns a table in the caller's database. It does no I/O.
 func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 	statements := newStatements(name)
-	return &Table{
+	t := &Table{
 		db:      db,
 		name:    name,
 		sql:     statements,
@@ -49,6 +51,8 @@ func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 		watches: newWatches(db, statements.content, logger.With("table", name)),
 		logger:  logger.With("table", name),
 	}
+	t.claims = Claims{table: t, sql: newClaimStatements(newNames(name).Replace)}
+	return t
 }
 
 // DDL returns the statements that create everything that [Table.Migrate] creates.

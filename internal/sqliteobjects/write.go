@@ -167,6 +167,9 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) 
 	if fence == nil {
 		return "SELECT 1", nil
 	}
+	if fence.Claim != nil {
+		return t.claims.sql.fenceStatement, claimArgs(fence.Claim)
+	}
 	return t.sql.fenceStatement, []any{fence.ID.Type, fence.ID.ID, fence.Record}
 }
 
@@ -175,6 +178,14 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) 
 func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
 	if fence == nil {
 		return t.transact(ctx, t.sql.lock, fn)
+	}
+	if fence.Claim != nil {
+		return t.transact(ctx, t.sql.lock, func(tx *sql.Tx) error {
+			if err := t.claims.checkFence(ctx, tx, fence.Claim); err != nil {
+				return err
+			}
+			return fn(tx)
+		})
 	}
 	check, err := t.fenceCheck(ctx) // before the transaction, which may use the only connection
 	if err != nil {

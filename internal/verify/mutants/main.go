@@ -1,12 +1,12 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule] [-run regexp]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims] [-run regexp]
 //
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
-// tests of the root package, of the databases and storetest. Mutants of cmd/tenure and of schedule must
-// be killed by the tests of those packages.
+// tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule and
+// of claims must be killed by the tests of those packages.
 package main
 
 import (
@@ -48,16 +48,20 @@ type suite struct {
 	passed bool // has passed without a mutant
 }
 
-// own maps a suite to the directory whose mutants it, and no other suite, must kill.
-var own = map[string]string{"command": "cmd/tenure/", "schedule": "schedule/"}
+// own maps a suite to the files whose mutants it, and no other suite, must kill.
+var own = map[string][]string{
+	"command":  {"cmd/tenure/"},
+	"schedule": {"schedule/"},
+	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/sqliteobjects/claims.go"},
+}
 
 func (s suite) isFor(m mutant) bool {
-	for name, dir := range own {
-		if strings.HasPrefix(m.file, dir) {
+	for name, files := range own {
+		if slices.ContainsFunc(files, func(prefix string) bool { return strings.HasPrefix(m.file, prefix) }) {
 			return s.name == name
 		}
 	}
-	return own[s.name] == ""
+	return own[s.name] == nil
 }
 
 func suites(dir string) ([]suite, error) {
@@ -72,6 +76,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "whole", args: []string{".", "./internal/verify/databases", "./storetest"}},
 		{name: "command", args: []string{"./cmd/tenure"}},
 		{name: "schedule", args: []string{"./schedule"}},
+		{name: "claims", args: []string{"./claims"}},
 	}, nil
 }
 

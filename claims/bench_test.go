@@ -1,0 +1,70 @@
+package claims_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// BenchmarkKeys claims new keys, releases them, claims them again while they are free, and then,
+// in another session, when the first is gone. It reports the memory of a claim, without the key.
+func BenchmarkKeys(b *testing.B) {
+	const n = 100_000
+	url := pgtest.URL(b)
+	store := kit.OpenPostgres(b, url, tenure.PostgresConfig{})
+	kit.Migrate(b, store)
+	begin := func() (*claims.Keys, func()) {
+		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(b, err)
+		keys, err := claims.NewKeys(session, "tenant")
+		require.NoError(b, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		returned := make(chan struct{})
+		go func() { defer close(returned); _ = session.Run(ctx) }()
+		return keys, func() { cancel(); <-returned }
+	}
+	for round := range b.N {
+		ids := make([]string, n)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("%d-%07d", round, i)
+		}
+		keys, stop := begin()
+		rate := func(what string, do func()) {
+			began := time.Now()
+			do()
+			b.ReportMetric(n/time.Since(began).Seconds(), what+"/s")
+		}
+		var got []claims.Claim
+		claim := func() {
+			var err error
+			got, err = keys.Claim(b.Context(), ids...)
+			require.NoError(b, err)
+			require.Len(b, got, n)
+		}
+		heap := func() uint64 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before := heap()
+		rate("new", claim)
+		got = nil
+		b.ReportMetric(float64(heap()-before)/n, "B/claim+key")
+		stop()
+		keys, stop = begin()
+		rate("free", claim)
+		rate("release", func() { require.NoError(b, keys.Release(b.Context(), got...)) })
+		claim()
+		rate("close", stop)
+	}
+}

@@ -1,0 +1,517 @@
+package claims_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestAKeyHasOneOwner(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		got := a.claim("one", "two")
+		require.Len(w, got, 2)
+		require.True(w, a.keys.Holds(got[0]))
+		require.False(w, b.keys.Holds(got[0]))
+		require.Empty(w, b.claim("one", "two"))
+		require.Empty(w, a.claim("one"), "it has been claimed already")
+		require.Equal(w, 2, a.keys.Len())
+
+		owner, err := b.keys.Owner(w.Context(), "one")
+		require.NoError(w, err)
+		require.Equal(w, "a", owner.Holder)
+		_, err = b.keys.Owner(w.Context(), "three")
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+
+		require.NoError(w, a.keys.Release(w.Context(), got...))
+		require.False(w, a.keys.Holds(got[0]))
+		_, err = b.keys.Owner(w.Context(), "one")
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+		after := b.claim("one", "two")
+		require.Len(w, after, 2)
+		require.Greater(w, after[0].Token, got[0].Token)
+	})
+}
+
+func TestAClaimIsAValue(t *testing.T) {
+	c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "a/b"}, Session: "s", Token: 7}
+	text, err := json.Marshal(c)
+	require.NoError(t, err)
+	require.Equal(t, `{"key":"tenant/a/b","session":"s","token":7}`, string(text))
+	var back claims.Claim
+	require.NoError(t, json.Unmarshal(text, &back))
+	require.Equal(t, c, back)
+}
+
+// S5.
+func TestAKeyIsFreedOnlyAfterItsFuncHasReturned(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		returned := a.work(c, time.Minute)
+		synctest.Wait()
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrInvalid, "a func runs")
+
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(w, a.keys.Release(ctx, c), context.DeadlineExceeded)
+		require.Empty(w, b.claim("one"))
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		require.ErrorIs(w, <-returned, tenure.ErrResigned)
+		next := b.claimOne("one")
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrLost)
+		require.NoError(w, b.keys.Do(w.Context(), next, kit.Succeeds))
+		a.claimOne("one") // Do has freed it
+	})
+}
+
+// S5.
+func TestACloseFreesEachKeyWhenItsFuncHasReturnedAndTheRecordLast(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		quick, slow := a.claimOne("quick"), a.claimOne("slow")
+		a.claimOne("idle")
+		a.work(quick, time.Second)
+		a.work(slow, 10*time.Minute)
+		synctest.Wait()
+		began, id := time.Now(), a.session.ID()
+		closed := make(chan struct{})
+		go func() { a.stop(); close(closed) }()
+
+		time.Sleep(10 * time.Millisecond)
+		b.claimOne("idle")
+		_, err := a.keys.Claim(w.Context(), "another")
+		require.ErrorIs(w, err, claims.ErrClosed)
+		time.Sleep(time.Second)
+		b.claimOne("quick")
+		time.Sleep(5 * time.Minute)
+		require.Empty(w, b.claim("slow"), "the session is renewed as long as a func runs")
+		<-closed
+		require.Equal(w, 10*time.Minute, time.Since(began).Round(time.Second))
+		b.claimOne("slow")
+		require.Empty(w, w.owned(id))
+		_, err = w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+	})
+}
+
+// S5.
+func TestAPanicOfAFuncFreesItsKey(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		require.Panics(w, func() {
+			_ = a.keys.Do(w.Context(), a.claimOne("one"), func(context.Context) error { panic("oops") })
+		})
+		b.claimOne("one")
+	})
+}
+
+// S4.
+func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(100)...)
+		time.Sleep(10*time.Second + 100*time.Millisecond) // the last renewal was 100 ms ago
+		a.crash()
+		last := time.Now().Add(-100 * time.Millisecond)
+		b := w.start("b")
+		got, err := b.keys.Wait(w.Context(), "t000042")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		took := time.Since(last)
+		require.GreaterOrEqual(w, took, ttl)
+		require.LessOrEqual(w, took, ttl+20*time.Millisecond)
+	})
+}
+
+// S4.
+func TestALiveSessionIsNeverBuried(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		id := a.session.ID()
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			time.Sleep(time.Second) // slow requests
+			return do(ctx)
+		})
+		ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
+		defer cancel()
+		_, err := b.keys.Wait(ctx, "one")
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Equal(w, id, a.session.ID())
+		require.True(w, a.keys.Holds(c))
+	})
+}
+
+// S4: a session that owned nothing leaves no record either.
+func TestTheRecordOfACrashedSessionWithoutClaimsIsDeleted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		w.start("b")
+		time.Sleep(time.Second)
+		key := tenure.Key{Type: objects.SessionType, ID: a.session.ID()}
+		a.crash()
+		time.Sleep(time.Minute)
+		_, err := w.store.Get(w.Context(), key)
+		require.NoError(w, err)
+		time.Sleep(9 * ttl)
+		_, err = w.store.Get(w.Context(), key)
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+	})
+}
+
+// S6.
+func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(500)...)
+		id := a.session.ID()
+		a.crash()
+		b := w.start("b")
+		b.fault(kit.Only("free", kit.Hang))
+		buried := func() bool {
+			_, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+			return errors.Is(err, tenure.ErrNotFound)
+		}
+		for !buried() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.NotEmpty(w, w.owned(id))
+		b.crash()
+		w.start("c")
+		time.Sleep(ttl)
+		require.Empty(w, w.owned(id))
+	})
+}
+
+// S6.
+func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		w.start("c")
+		rows, err := w.table.Take(w.Context(), "a session that is gone", "tenant", nil, nil, []string{"late", "other"}, time.Second)
+		require.NoError(w, err)
+		require.Len(w, rows, 2)
+		a.claimOne("late") // at once
+		_, err = b.keys.Owner(w.Context(), "other")
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+		time.Sleep(ttl)
+		require.Empty(w, w.owned("a session that is gone"))
+	})
+}
+
+// S7.
+func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		require.Len(w, a.claim(names(1200)...), 1200)
+		b.claimOne("another")
+		time.Sleep(ttl)
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
+		time.Sleep(32 * ttl)
+		counts := traffic.Take()
+		require.InDelta(w, 96, counts["put"], 1)
+		require.LessOrEqual(w, counts["sessions"], 43, "once per TTL, at a random moment")
+		require.LessOrEqual(w, counts["list"], 6)
+		delete(counts, "put")
+		delete(counts, "sessions")
+		delete(counts, "list")
+		require.Empty(w, counts)
+	})
+}
+
+func TestALostSessionIsFollowedByAnotherThatRunsNoKeyTwice(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		first := a.claimOne("one")
+		other := a.claimOne("two")
+		returned := a.work(first, 5*time.Minute) // far too long
+		synctest.Wait()
+		a.fault(kit.Refuse)
+		time.Sleep(29 * time.Second)
+		require.False(w, a.keys.Holds(first))
+		a.fault(nil)
+		time.Sleep(6 * time.Second)
+		require.NotEmpty(w, a.session.ID())
+		require.NotEqual(w, first.Session, a.session.ID(), "an ID is never used again")
+		require.ErrorIs(w, a.keys.Do(w.Context(), other, kit.Succeeds), tenure.ErrLost)
+
+		b := w.start("b")
+		time.Sleep(time.Minute) // the first session was buried
+		require.Empty(w, a.claim("one"), "its func still runs")
+		again := a.claimOne("two")
+		require.NoError(w, a.keys.Do(w.Context(), again, kit.Succeeds))
+		w.jobs.forget("a") // it has overstayed
+		b.claimOne("one")
+		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
+	})
+}
+
+func TestAFuncIsToldBeforeItsKeyCanBeClaimed(t *testing.T) {
+	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				a.work(a.claimOne("one"), 8*time.Second) // of the 9 s that it has
+				time.Sleep(10*time.Second + 100*time.Millisecond)
+				a.fault(fault)
+				c, err := b.keys.Wait(w.Context(), "one")
+				require.NoError(w, err)
+				b.begin(c[0])
+				b.end(c[0])
+			})
+		})
+	}
+}
+
+// A claim whose answer was lost.
+func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claimOne("known")
+		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		_, err := a.keys.Claim(w.Context(), "one", "two")
+		require.ErrorIs(w, err, kit.ErrReset)
+		require.Equal(w, 1, a.keys.Len())
+		c := a.claimOne("one") // it is returned to whoever wants it
+		require.True(w, a.keys.Holds(c))
+
+		b := w.start("b")
+		require.Empty(w, b.claim("one", "two", "known"))
+		time.Sleep(time.Minute) // nobody wanted this one
+		b.claimOne("two")
+		require.Empty(w, b.claim("one", "known"))
+	})
+}
+
+func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("known")
+		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			go func() {
+				time.Sleep(35 * time.Second)
+				_ = do(context.WithoutCancel(ctx))
+			}()
+			return kit.ErrReset
+		})))
+		_, err := a.keys.Claim(w.Context(), "one")
+		require.ErrorIs(w, err, kit.ErrReset)
+		time.Sleep(36 * time.Second)
+		require.Empty(w, b.claim("one"))
+		time.Sleep(15 * time.Second)
+		b.claimOne("one")
+	})
+}
+
+func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
+	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "answers lost": kit.LoseAnswer, "hanging": kit.Hang} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				got := a.claim("one", "two")
+				a.fault(kit.Only("free", fault))
+				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+				defer cancel()
+				require.ErrorIs(w, a.keys.Release(ctx, got[0]), context.DeadlineExceeded)
+				require.Empty(w, a.claim(got[0].Key.ID), "it is being freed")
+				a.fault(nil)
+				time.Sleep(10 * time.Second)
+				require.Len(w, b.claim("one", "two"), 1)
+				require.True(w, a.keys.Holds(got[1]))
+			})
+		})
+	}
+}
+
+// Close while a claim is under way.
+func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
+	for name, fault := range map[string]storetest.Hook{"slow request": kit.Slowly(2 * time.Second), "slow answer": kit.AnswerAfter(2 * time.Second)} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				a.claimOne("known")
+				var traffic kit.Calls
+				a.fault(kit.Only("take", traffic.Count("", fault)))
+				id, results := a.session.ID(), make(chan error, 2)
+				for _, key := range []string{"one", "two"} { // the second waits for the first
+					go func() {
+						_, err := a.keys.Claim(context.Background(), key)
+						results <- err
+					}()
+					synctest.Wait()
+				}
+				a.stop()
+				require.ErrorIs(w, <-results, claims.ErrClosed)
+				require.ErrorIs(w, <-results, claims.ErrClosed)
+				require.Equal(w, map[string]int{"take": 1}, traffic.Take())
+				require.Empty(w, w.owned(id))
+				b.claimOne("one")
+			})
+		})
+	}
+}
+
+// The caller does not cut a claim off.
+func TestACallerThatGivesUpGetsWhatItsStatementHasClaimed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claimOne("known")
+		a.fault(kit.Only("take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			select {
+			case <-time.After(2 * time.Second):
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}))
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		got, err := a.keys.Claim(ctx, names(1500)...)
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Len(w, got, 1000)
+		require.True(w, a.keys.Holds(got[999]))
+		require.Equal(w, 1001, a.keys.Len())
+	})
+}
+
+func TestWaitIsWokenByARelease(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		began := time.Now()
+		time.AfterFunc(3*time.Second, func() { _ = a.keys.Release(context.Background(), c) })
+		got, err := b.keys.Wait(w.Context(), "one", "other")
+		require.NoError(w, err)
+		require.Equal(w, "other", got[0].Key.ID, "at once")
+		got, err = b.keys.Wait(w.Context(), "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond))
+	})
+}
+
+func TestWaitPollsWhereThereAreNoHints(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		c := a.claimOne("one")
+		p, err := claims.NewSessionOver(kit.Bare(w.store), w.table, claims.SessionConfig{Holder: "b", Logger: kit.Quiet})
+		require.NoError(w, err)
+		keys, err := claims.NewKeys(p, "tenant")
+		require.NoError(w, err)
+		ctx, cancel := context.WithCancel(w.Context())
+		returned := make(chan error)
+		go func() { returned <- p.Run(ctx) }()
+		time.AfterFunc(time.Minute, func() { _ = a.keys.Release(context.Background(), c) })
+		began := time.Now()
+		got, err := keys.Wait(w.Context(), "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(began), time.Minute+5*time.Second)
+		cancel()
+		require.NoError(w, <-returned)
+	})
+}
+
+// S3.
+func TestTokensIncreaseWhateverTheClockSays(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		ahead := time.Now().Add(time.Hour).UnixMicro()
+		_, err := w.store.(*tenure.SQLiteStore).DB().Exec(`UPDATE objects_claims SET token = ?`, ahead)
+		require.NoError(w, err)
+		c = a.claimOne("one")
+		require.Equal(w, ahead+1, c.Token)
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		require.Equal(w, ahead+2, b.claimOne("one").Token)
+	})
+}
+
+func TestRowsThatAreFreeForADayAreDeleted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.startWith("a", claims.SessionConfig{TTL: 20 * time.Minute})
+		got := a.claim("one", "two")
+		require.NoError(w, a.keys.Release(w.Context(), got[0]))
+		time.Sleep(23 * time.Hour)
+		count := func() (n int) {
+			require.NoError(w, w.store.(*tenure.SQLiteStore).DB().QueryRow(`SELECT count(*) FROM objects_claims`).Scan(&n))
+			return n
+		}
+		require.Equal(w, 2, count())
+		time.Sleep(3 * time.Hour)
+		require.Equal(w, 1, count())
+		require.True(w, a.keys.Holds(got[1]))
+		require.Greater(w, a.claimOne(got[0].Key.ID).Token, got[0].Token)
+	})
+}
+
+func TestBadInputToClaims(t *testing.T) {
+	inBubble(t, func(w *world) {
+		_, err := claims.NewSession(nil, claims.SessionConfig{})
+		require.ErrorIs(w, err, tenure.ErrInvalid)
+		_, err = claims.NewSession(storetest.NewMem(), claims.SessionConfig{})
+		require.ErrorIs(w, err, errors.ErrUnsupported)
+		for _, cfg := range []claims.SessionConfig{{TTL: -1}, {Margin: time.Hour}, {RenewInterval: time.Hour}, {PollInterval: -1}, {Holder: "\xff"}} {
+			_, err = claims.NewSession(w.store, cfg)
+			require.ErrorIs(w, err, tenure.ErrInvalid, "%+v", cfg)
+		}
+		a, b := w.start("a"), w.start("b")
+		for _, kind := range []string{"", "\xff", "tenant"} {
+			_, err = claims.NewKeys(a.session, kind)
+			require.ErrorIs(w, err, tenure.ErrInvalid, "%q", kind)
+		}
+		_, err = claims.NewKeys(nil, "kind")
+		require.ErrorIs(w, err, tenure.ErrInvalid)
+		for _, ids := range [][]string{nil, {""}, {"one", "two", "one"}, {"one", "\xff"}, {"one", "a\x00"}} {
+			_, err = a.keys.Claim(w.Context(), ids...)
+			require.ErrorIs(w, err, tenure.ErrInvalid, "%q", ids)
+			_, err = a.keys.Wait(w.Context(), ids...)
+			require.ErrorIs(w, err, tenure.ErrInvalid, "%q", ids)
+		}
+		_, err = a.keys.Owner(w.Context(), "")
+		require.ErrorIs(w, err, tenure.ErrInvalid)
+		require.Zero(w, a.keys.Len())
+		got := b.claim("one", "two")
+		require.Len(w, got, 2, "nothing was claimed")
+
+		mine := a.claimOne("mine")
+		require.ErrorIs(w, a.keys.Release(w.Context()), tenure.ErrInvalid)
+		require.ErrorIs(w, a.keys.Release(w.Context(), mine, mine), tenure.ErrInvalid)
+		require.ErrorIs(w, a.keys.Release(w.Context(), mine, got[0]), tenure.ErrLost, "another session's")
+		require.ErrorIs(w, a.keys.Release(w.Context(), claims.Claim{Key: tenure.Key{Type: "other", ID: "x"}}), tenure.ErrInvalid)
+		require.True(w, a.keys.Holds(mine), "none was released")
+		require.ErrorIs(w, a.keys.Do(w.Context(), got[0], kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, a.keys.Do(w.Context(), mine, nil), tenure.ErrInvalid)
+		require.ErrorIs(w, a.session.Run(w.Context()), tenure.ErrInvalid)
+
+		b.stop()
+		_, err = b.keys.Claim(w.Context(), "one")
+		require.ErrorIs(w, err, claims.ErrClosed)
+		_, err = b.keys.Wait(w.Context(), "one")
+		require.ErrorIs(w, err, claims.ErrClosed)
+		require.ErrorIs(w, b.keys.Do(w.Context(), got[0], kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, b.keys.Release(w.Context(), got[0]), tenure.ErrLost)
+
+		_, err = w.store.(*tenure.SQLiteStore).DB().Exec(`DROP TABLE objects_claims`)
+		require.NoError(w, err)
+		_, err = a.keys.Claim(w.Context(), "one")
+		require.ErrorIs(w, err, tenure.ErrSetup)
+		_, err = a.keys.Wait(w.Context(), "one")
+		require.ErrorIs(w, err, tenure.ErrSetup)
+	})
+}

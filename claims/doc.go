@@ -1,0 +1,36 @@
+// Package claims gives each of many things one owner: a tenant, a sandbox, an account. It
+// costs one renewal per process, however many things the process owns.
+//
+// # Concepts
+//
+// A [Session] says that a process is alive. Its record is a lease like any other, which the
+// process renews. A [Claim] is the right to one thing: a row that names the session that owns
+// it, and a fencing token. A claim is never renewed; it is valid as long as the session's term
+// is, unless it is released. [Keys] are the claims of one kind, by key.
+//
+// # What is guaranteed
+//
+//   - At any moment at most one session's claim on a key is valid, under the conditions that
+//     package tenure names for the terms of a lease.
+//   - A write that is fenced by a claim never commits after the key's next claim began,
+//     whatever the pauses, clocks and partitions: see [FencedPostgres], [FencedSQLite] and
+//     [FenceStatement].
+//   - The tokens of one key strictly increase.
+//   - A key is freed only after the func that [Keys.Do] runs for it has returned. One process
+//     never runs two funcs for one key, even if it has lost its session and begun another.
+//   - What a process owned when it crashed can be claimed as soon as its session has expired:
+//     at the latest a TTL after its last renewal, where somebody waits for it. If the database's
+//     clock is set ahead, sessions look expired, as leases do.
+//
+// # How it works
+//
+// A session begins with its record, under an ID that is never used again. A row changes its
+// owner only if it is free, or if its session is gone. A session is gone when its record is:
+// it has deleted it, after everything that it owned has stopped, or another session has
+// buried it, under the rule by which a lease expires. A session that was buried while its
+// process was paused is harmless: its trust had ended before, and rows that it writes late name
+// a session that is gone.
+//
+// Each session looks once per TTL for sessions that have expired, buries them and frees their
+// rows, and for rows whose session is gone already. It needs no other process for that.
+package claims

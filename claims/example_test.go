@@ -1,0 +1,99 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"sync"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+// Each tenant has one actor, on one of the replicas.
+func Example() {
+	ctx, stop := context.WithCancel(context.Background()) // in a server: signal.NotifyContext
+	defer stop()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	session, err := claims.NewSession(store, claims.SessionConfig{
+		Labels: map[string]string{"address": "10.0.0.7:8080"},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tenants, err := claims.NewKeys(session, "tenant")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := session.Run(ctx); err != nil {
+			fmt.Println(err)
+		}
+	})
+
+	got, err := tenants.Wait(ctx, "acme", "globex") // those that are free
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, claim := range got {
+		running.Go(func() {
+			err := tenants.Do(ctx, claim, func(ctx context.Context) error {
+				<-ctx.Done() // serve the tenant until then
+				return nil
+			})
+			if err != nil {
+				fmt.Println(err)
+			}
+		})
+	}
+
+	owner, err := tenants.Owner(ctx, "acme") // on any replica
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(len(got), "tenants; requests for acme go to", owner.Labels["address"])
+	stop()
+	running.Wait()
+	// Output: 2 tenants; requests for acme go to 10.0.0.7:8080
+}
+
+// A write under a claim that is not written if another has claimed the key since.
+func ExampleFencedSQLite() {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := store.DB().Exec(`CREATE TABLE balances (tenant text, cents integer)`); err != nil {
+		fmt.Println(err)
+		return
+	}
+	late := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "acme"}, Session: "one that was buried", Token: 1}
+	err = claims.FencedSQLite(ctx, store, late, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE balances SET cents = cents - 100 WHERE tenant = 'acme'`)
+		return err
+	})
+	fmt.Println(err)
+	// Output: tenure: fenced by tenant/acme: lease lost
+}

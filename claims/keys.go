@@ -1,0 +1,368 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// perStatement is how many keys one statement claims or frees.
+const perStatement = 1000
+
+// Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
+// to another process. Whoever passes a claim on stops using it.
+type Claim struct {
+	Key     tenure.Key `json:"key"` // its Type is the kind
+	Session string     `json:"session"`
+	Token   int64      `json:"token"` // of two claims of one key, the later always has the greater one
+}
+
+func (c Claim) String() string { return c.Key.String() }
+
+func (c Claim) row() objects.Claim {
+	return objects.Claim{Kind: c.Key.Type, ID: c.Key.ID, Session: c.Session, Token: c.Token}
+}
+
+// Keys are the claims of a session on the keys of one kind. All methods are safe for
+// concurrent use.
+type Keys struct {
+	s    *Session
+	kind string
+	turn chan struct{} // held by the call that claims, so there is one such statement at a time
+
+	// The session's mu guards the fields below.
+	now     *holdings        // nil before the first term
+	running map[string]*call // the funcs of Do, also those of terms that were lost
+}
+
+// holdings are the claims of one kind under one term. The session's mu guards all fields.
+type holdings struct {
+	term    *term
+	tokens  map[string]int64 // of the claims that are held
+	freeing map[string]bool  // claims that are being freed
+	toFree  []*batch         // those that are not being freed yet
+	frees   bool             // a goroutine frees batches
+	unsure  time.Time        // until then a claim whose answer was lost may land; zero: there is none
+}
+
+// call is one call of Do.
+type call struct {
+	of     *holdings
+	cancel context.CancelCauseFunc
+	freed  chan struct{} // closed when the func has returned and its key is free
+}
+
+// batch is some rows that one statement frees.
+type batch struct {
+	rows []objects.Claim
+	done chan struct{} // closed when the rows are free, or the session is lost
+}
+
+// NewKeys returns the keys of a kind. A session has at most one for each kind. It does no I/O.
+func NewKeys(s *Session, kind string) (*Keys, error) {
+	switch {
+	case s == nil:
+		return nil, fmt.Errorf("tenure: new keys: %w: session is nil", tenure.ErrInvalid)
+	case kind == "":
+		return nil, fmt.Errorf("tenure: new keys: %w: the kind is empty", tenure.ErrInvalid)
+	}
+	if err := objects.ValidText("kind", kind); err != nil {
+		return nil, fmt.Errorf("tenure: new keys: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kinds[kind] != nil {
+		return nil, fmt.Errorf("tenure: new keys: %w: the session has keys of kind %q already", tenure.ErrInvalid, kind)
+	}
+	k := &Keys{s: s, kind: kind, turn: make(chan struct{}, 1), running: make(map[string]*call)}
+	s.kinds[kind] = k
+	if s.term != nil {
+		k.enter(s.term)
+	}
+	return k, nil
+}
+
+// enter begins to claim under a term. The caller holds the mutex.
+func (k *Keys) enter(t *term) {
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool)}
+}
+
+// stop tells the funcs that run under a term to return. The caller holds the mutex.
+func (k *Keys) stop(t *term, cause error) {
+	for _, call := range k.running {
+		if call.of.term == t {
+			call.cancel(cause)
+		}
+	}
+}
+
+// Claim claims those of the keys that are free, a thousand in a statement, and returns its
+// claims, in no order. A key that this session has already is not free. Claim waits while there
+// is no session; [ErrClosed] says that there will be none.
+//
+// A statement that was sent is waited for even if ctx is done: beside an error, Claim may
+// return claims that are the caller's all the same. No keys, a key twice, or one that is no
+// text is [tenure.ErrInvalid], and then nothing is claimed.
+func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
+	if err := validIDs(ids); err != nil {
+		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)
+	}
+	got, _, err := k.claim(ctx, ids)
+	if err != nil {
+		err = fmt.Errorf("tenure: claim %s: %w", k.kind, err)
+	}
+	return got, err
+}
+
+func validIDs(ids []string) error {
+	if len(ids) == 0 {
+		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
+	}
+	seen := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		switch err := objects.ValidText("key", id); {
+		case err != nil:
+			return err
+		case id == "":
+			return fmt.Errorf("%w: a key is empty", tenure.ErrInvalid)
+		case seen[id]:
+			return fmt.Errorf("%w: the key %q is given twice", tenure.ErrInvalid, id)
+		}
+		seen[id] = true
+	}
+	return nil
+}
+
+// claim also reports whether somebody has locked a row that was free when it was read.
+func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
+	if err := k.s.await(ctx); err != nil {
+		return nil, false, err
+	}
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-ctx.Done():
+		return nil, false, context.Cause(ctx)
+	}
+	k.s.mu.Lock()
+	h := k.now
+	k.s.mu.Unlock()
+	for some := range slices.Chunk(ids, perStatement) {
+		if ctx.Err() != nil {
+			return got, locked, context.Cause(ctx)
+		}
+		rows, left, err := k.take(ctx, h, some)
+		if err != nil {
+			return got, locked, err
+		}
+		kept, err := k.keep(h, rows)
+		if err != nil { // then none of this term is valid
+			return nil, locked, err
+		}
+		got, locked = append(got, kept...), locked || left
+	}
+	return got, locked, nil
+}
+
+// take makes the term the owner of those rows that it may take. They are read before they are
+// written, and not in the same statement: see [objects.Claim].
+func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []objects.Claim, locked bool, err error) {
+	ids, err = k.wanted(h, ids)
+	if err != nil || len(ids) == 0 {
+		return nil, false, err
+	}
+	rows, err := k.s.table.Look(ctx, k.kind, ids, k.s.limit)
+	if err != nil {
+		return nil, false, err
+	}
+	var free, gone []string
+	known := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		known[r.ID] = true
+		switch {
+		case r.Session == h.term.id: // the answer to an earlier claim was lost
+			taken = append(taken, r)
+		case r.Gone:
+			gone = append(gone, r.Session)
+			free = append(free, r.ID)
+		case r.Session == "":
+			free = append(free, r.ID)
+		}
+	}
+	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })
+	if len(free) == 0 && len(missing) == 0 {
+		return taken, false, nil
+	}
+	slices.Sort(gone)
+	ctx, cancel := k.s.uncut(ctx)
+	defer cancel()
+	rows, err = k.s.table.Take(ctx, h.term.id, k.kind, free, slices.Compact(gone), missing, k.s.limit)
+	if err != nil {
+		k.lostAnswer(h)
+		return nil, false, err
+	}
+	return append(taken, rows...), len(rows) < len(free)+len(missing), nil
+}
+
+// wanted returns those of the keys that the session may claim, none after its end: the rows would
+// name a session that is gone. It runs no key twice: one whose func still runs, for a session
+// that was lost, is not for it.
+func (k *Keys) wanted(h *holdings, ids []string) (wanted []string, err error) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if err := k.s.over(h.term); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if _, held := h.tokens[id]; !held && !h.freeing[id] && k.running[id] == nil {
+			wanted = append(wanted, id)
+		}
+	}
+	return wanted, nil
+}
+
+// keep makes claims of rows that were taken. An answer that comes after the trust in the
+// session has ended counts as a refusal.
+func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if err := k.s.over(h.term); err != nil {
+		return nil, err
+	}
+	kept = make([]Claim, 0, len(rows))
+	for _, r := range rows {
+		h.tokens[r.ID] = r.Token
+		kept = append(kept, Claim{Key: tenure.Key{Type: k.kind, ID: r.ID}, Session: h.term.id, Token: r.Token})
+	}
+	return kept, nil
+}
+
+// lostAnswer notes that a statement may have taken rows, or may yet.
+func (k *Keys) lostAnswer(h *holdings) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if h.term.over != nil { // then all rows are freed
+		return
+	}
+	if h.unsure.IsZero() {
+		h.term.busy.Go(func() { k.settle(h) })
+	}
+	h.unsure = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
+}
+
+// settle frees rows that name the session although it knows of no claim, until no statement
+// whose answer was lost can land any more. Whoever claims such a key again before gets it.
+func (k *Keys) settle(h *holdings) {
+	for {
+		select {
+		case <-h.term.ended: // then all rows are freed
+			return
+		case <-time.After(2 * k.s.limit): // the statement has ended by then, unless it was on its way for long
+		}
+		err := k.freeUnknown(h)
+		k.s.mu.Lock()
+		settled := err == nil && time.Now().After(h.unsure)
+		if settled {
+			h.unsure = time.Time{}
+		}
+		k.s.mu.Unlock()
+		if settled {
+			return
+		}
+	}
+}
+
+// freeUnknown frees the rows of which the session does not know.
+func (k *Keys) freeUnknown(h *holdings) error {
+	for after, more := "", true; more; {
+		k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
+		rows, err := k.s.table.Owned(h.term.ctx, h.term.id, k.kind, after, perStatement, k.s.limit)
+		if more = len(rows) == perStatement && rows[len(rows)-1].Kind == k.kind; more {
+			after = rows[len(rows)-1].ID
+		}
+		k.s.mu.Lock()
+		if h.term.over == nil {
+			k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool {
+				_, held := h.tokens[r.ID]
+				return r.Kind != k.kind || held || h.freeing[r.ID]
+			})...)
+		}
+		k.s.mu.Unlock()
+		<-k.turn
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Wait is [Keys.Claim], except that it waits until it gets at least one of the keys. Errors of
+// the store do not end it, except [tenure.ErrSetup].
+func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
+	if err := validIDs(ids); err != nil {
+		return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
+	}
+	hints := k.s.hints(keyOf(k.kind)) // before the first look, so that no hint is missed
+	defer hints.Stop()
+	defer k.s.sweeper.waits()()
+	var spurious pace.Limiter
+	for woken, tries := false, 0; ; {
+		got, locked, err := k.claim(ctx, ids)
+		switch {
+		case len(got) > 0:
+			return got, nil
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+			fallthrough
+		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup):
+			return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
+		case err != nil:
+			k.s.cfg.Logger.Warn("keys are not claimed, trying again", "kind", k.kind, "error", err)
+		}
+		longest := pace.Jitter(k.s.cfg.PollInterval)
+		if hints.Live() && err == nil {
+			longest = k.s.cfg.TTL
+		}
+		if locked { // by a write that is about to commit, and that wakes nobody
+			longest = min(k.s.cfg.PollInterval, 10*time.Millisecond<<min(tries, 10))
+			tries++
+		}
+		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, k.s.cfg.PollInterval), longest)
+	}
+}
+
+// Owner returns who owns a key: the holder of its session, with the labels, so that a request
+// can be sent there. It returns [tenure.ErrNotFound] if nobody does. A process that has crashed
+// is returned until its session has expired and was buried. This process need not have a
+// session.
+func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
+	holding, err := k.owner(ctx, id)
+	if err != nil {
+		return tenure.Holding{}, fmt.Errorf("tenure: owner of %s/%s: %w", k.kind, id, err)
+	}
+	return holding, nil
+}
+
+func (k *Keys) owner(ctx context.Context, id string) (tenure.Holding, error) {
+	if err := validIDs([]string{id}); err != nil {
+		return tenure.Holding{}, err
+	}
+	rows, err := k.s.table.Look(ctx, k.kind, []string{id}, k.s.limit)
+	if err != nil {
+		return tenure.Holding{}, err
+	}
+	if len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
+		return tenure.Holding{}, tenure.ErrNotFound
+	}
+	lease, err := tenure.NewLease(k.s.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: rows[0].Session}, Logger: k.s.cfg.Logger})
+	if err != nil {
+		return tenure.Holding{}, err
+	}
+	return lease.Read(ctx)
+}

@@ -1,0 +1,337 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// eachServer runs a test on a real Postgres and on a SQLite file. open returns another handle on
+// the same database.
+func eachServer(t *testing.T, test func(t *testing.T, open func() tenure.Database)) {
+	t.Run("postgres", func(t *testing.T) {
+		url := pgtest.URL(t)
+		test(t, func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "tenure.db")
+		test(t, func() tenure.Database { return kit.OpenSQLite(t, path) })
+	})
+}
+
+func TestProcessesShareKeysOnAServer(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
+		ids := names(2500)
+		var both sync.WaitGroup
+		var ofA, ofB []claims.Claim
+		both.Go(func() { ofA = a.claim(ids...) })
+		both.Go(func() { ofB = b.claim(ids...) })
+		both.Wait()
+		for len(ofA)+len(ofB) < len(ids) { // a row that the other has just locked is left
+			ofA, ofB = append(ofA, a.claim(ids...)...), append(ofB, b.claim(ids...)...)
+		}
+		owners := map[string]bool{}
+		for _, c := range append(ofA, ofB...) {
+			require.False(t, owners[c.Key.ID], c)
+			owners[c.Key.ID] = true
+		}
+		require.Len(t, owners, len(ids))
+
+		for range 5 { // now all rows exist
+			if len(ofA) > 0 {
+				require.NoError(t, a.keys.Release(t.Context(), ofA...))
+			}
+			if len(ofB) > 0 {
+				require.NoError(t, b.keys.Release(t.Context(), ofB...))
+			}
+			both.Go(func() { ofA = a.claim(ids...) })
+			both.Go(func() { ofB = b.claim(ids...) })
+			both.Wait()
+			clear(owners)
+			for _, c := range append(slices.Clone(ofA), ofB...) {
+				require.False(t, owners[c.Key.ID], c)
+				owners[c.Key.ID] = true
+			}
+		}
+		sessionOfB := b.session.ID()
+		b.stop()
+		require.Empty(t, b.w.owned(sessionOfB))
+		require.Len(t, append(ofA, a.claim(ids...)...), len(ids))
+	})
+}
+
+// S3.
+func TestTokensIncreaseWhateverTheServersClockSays(t *testing.T) {
+	url := pgtest.URL(t)
+	p := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).start("a")
+	require.NoError(t, p.keys.Release(t.Context(), p.claimOne("one")))
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	kit.ExecPostgres(t, kit.PostgresPool(t, url), `UPDATE objects_claims SET token = $1`, ahead)
+	require.Equal(t, ahead+1, p.claimOne("one").Token)
+}
+
+func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		cfg := claims.SessionConfig{TTL: 6 * time.Second}
+		a, b := newWorld(t, open()).startWith("a", cfg), newWorld(t, open()).startWith("b", cfg)
+		ids := names(1500)
+		require.Len(t, a.claim(ids...), len(ids))
+		id := a.session.ID()
+		a.crash()
+		got, err := b.keys.Wait(t.Context(), ids...)
+		require.NoError(t, err)
+		kit.AwaitThat(t, "the rows are free or claimed", func() bool { return len(b.w.owned(id)) == 0 })
+		for len(got) < len(ids) {
+			more, err := b.keys.Wait(t.Context(), ids...)
+			require.NoError(t, err)
+			got = append(got, more...)
+		}
+	})
+}
+
+func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
+	url := pgtest.URL(t)
+	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	cfg := claims.SessionConfig{TTL: 10 * time.Minute, PollInterval: 5 * time.Minute}
+	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
+	c := a.claimOne("one")
+	got := make(chan []claims.Claim)
+	go func() {
+		claimed, _ := b.keys.Wait(t.Context(), "one")
+		got <- claimed
+	}()
+	time.Sleep(100 * time.Millisecond)
+	require.NoError(t, a.keys.Release(t.Context(), c))
+	select {
+	case claimed := <-got:
+		require.Len(t, claimed, 1)
+	case <-time.After(kit.Patience):
+		t.Fatal("not woken")
+	}
+}
+
+// A transaction that hangs before its commit holds up its own key, and no other.
+func TestARowThatIsLockedHoldsUpNoOther(t *testing.T) {
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	a, b := w.start("a"), w.start("b")
+	got := a.claim("one", "two", "three")
+	require.NoError(t, a.keys.Release(t.Context(), got...))
+
+	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'two' FOR SHARE`)
+	got = a.claim("one", "two", "three")
+	require.Len(t, got, 2)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = $1 FOR SHARE`, got[0].Key.ID)
+	released := make(chan error, 1)
+	go func() { released <- a.keys.Release(context.Background(), got...) }()
+	require.Eventually(t, func() bool { return len(b.claim(got[1].Key.ID)) == 1 }, kit.Patience, 10*time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-released)
+	b.claimOne(got[0].Key.ID)
+	b.claimOne("two")
+}
+
+func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
+	url, owner := kit.AsWorker(t)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	p := newWorld(t, store).start("a")
+	_, err := p.keys.Claim(t.Context(), "one")
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "permission denied")
+	require.NotEmpty(t, p.session.ID(), "its session is a lease")
+
+	kit.ExecPostgres(t, owner, `DROP TABLE objects_claims`)
+	var log kit.SyncBuffer
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: logTo(&log)}))
+	require.Contains(t, log.String(), "no table of claims")
+	_, err = p.keys.Claim(t.Context(), "one")
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "call Migrate once")
+	kit.Migrate(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
+	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims TO public`)
+	p.claimOne("one")
+}
+
+// S2.
+func TestAFencedWriteIsNeverLate(t *testing.T) {
+	const trials = 1000
+	t.Run("postgres", func(t *testing.T) {
+		url := pgtest.URL(t)
+		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+		w := newWorld(t, store)
+		db := kit.OpenSQL(t, "pgx", url)
+		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			race(w, db, level, "$1", trials/3+1, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
+				return claims.FencedPostgres(ctx, store, c, func(tx pgx.Tx) error {
+					if level != sql.LevelReadCommitted {
+						if _, err := tx.Exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level.String()); err != nil {
+							return err
+						}
+					}
+					return write(func(ctx context.Context, query string, args ...any) error {
+						_, err := tx.Exec(ctx, query, args...)
+						return err
+					})
+				})
+			})
+		}
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+		race(newWorld(t, store), store.DB(), sql.LevelDefault, "?1", trials, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
+			return claims.FencedSQLite(ctx, store, c, func(tx *sql.Tx) error {
+				return write(func(ctx context.Context, query string, args ...any) error {
+					_, err := tx.ExecContext(ctx, query, args...)
+					return err
+				})
+			})
+		})
+	})
+}
+
+type exec func(ctx context.Context, query string, args ...any) error
+
+// race makes late fenced writes of each kind race against the next
+// claim of the key, whose session was buried. After that claim has begun, no write of the
+// earlier one may appear.
+func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, trials int, fenced func(context.Context, claims.Claim, func(exec) error) error) {
+	w.Helper()
+	ctx := w.Context()
+	_, err := db.Exec(`CREATE TABLE IF NOT EXISTS ledger (token bigint NOT NULL)`)
+	require.NoError(w, err)
+	insert := `INSERT INTO ledger VALUES (` + placeholder + `)`
+	count := func(token int64) (n int) {
+		require.NoError(w, db.QueryRow(fmt.Sprint(`SELECT count(*) FROM ledger WHERE token = `, token)).Scan(&n))
+		return n
+	}
+	var committed, refused int
+	for trial := range trials {
+		id, first, next := fmt.Sprint(level, trial), fmt.Sprint("first ", level, trial), fmt.Sprint("next ", level, trial)
+		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, time.Second)
+		require.NoError(w, err)
+		c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: id}, Session: first, Token: rows[0].Token}
+		var both sync.WaitGroup
+		var late error
+		both.Go(func() {
+			time.Sleep(rand.N(3 * time.Millisecond))
+			write := func(exec exec) error {
+				err := exec(ctx, insert, c.Token)
+				time.Sleep(rand.N(2 * time.Millisecond))
+				return err
+			}
+			switch trial % 4 {
+			case 0, 3:
+				late = fenced(ctx, c, write)
+			case 1:
+				late = byStatement(ctx, w.store, db, level, c, write)
+			default:
+				late = claims.FencedTx(ctx, w.store, c, db, &sql.TxOptions{Isolation: level}, func(tx *sql.Tx) error {
+					return write(func(ctx context.Context, query string, args ...any) error {
+						_, err := tx.ExecContext(ctx, query, args...)
+						return err
+					})
+				})
+			}
+		})
+		time.Sleep(rand.N(8 * time.Millisecond))
+		// The record of the first session never was: it is gone. Half of the claims find the row
+		// freed, the others take it.
+		if trial%4 < 2 {
+			_, err = w.table.Free(ctx, first, "tenant", []string{id}, []int64{c.Token}, 10*time.Second)
+			require.NoError(w, err)
+		}
+		var taken int64
+		for taken == 0 { // while the late write has the row locked, the claim is refused
+			rows, err := w.table.Take(ctx, next, "tenant", []string{id}, []string{first}, nil, 10*time.Second)
+			require.NoError(w, err)
+			for _, r := range rows {
+				taken = r.Token
+			}
+		}
+		require.Greater(w, taken, c.Token)
+		seen := count(c.Token)
+		both.Wait()
+		require.Equal(w, seen, count(c.Token), "trial %d: the claim has written after the next one began (%v)", trial, late)
+		switch {
+		case late == nil && seen == 1:
+			committed++
+		case seen == 0 && (errors.Is(late, tenure.ErrLost) || late != nil && strings.Contains(late.Error(), "could not serialize")):
+			refused++
+		default:
+			w.Fatalf("trial %d: %d rows, and the write says %v", trial, seen, late)
+		}
+	}
+	w.Logf("%v: %d committed, %d refused", level, committed, refused)
+	if committed == 0 || refused == 0 {
+		w.Error("writes and claims never raced")
+	}
+}
+
+// byStatement is a write of any driver.
+func byStatement(ctx context.Context, store tenure.Store, db *sql.DB, level sql.IsolationLevel, c claims.Claim, write func(exec) error) error {
+	fence, args, err := claims.FenceStatement(store, c)
+	if err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	err = write(func(ctx context.Context, query string, args ...any) error {
+		_, err := tx.ExecContext(ctx, query, args...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, fence, args...); err != nil {
+		return tenure.FenceError(err)
+	}
+	time.Sleep(rand.N(time.Millisecond))
+	return tenure.FenceError(tx.Commit())
+}
+
+func TestBadInputToFences(t *testing.T) {
+	store := kit.OpenSQLite(t, ":memory:")
+	kit.Migrate(t, store)
+	good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "one"}, Session: "s", Token: 1}
+	never := func(*sql.Tx) error { t.Error("called"); return nil }
+	for _, c := range []claims.Claim{{}, {Key: good.Key}, {Key: good.Key, Session: "s"}, {Key: good.Key, Session: "\xff", Token: 1}, {Session: "s", Token: 1}} {
+		require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, c, never), tenure.ErrInvalid)
+		_, _, err := claims.FenceStatement(store, c)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+	}
+	require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, good, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedSQLite(t.Context(), nil, good, never), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedPostgres(t.Context(), nil, good, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, good, never), tenure.ErrLost, "nobody has claimed it")
+	_, _, err := claims.FenceStatement(tenure.Static(), good)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, nil, nil, never), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, func(*sql.Tx) error { return nil }), tenure.ErrLost)
+	_, _, err = claims.FenceStatement(nil, good)
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+}

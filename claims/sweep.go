@@ -1,0 +1,251 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/sighting"
+)
+
+const (
+	// collectEvery is how many sweeps there are between two looks for expired sessions that no
+	// row names.
+	collectEvery = 8
+
+	// pruneEvery is how often rows are deleted that have been free for a day.
+	pruneEvery = time.Hour
+
+	// freeAtMost is how many sessions have their rows freed at the same time.
+	freeAtMost = 2
+)
+
+// sweeper finds the sessions that have expired, buries them, and frees the rows of those that
+// are gone. run's goroutine owns the fields without a comment.
+type sweeper struct {
+	s       *Session
+	waiting atomic.Int32  // calls of Wait
+	kick    chan struct{} // receives when a call of Wait begins
+
+	seen     map[string]*sighting.Sighting // the records of sessions, by their IDs
+	shortest time.Duration                 // the shortest TTL of a session
+	expiry   time.Time                     // no session can expire before
+	after    string                        // where the next look for sessions that no row names begins
+	sweeps   int
+	pruned   time.Time
+
+	frees   sync.WaitGroup
+	freeing sync.Map      // the IDs of sessions whose rows are being freed
+	slots   chan struct{} // held by those who free
+}
+
+func (w *sweeper) init(s *Session) {
+	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*sighting.Sighting)
+	w.slots, w.shortest = make(chan struct{}, freeAtMost), s.cfg.TTL
+}
+
+// waits notes that somebody waits for keys, until done is called. Then the sweeper looks when
+// a session can expire, and not only once per TTL.
+func (w *sweeper) waits() (done func()) {
+	w.waiting.Add(1)
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+	return func() { w.waiting.Add(-1) }
+}
+
+// run sweeps until ctx is done: at first, once per TTL at a random moment, when a session
+// begins, and, where somebody waits, when one can expire.
+func (w *sweeper) run(ctx context.Context) {
+	defer w.frees.Wait()
+	hints := w.s.hints(sessionsKey)
+	defer hints.Stop()
+	var spurious pace.Limiter
+	w.pruned = time.Now()
+	next, hinted := time.Now(), false
+	for ctx.Err() == nil {
+		regular := time.Until(next) <= 0
+		w.sweep(ctx, regular)
+		if regular {
+			next = time.Now().Add(pace.Jitter(w.shortest))
+		}
+		hinted = w.await(ctx, hints, spurious.IgnoreFor(hinted, w.s.cfg.RenewInterval), next)
+	}
+}
+
+// await returns when it is time for the next sweep, and whether a hint is why.
+func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFor time.Duration, next time.Time) (hinted bool) {
+	ignored := time.Now().Add(ignoreFor)
+	for {
+		due := next
+		if w.waiting.Load() > 0 && w.expiry.Before(due) {
+			due = w.expiry
+		}
+		c := hints.C()
+		if time.Now().Before(ignored) {
+			c = nil
+			if ignored.Before(due) {
+				due = ignored
+			}
+		}
+		timer := time.NewTimer(max(time.Until(due), time.Millisecond))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+			return false
+		case <-c:
+			timer.Stop()
+			return true
+		case <-w.kick: // somebody waits, so the expiry counts
+			timer.Stop()
+		}
+	}
+}
+
+// sweep looks at the sessions that rows name. It buries those that have expired, and frees
+// their rows. Those of a session that is gone already it frees only if it looks at a random
+// moment: all that wait look at the same moment, and one of them has buried the session.
+func (w *sweeper) sweep(ctx context.Context, regular bool) {
+	s := w.s
+	began := time.Now()
+	w.expiry = began.Add(s.cfg.TTL)
+	sessions, err := s.table.Sessions(ctx, s.limit)
+	answered := time.Now()
+	if err != nil {
+		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+		w.failed(ctx, "sessions cannot be looked at, trying again", err)
+		return
+	}
+	if regular {
+		w.shortest = s.cfg.TTL
+	}
+	own := s.ID()
+	for _, session := range sessions {
+		switch r := session.Record; {
+		case r == nil && regular:
+			w.free(ctx, session.ID)
+		case r != nil && session.ID != own:
+			w.judge(ctx, session.ID, record.Object{
+				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
+			}, answered)
+		}
+	}
+	if !regular {
+		return
+	}
+	for id, seen := range w.seen { // of sessions that have ended
+		if time.Since(seen.Since) > 10*s.cfg.TTL {
+			delete(w.seen, id)
+		}
+	}
+	if w.sweeps++; w.sweeps%collectEvery == 0 {
+		w.collect(ctx, own)
+	}
+	if time.Since(w.pruned) > pruneEvery {
+		w.pruned = time.Now()
+		if err := s.table.Prune(ctx, s.limit); err != nil {
+			w.failed(ctx, "rows that were free for long are not deleted", err)
+		}
+	}
+}
+
+// judge buries a session whose record has expired, as a standby would steal a lease.
+func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answered time.Time) {
+	s := w.s
+	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires, too
+	if !w.seen[id].Of(o) {
+		w.seen[id] = &sighting.Sighting{Object: o, Since: answered}
+	}
+	in, _ := w.seen[id].CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
+	if h.Offered { // the session has ended, and was asked to hand over what nobody takes over
+		in = 0
+	}
+	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
+	if in > 0 || len(h.Unconfirmed) > 0 {
+		// A few ms apart, so that not all bury it at once, and a few ms late, so that they don't
+		// come just before a renewal.
+		w.canExpire(in + 2*time.Millisecond + rand.N(4*time.Millisecond))
+		return
+	}
+	deleting, cancel := s.uncut(ctx)
+	defer cancel()
+	err := s.store.DeleteIf(deleting, tenure.Key{Type: objects.SessionType, ID: id}, o.Version)
+	switch {
+	case err == nil:
+		s.cfg.Logger.Info("session has expired and was buried", "session", id, "holder", h.Holder)
+		delete(w.seen, id)
+		w.free(ctx, id)
+	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
+		delete(w.seen, id)
+	default: // it was renewed, perhaps, or something failed
+		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+	}
+}
+
+// canExpire notes how soon a session can expire.
+func (w *sweeper) canExpire(in time.Duration) {
+	if at := time.Now().Add(in); at.Before(w.expiry) {
+		w.expiry = at
+	}
+}
+
+// collect looks at some of the sessions, whether rows name them or not: one that owned nothing
+// when its process crashed has left its record.
+func (w *sweeper) collect(ctx context.Context, own string) {
+	const some = 100
+	lister, ok := w.s.store.(tenure.Lister)
+	if !ok {
+		return
+	}
+	sessions, err := lister.List(ctx, objects.SessionType, w.after, some)
+	answered := time.Now()
+	if err != nil {
+		w.failed(ctx, "sessions cannot be listed, trying again", err)
+		return
+	}
+	w.after = ""
+	for _, o := range sessions {
+		if len(sessions) == some {
+			w.after = o.Key.ID
+		}
+		if o.Key.ID != own {
+			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, answered)
+		}
+	}
+}
+
+// free frees the rows of a session that is gone, in a goroutine, so that the next session to
+// expire need not wait.
+func (w *sweeper) free(ctx context.Context, id string) {
+	if _, frees := w.freeing.LoadOrStore(id, true); frees {
+		return
+	}
+	w.frees.Go(func() {
+		defer w.freeing.Delete(id)
+		select {
+		case w.slots <- struct{}{}:
+			defer func() { <-w.slots }()
+		case <-ctx.Done():
+			return
+		}
+		if err := w.s.freeRows(ctx, id, nil); err != nil {
+			w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
+		}
+	})
+}
+
+func (w *sweeper) failed(ctx context.Context, msg string, err error) {
+	if ctx.Err() == nil {
+		w.s.cfg.Logger.Warn(msg, "error", err)
+	}
+}

@@ -1,0 +1,27 @@
+package objects
+
+// SessionType is the type of the objects that are the records of sessions.
+const SessionType = "tenure.session"
+
+// ClaimsSuffix is appended to the name of the objects' table to get the name of the claims'
+// table.
+const ClaimsSuffix = "_claims"
+
+// Claim is a row of the claims' table.
+type Claim struct {
+	Kind, ID string
+	Session  string // that owns it; empty: it is free
+	Token    int64
+
+	// Gone says that the session has no record, so the row is free as well. It stays so, because
+	// a session begins with its record, and its ID is never used again. Only one plain SELECT
+	// may find that out: in the snapshot of a statement that waits for a lock, the record of a
+	// session that is younger than the snapshot is missing, too.
+	Gone bool
+}
+
+// Session is a session that rows of the claims' table name.
+type Session struct {
+	ID     string
+	Record *Row // nil: the session is gone
+}

@@ -1,0 +1,11 @@
+-- Who owns what: a session, whose record is one of the objects, or nobody if that column is
+-- NULL. A row outlives its owner, so its tokens increase.
+CREATE TABLE IF NOT EXISTS {claims} (
+    kind    text   NOT NULL,
+    id      text   NOT NULL,
+    session text,
+    token   bigint NOT NULL,
+    PRIMARY KEY (kind, id)
+);
+-- Not unique, because then a claim would wait for whoever has a foreign key to its row.
+CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);

@@ -1,0 +1,206 @@
+package pgobjects
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+// Claims is the table of claims that belongs to a table of objects. Its statements go through
+// the application's pool, so that no renewal ever waits for one of them. All methods are safe
+// for concurrent use.
+//
+// Each statement has a time limit that the server keeps, so that one whose answer was lost has
+// ended when the limit has passed.
+type Claims struct {
+	table *Table
+	sql   claimStatements
+}
+
+// Claims returns the table of claims.
+func (t *Table) Claims() *Claims { return &t.claims }
+
+type claimStatements struct{ look, take, free, owned, sessions, prune, fence string }
+
+// None of these statements waits for a row that another transaction has locked: a fenced
+// write that hangs before its commit holds up its own row, and not a thousand others. Only an
+// insert waits, for another of the same key.
+//
+// IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
+// knows, or of a join, it may expect so many that it walks all rows of the kind.
+func newClaimStatements(n names) claimStatements {
+	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
+	return claimStatements{
+		look: n.in(`
+			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
+			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`),
+
+		// A row whose session changes while the statement runs is judged again, as it is now,
+		// when it is locked.
+		take: n.in(`
+			WITH locked AS MATERIALIZED (
+				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
+				FOR NO KEY UPDATE SKIP LOCKED),
+			taken AS (
+				UPDATE {claims} SET session = $2,
+					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
+				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING kind, id, session, token),
+			made AS (
+				INSERT INTO {claims} (kind, id, session, token)
+				SELECT $1, id, $2, {now_us} FROM unnest($5::text[]) missing(id) ORDER BY id
+				ON CONFLICT DO NOTHING RETURNING kind, id, session, token)
+			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`),
+
+		// Returns the rows that should be free and are not, because somebody has locked them.
+		// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
+		// rows that were just freed are still in the way.
+		free: n.in(`
+			WITH wanted AS MATERIALIZED (
+				SELECT * FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
+					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
+			locked AS MATERIALIZED (
+				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
+				FOR NO KEY UPDATE SKIP LOCKED),
+			freed AS (
+				UPDATE {claims} SET session = NULL
+				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
+			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
+
+		owned: n.in(`
+			SELECT kind, id, session, token, false FROM {claims}
+			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
+
+		// Looks up the next session in the index, and not at each row.
+		sessions: n.in(`
+			WITH RECURSIVE named AS (
+				(SELECT session FROM {claims} WHERE session IS NOT NULL ORDER BY session LIMIT 1)
+				UNION ALL
+				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
+				FROM named WHERE session IS NOT NULL)
+			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us}
+			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
+			WHERE session IS NOT NULL`),
+
+		// The next claim of a row that is gone gets a greater token all the same: the time, of
+		// which the row's was a day behind.
+		prune: n.in(`
+			DELETE FROM {claims} WHERE ctid = ANY (ARRAY(
+				SELECT ctid FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us})
+				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),
+
+		fence: n.in(`
+			SELECT 1 / count(*) FROM (` + claimHeld + `) held`),
+	}
+}
+
+// claimHeld locks the row of the claim, which the next owner has to update. All the writers of
+// a session would lock the session's record.
+const claimHeld = `SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE`
+
+const claimFenceStatement = `
+	SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (` + claimHeld + `) held`
+
+func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
+
+// Look returns those of the rows that exist.
+func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.look, kind, ids)
+}
+
+// Take makes a session the owner of rows: of those that are free, or whose session is one of
+// those that are gone, and of those that are missing. It returns the rows that the session now
+// owns and has not owned before. Rows that somebody has locked it leaves.
+func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.take, kind, session, ids, gone, missing)
+}
+
+// Free frees the rows that a session owns under these tokens, and returns those that it could
+// not free because somebody has locked them.
+func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.free, kind, session, ids, tokens)
+}
+
+// Owned returns at most n rows that a session owns, those after another row.
+func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
+}
+
+// Sessions returns the sessions that rows name.
+func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []objects.Session, err error) {
+	err = c.query(ctx, limit, c.sql.sessions, nil, func(rows pgx.Rows) error {
+		var s objects.Session
+		var r objects.Row
+		var gone bool
+		var nowUS int64
+		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS); err != nil {
+			return err
+		}
+		if !gone {
+			r.ID = objects.ID{Type: objects.SessionType, ID: s.ID}
+			r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
+			s.Record = &r
+		}
+		sessions = append(sessions, s)
+		return nil
+	})
+	return sessions, unreadable(err)
+}
+
+// Prune deletes rows that have been free for a day.
+func (c *Claims) Prune(ctx context.Context, limit time.Duration) error {
+	return c.query(ctx, limit, c.sql.prune, nil, func(pgx.Rows) error { return nil })
+}
+
+func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, args ...any) (claims []objects.Claim, err error) {
+	err = c.query(ctx, limit, sql, args, func(rows pgx.Rows) error {
+		var r objects.Claim
+		err := rows.Scan(&r.Kind, &r.ID, &r.Session, &r.Token, &r.Gone)
+		claims = append(claims, r)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return claims, nil
+}
+
+// query runs one statement in a transaction of its own, which has the settings of the statement.
+// A plan that was made while the table had few rows would be wrong for a million, and one that
+// gathers and sorts all rows of a session would be wrong for a thousand of them.
+func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true),
+			set_config('random_page_cost', '0.1', true)`,
+		strconv.FormatInt(max(1, limit.Milliseconds()), 10))
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			if err := row(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+	return c.table.setups.explain(c.table.conns.Pool.SendBatch(ctx, batch).Close())
+}
+
+// fencedOut explains the failure of a transaction that depended on a claim.
+func (c *Claims) fencedOut(ctx context.Context, claim *objects.Claim, cause error) error {
+	rows, err := c.Look(ctx, claim.Kind, []string{claim.ID}, time.Minute)
+	switch {
+	case err == nil && len(rows) == 1 && rows[0].Session == claim.Session && rows[0].Token == claim.Token: // it idled too long
+		return cause
+	case err == nil:
+		return &objects.FencedOut{}
+	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero:
+		return &objects.FencedOut{Cause: err}
+	default:
+		return cause
+	}
+}
