@@ -64,7 +64,7 @@ and 4 if the store knows nothing of it: it was never held, or released over a da
 var listCommand = command{
 	name:     "list",
 	synopsis: "-store STORE [-type TYPE] [-json]",
-	summary:  "show all leases of a store",
+	summary:  "show all leases of one type",
 	about: `
 List shows the leases of one type, sorted by name: those that are held, and those that
 have expired without being released.`,
@@ -87,6 +87,9 @@ have expired without being released.`,
 				}
 				if *asJSON {
 					return writeJSON(out.stdout, views)
+				}
+				if len(views) == 0 {
+					fmt.Fprintf(out.stderr, "no leases of type %s; -type TYPE lists another\n", printable(*kind))
 				}
 				return printList(out.stdout, views)
 			})
@@ -175,7 +178,7 @@ func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, erro
 		}
 		err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, name.Sanitize()), key.Type, key.ID).Scan(&known)
 		if errors.As(err, new(*pgconn.PgError)) {
-			err = nil // leases do without tombstones, and without the right to read them
+			known, err = true, nil // leases do without tombstones, or the right to read them, so nobody can tell
 		}
 	case *tenure.SQLiteStore:
 		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
