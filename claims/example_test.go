@@ -54,7 +54,7 @@ func Example() {
 				<-ctx.Done() // serve the tenant until then
 				return nil
 			})
-			if err != nil {
+			if err != nil && ctx.Err() == nil {
 				fmt.Println(err)
 			}
 		})
