@@ -575,8 +575,8 @@ var mutants = []mutant{
 	{"a service is killed with its guard", "cmd/tenure/guarded.go",
 		"case r.Returned:", "case false:",
 		"-stop cannot stop it in an orderly way"},
-	{"-store sqlite::memory: is allowed", "cmd/tenure/store.go",
-		`if path == ":memory:" {`, `if name == ":memory:" {`,
+	{"a URL of a database in memory is accepted", "internal/storeurl/storeurl.go",
+		`case path == ":memory:":`, `case path == ":memory:" && false:`,
 		"each replica holds a lease of its own"},
 	{"a replica that has restarted fences its peers", "cmd/tenure/run.go",
 		"\"predecessor\", prev.Holder)\n\t\treturn nil", "\"predecessor\", prev.Holder)",
@@ -585,7 +585,7 @@ var mutants = []mutant{
 		"if r.peersFenced == term.ID() {", "if r.peersFenced == \"\" && term == nil {",
 		"a host that was unfenced meanwhile is cut off again"},
 	{"an -unfence that hangs keeps the lease", "cmd/tenure/run.go",
-		"runHook(unfencing, r.opts.unfence", "runHook(ctx, r.opts.unfence",
+		"context.WithTimeoutCause(ctx, r.opts.ttl, ", "context.WithTimeoutCause(ctx, time.Hour, ",
 		"no replica runs the program"},
 
 	// Sessions and claims.
