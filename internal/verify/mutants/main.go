@@ -257,7 +257,7 @@ func copyModule(from, to string) error {
 			return err
 		}
 		if entry.IsDir() {
-			if name != "." && (strings.HasPrefix(entry.Name(), ".") || exists(filepath.Join(path, "go.mod"))) {
+			if name != "." && strings.HasPrefix(entry.Name(), ".") {
 				return filepath.SkipDir
 			}
 			return os.MkdirAll(filepath.Join(to, name), 0o700)
@@ -271,9 +271,4 @@ func copyModule(from, to string) error {
 		}
 		return os.WriteFile(filepath.Join(to, name), source, 0o600)
 	})
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
