@@ -246,7 +246,8 @@ func output(dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// copyModule copies the sources of the root module, without those nested in it.
+// copyModule copies the sources of the module, with those nested in it, whose examples the
+// tests of documents read.
 func copyModule(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
