@@ -164,10 +164,9 @@ func (t *Term) refusedByFence(ctx context.Context, store Store, refusal error) e
 	case err == nil && bytes.Equal(obj.Payload, t.payload):
 		return fmt.Errorf("%w: the lease stands, so db is not the database that has it (%v)", ErrInvalid, refusal)
 	case err == nil:
-		holding, _ := decodeHolding(obj, 0)
-		return t.lostTo(&LostError{Key: t.key, To: &holding})
+		return t.fencedOut(&obj)
 	case errors.Is(err, ErrNotFound):
-		return t.lostTo(&LostError{Key: t.key})
+		return t.fencedOut(nil)
 	}
 	t.end(ErrLost) // nobody knows who holds it now
 	return refusal

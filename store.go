@@ -483,8 +483,11 @@ func storeError(ctx context.Context, op string, key Key, term *Term, err error) 
 		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
 	case errors.As(err, &out) && out.Cause != nil:
 		term.end(ErrLost) // nobody knows who holds it now
+	case errors.As(err, &out) && out.Now == nil:
+		err = term.fencedOut(nil)
 	case errors.As(err, &out):
-		err = term.fencedOut(out.Now)
+		now := objectOf(*out.Now)
+		err = term.fencedOut(&now)
 	}
 	return opError(ctx, op, key, err)
 }

@@ -342,13 +342,13 @@ func (t *Term) fenceFor(key Key) error {
 	return nil
 }
 
-// fencedOut ends a term whose record is not, or no longer, the lease's. The row is what
+// fencedOut ends a term whose record is not, or no longer, the lease's. The object is what
 // stands in its place; nil: nothing.
-func (t *Term) fencedOut(now *objects.Row) error {
+func (t *Term) fencedOut(now *Object) error {
 	if now == nil {
 		return t.lostTo(&LostError{Key: t.key})
 	}
-	holding, _ := decodeHolding(objectOf(*now), 0) // one that can't be decoded is held by unknown
+	holding, _ := decodeHolding(*now, 0) // one that can't be decoded is held by unknown
 	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }
 
@@ -447,9 +447,10 @@ type StatementFencer interface {
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's.
 // Otherwise it returns [ErrLost] and nothing is written. It is for programs that use
 // database/sql, whatever the driver; db must be the database in which store keeps the lease,
-// and [ErrInvalid] is returned if it turns out that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn rolls back and is passed
-// on. After an error of the connection during the commit, the writes may have been committed
-// or not, as after any commit, but never after another term began.
+// and [ErrInvalid] is returned if it turns out that it is not. opts are those of BeginTx, and
+// may be nil. An error or panic of fn rolls back and is passed on. After an error of the
+// connection during the commit, the writes may have been committed or not, as after any
+// commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
 // statement. Above READ COMMITTED a database may end the transaction with a serialization
@@ -468,20 +469,9 @@ func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB
 	if err != nil {
 		return err
 	}
-	tx, err := db.BeginTx(ctx, opts)
-	if err != nil {
-		return opError(ctx, "fenced by", term.key, err)
-	}
-	defer tx.Rollback() // also after a panic
-	if err := fn(tx); err != nil {
-		return err
-	}
-	_, err = tx.ExecContext(ctx, fence, args...) // the last statement, since it locks the lease's record
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
-		return fmt.Errorf("tenure: fenced by %s: fn has ended the transaction itself, so its writes were not fenced: %w", term.key, err)
-	}
-	if err == nil {
-		err = tx.Commit()
+	fnErr, err := objects.FencedTx(ctx, db, opts, fence, args, fn)
+	if fnErr != nil {
+		return fnErr
 	}
 	if err = FenceError(err); errors.Is(err, ErrLost) {
 		err = term.refusedByFence(ctx, store, err)

@@ -87,16 +87,9 @@ func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	tx, err := db.BeginTx(ctx, opts)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback() // also after a panic
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if _, err = tx.ExecContext(ctx, fence, args...); err == nil { // the last statement, since it locks the row
-		err = tx.Commit()
+	fnErr, err := objects.FencedTx(ctx, db, opts, fence, args, fn)
+	if fnErr != nil {
+		return fnErr
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: fenced by %s: %w", c, tenure.FenceError(err))

@@ -399,7 +399,7 @@ var mutants = []mutant{
 	{"SQLite: an error without a code is never one of a lock", "internal/sqliteobjects/open.go",
 		`strings.Contains(err.Error(), "database is locked")`, "false",
 		"with another driver, calls fail while another process writes"},
-	{"a fenced transaction of database/sql is not fenced", "term.go",
+	{"a fenced transaction of database/sql is not fenced", "internal/objects/fencedtx.go",
 		"_, err = tx.ExecContext(ctx, fence, args...)", "_, _ = fence, args",
 		"a former holder writes after the next term began"},
 	{"a fenced transaction that is refused leaves the term valid", "term.go",
