@@ -320,7 +320,7 @@ func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
 // execSQLite runs statements in a SQLite file.
 func execSQLite(t *testing.T, path, statements string) {
 	t.Helper()
-	db, err := sql.Open("sqlite", path)
+	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // tenure writes, too
 	if err != nil {
 		t.Fatal(err)
 	}

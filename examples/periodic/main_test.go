@@ -30,19 +30,29 @@ func TestMain(m *testing.M) {
 }
 
 func TestOneReplicaSweepsAndTheOtherTakesOver(t *testing.T) {
-	t.Run("SQLite", func(t *testing.T) { testTakeover(t, "sqlite", filepath.Join(t.TempDir(), "periodic.db")) })
-	t.Run("Postgres", func(t *testing.T) { testTakeover(t, "pgx", pgtest.URL(t)) })
+	t.Run("SQLite", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "periodic.db")
+		db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10000)") // the programs write, too
+		if err != nil {
+			t.Fatal(err)
+		}
+		testTakeover(t, file, db)
+	})
+	t.Run("Postgres", func(t *testing.T) {
+		url := pgtest.URL(t)
+		db, err := sql.Open("pgx", url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		testTakeover(t, url, db)
+	})
 }
 
-func testTakeover(t *testing.T, driver, url string) {
+func testTakeover(t *testing.T, url string, db *sql.DB) {
+	t.Cleanup(func() { db.Close() })
 	a := start(t, url)
 	<-a.swept
-	db, err := sql.Open(driver, url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	_, err = db.Exec(`INSERT INTO sessions VALUES ('old', '2001-01-01 00:00:00'), ('new', '2999-01-01 00:00:00')`)
+	_, err := db.Exec(`INSERT INTO sessions VALUES ('old', '2001-01-01 00:00:00'), ('new', '2999-01-01 00:00:00')`)
 	if err != nil {
 		t.Fatal(err)
 	}
