@@ -24,13 +24,6 @@ type tally struct {
 	broken  map[string]int // violations, by invariant
 }
 
-func count(m *map[string]int, what string) {
-	if *m == nil {
-		*m = make(map[string]int)
-	}
-	(*m)[what]++
-}
-
 func (t *tally) add(o *tally) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
