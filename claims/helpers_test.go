@@ -246,6 +246,11 @@ func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	return faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
 }
 
+func (f *faultyTable) Prune(ctx context.Context, limit time.Duration) error {
+	_, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f.Table.Prune(ctx, limit) })
+	return err
+}
+
 func names(n int) (ids []string) {
 	for i := range n {
 		ids = append(ids, fmt.Sprintf("t%06d", i))

@@ -30,6 +30,8 @@ type memDB struct {
 	records *storetest.Mem
 	rows    map[rowKey]*memRow
 	epoch   int // of the transactions; ends when the tables are restored
+
+	hintsLost bool
 }
 
 type rowKey struct{ kind, id string }
@@ -108,7 +110,7 @@ func (d *memDB) DeleteIf(ctx context.Context, key tenure.Key, version int64) err
 func (d *memDB) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	err := d.DeleteIf(ctx, key, version)
 	if err == nil {
-		d.hub.Wake(key)
+		_ = d.Wake(ctx, key)
 	}
 	return err
 }
@@ -122,7 +124,11 @@ func (d *memDB) List(ctx context.Context, objectType, after string, limit int) (
 func (d *memDB) Watch(key tenure.Key) tenure.Subscription { return d.hub.Watch(key) }
 
 func (d *memDB) Wake(_ context.Context, key tenure.Key) error {
-	d.hub.Wake(key)
+	var lost bool
+	d.locked(func() { lost = d.hintsLost })
+	if !lost {
+		d.hub.Wake(key)
+	}
 	return nil
 }
 

@@ -1,0 +1,55 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+var errCrashed = errors.New("the process is gone")
+
+type lifeContext = context.Context
+
+type lifeKey struct{}
+
+// lifeOf returns the process that has sent a statement.
+func lifeOf(ctx lifeContext) *life {
+	l, _ := ctx.Value(lifeKey{}).(*life)
+	return l
+}
+
+// call is the [storetest.Hook] of a process.
+func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+	if !l.halt() {
+		return errCrashed
+	}
+	l.h.a.locked(func() { l.h.a.judge.sent(l, call.Op) })
+	f := l.fate(call.Op)
+	err := f.Carry(context.WithValue(ctx, lifeKey{}, l), l.h.dice, &l.h.a.running, do)
+	if !l.halt() { // paused before it saw the answer
+		return errCrashed
+	}
+	return err
+}
+
+func (l *life) fate(op string) virtual.Fate {
+	h := l.h
+	var weather virtual.Weather
+	h.a.locked(func() {
+		if h.only == "" || h.only == op {
+			weather = h.link
+		}
+	})
+	var f virtual.Fate
+	if h.a.latency > 0 {
+		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
+	}
+	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
+	if weather != virtual.Clear && op == "take" && h.dice.One(3) { // a statement lands within its limit and a TTL, or never
+		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
+	}
+	return f
+}
