@@ -135,6 +135,40 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 	})
 }
 
+// S4: b has looked at the sessions when a owned nothing, and looks again when its own TTL has
+// passed.
+func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
+	inBubble(t, func(w *world) {
+		b := w.startWith("b", claims.SessionConfig{TTL: time.Hour})
+		time.Sleep(time.Second)
+		a := w.start("a")
+		synctest.Wait()
+		began := time.Now()
+		time.Sleep(time.Second)
+		a.claimOne("one")
+		a.crash()
+		got, err := b.keys.Wait(w.Context(), "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
+// An outage is not logged twice a second.
+func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("one")
+		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
+		defer cancel()
+		var traffic kit.Calls
+		b.fault(traffic.Count("", kit.Only("sessions", kit.Refuse)))
+		_, err := b.keys.Wait(ctx, "one")
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Less(w, traffic.Take()["sessions"], 35)
+	})
+}
+
 // S4.
 func TestALiveSessionIsNeverBuried(t *testing.T) {
 	inBubble(t, func(w *world) {

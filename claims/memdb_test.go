@@ -84,8 +84,20 @@ func (d *memDB) locked(do func()) {
 func (d *memDB) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.records.Get(ctx, key)
+	o, err := d.records.Get(ctx, key)
+	return d.stamped(o), err
 }
+
+// stamped returns an object with its times in milliseconds, as the databases keep them.
+func (d *memDB) stamped(o tenure.Object) tenure.Object {
+	o.CreatedAt, o.UpdatedAt = o.CreatedAt.Truncate(time.Millisecond), o.UpdatedAt.Truncate(time.Millisecond)
+	if o.Version != 0 {
+		o.Age = objects.Age(stamp(o.UpdatedAt), d.now())
+	}
+	return o
+}
+
+func stamp(t time.Time) sql.NullInt64 { return sql.NullInt64{Int64: t.UnixMilli(), Valid: true} }
 
 func (d *memDB) PutIf(ctx context.Context, o tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	d.mu.Lock()
@@ -94,7 +106,7 @@ func (d *memDB) PutIf(ctx context.Context, o tenure.Object, cond tenure.WriteCon
 	if err == nil {
 		d.watcher.recordPut(ctx, stored)
 	}
-	return stored, err
+	return d.stamped(stored), err
 }
 
 func (d *memDB) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
@@ -118,7 +130,11 @@ func (d *memDB) DeleteAndWake(ctx context.Context, key tenure.Key, version int64
 func (d *memDB) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.records.List(ctx, objectType, after, limit)
+	list, err := d.records.List(ctx, objectType, after, limit)
+	for i, o := range list {
+		list[i] = d.stamped(o)
+	}
+	return list, err
 }
 
 func (d *memDB) Watch(key tenure.Key) tenure.Subscription { return d.hub.Watch(key) }
@@ -257,10 +273,9 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		s := objects.Session{ID: id}
 		if o, ok := d.record(id); ok {
-			ms := func(t time.Time) sql.NullInt64 { return sql.NullInt64{Int64: t.UnixMilli(), Valid: true} }
 			s.Record = &objects.Row{
 				ID: objects.ID(o.Key), Labels: []byte(objects.EncodeLabels(o.Labels)), Payload: o.Payload, Version: o.Version,
-				Created: ms(o.CreatedAt), Updated: ms(o.UpdatedAt), Age: objects.Age(ms(o.UpdatedAt), d.now()),
+				Created: stamp(o.CreatedAt), Updated: stamp(o.UpdatedAt), Age: objects.Age(stamp(o.UpdatedAt), d.now()),
 			}
 		}
 		sessions = append(sessions, s)

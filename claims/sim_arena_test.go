@@ -64,9 +64,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		clockJumps:   one(5),
 		setsWalls:    one(3),
 		pollsOften:   one(8),
-		restores:     one(6),
 		buriersCrash: one(3),
 	}
+	a.restores = !a.clockJumps && one(5) // tokens from before the backup come back if the clock is set back, too
 	n := 2 + rng.IntN(8)
 	if one(6) {
 		n = 60

@@ -28,7 +28,8 @@ type judge struct {
 	back       time.Duration // how far the database's clock is behind what it said before
 	restoredAt time.Time
 	calmSince  time.Time
-	sent7      map[*life]map[string]int // statements since then
+	calmSent   map[*life]map[string]int // statements since then
+	calmBegun  int                      // sessions before
 }
 
 // session is what the judge knows of a session.
@@ -51,6 +52,7 @@ type key struct {
 	claims  []claimed // the last of them
 	changed time.Time // when its row last changed
 	locked  time.Time // when it was last seen locked
+	known   time.Time // when its owner was last seen to know of it, or to be unwell
 	runs    []*run    // of processes that are alive
 	ran     int64     // the greatest token for which a func began
 	tainted bool      // the tables were restored since its row changed
@@ -83,6 +85,8 @@ func (j *judge) violated(rule, format string, args ...any) {
 	j.a.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {
 		j.until = j.a.line.String()
+	} else if len(j.broken) > 3 {
+		return // more would only hide the first
 	}
 	j.a.t.Errorf("seed %d: "+rule+": "+format, append([]any{j.a.seed}, args...)...)
 }

@@ -31,14 +31,17 @@ const (
 // are gone. run's goroutine owns the fields without a comment.
 type sweeper struct {
 	s       *Session
-	waiting atomic.Int32  // calls of Wait
-	kick    chan struct{} // receives when a call of Wait begins
+	waiting atomic.Int32                    // calls of Wait
+	kick    chan struct{}                   // receives when a call of Wait begins, or meets a session
+	known   atomic.Pointer[map[string]bool] // the sessions that the last sweep has seen
+	unknown atomic.Bool                     // a call of Wait has met one that is not among them
 
 	seen     map[string]*sighting.Sighting // the records of sessions, by their IDs
 	shortest time.Duration                 // the shortest TTL of a session
 	expiry   time.Time                     // no session can expire before
 	after    string                        // where the next look for sessions that no row names begins
 	sweeps   int
+	failures int // since a sweep has succeeded
 	pruned   time.Time
 
 	frees   sync.WaitGroup
@@ -62,8 +65,22 @@ func (w *sweeper) waits() (done func()) {
 	return func() { w.waiting.Add(-1) }
 }
 
+// meets is told who owns a key that is wanted. A session that the last sweep has not seen,
+// because it owned nothing then, may expire before the next one: its TTL may be shorter.
+func (w *sweeper) meets(session string) {
+	known := w.known.Load()
+	if w.waiting.Load() == 0 || known != nil && (*known)[session] {
+		return
+	}
+	w.unknown.Store(true)
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
 // run sweeps until ctx is done: at first, once per TTL at a random moment, when a session
-// begins, and, where somebody waits, when one can expire.
+// begins, and, where somebody waits, when one can expire or was met.
 func (w *sweeper) run(ctx context.Context) {
 	defer w.frees.Wait()
 	hints := w.s.hints(sessionsKey)
@@ -108,6 +125,9 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 			return true
 		case <-w.kick: // somebody waits, so the expiry counts
 			timer.Stop()
+			if w.unknown.Swap(false) {
+				return false
+			}
 		}
 	}
 }
@@ -122,14 +142,20 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	sessions, err := s.table.Sessions(ctx, s.limit)
 	answered := time.Now()
 	if err != nil {
-		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures))
+		w.failures++
 		w.failed(ctx, "sessions cannot be looked at, trying again", err)
 		return
 	}
+	w.failures = 0
 	if regular {
 		w.shortest = s.cfg.TTL
 	}
-	own := s.ID()
+	own, known := s.ID(), make(map[string]bool, len(sessions))
+	for _, session := range sessions {
+		known[session.ID] = true
+	}
+	w.known.Store(&known)
 	for _, session := range sessions {
 		switch r := session.Record; {
 		case r == nil && regular:

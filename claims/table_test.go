@@ -227,7 +227,9 @@ func (d *tables) readsSessions() {
 	require.Equal(d, o.Payload, r.Payload)
 	require.Equal(d, o.Labels, objects.DecodeLabels(r.Labels))
 	require.Equal(d, o.Version, r.Version)
-	require.Equal(d, o.UpdatedAt.UnixMilli(), objects.Stamp(r.Updated).UnixMilli())
+	require.True(d, o.UpdatedAt.Equal(objects.Stamp(r.Updated)), "to the millisecond")
+	listed := must(d.store.(tenure.Lister).List(d.Context(), objects.SessionType, "", 1))(d.T)
+	require.True(d, o.UpdatedAt.Equal(listed[0].UpdatedAt), "to the millisecond")
 	require.GreaterOrEqual(d, r.Age, 18*time.Millisecond)
 	require.LessOrEqual(d, r.Age, time.Since(before)+time.Millisecond)
 }
