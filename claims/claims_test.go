@@ -154,6 +154,32 @@ func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
 	})
 }
 
+// S4: a has renewed its session just before b looked, owned nothing then, and takes the key of
+// c. Nobody tells b.
+func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		synctest.Wait()
+		began := time.Now()
+		time.Sleep(9 * time.Second)
+		c := w.start("c")
+		held := c.claimOne("one")
+		c.fault(kit.Only("wake", kit.Refuse))
+		b := w.start("b")
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			claimed, _ := b.keys.Wait(w.Context(), "one")
+			got <- claimed
+		}()
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(w, c.keys.Release(w.Context(), held))
+		a.claimOne("one")
+		a.crash()
+		require.Len(w, <-got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
 // An outage is not logged twice a second.
 func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -53,7 +53,8 @@ type life struct {
 	gone     chan struct{} // closed at its crash
 	ended    chan struct{} // closed when Run has returned
 	started  time.Time
-	stopping bool // guarded by the database's mutex
+	stopping bool      // guarded by the database's mutex, like looked
+	looked   time.Time // when it last sent a statement that reads rows
 }
 
 // hintless is a store without hints.

@@ -210,7 +210,7 @@ func (j *judge) rowFreed(ctx context.Context, before objects.Claim) {
 	k, s, by := j.keys[before.ID], j.sessions[before.Session], lifeOf(ctx)
 	j.freed++
 	j.a.line.Say(by.name, "%s of session %s is free", before.ID, before.Session[:4])
-	if s.stands() && (s.life != by || time.Since(s.renewed) > s.ttl) && !s.tainted {
+	if s.stands() && s.life != by && !s.tainted {
 		j.violated("S6", "%s frees %s, which belongs to %s", by.name, before.ID, s.who())
 	}
 	if s.stands() {

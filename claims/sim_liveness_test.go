@@ -130,9 +130,6 @@ func (j *judge) isFreed(r *memRow, k *key, gone time.Time) {
 // buriedInTime checks that a session is buried as soon as it has expired, where somebody
 // waits for what it owns.
 func (j *judge) buriedInTime(s *session) {
-	if j.a.expiry == tenure.Observed && j.a.unlikeTTLs {
-		return
-	}
 	if s.tainted || s.late || j.a.clockJumps || !s.gone.IsZero() && s.gone != time.Now() {
 		return
 	}
@@ -154,6 +151,9 @@ func (j *judge) buriedInTime(s *session) {
 			continue
 		}
 		for _, id := range w.ids {
+			if s.ttl < w.life.h.ttl && !w.life.looked.After(j.keys[id].changed) { // it does not know of the session
+				continue
+			}
 			k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
 			if r != nil && r.Session == s.id && k.changed.Before(expired) {
 				s.late = true
@@ -167,6 +167,9 @@ func (j *judge) buriedInTime(s *session) {
 // sent is called for each statement that a process sends.
 func (j *judge) sent(l *life, op string) {
 	j.statements++
+	if op == "look" {
+		l.looked = time.Now()
+	}
 	if j.calmSince.IsZero() || l.dead() {
 		return
 	}
@@ -196,7 +199,7 @@ func (j *judge) calmEnds() {
 		virtual.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"take": 0, "look": 0, "list": 2, "owned": 2 * sent["delete"], // of each session that it buries
+			"take": 0, "look": 0, "list": 2, "owned": 4 + 2*sent["delete"], // to free the rows of those that it buries
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)

@@ -38,7 +38,7 @@ type sweeper struct {
 
 	seen     map[string]*sighting.Sighting // the records of sessions, by their IDs
 	shortest time.Duration                 // the shortest TTL of a session
-	expiry   time.Time                     // no session can expire before
+	expiry   time.Time                     // until then no session expires that the next sweep does not know of
 	after    string                        // where the next look for sessions that no row names begins
 	sweeps   int
 	failures int // since a sweep has succeeded
@@ -125,7 +125,7 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 			return true
 		case <-w.kick: // somebody waits, so the expiry counts
 			timer.Stop()
-			if w.unknown.Swap(false) {
+			if w.unknown.Swap(false) && w.failures == 0 {
 				return false
 			}
 		}
@@ -138,7 +138,8 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	s := w.s
 	began := time.Now()
-	w.expiry = began.Add(s.cfg.TTL)
+	// A session that owned nothing yet claims until its RenewDeadline.
+	w.expiry = began.Add(s.cfg.TTL - s.cfg.RenewDeadline)
 	sessions, err := s.table.Sessions(ctx, s.limit)
 	answered := time.Now()
 	if err != nil {
