@@ -219,7 +219,7 @@ func (m mutant) apply(source string) (string, error) {
 
 var (
 	failed   = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
-	violated = regexp.MustCompile(`(?m)^\s*judge_test.go:\d+: (seed \d+: .+)$`)
+	violated = regexp.MustCompile(`(?m)^\s*(?:sim_)?judge\w*_test.go:\d+: (seed \d+: .+)$`)
 	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
 )
 
