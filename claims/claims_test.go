@@ -180,6 +180,30 @@ func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testin
 	})
 }
 
+// S4: the network was slow some time ago.
+func TestASlowAnswerBeforeDoesNotMakeABurialLate(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		synctest.Wait()
+		began := time.Now()
+		b := w.start("b")
+		a.claimOne("one")
+		a.crash()
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			claimed, _ := b.keys.Wait(w.Context(), "one")
+			got <- claimed
+		}()
+		time.Sleep(29500 * time.Millisecond)
+		b.fault(kit.Only("sessions", kit.AnswerAfter(400*time.Millisecond)))
+		w.start("c") // which makes b look
+		time.Sleep(400 * time.Millisecond)
+		b.fault(nil)
+		require.Len(w, <-got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
 // An outage is not logged twice a second.
 func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 	inBubble(t, func(w *world) {

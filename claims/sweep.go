@@ -143,7 +143,7 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	sessions, err := s.table.Sessions(ctx, s.limit)
 	answered := time.Now()
 	if err != nil {
-		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures))
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
 		w.failures++
 		w.failed(ctx, "sessions cannot be looked at, trying again", err)
 		return
@@ -164,7 +164,7 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 		case r != nil && session.ID != own:
 			w.judge(ctx, session.ID, record.Object{
 				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
-			}, answered)
+			}, began, answered)
 		}
 	}
 	if !regular {
@@ -186,8 +186,9 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	}
 }
 
-// judge buries a session whose record has expired, as a standby would steal a lease.
-func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answered time.Time) {
+// judge buries a session whose record has expired, as a standby would steal a lease. The record
+// was asked for at one time and answered at another.
+func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, answered time.Time) {
 	s := w.s
 	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires, too
 	if !w.seen[id].Of(o) {
@@ -200,8 +201,8 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answere
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
 	if in > 0 || len(h.Unconfirmed) > 0 {
 		// A few ms apart, so that not all bury it at once, and a few ms late, so that they don't
-		// come just before a renewal.
-		w.canExpire(in + 2*time.Millisecond + rand.N(4*time.Millisecond))
+		// come just before a renewal. An answer that was long on its way makes no difference.
+		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
 	deleting, cancel := s.uncut(ctx)
@@ -215,13 +216,13 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answere
 	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
 		delete(w.seen, id)
 	default: // it was renewed, perhaps, or something failed
-		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
 }
 
-// canExpire notes how soon a session can expire.
-func (w *sweeper) canExpire(in time.Duration) {
-	if at := time.Now().Add(in); at.Before(w.expiry) {
+// canExpire notes when a session can expire.
+func (w *sweeper) canExpire(at time.Time) {
+	if at.Before(w.expiry) {
 		w.expiry = at
 	}
 }
@@ -234,6 +235,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 	if !ok {
 		return
 	}
+	asked := time.Now()
 	sessions, err := lister.List(ctx, objects.SessionType, w.after, some)
 	answered := time.Now()
 	if err != nil {
@@ -246,7 +248,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 			w.after = o.Key.ID
 		}
 		if o.Key.ID != own {
-			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, answered)
+			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, asked, answered)
 		}
 	}
 }
