@@ -204,6 +204,21 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 	})
 }
 
+// S4: a list that is never answered does not keep the sweeper from looking again.
+func TestAListThatHangsMakesNoBurialLate(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("one")
+		b.fault(kit.Only("list", kit.Hang))
+		time.Sleep(10 * ttl) // until it has listed
+		id := a.session.ID()
+		a.crash()
+		time.Sleep(3 * ttl)
+		_, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+	})
+}
+
 // An outage is not logged twice a second.
 func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 	inBubble(t, func(w *world) {

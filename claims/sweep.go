@@ -236,7 +236,9 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 		return
 	}
 	asked := time.Now()
-	sessions, err := lister.List(ctx, objects.SessionType, w.after, some)
+	listing, cancel := context.WithTimeout(ctx, w.s.limit)
+	defer cancel()
+	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()
 	if err != nil {
 		w.failed(ctx, "sessions cannot be listed, trying again", err)
