@@ -4,7 +4,11 @@
 package virtual
 
 import (
+	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -51,4 +55,28 @@ func Count(m *map[string]int, what string) {
 		*m = make(map[string]int)
 	}
 	(*m)[what]++
+}
+
+// Merge adds counters to those of another map, which may be nil.
+func Merge(to *map[string]int, from map[string]int) {
+	if *to == nil {
+		*to = make(map[string]int)
+	}
+	for what, n := range from {
+		(*to)[what] += n
+	}
+}
+
+// Counts returns the sum of counters, and each of them.
+func Counts(m map[string]int) string {
+	total := 0
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(m)) {
+		total += m[what]
+		parts = append(parts, fmt.Sprintf("%s %d", what, m[what]))
+	}
+	if len(parts) == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", total, strings.Join(parts, ", "))
 }
