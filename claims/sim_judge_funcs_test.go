@@ -33,6 +33,9 @@ func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
 	if ctx.Err() == nil && !l.keys.Holds(c) {
 		j.violated("S1", "%s's func for %s begins without a claim", l.name, c)
 	}
+	if row := j.a.db.rows[rowKey{kind, c.Key.ID}]; s.stands() && !s.tainted && (row == nil || row.Claim != r.Claim) {
+		j.violated("S1", "%s's func for %s begins with token %d, and the row has %+v", l.name, c, c.Token, row.Claim)
+	}
 	if c.Token <= k.ran && !s.tainted && !j.mayLookExpired(s) {
 		j.violated("S3", "%s's func for %s has token %d after %d", l.name, c, c.Token, k.ran)
 	}

@@ -677,7 +677,7 @@ var mutants = []mutant{
 		"k.turn <- struct{}{} // what a claim takes meanwhile is not known yet", "go func() { k.turn <- struct{}{} }()",
 		"S1: it is freed, and its owner does not know it"},
 	{"claims: a former claim of a key counts as the present one", "claims/release.go",
-		"!held || token != c.Token {", "!held {",
+		"!held || token != c.Token {", "!held || token == 0 {",
 		"its func would run with a token that every fence refuses"},
 	{"claims: Observed goes by the store's clock", "claims/sweep.go",
 		"CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)", "CanExpireIn(o, h, false)",
