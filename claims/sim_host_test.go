@@ -29,7 +29,7 @@ type host struct {
 	paused    chan struct{} // closed when it is resumed; nil if it is not paused
 	good      bool
 	goodSince time.Time
-	wallSetAt time.Time
+	resumedAt time.Time
 }
 
 func newHost(a *arena, i int) *host {
@@ -53,8 +53,9 @@ type life struct {
 	gone     chan struct{} // closed at its crash
 	ended    chan struct{} // closed when Run has returned
 	started  time.Time
-	stopping bool      // guarded by the database's mutex, like looked
-	looked   time.Time // when it last sent a statement that reads rows
+	stopping bool           // guarded by the database's mutex, like looked
+	looked   time.Time      // when it last sent a statement that reads rows
+	taking   map[string]int // statements that take rows and have no answer, by their sessions
 }
 
 // hintless is a store without hints.
@@ -71,7 +72,7 @@ func (h *host) start() {
 		return
 	}
 	h.lives++
-	l := &life{h: h, name: fmt.Sprintf("%s.%d", h.name, h.lives), gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now()}
+	l := &life{h: h, name: fmt.Sprintf("%s.%d", h.name, h.lives), gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), taking: map[string]int{}}
 	hook := storetest.Hook(l.call)
 	faultyStore, table := storetest.Faulty(h.a.db, hook), &faultyTable{Table: h.a.db}
 	table.hook.Store(&hook)
@@ -240,7 +241,7 @@ func (h *host) pause(d time.Duration, suspends bool) {
 		if suspends {
 			h.clocks.Resume()
 		}
-		h.change(func() { h.paused = nil })
+		h.change(func() { h.paused, h.resumedAt = nil, time.Now() })
 		h.a.line.Say(h.name, "is resumed")
 		close(resumed)
 	})
@@ -258,7 +259,7 @@ func (h *host) setWall() {
 	}
 	h.a.line.Say(h.name, "its wall clock is set by %v", by)
 	h.clocks.SetWall(by)
-	h.change(func() { h.goodSince, h.wallSetAt = time.Now(), time.Now() })
+	h.change(func() { h.goodSince = time.Now() })
 }
 
 func later(a, b time.Time) time.Time {

@@ -134,6 +134,9 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
 		virtual.Count(&j.judged, "sessions that ended")
+		if by.taking[id] > 0 && !by.dead() {
+			j.violated("S6", "%s ends while it claims", s.who())
+		}
 		for name, k := range j.keys {
 			for _, r := range k.runs {
 				if r.Session == id {
@@ -182,9 +185,21 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	j.nobodyHolds(k, l.name+" claims "+after.ID)
 	if !s.stands() {
 		virtual.Count(&j.judged, "claims by the dead")
+		if s != nil && !s.tainted && s.gone.Before(senderOf(ctx).called) && l.h.resumedAt.Before(s.gone) && !j.mayLookExpired(s) {
+			j.violated("S6", "%s claims %s for session %s, which is gone", l.name, after.ID, s.id[:4])
+		}
 	}
 	if k.claims = append(k.claims, claimed{after, l}); len(k.claims) > 8 {
 		k.claims = slices.Delete(k.claims, 0, 1)
+	}
+}
+
+// given is called when a process was given claims.
+func (j *judge) given(l *life, got []claims.Claim) {
+	for _, c := range got {
+		if s := j.sessions[c.Session]; !s.stands() && !s.tainted && !j.mayLookExpired(s) {
+			j.violated("S1", "%s is given a claim of %s for session %s, which is gone", l.name, c, c.Session[:4])
+		}
 	}
 }
 

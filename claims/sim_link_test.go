@@ -13,22 +13,35 @@ var errCrashed = errors.New("the process is gone")
 
 type lifeContext = context.Context
 
-type lifeKey struct{}
+type senderKey struct{}
+
+// sender is who has sent a statement, and when it was called, before a pause perhaps.
+type sender struct {
+	life   *life
+	called time.Time
+}
+
+func senderOf(ctx lifeContext) sender {
+	s, _ := ctx.Value(senderKey{}).(sender)
+	return s
+}
 
 // lifeOf returns the process that has sent a statement.
-func lifeOf(ctx lifeContext) *life {
-	l, _ := ctx.Value(lifeKey{}).(*life)
-	return l
-}
+func lifeOf(ctx lifeContext) *life { return senderOf(ctx).life }
 
 // call is the [storetest.Hook] of a process.
 func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+	ctx = context.WithValue(ctx, senderKey{}, sender{l, time.Now()})
+	if session, ok := ctx.Value(takerKey{}).(string); ok {
+		l.h.a.locked(func() { l.taking[session]++ })
+		defer l.h.a.locked(func() { l.taking[session]-- })
+	}
 	if !l.halt() {
 		return errCrashed
 	}
 	l.h.a.locked(func() { l.h.a.judge.sent(l, call.Op) })
 	f := l.fate(call.Op)
-	err := f.Carry(context.WithValue(ctx, lifeKey{}, l), l.h.dice, &l.h.a.running, do)
+	err := f.Carry(ctx, l.h.dice, &l.h.a.running, do)
 	if !l.halt() { // paused before it saw the answer
 		return errCrashed
 	}

@@ -19,6 +19,7 @@ func (l *life) work(ctx context.Context) {
 	defer working.Wait()
 	for ctx.Err() == nil && !l.h.a.isCalm() {
 		got, _ := l.get(ctx, l.someKeys()) // beside an error, too
+		l.h.a.locked(func() { l.h.a.judge.given(l, got) })
 		if !l.halt() {
 			return
 		}
@@ -29,6 +30,9 @@ func (l *life) work(ctx context.Context) {
 		default:
 			for _, c := range got {
 				working.Go(func() { l.do(ctx, c) })
+				if d.One(10) { // by mistake
+					working.Go(func() { l.do(ctx, c) })
+				}
 			}
 			if n < 4 {
 				working.Go(func() { l.release(ctx, d.UpTo(2*ttl), got) })
