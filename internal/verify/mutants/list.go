@@ -629,7 +629,7 @@ var mutants = []mutant{
 		"if call := k.running[c.Key.ID]; call != nil {", "if call := k.running[c.Key.ID]; call != nil && call.of == nil {",
 		"S5: two run one key"},
 	{"claims: a close frees the keys of funcs that run", "claims/session.go",
-		"err := s.freeRows(ctx, t.id, s.isBusy)", "err := s.freeRows(ctx, t.id, nil)",
+		"_, err := s.freeRows(ctx, t.id, s.isBusy)", "_, err := s.freeRows(ctx, t.id, nil)",
 		"S5: two run one key"},
 	{"claims: a close does not wait for funcs", "claims/session.go",
 		"\t<-idle\n\tif ctx.Err() == nil {", "\tif ctx.Err() == nil {",
