@@ -9,8 +9,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Looks up the next session and kind in the index, and not at each row. Only the rows of a
-// session are counted one by one, in the index as well.
+// Looks up the next session and kind in the index, and not at each row. Only what is counted is
+// read one by one, in the index as well.
 const claimCounts = `
 	WITH RECURSIVE named AS (
 		(SELECT session, kind FROM {claims} WHERE session IS NOT NULL ORDER BY session, kind LIMIT 1)
@@ -22,10 +22,10 @@ const claimCounts = `
 		SELECT count(*) FROM (SELECT FROM {claims} c WHERE c.session = named.session AND c.kind = named.kind LIMIT $1) counted)
 	FROM named`
 
-// Counts returns how many rows name each session, by kind. Sessions are in order, and so are
-// the kinds of each.
-func (c *Claims) Counts(ctx context.Context, limit time.Duration) (counts []objects.ClaimCount, err error) {
-	err = c.query(ctx, limit, c.table.setups.names.in(claimCounts), []any{objects.CountedTo}, func(rows pgx.Rows) error {
+// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+// are in order, and so are the kinds of each.
+func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) (counts []objects.ClaimCount, err error) {
+	err = c.query(ctx, limit, c.table.setups.names.in(claimCounts), []any{most}, func(rows pgx.Rows) error {
 		var n objects.ClaimCount
 		err := rows.Scan(&n.Session, &n.Kind, &n.Claims)
 		counts = append(counts, n)

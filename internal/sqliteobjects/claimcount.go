@@ -7,24 +7,25 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Looks up the next session and kind in the index, and not at each row. Only the rows of a
-// session are counted one by one, in the index as well.
+// Looks up the next session and kind in the index, and not at each row: a comparison of pairs
+// would walk all rows of a session. Only what is counted is read one by one, in the index as well.
 const claimCounts = `
 	WITH RECURSIVE named(session, kind) AS (
 		SELECT * FROM (SELECT session, kind FROM {claims} WHERE session IS NOT NULL ORDER BY session, kind LIMIT 1)
 		UNION ALL
-		SELECT next.session, next.kind FROM named CROSS JOIN {claims} next ON next.rowid = (
-			SELECT c.rowid FROM {claims} c WHERE (c.session, c.kind) > (named.session, named.kind) ORDER BY c.session, c.kind LIMIT 1))
+		SELECT next.session, next.kind FROM named CROSS JOIN {claims} next ON next.rowid = coalesce(
+			(SELECT c.rowid FROM {claims} c WHERE c.session = named.session AND c.kind > named.kind ORDER BY c.kind LIMIT 1),
+			(SELECT c.rowid FROM {claims} c WHERE c.session > named.session ORDER BY c.session, c.kind LIMIT 1)))
 	SELECT session, kind, (
 		SELECT count(*) FROM (SELECT 1 FROM {claims} c WHERE c.session = named.session AND c.kind = named.kind LIMIT ?1))
 	FROM named`
 
-// Counts returns how many rows name each session, by kind. Sessions are in order, and so are
-// the kinds of each.
-func (c *Claims) Counts(ctx context.Context, limit time.Duration) (counts []objects.ClaimCount, err error) {
+// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+// are in order, and so are the kinds of each.
+func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) (counts []objects.ClaimCount, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	rows, err := c.table.db.QueryContext(ctx, newNames(c.table.name).Replace(claimCounts), objects.CountedTo)
+	rows, err := c.table.db.QueryContext(ctx, newNames(c.table.name).Replace(claimCounts), most)
 	if err != nil {
 		return nil, explain(err)
 	}
