@@ -24,6 +24,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/statuspage"
 )
 
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
@@ -77,6 +78,7 @@ func run(ctx context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /{tenant}", r.serve)
+	mux.Handle("GET /sessions", statuspage.Sessions(session)) // what this replica owns, for operators
 	server := &http.Server{Handler: mux}
 	go server.Serve(listener)
 	log.Printf("listening on %s", r.address)
