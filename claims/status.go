@@ -22,7 +22,7 @@ type Status struct {
 	TTL       time.Duration     `json:"-"`
 	TrustLeft time.Duration     `json:"-"`          // until its claims may not be relied upon any more
 	Stuck     bool              `json:"stuck"`      // funcs of a session that was lost did not return in time, and still run
-	LastError string            `json:"last_error"` // of the last call that was to begin or renew a session; empty: it succeeded
+	LastError string            `json:"last_error"` // of the last attempt to begin or renew a session; empty: it succeeded
 	Kinds     []KindStatus      `json:"kinds"`      // by name
 
 	// Since the process started.
@@ -91,8 +91,8 @@ func (h *history) began(t *term) {
 	h.begun++
 }
 
-// Status returns what the session knows. It does no I/O, and takes as long for a million claims
-// as for one.
+// Status returns what the session knows. It does no I/O, and takes no longer for a million claims
+// than for one.
 func (s *Session) Status() Status {
 	status := Status{
 		Holder: s.cfg.Holder, Labels: maps.Clone(s.cfg.Labels), TTL: s.cfg.TTL,

@@ -42,7 +42,7 @@ func (r *replica) serve(w http.ResponseWriter, req *http.Request) {
 			http.Error(w, "not here", http.StatusMisdirectedRequest)
 			return
 		}
-		owner, err := r.tenants.Owner(ctx, tenant)
+		owner, err := r.tenants.Owner(ctx, tenant) // two reads; a busy service would remember the answer until it is wrong
 		if address := owner.Labels["address"]; err == nil && address != r.address {
 			if answered := r.forward(ctx, w, req, address); answered {
 				return
