@@ -18,6 +18,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const overview = `Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite database.
@@ -114,7 +116,22 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	if err != nil {
 		return usageError(`%v; "tenure %s -h" lists the flags`, err, c.name)
 	}
-	return act(ctx, out, flags.Args())
+	err = act(ctx, out, flags.Args())
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
+		return fmt.Errorf("%w: run %q", missing.Cause, "tenure migrate"+givenAgain(flags, "table", "schema"))
+	}
+	return err
+}
+
+// givenAgain returns those of the flags that were given, as they are given to another command.
+func givenAgain(flags *flag.FlagSet, names ...string) string {
+	var again strings.Builder
+	for _, name := range names {
+		if f := flags.Lookup(name); f != nil && f.Value.String() != "" {
+			fmt.Fprintf(&again, " -%s %s", name, f.Value)
+		}
+	}
+	return again.String()
 }
 
 func printOverview(w io.Writer) {
@@ -195,11 +212,7 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	text := oneLine(err)
-	if refused := refusedConnection(err); refused != "" {
-		text = refused
-	}
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}

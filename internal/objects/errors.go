@@ -27,6 +27,21 @@ type inUse struct{}
 func (inUse) Error() string        { return "the file is in use" }
 func (inUse) Is(target error) bool { return target == ErrSetup }
 
+// SetupError returns err, whose text says what to do, as an [ErrSetup].
+func SetupError(err error) error { return setupError{err} }
+
+type setupError struct{ error }
+
+func (e setupError) Is(target error) bool { return target == ErrSetup }
+func (e setupError) Unwrap() error        { return e.error }
+
+// NoTable is the [ErrSetup] of a call that needs a table which does not exist.
+type NoTable struct{ Cause error }
+
+func (e *NoTable) Error() string        { return fmt.Sprintf("%v: %v (call Migrate once)", ErrSetup, e.Cause) }
+func (e *NoTable) Is(target error) bool { return target == ErrSetup }
+func (e *NoTable) Unwrap() error        { return e.Cause }
+
 // Answered reports whether err is an answer of the store: one of the contract's
 // errors, which leave no doubt about what was written. After any other error, the
 // write may have happened.

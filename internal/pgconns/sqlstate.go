@@ -14,6 +14,7 @@ const (
 	StateDivisionByZero       = "22012" // how a check fails, and its transaction with it
 	stateReadOnly             = "25006"
 	StateIdleTimeout          = "25P03" // idle_in_transaction_session_timeout
+	StateNoDatabase           = "3D000"
 	StateSerializationFailure = "40001"
 	StateDenied               = "42501"
 	stateNoSuchObject         = "42704"
