@@ -53,12 +53,14 @@ type job struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan *jobResult // has room for all funcs, so that none has to wait
+	alone    bool // it has one func
 	running  int
 	panicked *JobPanic
 }
 
 type jobResult struct {
 	name     string
+	alone    bool // the job has no other func
 	began    time.Time
 	err      error
 	panicked *JobPanic
@@ -83,7 +85,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 	j.running++
 	ctx := context.WithValue(j.ctx, jobScopeKey{}, jobScope{j.term, j.of, j.ctx, name})
 	go func() {
-		result := &jobResult{name: name, began: time.Now(), err: errGoexit}
+		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
@@ -109,15 +111,21 @@ func (r *jobResult) isConfirmation() bool {
 
 // cause returns why the term is over after a func has returned too early.
 func (r *jobResult) cause() error {
+	name := r.name
+	if r.alone {
+		name = "it"
+	}
 	switch {
 	case r.panicked != nil:
-		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, r.name, r.panicked.Value)
+		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, name, r.panicked.Value)
 	case r.name == confirmName:
 		return r.err // the job has not begun, so it has not ended
+	case r.err != nil && r.alone: // "reconcile" says nothing to those who read the log of tenure run
+		return fmt.Errorf("%w: %w", ErrJobEnded, r.err)
 	case r.err != nil:
-		return fmt.Errorf("%w: %s: %w", ErrJobEnded, r.name, r.err)
+		return fmt.Errorf("%w: %s: %w", ErrJobEnded, name, r.err)
 	default:
-		return fmt.Errorf("%w: %s returned", ErrJobEnded, r.name)
+		return fmt.Errorf("%w: %s returned", ErrJobEnded, name)
 	}
 }
 
