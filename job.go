@@ -53,7 +53,7 @@ type job struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan *jobResult // has room for all funcs, so that none has to wait
-	alone    bool // it has one func
+	alone    bool            // it has one func
 	running  int
 	panicked *JobPanic
 }
