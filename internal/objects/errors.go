@@ -90,10 +90,10 @@ func (e *FencedOut) Unwrap() error { return e.Cause }
 const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
 
 // FenceLost is part of the error with which a fence statement fails on Postgres.
-const FenceLost = "the term is over; records that stand: "
+const FenceLost = "tenure: the term is over; records that stand: "
 
 // PutConflict is part of the error with which a put statement fails on Postgres.
-const PutConflict = "the object has another version; records that have this one: "
+const PutConflict = "tenure: the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
 // Drivers have different error types, so it goes by the text: on Postgres by [FenceLost],
