@@ -199,7 +199,7 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 		filepath.Join(dir, "missing.db"),
 		dir,
 	} {
-		for _, command := range []string{"status", "watch", "list", "resign", "handover", "migrate"} {
+		for _, command := range []string{"status", "watch", "list", "owner", "resign", "handover", "migrate"} {
 			if command == "migrate" && store == filepath.Join(dir, "missing.db") {
 				continue // migrate creates the file
 			}
@@ -207,7 +207,7 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 				t.Parallel()
 				args := []string{command, "-store", store}
 				if command != "list" && command != "migrate" {
-					args = append(args, "-key", "svc")
+					args = append(args, "-key", "type/svc")
 				}
 				if command == "handover" {
 					args = append(args, "-to", "b")
@@ -278,7 +278,7 @@ func TestAMissingTableIsCreatedByTheCommandThatTheErrorNames(t *testing.T) {
 		}
 		for _, command := range [][]string{{"status", "-key", "k"}, {"list"}, {"resign", "-key", "k"}} {
 			status, _, stderr := tenureCommand(t, append(command, "-store", store, "-table", "mine")...)
-			want := fmt.Sprintf("tenure %s: %s: run \"tenure migrate -table mine\"\n", command[0], cause)
+			want := fmt.Sprintf("tenure %s: %s: run \"tenure migrate -table 'mine'\"\n", command[0], cause)
 			if status != 1 || stderr != want {
 				t.Errorf("exit status %d and %q, want %q", status, stderr, want)
 			}

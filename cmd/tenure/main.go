@@ -43,7 +43,8 @@ Environment:
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
 invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
-if nobody holds the lease, and with 4 if the store knows nothing of it.
+if nobody holds the lease, and with 4 if the store knows nothing of it; so does "tenure
+owner" for a key.
 
 "tenure COMMAND -h" explains a command.
 `
@@ -69,7 +70,7 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -118,17 +119,17 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	}
 	err = act(ctx, out, flags.Args())
 	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
-		return fmt.Errorf("%w: run %q", missing.Cause, "tenure migrate"+givenAgain(flags, "table", "schema"))
+		return fmt.Errorf("%w: run \"tenure migrate%s\"", missing.Cause, givenAgain(flags, "table", "schema"))
 	}
 	return err
 }
 
-// givenAgain returns those of the flags that were given, as they are given to another command.
+// givenAgain returns those of the flags that were given, as a shell takes them.
 func givenAgain(flags *flag.FlagSet, names ...string) string {
 	var again strings.Builder
 	for _, name := range names {
 		if f := flags.Lookup(name); f != nil && f.Value.String() != "" {
-			fmt.Fprintf(&again, " -%s %s", name, f.Value)
+			fmt.Fprintf(&again, " -%s '%s'", name, strings.ReplaceAll(f.Value.String(), "'", `'\''`))
 		}
 	}
 	return again.String()
