@@ -173,7 +173,7 @@ func (d *memDB) Look(_ context.Context, kind string, ids []string, _ time.Durati
 
 func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
 	isFree := func(r *memRow) bool { return r.Session == "" || slices.Contains(gone, r.Session) }
-	err = d.write(ctx, limit, kind, ids, isFree, func(rows []*memRow) {
+	_, err = d.write(ctx, limit, kind, ids, isFree, func(rows []*memRow) {
 		for _, id := range missing {
 			if d.rows[rowKey{kind, id}] == nil {
 				r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
@@ -197,14 +197,7 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 		token[id] = tokens[i]
 	}
 	isOwned := func(r *memRow) bool { return r.Session == session && r.Token == token[r.ID] }
-	d.locked(func() {
-		for _, id := range ids {
-			if r := d.rows[rowKey{kind, id}]; r != nil && isOwned(r) && r.isLocked() {
-				left = append(left, r.Claim)
-			}
-		}
-	})
-	return left, d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
+	return d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
 		for _, r := range rows {
 			before := r.Claim
 			r.Session = ""
@@ -214,8 +207,8 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 }
 
 // write locks those of the rows that nobody has locked, and lets change write them when the
-// statement commits.
-func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) error {
+// statement commits. It returns the others.
+func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) (left []objects.Claim, err error) {
 	open, over := d.opens(ctx), error(nil)
 	if open > limit {
 		open, over = limit, errors.New("canceling statement due to statement timeout")
@@ -226,7 +219,11 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	d.locked(func() {
 		epoch = d.epoch
 		for _, id := range ids {
-			if r := d.rows[rowKey{kind, id}]; r != nil && !r.isLocked() && which(r) {
+			switch r := d.rows[rowKey{kind, id}]; {
+			case r == nil || !which(r):
+			case r.isLocked():
+				left = append(left, r.Claim)
+			default:
 				r.unlocked = unlocked
 				rows = append(rows, r)
 			}
@@ -244,10 +241,11 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	if over == nil && epoch != d.epoch {
 		over = errRestored
 	}
-	if over == nil {
-		change(rows)
+	if over != nil {
+		return nil, over
 	}
-	return over
+	change(rows)
+	return left, nil
 }
 
 func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) (owned []objects.Claim, err error) {

@@ -49,6 +49,7 @@ type traits struct {
 	pollsOften   bool // the PollInterval is the default, which makes arenas with a long TTL slow
 	restores     bool // the tables are restored to an earlier state
 	buriersCrash bool // a process crashes when it has buried a session
+	pausesClaims bool // a process is paused before it sees the answer to a claim
 	latency      time.Duration
 }
 
@@ -65,6 +66,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		setsWalls:    one(3),
 		pollsOften:   one(8),
 		buriersCrash: one(3),
+		pausesClaims: one(4),
 	}
 	a.restores = !a.clockJumps && one(5) // tokens from before the backup come back if the clock is set back, too
 	n := 2 + rng.IntN(8)

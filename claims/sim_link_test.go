@@ -42,6 +42,9 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	l.h.a.locked(func() { l.h.a.judge.sent(l, call.Op) })
 	f := l.fate(call.Op)
 	err := f.Carry(ctx, l.h.dice, &l.h.a.running, do)
+	if call.Op == "take" && l.h.a.pausesClaims && l.h.dice.One(30) {
+		l.h.pause(l.h.dice.UpTo(3*l.h.ttl), false)
+	}
 	if !l.halt() { // paused before it saw the answer
 		return errCrashed
 	}
