@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -141,8 +142,8 @@ func (a *arena) calmDown() {
 }
 
 // opens returns how long a statement that writes is open.
-func (a *arena) opens(by lifeContext) time.Duration {
-	l := lifeOf(by)
+func (a *arena) opens(ctx context.Context) time.Duration {
+	l := lifeOf(ctx)
 	if l == nil {
 		return 0
 	}

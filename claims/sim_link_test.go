@@ -11,8 +11,6 @@ import (
 
 var errCrashed = errors.New("the process is gone")
 
-type lifeContext = context.Context
-
 type senderKey struct{}
 
 // sender is who has sent a statement, and when it was called, before a pause perhaps.
@@ -21,13 +19,13 @@ type sender struct {
 	called time.Time
 }
 
-func senderOf(ctx lifeContext) sender {
+func senderOf(ctx context.Context) sender {
 	s, _ := ctx.Value(senderKey{}).(sender)
 	return s
 }
 
 // lifeOf returns the process that has sent a statement.
-func lifeOf(ctx lifeContext) *life { return senderOf(ctx).life }
+func lifeOf(ctx context.Context) *life { return senderOf(ctx).life }
 
 // call is the [storetest.Hook] of a process.
 func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {

@@ -16,8 +16,7 @@ import (
 // An arena is one bubble of testing/synctest: two to four hosts, whose processes claim a few
 // keys with Claim and Wait, run funcs for them with Do, release them, and make fenced writes;
 // a schedule of faults; and a judge that sees each write of a row and of a session's record as
-// it lands, and each start and end of a func. It checks S1 to S7, by the names that they have
-// in the documentation of the package:
+// it lands, and each start and end of a func. It checks:
 //
 //   - S1: when a row changes its owner, no other process holds a claim of it.
 //   - S2: no fenced write commits after the next claim of its key.
@@ -26,7 +25,8 @@ import (
 //     trusts; one that has expired is buried within 20 ms, if somebody who is well waits.
 //   - S5: no process frees a row while its func runs, and none runs two funcs for one key.
 //     Funcs of two processes overlap only if the older one has overstayed.
-//   - S6: rows of a session that is gone are free, or another's, a TTL later.
+//   - S6: rows of a session that is gone are free, or another's, a TTL later. None ends while
+//     it claims, and none claims after its end.
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
 //   - Liveness: whoever waits gets a key that is free, and no row names for long a session that
 //     does not know of it.

@@ -67,7 +67,7 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	if d.One(5) {
 		return l.keys.Claim(ctx, ids...)
 	}
-	ctx, cancel := context.WithTimeout(ctx, ttlTimes(l.h.ttl, 1+d.N(8)))
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+d.N(8)))
 	defer cancel()
 	stop := make(chan struct{})
 	defer close(stop)
@@ -84,8 +84,6 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	return l.keys.Wait(ctx, ids...)
 }
 
-func ttlTimes(ttl time.Duration, n int) time.Duration { return ttl * time.Duration(n) }
-
 // hold keeps claims for a while without a func, and frees them all at once.
 func (l *life) hold(ctx context.Context, got []claims.Claim) {
 	for range 3 {
@@ -101,7 +99,7 @@ func (l *life) release(ctx context.Context, after time.Duration, got []claims.Cl
 	if after > 0 && !l.wait(ctx, after) || !l.halt() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, ttlTimes(l.h.ttl, 1))
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl)
 	defer cancel()
 	l.h.a.locked(func() { l.h.a.judge.releasing(l, got) })
 	_ = l.keys.Release(ctx, got...)
