@@ -299,6 +299,7 @@ func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		w.start("c")
+		synctest.Wait() // until all have looked
 		rows, err := w.table.Take(w.Context(), "a session that is gone", "tenant", nil, nil, []string{"late", "other"}, time.Second)
 		require.NoError(w, err)
 		require.Len(w, rows, 2)
