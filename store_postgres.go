@@ -16,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/record"
 )
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
@@ -191,6 +192,18 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
 	}
 	return obj.written(r), nil
+}
+
+// resume implements resumer.
+func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Object, error) {
+	if s.term != nil { // its writes are fenced, and PutIf does that
+		return Object{}, ErrNotFound
+	}
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, record.Requested)
+	if err != nil {
+		return Object{}, opError(ctx, "put", key, err)
+	}
+	return objectOf(r), nil
 }
 
 // DeleteIf implements [Store].

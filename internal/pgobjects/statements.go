@@ -63,7 +63,7 @@ type statements struct {
 	get, list, version, nameTaken, idTaken string
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
-	replace, fence                         string
+	replace, resume, fence                 string
 	remove                                 map[removal]string
 	prune                                  string
 }
@@ -72,10 +72,14 @@ type statements struct {
 // statement that need not notify does not mention pg_notify.
 type removal struct{ buries, wakes bool }
 
-const replace = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
+const (
+	replace = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `
 			WHERE object_type = $1 AND id = $2`
+
+	stamp = `updated_at_ms = {now_ms},
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})`
+)
 
 // newStatements names every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
@@ -142,6 +146,11 @@ func newStatements(n names) statements {
 		// A version of 0 means no condition.
 		replace: n.in(replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
+
+		resume: n.in(`
+			UPDATE {objects} SET ` + stamp + `
+			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ? $5
+			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`),
 
 		// FOR SHARE waits for a takeover in progress and then sees it, and makes the next
 		// takeover wait for the commit. Without a lock, or with FOR KEY SHARE, stale writes
