@@ -178,7 +178,9 @@ func TestACoordinatorHoldsAResumedTerm(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 
 		short := kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: 20 * time.Second}))
-		require.ErrorIs(t, c.Hold(t.Context(), t.resume(next, short)), tenure.ErrInvalid)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.ErrorIs(t, c.Hold(ctx, t.resume(next, short)), tenure.ErrInvalid)
 	})
 }
 
