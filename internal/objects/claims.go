@@ -24,4 +24,5 @@ type Claim struct {
 type Session struct {
 	ID     string
 	Record *Row // nil: the session is gone
+	Wanted bool // somebody asks for one of the rows
 }

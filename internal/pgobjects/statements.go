@@ -16,7 +16,7 @@ type names struct {
 	tombstones string
 	claims     string
 
-	claimsBySession string // an index, whose name has no schema
+	claimsBySession, claimsWanted string // indexes, whose names have no schema
 }
 
 const pruneAtMost = 10000 // tombstones in one statement
@@ -36,6 +36,7 @@ func newNames(schema, table string) names {
 
 		// No longer than the name of the tombstones, for which there is room.
 		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
+		claimsWanted:    pgx.Identifier{table + objects.ClaimsSuffix + "_ask"}.Sanitize(),
 	}
 }
 
@@ -46,6 +47,7 @@ func (n names) in(sql string) string {
 		"{tombstones}", n.tombstones,
 		"{claims}", n.claims,
 		"{claims_by_session}", n.claimsBySession,
+		"{claims_wanted}", n.claimsWanted,
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
