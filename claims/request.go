@@ -25,8 +25,8 @@ func requestsKey(session string) tenure.Key {
 // for other claims [SessionConfig.ReleaseRequested] decides. The owner hears of it at once, or
 // within a TTL: if the hint was lost, or in another process on SQLite.
 //
-// Keys that nobody owns need no request, and are left out. A request ends when its key is
-// freed. A claim that was passed on is not given back. This process need not have a session.
+// Keys that nobody owns need no request, and are left out. A request is for the claim that
+// stands, and the next owner is not asked. A claim that was passed on is not given back. This process need not have a session.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	err := validIDs(ids)
 	for some := range slices.Chunk(ids, perStatement) {

@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS {claims} (
     id      text   NOT NULL,
     session text,
     token   bigint NOT NULL,
-    wanted  boolean NOT NULL DEFAULT false, -- somebody asks the owner to give it back
+    wanted  boolean NOT NULL DEFAULT false, -- somebody asks the owner to give it back; the next owner was not asked
     PRIMARY KEY (kind, id)
 );
 -- Not unique, because then a claim would wait for whoever has a foreign key to its row.

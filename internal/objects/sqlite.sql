@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS {claims} (
     id      TEXT    NOT NULL,
     session TEXT,
     token   INTEGER NOT NULL,
-    wanted  INTEGER NOT NULL DEFAULT 0, -- somebody asks the owner to give it back
+    wanted  INTEGER NOT NULL DEFAULT 0, -- somebody asks the owner to give it back; the next owner was not asked
     PRIMARY KEY (kind, id)
 );
 CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);

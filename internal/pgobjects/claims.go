@@ -67,7 +67,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
 				FOR NO KEY UPDATE SKIP LOCKED),
 			freed AS (
-				UPDATE {claims} SET session = NULL, wanted = false
+				UPDATE {claims} SET session = NULL
 				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
 			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
 

@@ -37,7 +37,7 @@ func newClaimStatements(named func(string) string) claimStatements {
 			WHERE session IS NULL OR session IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`),
 		free: named(`
-			UPDATE {claims} SET session = NULL, wanted = 0 WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
+			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`),
 		owned: named(`
 			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) ORDER BY kind, id LIMIT ?4`),
