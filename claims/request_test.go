@@ -102,7 +102,7 @@ func TestAFuncThatBeginsAfterARequestIsToldAtOnce(t *testing.T) {
 		b.request("one")
 		time.Sleep(time.Second)
 		require.True(w, a.keys.Holds(c), "nobody decides to release it")
-		require.ErrorIs(w, <-a.work(c, 0), tenure.ErrResigned)
+		wantResigned(w.T, a.work(c, 0))
 		b.claimOne("one")
 	})
 }
@@ -176,7 +176,6 @@ func TestRequestsCostNothingPerClaim(t *testing.T) {
 		require.Len(w, b.claim(ids...), len(ids))
 		counts := traffic.Take()
 		require.LessOrEqual(w, counts["wanted"], 2)
-		require.LessOrEqual(w, counts["free"], 10)
 	})
 }
 
