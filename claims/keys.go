@@ -16,7 +16,7 @@ import (
 const perStatement = 1000
 
 // Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
-// to another process. Whoever passes a claim on stops using it.
+// to another process. Whoever passes a claim on stops using it, see [Keys.PassOn].
 type Claim struct {
 	Key     tenure.Key `json:"key"` // its Type is the kind
 	Session string     `json:"session"`

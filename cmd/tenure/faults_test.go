@@ -30,7 +30,9 @@ func TestNothingOfAProgramOutlivesItsTermIfTenureIsKilledOrStopped(t *testing.T)
 				t.Skip("on this system a child that leaves the process group is not found")
 			}
 			s := sqliteSite(t)
-			r := s.start(t, "a", s.service(t, "stubborn", "child")...)
+			// With this TTL there is a second from SIGKILL to the expiry: on a busy machine
+			// processes take long to die.
+			r := s.start(t, "a", append([]string{"-ttl", "15s", "-renew", "1s"}, s.service(t, "stubborn", "child")...)...)
 			s.awaitStart(t, 0)
 			store := s.open(t)
 			awaitRenewal(t, store)

@@ -26,3 +26,9 @@ type Session struct {
 	Record *Row // nil: the session is gone
 	Wanted bool // somebody asks for one of the rows
 }
+
+// ClaimCount is how many rows of a kind name a session.
+type ClaimCount struct {
+	Session, Kind string
+	Claims        int
+}

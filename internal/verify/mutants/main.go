@@ -52,7 +52,7 @@ type suite struct {
 var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
-	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/sqliteobjects/claims.go"},
+	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go"},
 }
 
 func (s suite) isFor(m mutant) bool {
