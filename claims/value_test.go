@@ -248,3 +248,53 @@ func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
 		kit.AwaitThat(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
 	})
 }
+
+// S2.
+func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
+		c := a.claimOne("acme")
+		var store tenure.Store = open()
+		fenced, err := claims.Fence(store, c)
+		require.NoError(t, err)
+		ctx := t.Context()
+		obj, err := fenced.PutIf(ctx, tenure.Object{Key: c.Key}, tenure.MustCreate()) // also the object of the same key
+		require.NoError(t, err)
+		obj, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		require.NoError(t, err)
+		_, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version-1))
+		require.ErrorIs(t, err, tenure.ErrConflict)
+		_, err = claims.Fence(fenced, c)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = tenure.Fence(fenced, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+
+		require.NoError(t, a.keys.Release(ctx, c))
+		next := b.claimOne("acme")
+		for _, cond := range []tenure.WriteCondition{tenure.MatchVersion(obj.Version), tenure.Unconditional()} {
+			_, err = fenced.PutIf(ctx, tenure.Object{Key: obj.Key, Name: "late"}, cond)
+			require.ErrorIs(t, err, tenure.ErrLost)
+		}
+		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "late", ID: "1"}}, tenure.MustCreate())
+		require.ErrorIs(t, err, tenure.ErrLost)
+		require.ErrorIs(t, fenced.DeleteIf(ctx, obj.Key, obj.Version), tenure.ErrLost)
+		require.ErrorIs(t, fenced.(tenure.Notifier).DeleteAndWake(ctx, obj.Key, obj.Version), tenure.ErrLost)
+		now, err := store.Get(ctx, obj.Key)
+		require.NoError(t, err)
+		require.Equal(t, obj.Version, now.Version)
+		_, err = store.Get(ctx, tenure.Key{Type: "late", ID: "1"})
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		fenced, err = claims.Fence(store, next)
+		require.NoError(t, err)
+		require.NoError(t, fenced.DeleteIf(ctx, obj.Key, obj.Version))
+
+		for _, bad := range []struct {
+			store tenure.Store
+			c     claims.Claim
+			want  error
+		}{{nil, c, tenure.ErrInvalid}, {store, claims.Claim{}, tenure.ErrInvalid}, {tenure.Static(), c, errors.ErrUnsupported}} {
+			_, err := claims.Fence(bad.store, bad.c)
+			require.ErrorIs(t, err, bad.want)
+		}
+	})
+}
