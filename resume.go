@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -54,7 +56,11 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	attempt := now()
 	obj, err := l.resumeAsItIs(ctx, id)
 	var request *record.Request
-	for tries := 0; errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict) && tries < 5; tries++ { // others may resume it at the same moment
+	for conflicts := 0; errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict); conflicts++ {
+		// Others may resume it at the same moment. The random pause keeps them from colliding again.
+		if conflicts > 0 && !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
+			return nil, fmt.Errorf("tenure: resume %s: %w: %w", l.cfg.Key, context.Cause(ctx), err)
+		}
 		var read reading
 		if read, err = l.resumable(ctx, id); err != nil {
 			return nil, err
