@@ -3,6 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -260,6 +261,42 @@ func TestAWorkersHeartbeatsMayArriveAnywhere(t *testing.T) {
 		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "result", ID: "1"}}, tenure.MustCreate())
 		require.NoError(t, err)
 		require.NoError(t, server.Release(t.Context(), resumed), "the worker said goodbye")
+	})
+}
+
+// S5: of a process that ends a term and one that goes on with it, exactly one succeeds.
+func TestATermIsEitherSealedOrResumed(t *testing.T) {
+	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
+		store := open()
+		former, next := kit.NewLease(t, store, tenure.LeaseConfig{}), kit.NewLease(t, open(), tenure.LeaseConfig{})
+		sealedFirst, resumedFirst := 0, 0
+		for trial := range 200 {
+			term := kit.MustAcquire(t, former)
+			var both sync.WaitGroup
+			var sealed, resumed error
+			both.Go(func() {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				sealed = former.Seal(t.Context(), term)
+			})
+			both.Go(func() {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				_, resumed = next.Resume(t.Context(), term.ID(), term.Token())
+			})
+			both.Wait()
+			switch {
+			case sealed == nil && errors.Is(resumed, tenure.ErrLost):
+				sealedFirst++
+			case resumed == nil && errors.Is(sealed, tenure.ErrLost):
+				resumedFirst++
+			default:
+				t.Fatalf("trial %d: sealed: %v; resumed: %v", trial, sealed, resumed)
+			}
+			kit.RemoveRecord(t, store)
+		}
+		t.Logf("%d sealed, %d resumed", sealedFirst, resumedFirst)
+		if sealedFirst == 0 || resumedFirst == 0 {
+			t.Error("they never raced")
+		}
 	})
 }
 
