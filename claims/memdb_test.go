@@ -38,6 +38,7 @@ type rowKey struct{ kind, id string }
 
 type memRow struct {
 	objects.Claim
+	wanted   bool          // somebody asks its owner to give it back
 	readers  int           // fenced transactions that have locked it
 	unlocked chan struct{} // closed when the statement that has locked it ends; nil: none has
 }
@@ -183,6 +184,7 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 		}
 		for _, r := range rows {
 			before := r.Claim
+			r.wanted = false
 			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
 			taken = append(taken, r.Claim)
 			d.watcher.rowTaken(ctx, before, r.Claim)
@@ -248,11 +250,38 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	return left, nil
 }
 
-func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) (owned []objects.Claim, err error) {
+func (d *memDB) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+	isOwned := func(r *memRow) bool { return r.Session != "" && !r.wanted }
+	d.locked(func() {
+		for _, id := range ids {
+			if r := d.rows[rowKey{kind, id}]; r != nil && r.Session != "" && r.wanted {
+				wanted = append(wanted, r.Claim)
+			}
+		}
+	})
+	locked, err = d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
+		for _, r := range rows {
+			r.wanted = true
+			wanted = append(wanted, r.Claim)
+		}
+	})
+	return wanted, locked, err
+}
+
+func (d *memDB) Wanted(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
+	return d.find(session, afterKind, afterID, n, func(r *memRow) bool { return r.wanted })
+}
+
+func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
+	return d.find(session, afterKind, afterID, n, func(*memRow) bool { return true })
+}
+
+// find returns rows that a session owns, in order.
+func (d *memDB) find(session, afterKind, afterID string, n int, which func(*memRow) bool) (owned []objects.Claim, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range d.rows {
-		if r.Session == session && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
+		if r.Session == session && which(r) && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
 			owned = append(owned, r.Claim)
 		}
 	}
@@ -270,6 +299,9 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	delete(named, "")
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		s := objects.Session{ID: id}
+		for _, r := range d.rows {
+			s.Wanted = s.Wanted || r.Session == id && r.wanted
+		}
 		if o, ok := d.record(id); ok {
 			s.Record = &objects.Row{
 				ID: objects.ID(o.Key), Labels: []byte(objects.EncodeLabels(o.Labels)), Payload: o.Payload, Version: o.Version,

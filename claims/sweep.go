@@ -160,6 +160,9 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	}
 	w.known.Store(&known)
 	for _, session := range sessions {
+		if session.Wanted && session.ID == own {
+			s.wanted(own)
+		}
 		switch r := session.Record; {
 		case r == nil && regular:
 			w.free(ctx, session.ID)

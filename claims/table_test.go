@@ -83,6 +83,7 @@ func testTables(t *testing.T, d *tables) {
 		"the rows of a session are read in order":                          (*tables).readsOwned,
 		"the sessions that rows name are read with their records":          (*tables).readsSessions,
 		"rows that are free for a day are deleted":                         (*tables).prunes,
+		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
 		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -232,6 +233,35 @@ func (d *tables) readsSessions() {
 	require.True(d, o.UpdatedAt.Equal(listed[0].UpdatedAt), "to the millisecond")
 	require.GreaterOrEqual(d, r.Age, 18*time.Millisecond)
 	require.LessOrEqual(d, r.Age, time.Since(before)+time.Millisecond)
+}
+
+func (d *tables) asks() {
+	d.begin("a")
+	d.begin("b")
+	rows := d.take("a", nil, nil, []string{"w1", "w2", "w3"})
+	d.free(rows[2])
+	for range 2 { // a second time changes nothing
+		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, time.Second)
+		require.NoError(d, err)
+		require.Equal(d, rows[1:2], wanted)
+		require.Empty(d, locked)
+	}
+	require.Equal(d, rows[1:2], must(d.Wanted(d.Context(), "a", "", "", 10, time.Second))(d.T))
+	require.Empty(d, must(d.Wanted(d.Context(), "a", "tenant", "w2", 10, time.Second))(d.T))
+	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
+	require.Equal(d, []bool{true}, []bool{sessions[0].Wanted})
+	d.free(rows[1])
+	next := d.take("b", []string{"w2"}, nil, nil)
+	require.Len(d, next, 1)
+	require.Empty(d, must(d.Wanted(d.Context(), "b", "", "", 10, time.Second))(d.T), "the next owner was not asked")
+	if d.lock != nil {
+		unlock := d.lock(next[0])
+		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute)
+		require.NoError(d, err)
+		require.Equal(d, rows[:1], wanted)
+		require.Equal(d, []string{"w2"}, idsOf(locked))
+		unlock()
+	}
 }
 
 func (d *tables) prunes() {
