@@ -238,13 +238,15 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 				next = min(next, pace.Jitter(sh.paces.PollInterval))
 			}
 		}
-		ignored := min(spurious.IgnoreFor(woken && !did, floodPace), next)
+		flood, freed := floodPace, keys.C()
+		if sh.wants() {
+			flood /= 10 // while shards move, they have no owner
+		} else {
+			freed = nil // it does not matter what others free
+		}
+		ignored := min(spurious.IgnoreFor(woken && !did, flood), next)
 		if !pace.Sleep(ctx, ignored) {
 			return nil
-		}
-		freed := keys.C()
-		if !sh.wants() { // then it does not matter what others free
-			freed = nil
 		}
 		timer := time.NewTimer(next - ignored)
 		woken = false

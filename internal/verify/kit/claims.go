@@ -12,8 +12,8 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// Link is a process's way to a SQLite database that other processes share, to objects and to
-// claims. Everything goes through one hook.
+// Link is a process's way to a database that other processes share, to objects and to claims.
+// Everything goes through one hook.
 type Link struct {
 	*storetest.FaultyStore
 	Hinted bool // hints can be expected, as on Postgres
@@ -22,8 +22,13 @@ type Link struct {
 }
 
 // NewLink returns a link without faults.
-func NewLink(store *tenure.SQLiteStore) *Link {
-	l := &Link{FaultyStore: storetest.Faulty(store, nil), table: reach.SQLite(store).Claims()}
+func NewLink(store tenure.Database) *Link {
+	l := &Link{FaultyStore: storetest.Faulty(store, nil)}
+	if _, ok := store.(*tenure.PostgresStore); ok {
+		l.table = reach.Postgres(store).Claims()
+	} else {
+		l.table = reach.SQLite(store).Claims()
+	}
 	l.SetHook(nil)
 	return l
 }
