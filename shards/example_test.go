@@ -119,6 +119,7 @@ func ExampleClaimFromContext() {
 	next := func(ctx context.Context) (int, error) {
 		if offset++; offset > 3 { // there is nothing more
 			stop()
+			<-ctx.Done()
 			return 0, context.Cause(ctx)
 		}
 		return offset, nil
