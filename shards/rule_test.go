@@ -62,6 +62,27 @@ func TestWhoCounts(t *testing.T) {
 	}
 }
 
+func TestWhatAMemberStopsAndClaims(t *testing.T) {
+	for _, test := range []struct {
+		name                string
+		view                view
+		surplus, now, later int
+	}{
+		{"it is not there", view{shards: 10, members: 2, counted: 2, rank: -1, mine: 3, running: 3}, 0, 0, 0},
+		{"it does not count yet", view{shards: 10, members: 2, counted: 1, rank: 1, mine: 3, running: 3}, 0, 0, 0},
+		{"it is alone", view{shards: 10, members: 1, counted: 1, rank: 0, mine: 4, running: 4}, 0, 6, 6},
+		{"another one does not count yet", view{shards: 10, members: 2, counted: 1, rank: 0, mine: 4, running: 4}, 0, 1, 6},
+		{"it has what it should have, and leaves the rest to another", view{shards: 10, members: 2, counted: 1, rank: 0, mine: 10, running: 10}, 0, 0, 0},
+		{"another one counts", view{shards: 10, members: 2, counted: 2, rank: 0, mine: 10, running: 10}, 5, 0, 0},
+		{"some stop already", view{shards: 10, members: 2, counted: 2, rank: 0, mine: 10, running: 7}, 2, 0, 0},
+		{"one that hangs takes the place of another", view{shards: 10, members: 2, counted: 2, rank: 0, mine: 5, running: 4}, 0, 0, 0},
+	} {
+		require.Equal(t, test.surplus, test.view.surplus(), test.name)
+		now, later := test.view.room()
+		require.Equal(t, []int{test.now, test.later}, []int{now, later}, test.name)
+	}
+}
+
 // group is a model of processes that share shards: their looks are what they are in reality,
 // and their funcs return at once.
 type group struct {

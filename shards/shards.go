@@ -47,9 +47,9 @@ type Config struct {
 
 	// Check, if set, returns nil if this process is fit to work. It is called before the
 	// process takes part, and once per RenewInterval of its session; it must return when its
-	// context ends, after half of that. While it fails, this process claims nothing, and it
-	// gives up its shards as soon as another process that counts is there. The last one keeps
-	// what it has: to work badly is better than not at all.
+	// context ends, after half of that. While it fails, this process does not begin to take
+	// part, and it gives up its shards as soon as another process that counts is there. The
+	// last one works on: to work badly is better than not at all.
 	Check func(ctx context.Context) error
 
 	Logger *slog.Logger // default that of the session
@@ -299,8 +299,7 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		next = min(next, in+time.Millisecond)
 	}
 	v := sh.update(view{shards: len(sh.ids), members: len(members), counted: n, rank: rank})
-	sick := sh.unfit()
-	if sick != nil && (n > 1 || n == 1 && rank > 0) {
+	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
 		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
 	}
 	did = sh.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
@@ -308,9 +307,6 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		_ = sh.members.Forget(ctx) // else their rows are deleted a day later
 	}
 	seen.members = sessions
-	if sick != nil {
-		return did, next, nil
-	}
 
 	seen.note(sh.ids, owned, me.Session, sh.running(), v.counts(), now)
 	// Each begins elsewhere in the list, so that those who look at the same moment do not claim
@@ -458,7 +454,7 @@ func (sh *Shards) checked(err error) {
 	sh.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
-		sh.cfg.Logger.Warn("shards: Check fails, so this process claims none", "kind", sh.cfg.Kind, "error", err)
+		sh.cfg.Logger.Warn("shards: Check fails", "kind", sh.cfg.Kind, "error", err)
 	case err == nil && was != nil:
 		sh.cfg.Logger.Info("shards: Check succeeds", "kind", sh.cfg.Kind)
 	}

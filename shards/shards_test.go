@@ -312,6 +312,33 @@ func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
 	})
 }
 
+// The answer to the claim by which it joins is lost, so it has two rows.
+func TestAProcessIsOneMember(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		p := w.start("p")
+		q := w.start("q", func(p *process, _ *shards.Config) { p.fault(kit.Only("take", kit.Once(kit.LoseAnswer))) })
+		time.Sleep(4 * time.Second)
+		var rows int
+		require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job/member'`).Scan(&rows))
+		require.Equal(w, 3, rows)
+		require.Equal(w, 2, p.shards.Status().Members)
+		w.spread([]int{3, 3}, p, q)
+	})
+}
+
+func TestTheNewestShardsMove(t *testing.T) {
+	inBubble(t, 12, func(w *world) {
+		ps := w.together(3)
+		old := [][]string{ps[0].runs(), ps[1].runs()}
+		ps[2].stop()
+		time.Sleep(moment)
+		w.spread([]int{6, 6}, ps[0], ps[1])
+		w.start("d")
+		time.Sleep(settle + moment)
+		require.Equal(w, old, [][]string{ps[0].runs(), ps[1].runs()})
+	})
+}
+
 func TestTheRowOfAMemberThatWasDeletedIsMadeAgain(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
 		ps := w.together(2)
