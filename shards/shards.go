@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -263,6 +264,9 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 	}
 }
 
+// spreadMoves is the time in which members begin to move shards to one that counts by now.
+const spreadMoves = 100 * time.Millisecond
+
 // floodPace is how often hints are followed that lead to nothing, after the first few.
 const floodPace = 100 * time.Millisecond
 
@@ -296,7 +300,11 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	}
 	n, in := counted(ages, sh.cfg.Settle)
 	if n < len(members) {
-		next = min(next, in+time.Millisecond)
+		in += time.Millisecond
+		if rank < n { // the others are ready by then, and not all move shards at the same moment
+			in += rand.N(spreadMoves)
+		}
+		next = min(next, in)
 	}
 	v := sh.update(view{shards: len(sh.ids), members: len(members), counted: n, rank: rank})
 	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {

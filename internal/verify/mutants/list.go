@@ -736,7 +736,7 @@ var mutants = []mutant{
 		"\t\t_ = sh.members.Forget(ctx) // else", "\t\t// else",
 		"there are as many as the processes had lives that day"},
 	{"shards: a claim that was not answered is nobody's", "shards/shards.go",
-		"if isOwned && by != me || runs[id] {", "if isOwned || runs[id] {",
+		"if isOwned && by != me || runs[id] {", "if isOwned && by != \"\" || runs[id] {",
 		"nobody works for its shards until it is looked after"},
 	{"shards: a process with two rows is two members", "shards/shards.go",
 		"return known[c.Session]\n", "return false\n",
