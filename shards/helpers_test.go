@@ -211,3 +211,17 @@ func (w *world) takeMoves() int {
 	w.moves = 0
 	return moves
 }
+
+// funcs returns how many funcs have begun.
+func (w *world) funcs() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.begun
+}
+
+// cause returns why a func was told to return the last time.
+func (p *process) cause(id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.causes[id]
+}

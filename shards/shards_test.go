@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,7 +56,7 @@ func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
 func TestAProcessThatStaysShortlyMovesNothing(t *testing.T) {
 	inBubble(t, 10, func(w *world) {
 		ps := w.together(2)
-		before := w.begun
+		before := w.funcs()
 		for range 20 {
 			p := w.start("short")
 			time.Sleep(settle * 9 / 10)
@@ -62,7 +64,7 @@ func TestAProcessThatStaysShortlyMovesNothing(t *testing.T) {
 			time.Sleep(moment)
 		}
 		w.spread([]int{5, 5}, ps...)
-		require.Equal(w, before, w.begun)
+		require.Equal(w, before, w.funcs())
 	})
 }
 
@@ -99,14 +101,16 @@ func TestAShardThatNeedNotMoveAnyMoreGoesOn(t *testing.T) {
 		q := w.start("q")
 		time.Sleep(settle + moment)
 		require.Len(w, p.runs(), 4, "two of them stop")
-		begun := w.begun
+		before := p.shards.Status().Shards
+		begun := w.funcs()
 		q.stop()
 		time.Sleep(time.Minute)
 		w.spread([]int{4}, p)
-		require.Equal(w, begun+2, w.begun)
+		require.Equal(w, begun+2, w.funcs())
 		require.Zero(w, w.takeMoves())
-		for _, s := range p.shards.Status().Shards {
+		for i, s := range p.shards.Status().Shards {
 			require.Zero(w, s.Stopping)
+			require.Equal(w, before[i].Token, s.Token, "it was never free")
 		}
 	})
 }
@@ -118,19 +122,19 @@ func TestAFuncIsToldWhyItEnds(t *testing.T) {
 		time.Sleep(settle + moment)
 		w.spread([]int{2, 2}, p, q)
 		for _, id := range q.runs() {
-			require.ErrorIs(w, p.causes[id], tenure.ErrResigned)
+			require.ErrorIs(w, p.cause(id), tenure.ErrResigned)
 		}
 		ids := p.runs()
 		p.stop()
 		for _, id := range ids {
-			require.ErrorIs(w, p.causes[id], tenure.ErrShutdown)
+			require.ErrorIs(w, p.cause(id), tenure.ErrShutdown)
 		}
 		time.Sleep(moment)
 		w.spread([]int{4}, q)
 		q.fault(kit.Hang)
 		time.Sleep(ttl)
 		for _, id := range []string{"0", "1", "2", "3"} {
-			require.ErrorIs(w, q.causes[id], tenure.ErrDeadline)
+			require.ErrorIs(w, q.cause(id), tenure.ErrDeadline)
 		}
 		require.Empty(w, q.runs())
 		q.heal()
@@ -142,11 +146,14 @@ func TestAFuncIsToldWhyItEnds(t *testing.T) {
 func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
 		var log kit.SyncBuffer
+		var mu sync.Mutex
 		var begins []time.Time
 		p := w.start("p", func(p *process, cfg *shards.Config) {
 			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 			p.run = func(ctx context.Context, id string) error {
 				if id == "1" {
+					mu.Lock()
+					defer mu.Unlock()
 					begins = append(begins, time.Now())
 					return errors.New("no such partition")
 				}
@@ -162,48 +169,55 @@ func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 		require.Greater(w, status.Shards[1].Failures, 20)
 		require.Less(w, status.Shards[1].Failures, 40)
 		require.Zero(w, status.Shards[0].Failures)
+		q := w.start("q") // what waits is told as well
+		time.Sleep(settle + moment)
+		require.Len(w, q.shards.Status().Shards, 1)
+		mu.Lock()
+		defer mu.Unlock()
 		for i := 2; i < len(begins); i++ {
 			pause := begins[i].Sub(begins[i-1])
 			require.LessOrEqual(w, pause, 30*time.Second)
 			require.GreaterOrEqual(w, pause, min(75*time.Millisecond<<(i-1), 22*time.Second))
 		}
-		q := w.start("q") // what waits is told as well
-		time.Sleep(settle + moment)
-		require.Equal(w, 1, len(q.shards.Status().Shards))
 	})
 }
 
 func TestAnUnfitProcessGivesUpItsShardsIfAnotherIsThere(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
-		var sick [2]error
+		var sick [2]atomic.Bool
 		with := func(i int) func(*process, *shards.Config) {
 			return func(_ *process, cfg *shards.Config) {
-				cfg.Check = func(context.Context) error { return sick[i] }
+				cfg.Check = func(context.Context) error {
+					if sick[i].Load() {
+						return errors.New("no disk")
+					}
+					return nil
+				}
 			}
 		}
-		sick[0] = errors.New("no disk")
+		sick[0].Store(true)
 		p := w.start("p", with(0))
 		time.Sleep(time.Minute)
 		require.Empty(w, p.runs(), "it does not begin to take part")
 		require.Equal(w, "no disk", p.shards.Status().Unhealthy)
-		sick[0] = nil
+		sick[0].Store(false)
 		time.Sleep(ttl/3 + settle + moment)
 		w.spread([]int{6}, p)
 
-		sick[0] = errors.New("no disk")
+		sick[0].Store(true)
 		time.Sleep(time.Minute)
 		w.spread([]int{6}, p) // nobody else is there
 		q := w.start("q", with(1))
 		time.Sleep(settle + moment)
 		w.spread([]int{0, 6}, p, q)
 		for _, id := range q.runs() {
-			require.ErrorIs(w, p.causes[id], tenure.ErrUnhealthy)
-			require.ErrorContains(w, p.causes[id], "no disk")
+			require.ErrorIs(w, p.cause(id), tenure.ErrUnhealthy)
+			require.ErrorContains(w, p.cause(id), "no disk")
 		}
-		sick[0] = nil
+		sick[0].Store(false)
 		time.Sleep(ttl/3 + settle + moment)
 		w.spread([]int{3, 3}, p, q)
-		sick[1] = errors.New("no disk either")
+		sick[1].Store(true)
 		time.Sleep(ttl/3 + settle + moment)
 		w.spread([]int{6, 0}, p, q)
 	})
@@ -211,10 +225,10 @@ func TestAnUnfitProcessGivesUpItsShardsIfAnotherIsThere(t *testing.T) {
 
 func TestACheckThatHangsFails(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
-		hangs := false
+		var hangs atomic.Bool
 		p := w.start("p", func(_ *process, cfg *shards.Config) {
 			cfg.Check = func(ctx context.Context) error {
-				if hangs {
+				if hangs.Load() {
 					<-ctx.Done()
 				}
 				return nil
@@ -222,7 +236,7 @@ func TestACheckThatHangsFails(t *testing.T) {
 		})
 		time.Sleep(settle + moment)
 		w.spread([]int{2}, p)
-		hangs = true
+		hangs.Store(true)
 		time.Sleep(ttl)
 		require.Contains(w, p.shards.Status().Unhealthy, "in time")
 		q := w.start("q")
@@ -345,10 +359,10 @@ func TestTheRowOfAMemberThatWasDeletedIsMadeAgain(t *testing.T) {
 		ps := w.together(2)
 		_, err := w.store.DB().Exec(`DELETE FROM objects_claims WHERE kind = 'job/member'`)
 		require.NoError(w, err)
-		begun := w.begun
+		begun := w.funcs()
 		time.Sleep(ttl + 4*settle)
 		w.spread([]int{3, 3}, ps...)
-		require.Equal(w, begun, w.begun, "its funcs run on")
+		require.Equal(w, begun, w.funcs(), "its funcs run on")
 		q := w.start("q")
 		time.Sleep(settle + moment)
 		w.spread([]int{2, 2, 2}, append(ps, q)...)
@@ -359,12 +373,12 @@ func TestASessionThatIsClosedEndsRun(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
 		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(w, err)
-		var begun, ended int
+		var begun, ended atomic.Int32
 		sh, err := shards.New(session, shards.Config{Kind: "job", IDs: []string{"b", "a"}, Run: func(ctx context.Context, id string) error {
-			begun++
+			begun.Add(1)
 			<-ctx.Done()
 			time.Sleep(time.Second)
-			ended++
+			ended.Add(1)
 			return nil
 		}})
 		require.NoError(w, err)
@@ -373,10 +387,10 @@ func TestASessionThatIsClosedEndsRun(t *testing.T) {
 		result := make(chan error)
 		go func() { result <- sh.Run(w.Context()) }()
 		time.Sleep(2 * time.Second)
-		require.Equal(w, 2, begun)
+		require.EqualValues(w, 2, begun.Load())
 		cancel()
 		require.ErrorIs(w, <-result, claims.ErrClosed)
-		require.Equal(w, 2, ended)
+		require.EqualValues(w, 2, ended.Load())
 		require.ErrorIs(w, sh.Run(w.Context()), tenure.ErrInvalid)
 		synctest.Wait()
 	})

@@ -46,7 +46,7 @@ func TestShardsUnderFaults(t *testing.T) {
 				}
 				slowest = max(slowest, s.calm())
 			}
-			funcs += w.begun
+			funcs += w.funcs()
 		})
 	}
 	t.Logf("seed %d: %d events, %d funcs, all shards run at the latest %v after the last fault", seed, total, funcs, slowest)
