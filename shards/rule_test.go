@@ -95,6 +95,12 @@ type group struct {
 	owner   []*node // of each shard; nil: it is free
 	last    []*node // who owned it last
 	moves   int
+	movesOf []int // of each shard
+}
+
+func newGroup(t *testing.T, random *rand.Rand, shards int) *group {
+	return &group{t: t, random: random, now: time.Unix(1, 0), settle: time.Second, shards: shards,
+		owner: make([]*node, shards), last: make([]*node, shards), movesOf: make([]int, shards)}
 }
 
 type node struct {
@@ -140,6 +146,7 @@ func (g *group) look(n *node) (did bool) {
 		i := slices.Index(ids, id)
 		if g.last[i] != nil && g.last[i] != n {
 			g.moves++
+			g.movesOf[i]++
 		}
 		g.owner[i], g.last[i] = n, n
 		n.own, did = append(n.own, i), true
@@ -186,8 +193,7 @@ func TestMovesAreTheMinimum(t *testing.T) {
 	events := 0
 	for seed := range uint64(*ruleRuns) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		g := &group{t: t, random: random, now: time.Unix(1, 0), settle: time.Second, shards: random.IntN(30)}
-		g.owner, g.last = make([]*node, g.shards), make([]*node, g.shards)
+		g := newGroup(t, random, random.IntN(30))
 		for range 1 + random.IntN(8) {
 			g.join()
 			g.pass(g.settle / 8)
@@ -219,8 +225,7 @@ func TestMovesAreTheMinimum(t *testing.T) {
 func TestAnyChurnEndsEvenly(t *testing.T) {
 	for seed := range uint64(*ruleRuns) {
 		random := rand.New(rand.NewPCG(seed, 8))
-		g := &group{t: t, random: random, now: time.Unix(1, 0), settle: time.Second, shards: random.IntN(30)}
-		g.owner, g.last = make([]*node, g.shards), make([]*node, g.shards)
+		g := newGroup(t, random, random.IntN(30))
 		g.join()
 		for range 40 {
 			if len(g.members) > 1 && random.IntN(2) == 0 {
@@ -242,5 +247,45 @@ func TestAnyChurnEndsEvenly(t *testing.T) {
 			g.pass(time.Duration(random.IntN(2000)) * time.Millisecond)
 		}
 		require.Equal(t, before, g.moves, "seed %d", seed)
+	}
+}
+
+// A rolling restart replaces one process after another. It moves each shard twice or less on
+// average; single ones move more often, because quotas differ by one.
+func TestARollingRestart(t *testing.T) {
+	for _, surge := range []bool{false, true} {
+		worst, all, total := 0, 0, 0
+		for seed := range uint64(*ruleRuns) {
+			random := rand.New(rand.NewPCG(seed, 9))
+			g := newGroup(t, random, random.IntN(60))
+			replicas := 2 + random.IntN(8)
+			for range replicas {
+				g.join()
+			}
+			g.pass(6 * g.settle)
+			g.movesOf = make([]int, g.shards)
+			g.moves = 0
+			for _, old := range slices.Clone(g.members) {
+				if surge {
+					g.join()
+					g.pass(6 * g.settle)
+					g.leave(old)
+				} else {
+					g.leave(old)
+					g.pass(g.settle)
+					g.join()
+				}
+				g.pass(6 * g.settle)
+			}
+			g.balanced()
+			for _, n := range g.movesOf {
+				worst = max(worst, n)
+			}
+			all += g.moves
+			total += g.shards
+		}
+		t.Logf("surge %t: %.2f moves per shard, at most %d", surge, float64(all)/float64(total), worst)
+		require.LessOrEqual(t, all, 2*total)
+		require.LessOrEqual(t, worst, 5)
 	}
 }
