@@ -52,8 +52,9 @@ type suite struct {
 var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
-	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/sqliteobjects/claims.go", "internal/pgobjects/claimlist.go", "internal/sqliteobjects/claimlist.go"},
-	"shards":   {"shards/"},
+	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
+		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
+	"shards": {"shards/"},
 }
 
 func (s suite) isFor(m mutant) bool {
