@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/shards"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -38,12 +40,14 @@ type cluster struct {
 
 // member is one of the processes.
 type member struct {
-	c      *cluster
-	name   string
-	shards *shards.Shards
-	link   *kit.Link
-	dead   bool // guarded by the mu of cluster
-	stop   func()
+	c       *cluster
+	name    string
+	session *claims.Session
+	shards  *shards.Shards
+	link    *kit.Link
+	dead    bool                      // guarded by the mu of cluster
+	wrote   atomic.Pointer[time.Time] // when it has sent its last renewal
+	stop    func()
 }
 
 func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
@@ -53,21 +57,37 @@ func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
 	return c
 }
 
-// start begins a process, with connections of its own.
+// start begins a process.
 func (c *cluster) start(name string) *member {
+	m := c.prepare(name)
+	m.run()
+	return m
+}
+
+// prepare makes a process, with connections of its own.
+func (c *cluster) prepare(name string) *member {
 	m := &member{c: c, name: name, link: kit.NewLink(kit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
-	m.link.SetHook(c.calls.Count("", nil))
-	session, err := claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
+	m.link.SetHook(c.calls.Count("", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		if now := time.Now(); call.Op == "put" {
+			m.wrote.Store(&now)
+		}
+		return do(ctx)
+	}))
+	var err error
+	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
 	require.NoError(c, err)
-	m.shards, err = shards.New(session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Run: m.work})
+	m.shards, err = shards.New(m.session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Run: m.work})
 	require.NoError(c, err)
+	return m
+}
+
+func (m *member) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = session.Run(ctx) })
+	running.Go(func() { _ = m.session.Run(ctx) })
 	running.Go(func() { _ = m.shards.Run(ctx) })
 	m.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
-	c.Cleanup(m.stop)
-	return m
+	m.c.Cleanup(m.stop)
 }
 
 func (m *member) work(ctx context.Context, id string) error {
