@@ -33,18 +33,16 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	var begun sync.WaitGroup
-	begun.Add(4)
-	partitions, err := shards.New(session, shards.Config{
+	cfg := shards.Config{
 		Kind:  "partition",
 		Count: 4,
 		Run: func(ctx context.Context, id string) error {
-			begun.Done()
 			<-ctx.Done() // consume the partition until then
 			return nil
 		},
-		Settle: 10 * time.Millisecond, // for the example
-	})
+	}
+	cfg.Settle = 10 * time.Millisecond // so that the example begins at once
+	partitions, err := shards.New(session, cfg)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -61,7 +59,9 @@ func Example() {
 		}
 	})
 
-	begun.Wait()
+	for len(partitions.Status().Shards) < cfg.Count {
+		time.Sleep(time.Millisecond)
+	}
 	owner, err := partitions.Owner(ctx, "3") // on any replica
 	if err != nil {
 		fmt.Println(err)
