@@ -133,6 +133,9 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	}
 	own := s.ID()
 	for _, session := range sessions {
+		if session.Wanted && session.ID == own {
+			s.wanted(own)
+		}
 		switch r := session.Record; {
 		case r == nil && regular:
 			w.free(ctx, session.ID)
