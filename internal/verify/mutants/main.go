@@ -1,15 +1,15 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims] [-run regexp] [-record]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards] [-run regexp] [-record]
 //
 // The test that killed a mutant before, which killers.txt names, is tried first, alone. With
 // -record that file is written anew for the mutants that were run.
 //
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
-// tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule and
-// of claims must be killed by the tests of those packages.
+// tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule, of
+// claims and of shards must be killed by the tests of those packages.
 package main
 
 import (
@@ -66,7 +66,9 @@ type suite struct {
 var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
-	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go"},
+	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
+		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
+	"shards": {"shards/"},
 }
 
 func (s suite) isFor(m mutant) bool {
@@ -91,6 +93,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "command", args: []string{"./cmd/tenure"}},
 		{name: "schedule", args: []string{"./schedule"}},
 		{name: "claims", args: []string{"./claims"}},
+		{name: "shards", args: []string{"./shards"}},
 	}, nil
 }
 
