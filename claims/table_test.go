@@ -33,7 +33,7 @@ type tables struct {
 func TestTablesOfClaims(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		d := newMemDB(time.Now)
-		testTables(t, &tables{store: d, Table: d,
+		testTables(t, &tables{store: d, Table: memTable{d},
 			setToken: func(id string, token int64) {
 				d.locked(func() { d.rows[rowKey{"tenant", id}].Token = token })
 			},
@@ -77,14 +77,15 @@ func TestTablesOfClaims(t *testing.T) {
 
 func testTables(t *testing.T, d *tables) {
 	for name, rule := range map[string]func(*tables){
-		"a row is taken if it is missing or free":                          (*tables).takesFreeRows,
-		"a row is taken from a session that is gone, if it names the same": (*tables).takesFromTheGone,
-		"a row is freed by its session and token":                          (*tables).frees,
-		"the rows of a session are read in order":                          (*tables).readsOwned,
-		"the sessions that rows name are read with their records":          (*tables).readsSessions,
-		"rows that are free for a day are deleted":                         (*tables).prunes,
-		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
-		"rows that are locked are left":                                    (*tables).leavesLockedRows,
+		"a row is taken if it is missing or free":                           (*tables).takesFreeRows,
+		"a row is taken from a session that is gone, if it names the same":  (*tables).takesFromTheGone,
+		"a row is freed by its session and token":                           (*tables).frees,
+		"the rows of a session are read in order":                           (*tables).readsOwned,
+		"the sessions that rows name are read with their records":           (*tables).readsSessions,
+		"rows that are free for a day are deleted":                          (*tables).prunes,
+		"owners are asked for rows, until somebody else owns them":          (*tables).asks,
+		"claims of some kinds are listed, and free rows of one are deleted": (*tables).listsAndForgets,
+		"rows that are locked are left":                                     (*tables).leavesLockedRows,
 	} {
 		t.Run(name, func(t *testing.T) {
 			d.T = t
@@ -262,6 +263,28 @@ func (d *tables) asks() {
 		require.Equal(d, []string{"w2"}, idsOf(locked))
 		unlock()
 	}
+}
+
+func (d *tables) listsAndForgets() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"n1", "n2"})
+	d.take("gone", nil, nil, []string{"n3"})
+	other, err := d.Take(d.Context(), "a", "other", nil, nil, []string{"n1", "n2"}, time.Second)
+	require.NoError(d, err)
+	d.free(rows[0])
+	d.free(other[0])
+	list, at, err := d.List(d.Context(), []string{"tenant"}, time.Second)
+	require.NoError(d, err)
+	require.Equal(d, rows[1:], list)
+	require.WithinDuration(d, time.Now(), at, time.Minute)
+	list, at, err = d.List(d.Context(), []string{"none"}, time.Second)
+	require.NoError(d, err)
+	require.Empty(d, list)
+	require.Zero(d, at)
+	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"n1"}, time.Second))(d.T))
+	require.Equal(d, rows[1], d.look("n2"))
+	require.Len(d, must(d.Look(d.Context(), "other", []string{"n1", "n2"}, time.Second))(d.T), 2)
 }
 
 func (d *tables) prunes() {
