@@ -95,6 +95,7 @@ func TestAChangeThatARecordHasOvertakenDoesNotProlongTheSilence(t *testing.T) {
 		a := t.start("a")
 		hints := make(chan struct{}, 1)
 		t.store = frozen{EventMem: store, hints: hints}
+		time.Sleep(time.Second)
 		b := t.start("b")
 		time.Sleep(31 * time.Second) // b has read the record a second ago
 		a.store.SetHook(kit.Hang)
