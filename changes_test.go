@@ -57,7 +57,6 @@ func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T
 type frozen struct {
 	*storetest.EventMem
 	hints chan struct{}
-	dead  bool // it is known that nothing arrives
 }
 
 type frozenWatch struct {
@@ -73,7 +72,7 @@ func (s frozen) Watch(key tenure.Key) tenure.Subscription {
 }
 
 func (w frozenWatch) C() <-chan struct{}          { return w.hints }
-func (w frozenWatch) Live() bool                  { return !w.dead }
+func (w frozenWatch) Live() bool                  { return true }
 func (w frozenWatch) Stop()                       {}
 func (w frozenWatch) Last() (tenure.Change, bool) { return w.last, true }
 
@@ -103,18 +102,6 @@ func TestAChangeThatARecordHasOvertakenDoesNotProlongTheSilence(t *testing.T) {
 		hints <- struct{}{} // of the first change
 		time.Sleep(15*time.Second + 50*time.Millisecond)
 		require.Equal(t, "b", b.Status().Holder)
-	})
-}
-
-func TestWhatABrokenWatchHasToldLastIsOutdated(t *testing.T) {
-	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
-		t.start("a")
-		t.store = frozen{EventMem: store, dead: true}
-		b := t.start("b")
-		var traffic kit.Calls
-		b.store.SetHook(traffic.Count("", nil))
-		time.Sleep(5 * time.Minute)
-		require.InDelta(t, 68, traffic.Take()["get"], 10, "reads in 5 minutes")
 	})
 }
 

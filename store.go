@@ -326,9 +326,9 @@ type Change struct {
 	Arrived time.Time // when this process got to know, by its own monotonic clock
 }
 
-// lastChange returns the newest change that a live subscription has seen, if it tells any.
+// lastChange returns the newest change that a subscription has seen, if it tells any.
 func lastChange(s Subscription) (Change, bool) {
-	if s, ok := s.(ChangeSubscription); ok && s.Live() {
+	if s, ok := s.(ChangeSubscription); ok {
 		return s.Last()
 	}
 	return Change{}, false
