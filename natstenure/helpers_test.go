@@ -1,0 +1,152 @@
+package natstenure_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// serverDir is set in a child process that is a server, to the directory of its data.
+const serverDir = "NATSTENURE_TEST_SERVER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(serverDir); dir != "" {
+		s, err := begin(dir, port(os.Getenv(serverDir+"_PORT")))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(s.ClientURL())
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test has ended
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func port(s string) int {
+	n := -1
+	_, _ = fmt.Sscan(s, &n)
+	return n
+}
+
+// begin starts a server whose data is in a directory.
+func begin(dir string, port int) (*server.Server, error) {
+	s, err := server.NewServer(&server.Options{
+		ServerName: "test", Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir,
+		MaxPayload: 2 << 20, NoSigs: true, NoLog: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		return nil, fmt.Errorf("the server is not ready")
+	}
+	return s, nil
+}
+
+// start starts a server in this process until the test ends.
+func start(t testing.TB) *server.Server {
+	t.Helper()
+	s, err := begin(t.TempDir(), -1)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+// child is a server in a process of its own, which can be killed.
+type child struct {
+	url   string
+	dir   string
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func startChild(t testing.TB) *child {
+	t.Helper()
+	c := &child{dir: t.TempDir()}
+	c.start(t, "-1")
+	t.Cleanup(c.kill)
+	return c
+}
+
+func (c *child) start(t testing.TB, port string) {
+	t.Helper()
+	c.cmd = exec.Command(os.Args[0])
+	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+port)
+	stdin, err := c.cmd.StdinPipe()
+	require.NoError(t, err)
+	c.stdin = stdin
+	stdout, err := c.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.cmd.Start())
+	_, err = fmt.Fscanln(stdout, &c.url)
+	require.NoError(t, err)
+}
+
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
+
+// again starts a killed server on the same port.
+func (c *child) again(t testing.TB) {
+	t.Helper()
+	c.start(t, c.url[strings.LastIndex(c.url, ":")+1:])
+}
+
+// connect returns a client, which reconnects at once, until the test ends.
+func connect(t testing.TB, url string, opts ...nats.Option) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url, append(opts, nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0), nats.MaxReconnects(-1))...)
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	return js
+}
+
+// open returns a store on a connection of its own, until the test ends.
+func open(t testing.TB, url string) *natstenure.Store {
+	t.Helper()
+	return openOn(t, connect(t, url))
+}
+
+func openOn(t testing.TB, js jetstream.JetStream) *natstenure.Store {
+	t.Helper()
+	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true, Logger: quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	require.NoError(t, store.Migrate(t.Context()))
+	return store
+}
+
+func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.Lease {
+	t.Helper()
+	cfg.Logger = quiet
+	lease, err := tenure.NewLease(store, cfg)
+	require.NoError(t, err)
+	return lease
+}
+
+func await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		require.True(t, time.Now().Before(end), "waited until %s", what)
+	}
+}
