@@ -63,10 +63,20 @@ func begin(dir string, port int) (*server.Server, error) {
 // start starts a server in this process until the test ends.
 func start(t testing.TB) *server.Server {
 	t.Helper()
-	s, err := begin(t.TempDir(), -1)
+	s, err := begin(tempDir(t), -1)
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	return s
+}
+
+// tempDir is T.TempDir, except that a server may still write while it is removed: one that has
+// shut down still removes what is left of batches.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "natstenure")
+	require.NoError(t, err)
+	t.Cleanup(func() { await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
+	return dir
 }
 
 // child is a server in a process of its own, which can be killed.
@@ -79,7 +89,7 @@ type child struct {
 
 func startChild(t testing.TB) *child {
 	t.Helper()
-	c := &child{dir: t.TempDir()}
+	c := &child{dir: tempDir(t)}
 	c.start(t, "-1")
 	t.Cleanup(c.kill)
 	return c
@@ -124,12 +134,13 @@ func connect(t testing.TB, url string, opts ...nats.Option) jetstream.JetStream 
 // open returns a store on a connection of its own, until the test ends.
 func open(t testing.TB, url string) *natstenure.Store {
 	t.Helper()
-	return openOn(t, connect(t, url))
+	return openOn(t, connect(t, url), natstenure.Config{})
 }
 
-func openOn(t testing.TB, js jetstream.JetStream) *natstenure.Store {
+func openOn(t testing.TB, js jetstream.JetStream, cfg natstenure.Config) *natstenure.Store {
 	t.Helper()
-	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true, Logger: quiet})
+	cfg.SyncAlways, cfg.Logger = true, quiet
+	store, err := natstenure.New(js, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	require.NoError(t, store.Migrate(t.Context()))

@@ -1,0 +1,253 @@
+package natstenure_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
+)
+
+// replica is a coordinator that runs until the test ends.
+type replica struct {
+	*tenure.Coordinator
+	store *natstenure.Store
+	lease *tenure.Lease
+	stop  func()
+}
+
+// ledger has the jobs that run, which must never be two.
+type ledger struct {
+	running atomic.Int32
+	most    atomic.Int32
+}
+
+func (l *ledger) job(ctx context.Context) error {
+	n := l.running.Add(1)
+	l.most.Store(max(l.most.Load(), n))
+	<-ctx.Done()
+	l.running.Add(-1)
+	return nil
+}
+
+func run(t testing.TB, jobs *ledger, store *natstenure.Store, name string, ttl time.Duration) *replica {
+	t.Helper()
+	lease := newLease(t, store, tenure.LeaseConfig{Holder: name, TTL: ttl})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: jobs.job, Logger: quiet})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() { _ = c.Run(ctx) })
+	r := &replica{c, store, lease, func() { cancel(); done.Wait() }}
+	t.Cleanup(r.stop)
+	return r
+}
+
+func holder(replicas ...*replica) *replica {
+	for _, r := range replicas {
+		if r.IsHolder() {
+			return r
+		}
+	}
+	return nil
+}
+
+func TestAReleaseWakesTheStandbyAndAVanishedHolderIsReplacedAfterItsTTL(t *testing.T) {
+	url := start(t).ClientURL()
+	var jobs ledger
+	const ttl = time.Second
+	a := run(t, &jobs, open(t, url), "a", ttl)
+	await(t, "a holds", a.IsHolder)
+	b := run(t, &jobs, open(t, url), "b", ttl)
+	await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	time.Sleep(ttl)
+	released := time.Now()
+	a.stop()
+	await(t, "b holds", b.IsHolder)
+	require.Less(t, time.Since(released), ttl/2)
+	require.EqualValues(t, 1, jobs.most.Load())
+}
+
+func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
+	for name, restart := range map[string]func(c *child){
+		"killed":  (*child).kill,
+		"stopped": func(c *child) { _ = c.stdin.Close(); _ = c.cmd.Wait() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := startChild(t)
+			var jobs ledger
+			const ttl = 3 * time.Second
+			a, b := run(t, &jobs, open(t, c.url), "a", ttl), run(t, &jobs, open(t, c.url), "b", ttl)
+			await(t, "one holds", func() bool { return holder(a, b) != nil })
+			first := holder(a, b).Status().Token
+			for range 3 {
+				obj, err := a.store.Get(t.Context(), a.lease.Key())
+				require.NoError(t, err)
+				restart(c)
+				c.again(t)
+				var is tenure.Object
+				await(t, "the server answers", func() bool {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					is, err = a.store.Get(ctx, a.lease.Key())
+					return err == nil
+				})
+				require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
+				await(t, "one holds", func() bool { return holder(a, b) != nil })
+				require.GreaterOrEqual(t, holder(a, b).Status().Token, first)
+			}
+			before := holder(a, b)
+			before.stop()
+			await(t, "the other holds", func() bool { return holder(a, b) != nil })
+			require.NotSame(t, before, holder(a, b))
+			require.Greater(t, holder(a, b).Status().Token, first)
+			require.EqualValues(t, 1, jobs.most.Load())
+		})
+	}
+}
+
+func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testing.T) {
+	c := startChild(t)
+	key := tenure.Key{Type: "widget", ID: "a"}
+	store := open(t, c.url)
+	watch := store.Watch(key).(tenure.ChangeSubscription)
+	defer watch.Stop()
+	await(t, "the watch is live", watch.Live)
+	change, _ := watch.Last()
+	require.True(t, change.Deleted)
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	require.NoError(t, err)
+	await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
+	for len(watch.C()) > 0 {
+		<-watch.C()
+	}
+
+	c.kill()
+	<-watch.C()
+	require.False(t, watch.Live())
+	c.again(t)
+	other := open(t, c.url)
+	obj, err = other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(obj.Version))
+	require.NoError(t, err)
+	began := time.Now()
+	await(t, "the watch tells the present state", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
+	require.Less(t, time.Since(began), 5*time.Second)
+}
+
+func TestAWatchWhoseConsumerIsRemovedMakesAnother(t *testing.T) {
+	url := start(t).ClientURL()
+	js, store := connect(t, url), open(t, url)
+	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"}).(tenure.ChangeSubscription)
+	defer watch.Stop()
+	await(t, "the watch is live", watch.Live)
+	stream, err := js.Stream(t.Context(), "TENURE")
+	require.NoError(t, err)
+	for name := range stream.ConsumerNames(t.Context()).Name() {
+		require.NoError(t, stream.DeleteConsumer(t.Context(), name))
+	}
+	await(t, "it is not live", func() bool { return !watch.Live() })
+	await(t, "it is live again", watch.Live)
+	watch.Stop()
+	await(t, "its consumer is removed", func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Consumers == 0
+	})
+}
+
+func TestTokensGoOnAboveThoseOfAStreamThatWasRemoved(t *testing.T) {
+	url := start(t).ClientURL()
+	js, store := connect(t, url), open(t, url)
+	a, b := newLease(t, store, tenure.LeaseConfig{Holder: "a"}), newLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	before, err := a.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, js.DeleteStream(t.Context(), "TENURE"))
+	require.Error(t, a.Renew(t.Context(), before))
+	require.NoError(t, store.Migrate(t.Context()))
+	require.ErrorIs(t, a.Renew(t.Context(), before), tenure.ErrLost)
+	after, err := b.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, after.Token(), before.Token())
+}
+
+func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *testing.T) {
+	url := start(t).ClientURL()
+	js, store := connect(t, url), open(t, url)
+	holder, witness := newLease(t, store, tenure.LeaseConfig{Holder: "a"}), newLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	term, err := holder.TryAcquire(t.Context())
+	require.NoError(t, err)
+	_, err = witness.TryAcquire(t.Context())
+	require.ErrorIs(t, err, tenure.ErrHeld)
+
+	require.NoError(t, js.DeleteStream(t.Context(), "TENURE"))
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TENURE", Subjects: []string{"TENURE.>"}, AllowAtomicPublish: true, MaxMsgsPerSubject: 1})
+	require.NoError(t, err)
+	require.ErrorIs(t, holder.Renew(t.Context(), term), tenure.ErrLost)
+	for _, lease := range []*tenure.Lease{witness, holder} {
+		_, err = lease.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "fencing token")
+	}
+	stream, err := js.Stream(t.Context(), "TENURE")
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(uint64(term.Token())+1))) // as the error says
+	next, err := witness.AcquireOrSteal(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, next.Token(), term.Token())
+}
+
+// A writer that was stopped between its check and its write is the danger of every lease. Each
+// race gives it a fenced write that is under way while the next term begins.
+func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
+	url := start(t).ClientURL()
+	first, second, resource := open(t, url), open(t, url), open(t, url)
+	ctx := t.Context()
+	a := newLease(t, first, tenure.LeaseConfig{Holder: "a"})
+	key := tenure.Key{Type: "widget", ID: "a"}
+	accepted, refused := 0, 0
+	for range 1000 {
+		term, err := a.TryAcquire(ctx)
+		require.NoError(t, err)
+		fenced, err := first.Fence(term)
+		require.NoError(t, err)
+		_, err = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("a")}, tenure.Unconditional())
+		require.NoError(t, err)
+
+		var race sync.WaitGroup
+		var stale error
+		var landed tenure.Object
+		race.Go(func() {
+			landed, stale = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())
+		})
+		record, err := second.Get(ctx, a.Key())
+		require.NoError(t, err)
+		record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
+		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
+		require.NoError(t, err)
+		race.Wait()
+		is, err := resource.Get(ctx, key)
+		require.NoError(t, err)
+		if stale == nil {
+			accepted++
+			require.Less(t, landed.Version, record.Version, "a fenced write that came after the takeover")
+		} else {
+			refused++
+			require.ErrorIs(t, stale, tenure.ErrLost)
+			require.Equal(t, "a", string(is.Payload))
+			var lost *tenure.LostError
+			require.True(t, errors.As(stale, &lost))
+			require.Equal(t, "b", lost.To.Holder)
+		}
+		require.NoError(t, second.DeleteIf(ctx, record.Key, record.Version))
+	}
+	t.Logf("%d fenced writes came before the takeover, %d were refused after it", accepted, refused)
+	require.Positive(t, accepted)
+	require.Positive(t, refused)
+}
