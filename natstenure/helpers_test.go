@@ -63,17 +63,34 @@ func begin(dir string, port int) (*server.Server, error) {
 // start starts a server in this process until the test ends.
 func start(t testing.TB) *server.Server {
 	t.Helper()
-	s, err := begin(tempDir(t), -1)
+	s, err := begin(quickDir(t), -1)
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	return s
+}
+
+// quickDir is a directory in memory where there is one: an unreplicated server syncs several
+// files for each atomic batch, whatever its sync_interval, and on a slow disk that is most of
+// what a test would do.
+func quickDir(t testing.TB) string {
+	t.Helper()
+	const memory = "/dev/shm"
+	if _, err := os.Stat(memory); err != nil {
+		return tempDir(t)
+	}
+	return tempDirIn(t, memory)
 }
 
 // tempDir is T.TempDir, except that a server may still write while it is removed: one that has
 // shut down still removes what is left of batches.
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "natstenure")
+	return tempDirIn(t, "")
+}
+
+func tempDirIn(t testing.TB, where string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(where, "natstenure")
 	require.NoError(t, err)
 	t.Cleanup(func() { await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
 	return dir

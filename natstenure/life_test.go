@@ -2,7 +2,8 @@ package natstenure_test
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -206,48 +207,64 @@ func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *t
 // A writer that was stopped between its check and its write is the danger of every lease. Each
 // race gives it a fenced write that is under way while the next term begins.
 func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
+	const leases, races = 10, 100
 	url := start(t).ClientURL()
-	first, second, resource := open(t, url), open(t, url), open(t, url)
-	ctx := t.Context()
-	a := newLease(t, first, tenure.LeaseConfig{Holder: "a"})
-	key := tenure.Key{Type: "widget", ID: "a"}
-	accepted, refused := 0, 0
-	for range 1000 {
-		term, err := a.TryAcquire(ctx)
-		require.NoError(t, err)
-		fenced, err := first.Fence(term)
-		require.NoError(t, err)
-		_, err = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("a")}, tenure.Unconditional())
-		require.NoError(t, err)
-
-		var race sync.WaitGroup
-		var stale error
-		var landed tenure.Object
-		race.Go(func() {
-			landed, stale = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())
+	var accepted, refused atomic.Int32
+	var all sync.WaitGroup
+	for lease := range leases {
+		all.Go(func() {
+			first, second := open(t, url), open(t, url)
+			for range races {
+				if race(t, first, second, fmt.Sprint("lease-", lease)) {
+					accepted.Add(1)
+				} else {
+					refused.Add(1)
+				}
+			}
 		})
-		record, err := second.Get(ctx, a.Key())
-		require.NoError(t, err)
-		record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
-		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
-		require.NoError(t, err)
-		race.Wait()
-		is, err := resource.Get(ctx, key)
-		require.NoError(t, err)
-		if stale == nil {
-			accepted++
-			require.Less(t, landed.Version, record.Version, "a fenced write that came after the takeover")
-		} else {
-			refused++
-			require.ErrorIs(t, stale, tenure.ErrLost)
-			require.Equal(t, "a", string(is.Payload))
-			var lost *tenure.LostError
-			require.True(t, errors.As(stale, &lost))
-			require.Equal(t, "b", lost.To.Holder)
-		}
-		require.NoError(t, second.DeleteIf(ctx, record.Key, record.Version))
 	}
-	t.Logf("%d fenced writes came before the takeover, %d were refused after it", accepted, refused)
-	require.Positive(t, accepted)
-	require.Positive(t, refused)
+	all.Wait()
+	t.Logf("%d fenced writes came before the takeover, %d were refused after it", accepted.Load(), refused.Load())
+	require.EqualValues(t, leases*races, accepted.Load()+refused.Load())
+	require.Greater(t, min(accepted.Load(), refused.Load()), int32(leases*races/20))
+}
+
+// race reports whether the fenced write came first.
+func race(t *testing.T, first, second *natstenure.Store, id string) bool {
+	ctx := t.Context()
+	lease := newLease(t, first, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}})
+	term, err := lease.TryAcquire(ctx)
+	require.NoError(t, err)
+	fenced, err := first.Fence(term)
+	require.NoError(t, err)
+	key := tenure.Key{Type: "widget", ID: id}
+	before, err := first.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("before")}, tenure.Unconditional())
+	require.NoError(t, err)
+	record, err := second.Get(ctx, lease.Key())
+	require.NoError(t, err)
+	record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
+
+	began := make(chan struct{})
+	go func() {
+		defer close(began)
+		time.Sleep(rand.N(4 * time.Millisecond))
+		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
+	}()
+	landed, stale := fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())
+	<-began
+	require.NoError(t, err)
+	is, err := second.Get(ctx, key)
+	require.NoError(t, err)
+	if stale == nil {
+		require.Less(t, landed.Version, record.Version, "a fenced write that came after the takeover")
+		require.Equal(t, landed.Version, is.Version)
+	} else {
+		require.ErrorIs(t, stale, tenure.ErrLost)
+		require.Equal(t, before.Version, is.Version)
+		var lost *tenure.LostError
+		require.ErrorAs(t, stale, &lost)
+		require.Equal(t, "b", lost.To.Holder)
+	}
+	require.NoError(t, second.DeleteIf(ctx, record.Key, record.Version))
+	return stale == nil
 }

@@ -2,7 +2,6 @@ package natstenure_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -135,20 +134,20 @@ func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 	js, store := connect(t, url), open(t, url)
 	_, err := js.Publish(t.Context(), "TENURE.o.reconciler_lease.singleton.t", []byte("held by me"))
 	require.NoError(t, err)
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: 50 * time.Millisecond})
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
 	require.ErrorContains(t, err, "unknown")
 	obj, err := store.Get(t.Context(), lease.Key())
 	require.NoError(t, err)
 	require.Equal(t, "held by me", string(obj.Payload))
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond)
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.NoError(t, err)
 }
 
 func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: tempDir(t), NoSigs: true, NoLog: true})
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true})
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -175,10 +174,10 @@ func TestAConfigThatCannotBeIsRefused(t *testing.T) {
 
 func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 	js := connect(t, start(t).ClientURL())
-	good := jetstream.StreamConfig{Subjects: []string{"S.>"}, AllowAtomicPublish: true, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew}
+	streams := 0
 	for what, spoil := range map[string]func(*jetstream.StreamConfig){
 		"":             func(*jetstream.StreamConfig) {},
-		"subjects S.>": func(c *jetstream.StreamConfig) { c.Subjects = []string{"S.o.>"} },
+		"subjects S":   func(c *jetstream.StreamConfig) { c.Subjects = []string{c.Name + ".o.>"} },
 		"file storage": func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
 		"persist mode": func(c *jetstream.StreamConfig) {
 			c.PersistMode, c.AllowAtomicPublish = jetstream.AsyncPersistMode, false
@@ -191,13 +190,15 @@ func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 		"mirror":       func(c *jetstream.StreamConfig) { c.Sources = []*jetstream.StreamSource{{Name: "other"}} },
 	} {
 		t.Run(what, func(t *testing.T) {
-			cfg := good
-			cfg.Name = "S"
+			streams++
+			name := fmt.Sprint("S", streams)
+			cfg := jetstream.StreamConfig{
+				Name: name, Subjects: []string{name + ".>"}, AllowAtomicPublish: true, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew,
+			}
 			spoil(&cfg)
 			_, err := js.CreateStream(t.Context(), cfg)
 			require.NoError(t, err)
-			defer js.DeleteStream(context.Background(), "S")
-			store, err := natstenure.New(js, natstenure.Config{Stream: "S", Logger: quiet})
+			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: quiet})
 			require.NoError(t, err)
 			defer store.Close()
 			err = store.Migrate(t.Context())
@@ -256,7 +257,7 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 
 func TestTheConnectionsCredentialsAreTheCallers(t *testing.T) {
 	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: tempDir(t), NoSigs: true, NoLog: true,
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true,
 		Username: "tenure", Password: "secret",
 	})
 	require.NoError(t, err)
