@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -255,10 +256,19 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-func TestTheConnectionsCredentialsAreTheCallers(t *testing.T) {
+func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *testing.T) {
 	s, err := server.NewServer(&server.Options{
 		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true,
-		Username: "tenure", Password: "secret",
+		Users: []*server.User{
+			{Username: "admin", Password: "secret"},
+			{Username: "app", Password: "secret", Permissions: &server.Permissions{
+				Publish: &server.SubjectPermission{Allow: []string{
+					"TENURE.>", "$JS.API.STREAM.INFO.TENURE", "$JS.API.STREAM.MSG.GET.TENURE",
+					"$JS.API.CONSUMER.CREATE.TENURE.>", "$JS.API.CONSUMER.DELETE.TENURE.>",
+				}},
+				Subscribe: &server.SubjectPermission{Allow: []string{"_MINE.>"}},
+			}},
+		},
 	})
 	require.NoError(t, err)
 	s.Start()
@@ -266,10 +276,26 @@ func TestTheConnectionsCredentialsAreTheCallers(t *testing.T) {
 	require.True(t, s.ReadyForConnections(10*time.Second))
 	_, err = nats.Connect(s.ClientURL())
 	require.Error(t, err)
-	store := openOn(t, connect(t, s.ClientURL(), nats.UserInfo("tenure", "secret"), nats.CustomInboxPrefix("_MINE")), natstenure.Config{})
-	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"})
-	defer watch.Stop()
+	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), natstenure.Config{})
+
+	var denied atomic.Int32
+	js := connect(t, s.ClientURL(), nats.UserInfo("app", "secret"), nats.CustomInboxPrefix("_MINE"),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Log(err); denied.Add(1) }))
+	store := openOn(t, js, natstenure.Config{})
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	watch := store.Watch(lease.Key())
 	await(t, "the watch is live", watch.Live)
-	_, err = newLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
+	fenced, err := store.Fence(term)
+	require.NoError(t, err)
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.MustCreate())
+	require.NoError(t, err)
+	found, err := store.List(t.Context(), "widget", "", 10)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, lease.Release(t.Context(), term))
+	watch.Stop()
+	require.NoError(t, store.Close()) // which waits until the consumer is removed
+	require.Zero(t, denied.Load())
 }
