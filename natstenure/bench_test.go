@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -30,9 +31,9 @@ const settled = 20 * time.Millisecond
 func BenchmarkHandover(b *testing.B) {
 	url := start(b).ClientURL()
 	var ours, byHand []time.Duration
-	elect := newElection(b, url)
+	elect, first, second := newElection(b, url), open(b, url), open(b, url)
 	for b.Loop() {
-		ours = append(ours, handover(b, url))
+		ours = append(ours, handover(b, first, second))
 		byHand = append(byHand, elect.handover(b))
 	}
 	report(b, ours, byHand)
@@ -47,12 +48,11 @@ func report(b *testing.B, ours, byHand []time.Duration) {
 	}
 }
 
-func handover(b *testing.B, url string) time.Duration {
+func handover(b *testing.B, a, second *natstenure.Store) time.Duration {
 	b.Helper()
 	var jobs ledger
-	first := run(b, &jobs, open(b, url), "a", 30*time.Second)
+	first := run(b, &jobs, a, "a", 30*time.Second)
 	await(b, "the first holds", first.IsHolder)
-	second := open(b, url)
 	lease := newLease(b, second, tenure.LeaseConfig{Holder: "b"})
 	began := make(chan time.Time, 1)
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Logger: quiet, Reconcile: func(ctx context.Context) error {
@@ -69,7 +69,7 @@ func handover(b *testing.B, url string) time.Duration {
 	watch.Stop()
 	time.Sleep(settled)
 	sent := time.Now()
-	go first.stop()
+	go func() { _ = first.Resign(context.Background()) }()
 	took := (<-began).Sub(sent)
 	first.stop()
 	cancel()
