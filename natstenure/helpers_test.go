@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -26,7 +28,7 @@ const serverDir = "NATSTENURE_TEST_SERVER"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(serverDir); dir != "" {
-		s, err := begin(dir, port(os.Getenv(serverDir+"_PORT")))
+		s, err := begin(dir, port(os.Getenv(serverDir+"_PORT")), strings.Fields(os.Getenv(serverDir+"_PEERS"))...)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -44,12 +46,21 @@ func port(s string) int {
 	return n
 }
 
-// begin starts a server whose data is in a directory.
-func begin(dir string, port int) (*server.Server, error) {
-	s, err := server.NewServer(&server.Options{
-		ServerName: "test", Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir,
+// begin starts a server whose data is in a directory; in a cluster if it is given the ports of
+// the servers in it, its own first.
+func begin(dir string, client int, peers ...string) (*server.Server, error) {
+	opts := &server.Options{
+		ServerName: "test", Host: "127.0.0.1", Port: client, JetStream: true, StoreDir: dir,
 		MaxPayload: 2 << 20, NoSigs: true, NoLog: true,
-	})
+	}
+	if len(peers) > 0 {
+		opts.ServerName = "test-" + peers[0]
+		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port(peers[0])}
+		for _, peer := range peers[1:] {
+			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: "127.0.0.1:" + peer})
+		}
+	}
+	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -98,6 +109,7 @@ func tempDirIn(t testing.TB, where string) string {
 
 // child is a server in a process of its own, which can be killed.
 type child struct {
+	peers []string // of a cluster
 	url   string
 	dir   string
 	cmd   *exec.Cmd
@@ -115,7 +127,7 @@ func startChild(t testing.TB) *child {
 func (c *child) start(t testing.TB, port string) {
 	t.Helper()
 	c.cmd = exec.Command(os.Args[0])
-	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+port)
+	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+port, serverDir+"_PEERS="+strings.Join(c.peers, " "))
 	stdin, err := c.cmd.StdinPipe()
 	require.NoError(t, err)
 	c.stdin = stdin
@@ -135,6 +147,32 @@ func (c *child) kill() {
 func (c *child) again(t testing.TB) {
 	t.Helper()
 	c.start(t, c.url[strings.LastIndex(c.url, ":")+1:])
+}
+
+// startCluster starts three servers, each in a process of its own.
+func startCluster(t testing.TB) []*child {
+	t.Helper()
+	var ports []string
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		ports = append(ports, fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
+		require.NoError(t, l.Close())
+	}
+	var all []*child
+	for i := range ports {
+		c := &child{dir: quickDir(t), peers: append(append([]string{}, ports[i:]...), ports[:i]...)}
+		c.start(t, "-1")
+		t.Cleanup(c.kill)
+		all = append(all, c)
+	}
+	js := connect(t, all[0].url)
+	await(t, "the cluster can replicate", func() bool {
+		_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
+		return err == nil
+	})
+	return all
 }
 
 // connect returns a client, which reconnects at once, until the test ends.

@@ -14,11 +14,13 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // replica is a coordinator that runs until the test ends.
 type replica struct {
 	*tenure.Coordinator
+	jobs  *ledger
 	store *natstenure.Store
 	lease *tenure.Lease
 	stop  func()
@@ -28,10 +30,12 @@ type replica struct {
 type ledger struct {
 	running atomic.Int32
 	most    atomic.Int32
+	term    atomic.Pointer[tenure.Term] // of the last one
 }
 
 func (l *ledger) job(ctx context.Context) error {
 	n := l.running.Add(1)
+	l.term.Store(tenure.TermFromContext(ctx))
 	l.most.Store(max(l.most.Load(), n))
 	<-ctx.Done()
 	l.running.Add(-1)
@@ -46,9 +50,17 @@ func run(t testing.TB, jobs *ledger, store *natstenure.Store, name string, ttl t
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() { _ = c.Run(ctx) })
-	r := &replica{c, store, lease, func() { cancel(); done.Wait() }}
+	r := &replica{c, jobs, store, lease, func() { cancel(); done.Wait() }}
 	t.Cleanup(r.stop)
 	return r
+}
+
+// fence returns the store with its writes fenced by the term of the job that runs.
+func (r *replica) fence(t testing.TB) tenure.Store {
+	t.Helper()
+	fenced, err := r.store.Fence(r.jobs.term.Load())
+	require.NoError(t, err)
+	return fenced
 }
 
 func holder(replicas ...*replica) *replica {
@@ -202,6 +214,49 @@ func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *t
 	next, err := witness.AcquireOrSteal(t.Context())
 	require.NoError(t, err)
 	require.Greater(t, next.Token(), term.Token())
+}
+
+func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T) {
+	url := start(t).ClientURL()
+	const leases, ttl = 100, 3 * time.Second
+	first, second := open(t, url), open(t, url)
+	var replicas sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	defer replicas.Wait()
+	defer cancel()
+	var cut atomic.Bool
+	var jobs [leases]ledger
+	var next atomic.Int32
+	faulty := storetest.Faulty(first, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		if cut.Load() {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return do(ctx)
+	})
+	begin := func(store tenure.Store, holder string, i int, job func(context.Context) error) *tenure.Coordinator {
+		lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: holder, TTL: ttl})
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job, Logger: quiet})
+		require.NoError(t, err)
+		replicas.Go(func() { _ = c.Run(ctx) })
+		return c
+	}
+	var holders, standbys []*tenure.Coordinator
+	for i := range leases {
+		holders = append(holders, begin(faulty, "a", i, jobs[i].job))
+	}
+	for i := range leases {
+		await(t, "the first holds", holders[i].IsHolder)
+		standbys = append(standbys, begin(second, "b", i, func(ctx context.Context) error { next.Add(1); return jobs[i].job(ctx) }))
+	}
+	for i := range leases {
+		await(t, "the second waits", func() bool { return standbys[i].Status().Holder == "a" })
+	}
+	cut.Store(true)
+	await(t, "the second holds everywhere", func() bool { return next.Load() == leases })
+	for i := range leases {
+		require.EqualValues(t, 1, jobs[i].most.Load(), "jobs at once of lease %d", i)
+	}
 }
 
 // A writer that was stopped between its check and its write is the danger of every lease. Each
