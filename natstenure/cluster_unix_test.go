@@ -44,29 +44,37 @@ func openReplicated(t *testing.T, url string) *natstenure.Store {
 	return openOn(t, connect(t, url), natstenure.Config{Replicas: 3})
 }
 
-func TestAReplicatedStoreKeepsTheContract(t *testing.T) {
+func TestAReplicatedStore(t *testing.T) {
 	cluster := startCluster(t)
-	js := connect(t, cluster[0].url)
 	streams := 0
-	storetest.Run(t, func(t *testing.T) tenure.Store {
+	next := func() natstenure.Config {
 		streams++
-		return openOn(t, js, natstenure.Config{Stream: fmt.Sprint("S", streams), Replicas: 3})
+		return natstenure.Config{Stream: fmt.Sprint("S", streams), Replicas: 3}
+	}
+	t.Run("keeps the contract", func(t *testing.T) {
+		js := connect(t, cluster[0].url)
+		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
+	})
+	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
+	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
+		cfg := next()
+		forceRaces(t, 10, 30, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster[i%3].url), cfg) })
 	})
 }
 
 // Of two writes of one object that are under way to its replicas at once, the server refuses
 // one before it knows whether the other will succeed.
-func TestWritersOfAReplicatedObjectWaitForOneAnother(t *testing.T) {
-	cluster := startCluster(t)
+func writersOfOneObject(t *testing.T, cluster []*child, cfg natstenure.Config) {
 	key := tenure.Key{Type: "widget", ID: "a"}
 	const writers, writes = 8, 25
 	var all sync.WaitGroup
+	var stores []*natstenure.Store
 	for i := range writers {
-		store := openReplicated(t, cluster[i%3].url)
-		if i == 0 {
-			_, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
-			require.NoError(t, err)
-		}
+		stores = append(stores, openOn(t, connect(t, cluster[i%3].url), cfg))
+	}
+	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
+	require.NoError(t, err)
+	for _, store := range stores {
 		all.Go(func() {
 			for range writes {
 				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
@@ -82,7 +90,7 @@ func TestWritersOfAReplicatedObjectWaitForOneAnother(t *testing.T) {
 		})
 	}
 	all.Wait()
-	obj, err := openReplicated(t, cluster[0].url).Get(t.Context(), key)
+	obj, err := stores[0].Get(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
 }
@@ -90,6 +98,7 @@ func TestWritersOfAReplicatedObjectWaitForOneAnother(t *testing.T) {
 // The server that leads the stream stops for a while, with the connection of the holder and
 // its writes, and goes on when another leads and another replica holds.
 func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	var jobs ledger
 	const ttl = 2 * time.Second

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -217,6 +218,7 @@ func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *t
 }
 
 func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T) {
+	t.Parallel()
 	url := start(t).ClientURL()
 	const leases, ttl = 100, 3 * time.Second
 	first, second := open(t, url), open(t, url)
@@ -262,13 +264,17 @@ func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T)
 // A writer that was stopped between its check and its write is the danger of every lease. Each
 // race gives it a fenced write that is under way while the next term begins.
 func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
-	const leases, races = 10, 100
 	url := start(t).ClientURL()
+	forceRaces(t, 4, 250, func(int) *natstenure.Store { return open(t, url) })
+}
+
+// forceRaces makes races for some leases at once, on stores that open makes.
+func forceRaces(t *testing.T, leases, races int, open func(i int) *natstenure.Store) {
 	var accepted, refused atomic.Int32
 	var all sync.WaitGroup
 	for lease := range leases {
+		first, second := open(2*lease), open(2*lease+1)
 		all.Go(func() {
-			first, second := open(t, url), open(t, url)
 			for range races {
 				if race(t, first, second, fmt.Sprint("lease-", lease)) {
 					accepted.Add(1)
@@ -293,16 +299,21 @@ func race(t *testing.T, first, second *natstenure.Store, id string) bool {
 	fenced, err := first.Fence(term)
 	require.NoError(t, err)
 	key := tenure.Key{Type: "widget", ID: id}
+	sent := time.Now()
 	before, err := first.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("before")}, tenure.Unconditional())
 	require.NoError(t, err)
+	roundTrip := time.Since(sent)
 	record, err := second.Get(ctx, lease.Key())
 	require.NoError(t, err)
 	record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
 
 	began := make(chan struct{})
+	sent = time.Now()
 	go func() {
 		defer close(began)
-		time.Sleep(rand.N(4 * time.Millisecond))
+		for late := rand.N(2 * roundTrip); time.Since(sent) < late; { // a timer is too slow
+			runtime.Gosched()
+		}
 		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
 	}()
 	landed, stale := fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())

@@ -1,10 +1,13 @@
 package natstenure_test
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -224,6 +227,39 @@ func TestWithoutAStreamTheErrorSaysWhatToDo(t *testing.T) {
 	_, err = store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "Migrate")
+}
+
+// A real server of that age is not at hand. It says its version first, and that is enough.
+func TestAServerThatIsTooOldIsRefused(t *testing.T) {
+	for version, ok := range map[string]bool{"2.11.9": false, "2.12.0": true, "3.0.1": true} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, `INFO {"server_id":"x","version":%q,"proto":1,"headers":true,"max_payload":1048576}`+"\r\n", version)
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+				if lines.Text() == "PING" {
+					fmt.Fprint(conn, "PONG\r\n")
+				}
+			}
+		}()
+		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: quiet})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		err = store.Migrate(ctx)
+		if ok {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			continue
+		}
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "2.12")
+	}
 }
 
 func TestMigrateWarnsUnlessEachWriteIsSynced(t *testing.T) {

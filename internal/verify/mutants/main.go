@@ -1,12 +1,12 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims] [-run regexp]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|nats] [-run regexp]
 //
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
-// tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule and
-// of claims must be killed by the tests of those packages.
+// tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule, of
+// claims and of natstenure must be killed by the tests of those packages.
 package main
 
 import (
@@ -42,8 +42,9 @@ func main() {
 
 // suite is a set of tests.
 type suite struct {
-	name string
-	args []string // for go test
+	name   string
+	module string   // a nested module's directory; empty: the root module
+	args   []string // for go test
 
 	passed bool // has passed without a mutant
 }
@@ -52,6 +53,7 @@ type suite struct {
 var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
+	"nats":     {"natstenure/"},
 	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/sqliteobjects/claims.go"},
 }
 
@@ -77,6 +79,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "command", args: []string{"./cmd/tenure"}},
 		{name: "schedule", args: []string{"./schedule"}},
 		{name: "claims", args: []string{"./claims"}},
+		{name: "nats", module: "natstenure", args: []string{"."}},
 	}, nil
 }
 
@@ -227,7 +230,7 @@ var (
 func (s suite) fails(dir string) (test, out string) {
 	// vet would reject some mutants, but a test has to kill them.
 	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
-	out, err := output(dir, "go", args...)
+	out, err := output(filepath.Join(dir, s.module), "go", args...)
 	if err == nil {
 		return "", out
 	}
