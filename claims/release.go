@@ -94,6 +94,10 @@ func (k *Keys) holds(c Claim) error {
 func (k *Keys) Len() int {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	return k.len()
+}
+
+func (k *Keys) len() int {
 	if k.now == nil || k.now.term.over != nil {
 		return 0
 	}

@@ -77,6 +77,7 @@ type Session struct {
 	closed  bool
 	changed chan struct{} // closed and replaced when one of the two has changed
 	kinds   map[string]*Keys
+	history history
 }
 
 // term is one session as the store knows it: its ID and its record.
@@ -122,6 +123,7 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, min(cfg.TTL/6, 10*time.Second))
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	cfg.Labels = maps.Clone(cfg.Labels)
+	cfg.Holder = cmp.Or(cfg.Holder, tenure.ReplicaID())
 	s := &Session{
 		store: store, table: table, cfg: cfg,
 		limit:   min((cfg.RenewDeadline-cfg.RenewInterval)/2, 10*time.Second), // as a coordinator's calls have
@@ -177,6 +179,7 @@ func (s *Session) Run(ctx context.Context) error {
 			<-t.ended
 			failures = 0
 		} else if ctx.Err() == nil {
+			s.update(func() { s.history.failed = err })
 			s.cfg.Logger.Warn("session does not begin, trying again", "error", err)
 		}
 		pace.Sleep(ctx, pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures))
@@ -206,6 +209,7 @@ func (s *Session) hold(run context.Context, t *term) {
 	defer t.stop()
 	err := t.coordinator.Hold(ctx, t.Term)
 	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // it may have been over before live was called
+	s.update(func() { delete(s.history.terms, t) })
 }
 
 // live is the job of a term. ctx is done when the session is lost.
@@ -230,6 +234,7 @@ func (s *Session) enter(ctx context.Context, t *term) {
 			return
 		}
 		s.term = t
+		s.history.began(t)
 		for _, k := range s.kinds {
 			k.enter(t)
 		}
@@ -244,6 +249,9 @@ func (s *Session) end(t *term, cause error) {
 		}
 		t.over, s.closed = cause, s.closed || errors.Is(cause, tenure.ErrShutdown)
 		close(t.ended)
+		if s.history.terms[t] && !errors.Is(cause, tenure.ErrShutdown) {
+			s.history.lost++
+		}
 		if s.term == t {
 			s.term = nil
 		}
@@ -266,7 +274,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 		close(idle)
 	}()
 	for failures := 0; ctx.Err() == nil; failures++ {
-		err := s.freeRows(ctx, t.id, s.isBusy)
+		_, err := s.freeRows(ctx, t.id, s.isBusy)
 		if err == nil {
 			break
 		}
@@ -280,19 +288,19 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	}
 	<-idle
 	if ctx.Err() == nil {
-		_ = s.freeRows(ctx, t.id, nil) // those of a claim whose answer was lost
+		_, _ = s.freeRows(ctx, t.id, nil) // those of a claim whose answer was lost
 	}
 }
 
-// freeRows frees all rows that name a session, except those to skip.
-func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Claim) bool) error {
+// freeRows frees all rows that name a session, except those to skip, and returns how many.
+func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
 	const first = 20 // they are free in a moment, however many there are
 	var last objects.Claim
 	var hinted time.Time
 	for n := first; ; n = min(2*n, perStatement) {
 		rows, err := s.table.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
 		if err != nil || len(rows) == 0 {
-			return err
+			return freed, err
 		}
 		last = rows[len(rows)-1]
 		ofKind := make(map[string][]objects.Claim)
@@ -303,9 +311,11 @@ func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Cla
 		}
 		hint := len(rows) < n || time.Since(hinted) > coalesce
 		for kind, rows := range ofKind {
-			if _, err := s.table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit); err != nil {
-				return err
+			locked, err := s.table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+			if err != nil {
+				return freed, err
 			}
+			freed += len(rows) - len(locked)
 			if hint {
 				s.hint(keyOf(kind))
 				hinted = time.Now()

@@ -44,6 +44,8 @@ type sweeper struct {
 	frees   sync.WaitGroup
 	freeing sync.Map      // the IDs of sessions whose rows are being freed
 	slots   chan struct{} // held by those who free
+
+	buried, freed, errors atomic.Int64 // see Status
 }
 
 func (w *sweeper) init(s *Session) {
@@ -182,6 +184,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answere
 	err := s.store.DeleteIf(deleting, tenure.Key{Type: objects.SessionType, ID: id}, o.Version)
 	switch {
 	case err == nil:
+		w.buried.Add(1)
 		s.cfg.Logger.Info("session has expired and was buried", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
 		w.free(ctx, id)
@@ -238,7 +241,9 @@ func (w *sweeper) free(ctx context.Context, id string) {
 		case <-ctx.Done():
 			return
 		}
-		if err := w.s.freeRows(ctx, id, nil); err != nil {
+		freed, err := w.s.freeRows(ctx, id, nil)
+		w.freed.Add(int64(freed))
+		if err != nil {
 			w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
 		}
 	})
@@ -246,6 +251,7 @@ func (w *sweeper) free(ctx context.Context, id string) {
 
 func (w *sweeper) failed(ctx context.Context, msg string, err error) {
 	if ctx.Err() == nil {
+		w.errors.Add(1)
 		w.s.cfg.Logger.Warn(msg, "error", err)
 	}
 }

@@ -15,55 +15,51 @@ import (
 	"github.com/tenurelib/tenure/natstenure"
 )
 
-// A replica of a program whose job only one of them does at a time.
+// runReplica is a replica of a program whose job only one of them does at a time.
+func runReplica(ctx context.Context, url string, job func(context.Context) error) error {
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1)) // with your credentials and TLS
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true}) // and Replicas: 3 in a cluster
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil { // creates the stream TENURE if it is missing
+		return err
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{TTL: 15 * time.Second})
+	if err != nil {
+		return err
+	}
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job})
+	if err != nil {
+		return err
+	}
+	return coordinator.Run(ctx)
+}
+
 func Example() {
 	url, shutdown := serverForExample()
 	defer shutdown()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		log.Fatal(err)
-	}
-	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true, Logger: quiet})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer store.Close()
-	if err := store.Migrate(ctx); err != nil {
-		log.Fatal(err)
-	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{TTL: 15 * time.Second, Logger: quiet})
-	if err != nil {
-		log.Fatal(err)
-	}
-	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-		Logger: quiet,
-		Reconcile: func(ctx context.Context) error {
-			fenced, err := tenure.Fence(store, tenure.TermFromContext(ctx))
-			if err != nil {
-				return err
-			}
-			_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "report", ID: "daily"}, Payload: []byte("done")}, tenure.Unconditional())
-			fmt.Println("written while this replica holds the lease:", err == nil)
-			cancel() // the example ends; a job runs until its context does
-			<-ctx.Done()
-			return nil
-		},
+	err := runReplica(ctx, url, func(ctx context.Context) error {
+		fmt.Println("this replica holds the lease:", tenure.TermFromContext(ctx).Valid())
+		cancel() // the example ends; a job runs until its context does
+		<-ctx.Done()
+		return nil
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := coordinator.Run(ctx); err != nil {
-		log.Fatal(err)
-	}
-	// Output: written while this replica holds the lease: true
+	fmt.Println(err)
+	// Output:
+	// this replica holds the lease: true
+	// <nil>
 }
 
 // serverForExample stands in for the servers of a deployment.

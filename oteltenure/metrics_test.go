@@ -28,6 +28,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/oteltenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -287,7 +288,8 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 
 		exported := map[string]bool{}
 		name := regexp.MustCompile(`\btenure_[a-z_]+`)
-		for line := range strings.Lines(r.exposition(t)) {
+		ofSession, _ := observe(t, &session{status: claims.Status{Kinds: []claims.KindStatus{{Kind: "tenant"}}}})
+		for line := range strings.Lines(r.exposition(t) + ofSession.exposition(t)) {
 			if !strings.HasPrefix(line, "#") {
 				for _, name := range name.FindAllString(line, -1) {
 					exported[strings.TrimSuffix(name, "_bucket")] = true // the name of the histogram itself

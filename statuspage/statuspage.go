@@ -1,6 +1,6 @@
-// Package statuspage serves the status of coordinators, as a page for people and as JSON
-// for programs. It is a separate package so that only programs that serve the page link
-// html/template.
+// Package statuspage serves the status of coordinators and of sessions, as a page for people
+// and as JSON for programs. It is a separate package so that only programs that serve the page
+// link html/template.
 package statuspage
 
 import (
@@ -36,18 +36,26 @@ func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 // HandlerFor is [Handler] for a program whose coordinators change while it runs. It calls the
 // func for each request, possibly for several at once, and doesn't change the slice.
 func HandlerFor(coordinators func() []*tenure.Coordinator) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
-			return
-		}
+	return handler(func(r *http.Request) []tenure.Status {
 		lease, statuses := r.URL.Query().Get("lease"), []tenure.Status{}
 		for _, c := range coordinators() {
 			if s := c.Status(); lease == "" || lease == s.Lease.String() {
 				statuses = append(statuses, s)
 			}
 		}
+		return statuses
+	}, writePage)
+}
+
+// handler serves what look returns, as a page or as JSON.
+func handler[S any](look func(*http.Request) []S, writePage func(*bytes.Buffer, []S) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		statuses := look(r)
 		var body bytes.Buffer
 		var err error
 		header := w.Header()

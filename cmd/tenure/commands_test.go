@@ -199,7 +199,7 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 		filepath.Join(dir, "missing.db"),
 		dir,
 	} {
-		for _, command := range []string{"status", "watch", "list", "resign", "handover", "migrate"} {
+		for _, command := range []string{"status", "watch", "list", "owner", "resign", "handover", "migrate"} {
 			if command == "migrate" && store == filepath.Join(dir, "missing.db") {
 				continue // migrate creates the file
 			}
@@ -207,7 +207,7 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 				t.Parallel()
 				args := []string{command, "-store", store}
 				if command != "list" && command != "migrate" {
-					args = append(args, "-key", "svc")
+					args = append(args, "-key", "type/svc")
 				}
 				if command == "handover" {
 					args = append(args, "-to", "b")

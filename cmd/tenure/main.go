@@ -41,7 +41,8 @@ Environment:
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
 invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
-if nobody holds the lease, and with 4 if the store knows nothing of it.
+if nobody holds the lease, and with 4 if the store knows nothing of it; so does "tenure
+owner" for a key.
 
 "tenure COMMAND -h" explains a command.
 `
@@ -67,7 +68,7 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -199,6 +200,7 @@ func (o *output) exit(name string, err error) int {
 	if refused := refusedConnection(err); refused != "" {
 		text = refused
 	}
+	text = strings.Replace(text, "(call Migrate once)", "(tenure migrate makes the tables)", 1) // the library's words are for programs
 	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2

@@ -63,15 +63,19 @@ and 4 if the store knows nothing of it: it was never held, or released over a da
 
 var listCommand = command{
 	name:     "list",
-	synopsis: "-store STORE [-type TYPE] [-json]",
-	summary:  "show all leases of one type",
+	synopsis: "-store STORE [-type TYPE | -sessions] [-json]",
+	summary:  "show all leases of one type, or all sessions",
 	about: `
 List shows the leases of one type, sorted by name: those that are held, and those that
-have expired without being released.`,
+have expired without being released.
+
+With -sessions it shows the sessions of package claims, with what each of them owns. It
+counts up to 100,000 keys of each kind, and then prints 100000+.`,
 	define: func(flags *flag.FlagSet) action {
 		var store storeFlag
 		store.define(flags)
 		kind := flags.String("type", defaultType, "`TYPE` of the leases' keys")
+		sessions := flags.Bool("sessions", false, "list the sessions of package claims, with how many keys each owns")
 		asJSON := flags.Bool("json", false, "print a JSON array")
 		return func(ctx context.Context, out *output, args []string) error {
 			if len(args) > 0 {
@@ -79,6 +83,21 @@ have expired without being released.`,
 			}
 			if *kind == "" {
 				return usageError("-type is empty")
+			}
+			if *sessions && *kind != defaultType {
+				return usageError("give either -type or -sessions")
+			}
+			if *sessions {
+				return withStore(ctx, &store, func(ctx context.Context, store database) error {
+					views, err := listSessions(ctx, store)
+					if err != nil {
+						return err
+					}
+					if *asJSON {
+						return writeJSON(out.stdout, views)
+					}
+					return printSessions(out.stdout, views)
+				})
 			}
 			return withStore(ctx, &store, func(ctx context.Context, store database) error {
 				views, err := listLeases(ctx, store, *kind)
@@ -323,7 +342,7 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 // expiry describes the state, and how long it lasts.
 func (v leaseView) expiry() string {
-	left := (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // the age is negative if the renewal is stamped ahead of the clock
+	left := v.left()
 	switch v.State {
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
@@ -334,6 +353,11 @@ func (v leaseView) expiry() string {
 		return fmt.Sprintf("offered to %s, any replica may take it in %v", printable(v.OfferedTo), left)
 	}
 	return fmt.Sprintf("held, expires in %v unless renewed", left)
+}
+
+// left returns how long it is until a lease expires.
+func (v leaseView) left() time.Duration {
+	return (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // the age is negative if the renewal is stamped ahead of the clock
 }
 
 func (v leaseView) heldFor() time.Duration {

@@ -25,3 +25,9 @@ type Session struct {
 	ID     string
 	Record *Row // nil: the session is gone
 }
+
+// ClaimCount is how many rows of a kind name a session.
+type ClaimCount struct {
+	Session, Kind string
+	Claims        int
+}

@@ -28,6 +28,8 @@ var measures = []measure{
 	handoverMeasure,
 	pollMeasure,
 	saturatedMeasure,
+	claimsMeasure,
+	fencedMeasure,
 	failoverMeasure,
 	partitionMeasure,
 	idleMeasure,

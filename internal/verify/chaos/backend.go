@@ -12,6 +12,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 )
 
 // backend is a replica's access to its database: the store and the ledger, a table
@@ -24,6 +25,9 @@ type backend interface {
 
 	// unfenced writes to the ledger in an ordinary transaction.
 	unfenced(ctx context.Context, term *tenure.Term, note string) error
+
+	// fencedByClaim is fenced under a claim.
+	fencedByClaim(ctx context.Context, c claims.Claim, note string, delay time.Duration) error
 
 	close() error
 }
@@ -66,6 +70,16 @@ func (b *postgresBackend) store() tenure.Store { return b.PostgresStore }
 func (b *postgresBackend) fenced(ctx context.Context, term *tenure.Term, note string, delay time.Duration) error {
 	return b.Fenced(ctx, term, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note); err != nil {
+			return err
+		}
+		time.Sleep(delay)
+		return nil
+	})
+}
+
+func (b *postgresBackend) fencedByClaim(ctx context.Context, c claims.Claim, note string, delay time.Duration) error {
+	return claims.FencedPostgres(ctx, b.PostgresStore, c, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, ledgerInsert, ledgerClaimFenced, claimTerm(c), c.Token, note); err != nil {
 			return err
 		}
 		time.Sleep(delay)
@@ -121,6 +135,14 @@ func (b *sqliteBackend) fenced(ctx context.Context, term *tenure.Term, note stri
 	return b.Fenced(ctx, term, func(tx *sql.Tx) error {
 		time.Sleep(delay / 20)
 		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerFenced, term.ID(), term.Token(), note)
+		return err
+	})
+}
+
+func (b *sqliteBackend) fencedByClaim(ctx context.Context, c claims.Claim, note string, delay time.Duration) error {
+	return claims.FencedSQLite(ctx, b.SQLiteStore, c, func(tx *sql.Tx) error {
+		time.Sleep(delay / 20)
+		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerClaimFenced, claimTerm(c), c.Token, note)
 		return err
 	})
 }

@@ -35,13 +35,16 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 	phases := []struct {
 		name   string
 		expiry tenure.ExpiryPolicy
-		share  int // percent of the duration
+		share  int // of the duration
+		keys   int
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", tenure.Observed, 20, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", tenure.StoreClock, 20, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", tenure.StoreClock, 30, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres", tenure.StoreClock, 20, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", tenure.Observed, 15, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", tenure.StoreClock, 15, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"sqlite", tenure.StoreClock, 20, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, claims", tenure.StoreClock, 20, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, claims", tenure.StoreClock, 10, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 	}
 	var results []*result
 	for i, kind := range phases {
@@ -49,6 +52,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			name:   kind.name,
 			dir:    filepath.Join(dir, fmt.Sprint(i)),
 			ttl:    ttl,
+			keys:   kind.keys,
 			expiry: kind.expiry,
 			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
 			only:   only,

@@ -26,6 +26,8 @@ type result struct {
 	renewals   int // renewals that were reported to a replica as successful
 	crowd      int // terms of other leases
 	together   int // beginnings and ends of those that were committed together with others
+	claims     int // on the keys that have a func
+	funcs      int // of these
 	overlaps   map[string]int
 	longest    map[string]time.Duration // longest overlap, by excuse
 	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
@@ -49,6 +51,7 @@ func check(p *phase, a *audit) *result {
 	r.checkRenewed(p, a)
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
+	r.checkClaims(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.replaced); after < before && len(a.replaced) > 0 {
 		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
 	}
@@ -75,6 +78,9 @@ func (r *result) checkLedger(ledger []entry) {
 	}
 	each := map[string][]entry{}
 	for _, e := range ledger {
+		if ofClaims(e.kind) {
+			continue
+		}
 		lease := leases[e.term]
 		each[lease] = append(each[lease], e)
 	}

@@ -29,6 +29,11 @@ const (
 	held        = "held" // from From to At
 	released    = "released"
 	notReleased = "not released" // because it was lost
+
+	// Kinds of events of claims. The note is the key.
+	claimBegun = "claim begun" // its func runs
+	claimEnded = "claim ended" // it was seen valid from From to At
+	claimTwice = "claim runs twice"
 )
 
 // event is something that happened in one replica, a line of its history.

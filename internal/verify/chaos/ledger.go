@@ -9,6 +9,14 @@ const (
 	ledgerUnfenced = "unfenced"
 	ledgerRenewed  = "renewed" // the note is the time in Unix milliseconds by this host's clock
 	ledgerHurried  = "hurried" // an object was written by a call with hardly any time
+
+	// Of the claims on the keys that have a func.
+	ledgerClaimBegin  = "claim begin"
+	ledgerClaimEnd    = "claim end"
+	ledgerClaimFenced = "claim fenced"
+
+	// ledgerWrong is what must never be committed. Triggers on all claims write it.
+	ledgerWrong = "wrong"
 )
 
 // entry is one row of the ledger.

@@ -22,6 +22,13 @@
 // that their writes are grouped on Postgres: no two workers may see valid terms of one
 // lease at the same time, and what they were told must match what was committed.
 //
+// In two more phases the replicas claim keys instead, a hundred thousand on Postgres. A few of
+// the keys have a func, which writes fenced by its claim. Tokens of each key must rise, no
+// fenced write may be committed outside its claim, no claim may be taken over while its session
+// has a record, no two claims of a key may be seen valid at the same time, no process may run
+// a key twice, each of the few must have an owner within TTL + 1 s of each fault's end, and
+// nearly all the others within a minute of the last.
+//
 // On SQLite many calls get about as much time as a write takes, so that their contexts
 // end at every possible moment of a write that a full disk makes fail.
 //

@@ -22,6 +22,7 @@ type phase struct {
 	name   string
 	dir    string
 	ttl    time.Duration
+	keys   int // number of keys that the replicas claim; if it is 0 they do everything else
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
 	only   *regexp.Regexp // matches the faults to inject
@@ -31,6 +32,7 @@ type phase struct {
 	began     time.Duration // time from the start of the replicas until one held the lease
 	episodes  int
 	record    *record
+	left      string // which keys nobody had claimed when the faults had ended; empty: few
 	kinds     []faultKind
 }
 
@@ -39,6 +41,9 @@ type database interface {
 	// replica returns the configuration with which a replica connects.
 	replica(i int, cfg replicaConfig) (replicaConfig, *proxy, error)
 	kinds() []faultKind
+
+	// unclaimed returns how many keys nobody owns, and how many more a session that is gone.
+	unclaimed(ctx context.Context) (free, gone int, err error)
 
 	// final injects the fault that can't be undone, if there is one.
 	final(ctx context.Context, p *phase) error
@@ -79,7 +84,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	defer func() { err = errors.Join(err, p.end()) }()
 	started := time.Now()
 	for i := range replicas {
-		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry}
+		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys}
 		cfg, proxy, err := db.replica(i, cfg)
 		if err != nil {
 			return err
@@ -101,6 +106,9 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 		}
 	}
 	if ctx.Err() == nil {
+		err = p.awaitClaimed(ctx, db)
+	}
+	if ctx.Err() == nil && err == nil {
 		err = db.final(ctx, p)
 	}
 	return errors.Join(err, ctx.Err())

@@ -77,7 +77,7 @@ CREATE TRIGGER fenced AFTER INSERT OR UPDATE ON objects FOR EACH ROW
 -- then that a takeover must wait.
 CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(random() * 0.1); RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-	WHEN (NEW.kind = 'fenced' AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
+	WHEN (NEW.kind IN ('fenced', 'claim fenced') AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
 
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.clock (ahead interval);
@@ -89,7 +89,32 @@ CREATE ROLE app LOGIN;
 ALTER ROLE app SET search_path = chaos, pg_catalog, public;
 GRANT USAGE ON SCHEMA chaos TO app;
 GRANT SELECT ON chaos.clock TO app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, ledger TO app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, objects_claims, ledger TO app;
+
+CREATE FUNCTION note_claims() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO public.ledger (kind, lease, term, token, note)
+	SELECT 'wrong', n.id, n.session, n.token, format('the claim of %s with token %s was taken over while its session had a record', o.session, o.token)
+	FROM before o JOIN after n USING (kind, id) WHERE n.session <> o.session
+	AND EXISTS (SELECT FROM public.objects WHERE object_type = 'tenure.session' AND objects.id = o.session);
+	INSERT INTO public.ledger (kind, lease, term, token, note)
+	SELECT 'wrong', n.id, n.session, n.token, format('it comes after token %s', o.token)
+	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND n.session IS NOT NULL AND n.token <= o.token;
+	INSERT INTO public.ledger (kind, lease, term, token, note)
+	SELECT CASE WHEN n.session IS NULL THEN 'claim end' ELSE 'claim begin' END, n.id, coalesce(n.session, o.session) || '.' || n.token || '.' || n.id, n.token, ''
+	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND n.id LIKE 'actor-%';
+	RETURN NULL;
+END $$;
+CREATE FUNCTION note_new_claims() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO public.ledger (kind, lease, term, token, note)
+	SELECT 'claim begin', id, session || '.' || token || '.' || id, token, '' FROM after WHERE id LIKE 'actor-%';
+	RETURN NULL;
+END $$;
+CREATE TRIGGER claims AFTER UPDATE ON objects_claims REFERENCING OLD TABLE AS before NEW TABLE AS after
+	FOR EACH STATEMENT EXECUTE FUNCTION note_claims();
+CREATE TRIGGER new_claims AFTER INSERT ON objects_claims REFERENCING NEW TABLE AS after
+	FOR EACH STATEMENT EXECUTE FUNCTION note_new_claims();
 `
 
 const renewAsCopy = `
@@ -205,6 +230,16 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *proxy, er
 	u.RawQuery = q.Encode()
 	cfg.URL, cfg.SharePool, cfg.Pace, cfg.Crowd = u.String(), i%2 == 0, 60*time.Millisecond, crowdWorkers
 	return cfg, proxy, nil
+}
+
+func (db *postgres) unclaimed(ctx context.Context) (free, gone int, err error) {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close(ctx)
+	err = conn.QueryRow(ctx, unclaimedSQL).Scan(&free, &gone)
+	return free, gone, err
 }
 
 func (db *postgres) final(context.Context, *phase) error { return nil }

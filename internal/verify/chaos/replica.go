@@ -36,6 +36,7 @@ type replicaConfig struct {
 	Pace      time.Duration // approximate time from one operation to the next
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
+	Keys      int           // number of keys that the replicas claim; if it is 0 they do everything else
 }
 
 // replica is a process that faults are injected into.
@@ -134,13 +135,10 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		return err
 	}
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
-	wg.Go(func() { r.operate(ctx) })
-	wg.Go(func() { r.createOnce(ctx) })
-	if cfg.Hurry {
-		wg.Go(func() { r.writeHurried(ctx) })
-	}
-	for worker := range cfg.Crowd {
-		wg.Go(func() { r.crowd(ctx, worker) })
+	if cfg.Keys > 0 {
+		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
+	} else {
+		r.do(ctx, &wg)
 	}
 	err = coordinator.Run(ctx)
 	cancel()
@@ -150,6 +148,18 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		err = r.backend.close()
 	}
 	return err
+}
+
+// do does what keeps the database busy beside the job.
+func (r *replica) do(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() { r.operate(ctx) })
+	wg.Go(func() { r.createOnce(ctx) })
+	if r.Hurry {
+		wg.Go(func() { r.writeHurried(ctx) })
+	}
+	for worker := range r.Crowd {
+		wg.Go(func() { r.crowd(ctx, worker) })
+	}
 }
 
 // take passes on orders, the lines of the input. At the end of the input the parent is

@@ -39,6 +39,8 @@ func writeReport(w io.Writer, results []*result) error {
 	row("renewals", func(r *result) any { return r.renewals })
 	row("terms of other leases", func(r *result) any { return r.crowd })
 	row("begun or released together", func(r *result) any { return r.together })
+	row("claims of keys with a func", func(r *result) any { return r.claims })
+	row("their funcs", func(r *result) any { return r.funcs })
 	row("operations on registers", func(r *result) any { return r.operations })
 	row("operations with unknown outcome", func(r *result) any { return r.doubtful })
 	row("register histories checked", func(r *result) any { return r.registers })

@@ -51,6 +51,21 @@ END;
 CREATE TRIGGER hurried_again AFTER UPDATE ON objects WHEN NEW.object_type = 'hurried' AND NEW.payload <> OLD.payload BEGIN
 	INSERT INTO ledger (kind, term, token, note) VALUES ('hurried', '', NEW.resource_version, CAST(NEW.payload AS TEXT));
 END;
+CREATE TRIGGER new_claim AFTER INSERT ON objects_claims WHEN NEW.id LIKE 'actor-%' BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('claim begin', NEW.id, NEW.session || '.' || NEW.token || '.' || NEW.id, NEW.token, '');
+END;
+CREATE TRIGGER claim AFTER UPDATE ON objects_claims WHEN NEW.session IS NOT OLD.session AND NEW.id LIKE 'actor-%' BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES (
+		iif(NEW.session IS NULL, 'claim end', 'claim begin'), NEW.id, coalesce(NEW.session, OLD.session) || '.' || NEW.token || '.' || NEW.id, NEW.token, '');
+END;
+CREATE TRIGGER wrong_claim AFTER UPDATE ON objects_claims WHEN NEW.session <> OLD.session
+	AND EXISTS (SELECT 1 FROM objects WHERE object_type = 'tenure.session' AND objects.id = OLD.session) BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('wrong', NEW.id, NEW.session, NEW.token,
+		'the claim of ' || OLD.session || ' with token ' || OLD.token || ' was taken over while its session had a record');
+END;
+CREATE TRIGGER wrong_token AFTER UPDATE ON objects_claims WHEN NEW.session IS NOT OLD.session AND NEW.session IS NOT NULL AND NEW.token <= OLD.token BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('wrong', NEW.id, NEW.session, NEW.token, 'it comes after token ' || OLD.token);
+END;
 CREATE TRIGGER fenced AFTER INSERT ON objects WHEN NEW.object_type = 'fenced' BEGIN
 	INSERT INTO ledger (kind, term, token, note) SELECT 'fenced', p->>'term', p->>'token', p->>'note' FROM (SELECT CAST(NEW.payload AS TEXT) p);
 END;
@@ -99,6 +114,11 @@ func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 func (db *sqlite) replica(_ int, cfg replicaConfig) (replicaConfig, *proxy, error) {
 	cfg.File, cfg.Pace, cfg.Crowd, cfg.Hurry = db.file, 150*time.Millisecond, 2, true
 	return cfg, nil, nil
+}
+
+func (db *sqlite) unclaimed(ctx context.Context) (free, gone int, err error) {
+	err = db.books.QueryRowContext(ctx, unclaimedSQL).Scan(&free, &gone)
+	return free, gone, err
 }
 
 func (db *sqlite) close() error {

@@ -54,7 +54,7 @@ var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
 	"nats":     {"natstenure/"},
-	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/sqliteobjects/claims.go"},
+	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go"},
 }
 
 func (s suite) isFor(m mutant) bool {

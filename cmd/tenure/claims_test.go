@@ -1,0 +1,223 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+// startSession runs a session until the test ends or stop is called, and returns its tenants.
+func (s *site) startSession(t *testing.T, holder string) (session *claims.Session, tenants *claims.Keys, stop func()) {
+	t.Helper()
+	session, err := claims.NewSession(s.open(t), claims.SessionConfig{
+		Holder: holder, Labels: map[string]string{"address": holder + ":8080"}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenants, err = claims.NewKeys(session, "tenant")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	returned := make(chan error, 1)
+	go func() { returned <- session.Run(ctx) }()
+	stop = func() { cancel(); <-returned; returned <- nil }
+	t.Cleanup(stop)
+	return session, tenants, stop
+}
+
+func (s *site) exec(t *testing.T, statements string) {
+	t.Helper()
+	if isPostgres(s.store) {
+		execSQL(t, connect(t, s.store), statements)
+	} else {
+		execSQLite(t, s.store, statements)
+	}
+}
+
+func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		owner := func(key string, want int, lines ...string) (v ownerView) {
+			t.Helper()
+			status, stdout, stderr := tenureCommand(t, "owner", "-store", s.store, "-key", key)
+			for _, line := range lines {
+				if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(stdout) {
+					t.Errorf("it prints no %q:\n%s", line, stdout)
+				}
+			}
+			if status != want || stderr != "" {
+				t.Errorf("exit status %d and %q, want %d", status, stderr, want)
+			}
+			status, stdout, _ = tenureCommand(t, "owner", "-store", s.store, "-key", key, "-json")
+			if err := json.Unmarshal([]byte(stdout), &v); err != nil || status != want || v.Key != key {
+				t.Errorf("-json: exit status %d, %v, %s", status, err, stdout)
+			}
+			return v
+		}
+		s.ask(t, "migrate")
+		if v := owner("tenant/acme", 4, "state +unused: .*"); v.State != "unused" {
+			t.Errorf("the state is %q", v.State)
+		}
+
+		session, tenants, stop := s.startSession(t, "a")
+		got, err := tenants.Claim(t.Context(), "acme", "glo/bex", "umbrella")
+		if err != nil || len(got) != 3 {
+			t.Fatal(got, err)
+		}
+		v := owner("tenant/acme", 0, "key +tenant/acme", `state +owned; its session expires in \S+ unless renewed`, "owner +a", "label +address=a:8080", `token +\d+`, "session +"+session.ID())
+		if v.State != "held" || v.Session != session.ID() || v.Holder != "a" || v.Labels["address"] != "a:8080" || v.TTLMS != 30_000 || v.RenewedAt == nil {
+			t.Errorf("the owner is %+v", v)
+		}
+		for _, c := range got {
+			if c.Key.ID == "acme" && c.Token != v.Token {
+				t.Errorf("the token is %d, want %d", v.Token, c.Token)
+			}
+		}
+		owner("tenant/glo/bex", 0)
+		owner("account/acme", 4)
+		for _, c := range got {
+			if c.Key.ID == "umbrella" {
+				if err := tenants.Release(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if v := owner("tenant/umbrella", 3, "state +free: nobody owns it"); v.State != "free" || v.Token == 0 {
+			t.Errorf("the owner is %+v", v)
+		}
+
+		// As a session that has crashed leaves its record and rows, and as they are when it was buried.
+		s.exec(t, `UPDATE objects_claims SET session = 'crashed' WHERE id = 'acme'; UPDATE objects_claims SET session = 'buried' WHERE id = 'glo/bex'`)
+		stop()
+		s.exec(t, `DELETE FROM objects`)
+		crashed, err := tenure.NewLease(s.open(t), tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: "crashed"}, Holder: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := crashed.TryAcquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.exec(t, `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`)
+		if v := owner("tenant/acme", 3, "state +free: the session of its owner has expired", "owner +b"); v.State != "expired" || v.Holder != "b" {
+			t.Errorf("the owner is %+v", v)
+		}
+		if v := owner("tenant/glo/bex", 3, "state +free: its owner is gone", "session +buried"); v.State != "gone" || v.Holder != "" {
+			t.Errorf("the owner is %+v", v)
+		}
+	})
+}
+
+func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		if got := s.ask(t, "list", "-sessions", "-json"); got != "[]\n" {
+			t.Errorf("at first the list is %q", got)
+		}
+		a, tenants, stop := s.startSession(t, "a")
+		if _, err := tenants.Claim(t.Context(), "one", "two", "three"); err != nil {
+			t.Fatal(err)
+		}
+		sandboxes, err := claims.NewKeys(a, "sandbox")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sandboxes.Claim(t.Context(), "box"); err != nil {
+			t.Fatal(err)
+		}
+		b, _, _ := s.startSession(t, "b") // owns nothing
+		eventually(t, soon, "b has begun", b.Valid)
+		s.exec(t, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'lost', 'buried', 1)`)
+
+		text := s.ask(t, "list", "-sessions")
+		lines := strings.Split(strings.TrimSpace(text), "\n")
+		if len(lines) != 4 {
+			t.Fatalf("the list is\n%s", text)
+		}
+		for i, want := range []string{
+			`SESSION +HOLDER +FOR +STATE +CLAIMS +LABELS`,
+			`buried +gone; what it owns is free +tenant 1 *`,
+			a.ID() + ` +a +\d+s +valid, expires in \S+ unless renewed +sandbox 1, tenant 3 +address=a:8080`,
+			b.ID() + ` +b +\d+s +valid, expires in \S+ unless renewed +none +address=b:8080`,
+		} {
+			if !regexp.MustCompile(`^` + want + `$`).MatchString(lines[i]) {
+				t.Errorf("line %d is %q, want %q", i, lines[i], want)
+			}
+		}
+		sessions := func() (views []sessionView) {
+			t.Helper()
+			if err := json.Unmarshal([]byte(s.ask(t, "list", "-sessions", "-json")), &views); err != nil {
+				t.Fatal(err)
+			}
+			return views
+		}
+		views := sessions()
+		if len(views) != 3 || views[0].State != "gone" || views[0].Claims[0] != (kindView{Kind: "tenant", Claims: 1}) {
+			t.Errorf("the list is %+v", views)
+		}
+		if v := views[1]; v.Session != a.ID() || v.State != "held" || v.Holder != "a" || v.Labels["address"] != "a:8080" || len(v.Claims) != 2 || time.Since(*v.AcquiredAt) > soon {
+			t.Errorf("the list is %+v", views)
+		}
+		stop()
+		for _, v := range sessions() {
+			if v.Session == a.ID() {
+				t.Errorf("a session that has ended is listed: %+v", v)
+			}
+		}
+	})
+}
+
+func TestWithoutTheTableOfClaimsTheRemedyIsNamedInOneLine(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		s.exec(t, `DROP TABLE objects_claims`) // as an earlier version leaves it
+		for _, args := range [][]string{{"list", "-sessions"}, {"owner", "-key", "tenant/acme"}} {
+			status, stdout, stderr := tenureCommand(t, append(args, "-store", s.store)...)
+			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "objects_claims") || !strings.HasSuffix(stderr, "(tenure migrate makes the tables)\n") {
+				t.Errorf("%v: exit status %d, %q and %q", args, status, stdout, stderr)
+			}
+		}
+		other := []string{"-table", "leases"}
+		if isPostgres(s.store) {
+			other = append(other, "-schema", "else where")
+		}
+		s.ask(t, "migrate", other...)
+		if got := s.ask(t, "list", append(other, "-sessions", "-json")...); got != "[]\n" {
+			t.Errorf("in another table the list is %q", got)
+		}
+		if status, _, stderr := tenureCommand(t, append([]string{"owner", "-store", s.store, "-key", "tenant/acme"}, other...)...); status != 4 || stderr != "" {
+			t.Errorf("in another table: exit status %d and %q", status, stderr)
+		}
+	})
+}
+
+// What is counted has an end, so that a look at a process with millions of keys does not fail.
+func TestAKindIsCountedUpToALimit(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	s.ask(t, "migrate")
+	s.exec(t, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <= 100000)
+		INSERT INTO objects_claims SELECT 'tenant', i, 's', i FROM n`)
+	if got := s.ask(t, "list", "-sessions"); !strings.Contains(got, " tenant 100000+ ") {
+		t.Errorf("the list is\n%s", got)
+	}
+	if got := s.ask(t, "list", "-sessions", "-json"); !strings.Contains(got, `{"kind":"tenant","claims":100000,"more":true}`) {
+		t.Errorf("the list is %s", got)
+	}
+	s.exec(t, `DELETE FROM objects_claims WHERE id = '7'`)
+	if got := s.ask(t, "list", "-sessions", "-json"); !strings.Contains(got, `{"kind":"tenant","claims":100000}`) {
+		t.Errorf("the list is %s", got)
+	}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+func ofClaims(kind string) bool {
+	return slices.Contains([]string{ledgerClaimBegin, ledgerClaimEnd, ledgerClaimFenced, ledgerWrong}, kind)
+}
+
+// checkClaims checks the keys. Like a lease each of them has tokens that rise, and fenced writes
+// that are committed within their own claims.
+func (r *result) checkClaims(p *phase, a *audit) {
+	for _, ledger := range [][]entry{a.ledger, a.replaced} {
+		r.checkClaimLedger(ledger)
+	}
+	if p.left != "" {
+		r.violate("%s", p.left)
+	}
+	for _, e := range p.record.sorted() {
+		if e.Kind == claimTwice {
+			r.violate("%s ran %s twice at %v, with token %d", e.Replica, e.Note, e.At, e.Token)
+		}
+	}
+	for key, runs := range p.record.claimFuncs() {
+		r.funcs += len(runs)
+		for i, a := range runs {
+			for _, b := range runs[i+1:] {
+				overlap := span{from: b.from, to: min(a.to, b.to)}
+				if overlap.from >= overlap.to || a.death || b.death { // it is not known how long it was valid
+					continue
+				}
+				if !slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+					return p.clockExcuses(f, a.from, overlap, p.ttl) || removalExcuses(f, overlap, p.ttl)
+				}) {
+					r.violate("%s was claimed by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
+						key, a.replica, a.token, a.from, a.to, b.replica, b.token, b.from, b.to, p.around(b.from, b.from))
+				}
+			}
+		}
+		r.checkClaimRecoveries(p, key, runs)
+	}
+}
+
+func (r *result) checkClaimLedger(ledger []entry) {
+	as := map[string]string{ledgerClaimBegin: ledgerBegin, ledgerClaimEnd: ledgerEnd, ledgerClaimFenced: ledgerFenced}
+	keys := map[string]string{} // by claim
+	for _, e := range ledger {
+		if e.kind == ledgerClaimBegin {
+			keys[e.term] = e.lease
+		}
+	}
+	each := map[string][]entry{}
+	for _, e := range ledger {
+		if e.kind == ledgerClaimBegin {
+			r.claims++
+		}
+		switch {
+		case e.kind == ledgerWrong:
+			r.violate("%s was claimed by %s with token %d: %s", e.lease, e.term, e.token, e.note)
+		case ofClaims(e.kind):
+			key := keys[e.term]
+			e.kind = as[e.kind]
+			each[key] = append(each[key], e)
+		}
+	}
+	for _, entries := range each {
+		r.checkLease(entries)
+	}
+}
+
+// checkClaimRecoveries checks that a key had an owner in time after each fault.
+func (r *result) checkClaimRecoveries(p *phase, key string, runs []job) {
+	for _, f := range p.record.faults {
+		if f.episode < 0 || slices.ContainsFunc(p.record.faults, func(g *fault) bool { return g.episode == f.episode && f.to < g.to }) {
+			continue
+		}
+		allowed := p.ttl + max(time.Second, 3*p.began)
+		if f.kind == clockMoved {
+			allowed += p.ttl
+		}
+		free, took := p.recovery(f, runs, allowed)
+		allowed += p.stalledFor(free, free+allowed)
+		if took > allowed {
+			r.violate("after %s of %s nobody owned %s for %v, more than %v\n%s", f.kind, f.target, key, took, allowed, p.around(f.from, free+allowed))
+		}
+	}
+}
+
+// claimFuncs returns the runs of each key's funcs, in the order in which they began. One whose
+// process was killed ended then.
+func (r *record) claimFuncs() map[string][]job {
+	runs := map[string][]job{}
+	for _, e := range r.sorted() {
+		switch e.Kind {
+		case claimBegun:
+			runs[e.Note] = append(runs[e.Note], job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token})
+		case claimEnded:
+			for i, j := range runs[e.Note] {
+				if j.term == e.Term {
+					runs[e.Note][i].from, runs[e.Note][i].to = e.From, e.At
+				}
+			}
+		case killed:
+			for _, jobs := range runs {
+				for i, j := range jobs {
+					if j.replica == e.Replica && j.to == forever {
+						jobs[i].to, jobs[i].death = e.At, true
+					}
+				}
+			}
+		}
+	}
+	for _, jobs := range runs {
+		slices.SortFunc(jobs, func(a, b job) int { return cmp.Compare(a.from, b.from) })
+	}
+	return runs
+}
+
+// unclaimedSQL counts the keys without an owner: those that are free, and those whose session is gone.
+const unclaimedSQL = `
+	SELECT count(*) FILTER (WHERE session IS NULL), count(*) FILTER (WHERE session IS NOT NULL AND o.id IS NULL)
+	FROM objects_claims c LEFT JOIN objects o ON o.object_type = 'tenure.session' AND o.id = c.session`
+
+// awaitClaimed waits until nearly all keys have an owner: the replicas release some again and again.
+func (p *phase) awaitClaimed(ctx context.Context, db database) error {
+	began := time.Now()
+	for p.keys > 0 {
+		free, gone, err := db.unclaimed(ctx)
+		if err != nil {
+			return err
+		}
+		if gone == 0 && free < p.keys/10 {
+			return nil
+		}
+		if time.Since(began) > time.Minute {
+			p.left = fmt.Sprintf("a minute after the last fault %d of %d keys were free, and of %d the session was gone", free, p.keys, gone)
+			return nil
+		}
+		if !pause(ctx, p.ttl/5) {
+			break
+		}
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+const (
+	actors    = 60   // keys that have a func
+	claimSize = 2000 // keys that one call claims
+)
+
+// claim owns keys, in a session of its own. The replicas compete for a few keys that have a func
+// each, and for very many that have none.
+func (r *replica) claim(ctx context.Context) error {
+	session, err := claims.NewSession(r.backend.store(), claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry})
+	if err != nil {
+		return err
+	}
+	keys, err := claims.NewKeys(session, "key")
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { r.hoard(ctx, keys) })
+	wg.Go(func() { r.act(ctx, keys) })
+	return session.Run(ctx)
+}
+
+// hoard claims whichever of the many keys are free, and sometimes releases some.
+func (r *replica) hoard(ctx context.Context, keys *claims.Keys) {
+	var held []claims.Claim
+	for first := rand.N(r.Keys); pause(ctx, about(10*r.Pace)); first += claimSize {
+		var ids []string
+		for i := range claimSize {
+			ids = append(ids, fmt.Sprintf("key-%06d", (first+i)%r.Keys))
+		}
+		got, err := keys.Claim(ctx, ids...)
+		if err != nil {
+			r.tellSetUp(err)
+			slog.Debug("claim", "error", err)
+		}
+		held = append(held, got...)
+		if rand.IntN(20) > 0 {
+			continue
+		}
+		held = slices.DeleteFunc(held, func(c claims.Claim) bool { return !keys.Holds(c) })
+		if some := held[:min(len(held), rand.N(claimSize)+1)]; len(some) > 0 {
+			if err := keys.Release(ctx, some...); err != nil {
+				slog.Debug("release", "error", err)
+			}
+		}
+	}
+}
+
+// act runs a func for each of the few keys that it gets.
+func (r *replica) act(ctx context.Context, keys *claims.Keys) {
+	var ids []string
+	for i := range actors {
+		ids = append(ids, fmt.Sprint("actor-", i))
+	}
+	var running sync.Map
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for ctx.Err() == nil {
+		rand.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+		got, err := keys.Wait(ctx, ids...)
+		if err != nil {
+			r.tellSetUp(err)
+			slog.Debug("wait", "error", err)
+		}
+		for _, c := range got {
+			wg.Go(func() {
+				err := keys.Do(ctx, c, func(ctx context.Context) error { return r.serve(ctx, keys, c, &running) })
+				slog.Debug("serve", "key", c.Key.ID, "error", err)
+			})
+		}
+	}
+}
+
+// serve is the func of a key: it writes to the ledger, under its claim, until it is told to return.
+func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, running *sync.Map) error {
+	if _, twice := running.LoadOrStore(c.Key.ID, true); twice {
+		r.events.write(event{Kind: claimTwice, Token: c.Token, Note: c.Key.ID})
+	}
+	defer running.Delete(c.Key.ID)
+	r.events.write(event{Kind: claimBegun, Term: claimTerm(c), Token: c.Token, Note: c.Key.ID})
+	tell := event{Kind: claimEnded, From: monotonic(), Term: claimTerm(c), Token: c.Token, Note: c.Key.ID}
+	tell.At = tell.From
+	defer func() { r.events.write(tell) }()
+	r.late.Go(func() { r.writeLateByClaim(c) })
+	life := rand.N(200) // not all at once
+	for n := 0; n < life && pause(ctx, about(10*r.Pace)); n++ {
+		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, n)
+		limited, cancel := context.WithTimeout(ctx, r.TTL)
+		err := r.backend.fencedByClaim(limited, c, note, 0)
+		cancel()
+		if err == nil {
+			r.events.write(event{Kind: acknowledge, Note: ledgerClaimFenced + " " + note})
+		}
+		if now := monotonic(); keys.Holds(c) {
+			tell.At = now
+		}
+	}
+	for range 10 { // until the very end of its trust
+		if now := monotonic(); keys.Holds(c) {
+			tell.At = now
+		}
+		time.Sleep(rand.N(r.TTL / 100))
+	}
+	return nil
+}
+
+// writeLateByClaim is [replica.writeLate] for a claim. It begins at a random moment, and ends
+// when the claim does.
+func (r *replica) writeLateByClaim(c claims.Claim) {
+	for n := 0; r.ending.Err() == nil; n++ {
+		if !pause(r.ending, about(r.TTL)) {
+			return
+		}
+		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, n)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
+		err := r.backend.fencedByClaim(ctx, c, note, rand.N(200*time.Millisecond))
+		cancel()
+		if errors.Is(err, tenure.ErrLost) {
+			return
+		}
+		if err == nil {
+			r.events.write(event{Kind: acknowledge, Note: ledgerClaimFenced + " " + note})
+		}
+	}
+}
+
+// claimTerm names a claim in the ledger.
+func claimTerm(c claims.Claim) string { return fmt.Sprint(c.Session, ".", c.Token, ".", c.Key.ID) }
