@@ -763,7 +763,7 @@ var mutants = []mutant{
 		"case subjectInFlight, incompleteBatch", "case incompleteBatch",
 		"two writers of a replicated object refuse each other, and neither has a reason"},
 	{"NATS: versions begin at 1", "natstenure/store.go",
-		"\t\tFirstSeq:    uint64(time.Now().UnixMicro()),\n", "",
+		"uint64(time.Now().UnixMicro())", "uint64(min(1, time.Now().UnixMicro()))",
 		"a stream that is created again repeats fencing tokens"},
 	{"NATS: any stream will do", "natstenure/store.go",
 		"errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config))", "s.oldServer()",
