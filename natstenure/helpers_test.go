@@ -21,7 +21,7 @@ import (
 	"github.com/tenurelib/tenure/natstenure"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // serverDir is set in a child process that is a server, to the directory of its data.
 const serverDir = "NATSTENURE_TEST_SERVER"
