@@ -58,7 +58,7 @@ func TestAReplicatedStore(t *testing.T) {
 	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
-		forceRaces(t, 10, 30, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster[i%3].url), cfg) })
+		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster[i%3].url), cfg) })
 	})
 }
 
