@@ -22,7 +22,7 @@ var (
 	ErrResigned = errors.New("lease resigned")
 
 	// ErrShutdown says that the context of [Coordinator.Run] is done.
-	ErrShutdown = errors.New("coordinator is shutting down")
+	ErrShutdown = errors.New("replica is shutting down")
 
 	// ErrJobEnded says that one of the job's funcs returned or panicked during the term.
 	ErrJobEnded = errors.New("job ended")
@@ -376,6 +376,7 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 func (c *Coordinator) startJob(term *Term, job *job) {
 	c.term.Store(term)
 	c.monitor.jobBegins(term)
+	job.alone = c.cfg.Watch == nil || c.cfg.Reconcile == nil
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
 }

@@ -53,12 +53,14 @@ type job struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan *jobResult // has room for all funcs, so that none has to wait
+	alone    bool            // it has one func
 	running  int
 	panicked *JobPanic
 }
 
 type jobResult struct {
 	name     string
+	alone    bool // the job has no other func
 	began    time.Time
 	err      error
 	panicked *JobPanic
@@ -83,7 +85,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 	j.running++
 	ctx := context.WithValue(j.ctx, jobScopeKey{}, jobScope{j.term, j.of, j.ctx, name})
 	go func() {
-		result := &jobResult{name: name, began: time.Now(), err: errGoexit}
+		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
@@ -109,21 +111,28 @@ func (r *jobResult) isConfirmation() bool {
 
 // cause returns why the term is over after a func has returned too early.
 func (r *jobResult) cause() error {
+	name := r.name
+	if r.alone {
+		name = "it"
+	}
 	switch {
 	case r.panicked != nil:
-		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, r.name, r.panicked.Value)
+		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, name, r.panicked.Value)
 	case r.name == confirmName:
 		return r.err // the job has not begun, so it has not ended
+	case r.err != nil && r.alone: // "reconcile" says nothing to those who read the log of tenure run
+		return fmt.Errorf("%w: %w", ErrJobEnded, r.err)
 	case r.err != nil:
-		return fmt.Errorf("%w: %s: %w", ErrJobEnded, r.name, r.err)
+		return fmt.Errorf("%w: %s: %w", ErrJobEnded, name, r.err)
 	default:
-		return fmt.Errorf("%w: %s returned", ErrJobEnded, r.name)
+		return fmt.Errorf("%w: %s returned", ErrJobEnded, name)
 	}
 }
 
 // Every returns a job that calls sweep at once, and again one interval after each call has
-// returned, until its context is done. It logs a sweep's error and goes on; a panic ends the
-// job. Every itself panics if the interval is not positive or sweep is nil.
+// returned, until its context is done. It logs a sweep's error and goes on; one that stays the
+// same is logged every ten minutes. A panic ends the job. Every itself panics if the interval
+// is not positive or sweep is nil.
 //
 // Each term begins with a sweep, so with an interval of a day a sweep comes at each
 // deployment, too. Package schedule is for jobs that are due at given times.
@@ -137,18 +146,46 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		panic("tenure: Every: sweep is nil")
 	}
 	return func(ctx context.Context) error {
-		log := slog.Default()
+		log := sweepLog{logger: slog.Default()}
 		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 		if ok {
-			log = scope.of.monitor.log()
+			log.logger = scope.of.monitor.log()
 		}
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
-			if err := RecordRun(ctx, scope.name, sweep); err != nil && ctx.Err() == nil {
-				log.Error("sweep failed", "error", logtext.OneLine(err))
+			if err := RecordRun(ctx, scope.name, sweep); err == nil || ctx.Err() == nil {
+				log.ended(err)
 			}
 		}
 		return nil
 	}
+}
+
+// sweepLog logs how sweeps end. An error that stays the same is logged every ten minutes, and
+// at debug level in between.
+type sweepLog struct {
+	logger      *slog.Logger
+	failures    int // since the last success
+	first, told time.Time
+	gist        string // of the last failure
+}
+
+func (l *sweepLog) ended(err error) {
+	if err == nil {
+		if l.failures > 0 {
+			l.logger.Info("sweep succeeds again", "failures", l.failures, "after", time.Since(l.first))
+		}
+		*l = sweepLog{logger: l.logger}
+		return
+	}
+	err = logtext.OneLine(err)
+	if l.failures++; l.failures == 1 {
+		l.first = time.Now()
+	}
+	level := slog.LevelDebug
+	if gist := logtext.Gist(err.Error()); gist != l.gist || time.Since(l.told) >= 10*time.Minute {
+		level, l.gist, l.told = slog.LevelError, gist, time.Now()
+	}
+	l.logger.Log(context.Background(), level, "sweep failed", "error", err, "failures", l.failures)
 }
 
 var errNotReturned = errors.New("the run did not return: it panicked or called runtime.Goexit")

@@ -180,9 +180,17 @@ func TestACauseIsOneLineOfTheLog(t *testing.T) {
 			return errors.Join(errors.New("no table"), errors.New("no index"))
 		}})
 		time.Sleep(time.Second)
-		require.Contains(t, lines(), `cause="job ended: reconcile: no table; no index"`)
-		require.Equal(t, "job ended: reconcile: no table; no index", a.Status().Reason)
+		require.Contains(t, lines(), `cause="job ended: no table; no index"`)
+		require.Equal(t, "job ended: no table; no index", a.Status().Reason)
 		require.Equal(t, "no table; no index", a.Status().Runs[0].LastError)
+	})
+	inBubble(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{
+			Watch:     func(ctx context.Context) error { <-ctx.Done(); return nil },
+			Reconcile: func(context.Context) error { return errors.New("no table") },
+		})
+		time.Sleep(time.Second)
+		require.Equal(t, "job ended: reconcile: no table", a.Status().Reason, "which of the two")
 	})
 }
 

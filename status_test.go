@@ -192,13 +192,13 @@ func TestEachReplicaTellsTheSameOfHowATermEnded(t *testing.T) {
 		end         func(t *scene, a *replica)
 		own, others string
 	}{
-		"released": {func(_ *scene, a *replica) { a.stop() }, "released: coordinator is shutting down", "released"},
+		"released": {func(_ *scene, a *replica) { a.stop() }, "released: replica is shutting down", "released"},
 		"handed over": {func(t *scene, a *replica) { require.NoError(t, a.lease.RequestHandover(t.Context(), "c")) },
 			"offered to c: lease resigned: on request, in favour of c", "offered to c"},
 		"robbed": {func(t *scene, _ *replica) { putRecord(t, t.store, robbersRecord) },
 			"followed by robber: lease lost: reconciler_lease/singleton is held by robber", "followed by robber"},
 		"not released": {func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() },
-			"expired: coordinator is shutting down", "expired"},
+			"expired: replica is shutting down", "expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {

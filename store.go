@@ -516,6 +516,19 @@ func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
 	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
 }
 
+// putStatement is PutStatement of a store whose table makes the statement.
+func putStatement(obj Object, version int64, fencedBy *Term, statement func(objects.Row, int64) (string, []any)) (query string, args []any, err error) {
+	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
+	if fencedBy != nil { // the statement would not be fenced
+		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
+	}
+	query, args = statement(obj.row(), version)
+	return query, args, nil
+}
+
 // opError says which operation failed, on which key, and whether its context has ended: some
 // drivers only say that they were interrupted.
 func opError(ctx context.Context, op string, key Key, err error) error {

@@ -296,15 +296,7 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 // writes other tables of the same database, too, by whatever driver. It does no I/O. It
 // neither creates an object nor wakes those that watch it.
 func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
-	if s.term != nil { // the statement would not be fenced
-		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
-	}
-	if err != nil {
-		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
-	}
-	query, args = s.table.PutStatement(obj.row(), version)
-	return query, args, nil
+	return putStatement(obj, version, s.term, s.table.PutStatement)
 }
 
 // Fence implements [Fencer].

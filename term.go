@@ -453,9 +453,11 @@ type StatementFencer interface {
 // commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
-// statement. Above READ COMMITTED a database may end the transaction with a serialization
-// failure because the lease was renewed since; then try again. On SQLite nobody can renew the
-// lease or take it over from fn's first write until the end of the transaction.
+// statement. A COMMIT or ROLLBACK that fn sends as SQL escapes the fence, which lib/pq and SQLite
+// report afterwards, and pgx's driver does not. Above READ COMMITTED a database may end the
+// transaction with a serialization failure because the lease was renewed since; then try again.
+// On SQLite nobody can renew the lease or take it over from fn's first write until the end of
+// the transaction.
 func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	switch {
 	case store == nil:

@@ -111,7 +111,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
 
 		a.stop()
-		require.Equal(t, []string{"job ended after 6s: coordinator is shutting down", "released: coordinator is shutting down", `holder: ""`}, ofA.since())
+		require.Equal(t, []string{"job ended after 6s: replica is shutting down", "released: replica is shutting down", `holder: ""`}, ofA.since())
 	})
 }
 
@@ -130,7 +130,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
 			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
 		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() }, []string{
-			"job ended after 0s: coordinator is shutting down", "lost: coordinator is shutting down\nconnection refused", `holder: ""`}},
+			"job ended after 0s: replica is shutting down", "lost: replica is shutting down\nconnection refused", `holder: ""`}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
 			a.store.SetHook(kit.Only("put", kit.Refuse))
 			time.Sleep(21 * time.Second)
@@ -160,7 +160,7 @@ func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 		require.NoError(t, err)
 		require.Panics(t, func() { c.Run(t.Context()) })
 		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started",
-			"job ended after 0s: job ended: reconcile panicked: broken", "released: job ended: reconcile panicked: broken", `holder: ""`}, told.since())
+			"job ended after 0s: job ended: it panicked: broken", "released: job ended: it panicked: broken", `holder: ""`}, told.since())
 	})
 }
 
@@ -176,7 +176,7 @@ func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 3, Trace: told.trace()})
 		told.since()
 		b.stop()
-		require.Equal(t, []string{"released: coordinator is shutting down", `holder: ""`}, told.since(), "shut down while it confirms")
+		require.Equal(t, []string{"released: replica is shutting down", `holder: ""`}, told.since(), "shut down while it confirms")
 	})
 }
 

@@ -185,7 +185,7 @@ func TestWithoutTheTableOfClaimsTheRemedyIsNamedInOneLine(t *testing.T) {
 		s.exec(t, `DROP TABLE objects_claims`) // as an earlier version leaves it
 		for _, args := range [][]string{{"list", "-sessions"}, {"owner", "-key", "tenant/acme"}} {
 			status, stdout, stderr := tenureCommand(t, append(args, "-store", s.store)...)
-			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "objects_claims") || !strings.HasSuffix(stderr, "(tenure migrate makes the tables)\n") {
+			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "objects_claims") || !strings.HasSuffix(stderr, "run \"tenure migrate\"\n") {
 				t.Errorf("%v: exit status %d, %q and %q", args, status, stdout, stderr)
 			}
 		}

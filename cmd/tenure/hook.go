@@ -8,11 +8,111 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
+
+// check runs -check.
+func (r *runner) check(ctx context.Context, role tenure.Role) error {
+	arg := "standby"
+	if role == tenure.RoleHolder {
+		arg = "active"
+	}
+	return runHook(ctx, r.opts.check, []string{arg}, environ(), nil)
+}
+
+// fence runs -fence for a host that has vanished and for the -peers.
+func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
+	term := tenure.TermFromContext(ctx)
+	env := append(environ(), termEnv(term)...)
+	// A host that has restarted must not cut its own power, nor that of healthy peers.
+	if prev.Holder == r.opts.replica {
+		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
+		return nil
+	}
+	r.log.Info("fencing", "predecessor", printable(prev.Holder))
+	vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
+	if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
+		return err
+	}
+	if r.peersFenced == term.ID() { // after an earlier predecessor
+		return nil
+	}
+	for _, peer := range r.opts.peerNames() {
+		if peer == r.opts.replica || peer == prev.Holder {
+			continue
+		}
+		r.log.Info("fencing", "peer", printable(peer))
+		if err := runHook(ctx, r.opts.fence, nil, append(env, environVar("TENURE_PREDECESSOR", peer)), os.Stderr); err != nil {
+			return fmt.Errorf("peer %s: %w", printable(peer), err)
+		}
+	}
+	r.peersFenced = term.ID()
+	return nil
+}
+
+// unfence runs -unfence, if there is one.
+func (r *runner) unfence(ctx context.Context) error {
+	if r.opts.unfence == "" {
+		return nil
+	}
+	r.log.Info("unfencing this replica")
+	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
+	// One that hangs must not keep the lease from a replica that could run the program.
+	unfencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
+	defer cancel()
+	if err := runHook(unfencing, r.opts.unfence, nil, env, os.Stderr); err != nil {
+		r.log.Error("not unfenced, giving the lease up", "error", err)
+		return fmt.Errorf("-unfence: %w", err)
+	}
+	return nil
+}
+
+// keepStopped runs -stop again and again while another replica holds the lease, until ctx
+// is done.
+func (r *runner) keepStopped(ctx context.Context, coordinator *tenure.Coordinator) {
+	ticker := time.NewTicker(r.opts.stopEvery)
+	defer ticker.Stop()
+	said := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		err := r.stopStandby(ctx, coordinator)
+		switch {
+		case err == nil:
+			said = ""
+		case err.Error() != said && ctx.Err() == nil:
+			said = err.Error()
+			r.log.Error("-stop command failed while another replica holds the lease", "error", err)
+		}
+	}
+}
+
+// stopStandby runs -stop if another replica holds the lease. A term that begins meanwhile
+// waits for it, so it must not take longer than a program may take to end.
+func (r *runner) stopStandby(ctx context.Context, coordinator *tenure.Coordinator) error {
+	select {
+	case r.service <- struct{}{}:
+		defer func() { <-r.service }()
+	default:
+		return nil // a term is under way
+	}
+	if status := coordinator.Status(); status.Role != tenure.RoleStandby || status.Holder == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timing.stop)
+	defer cancel()
+	return runHook(ctx, r.opts.stop, nil, environ(), nil)
+}
 
 // runHook runs one of the user's commands, for example that of -check. It returns when
 // the command has ended, or was killed because ctx is done. If output is nil, the error

@@ -18,6 +18,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const overview = `Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite database.
@@ -115,7 +117,22 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	if err != nil {
 		return usageError(`%v; "tenure %s -h" lists the flags`, err, c.name)
 	}
-	return act(ctx, out, flags.Args())
+	err = act(ctx, out, flags.Args())
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
+		return fmt.Errorf("%w: run \"tenure migrate%s\"", missing.Cause, givenAgain(flags, "table", "schema"))
+	}
+	return err
+}
+
+// givenAgain returns those of the flags that were given, as a shell takes them.
+func givenAgain(flags *flag.FlagSet, names ...string) string {
+	var again strings.Builder
+	for _, name := range names {
+		if f := flags.Lookup(name); f != nil && f.Value.String() != "" {
+			fmt.Fprintf(&again, " -%s '%s'", name, strings.ReplaceAll(f.Value.String(), "'", `'\''`))
+		}
+	}
+	return again.String()
 }
 
 func printOverview(w io.Writer) {
@@ -196,12 +213,7 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	text := oneLine(err)
-	if refused := refusedConnection(err); refused != "" {
-		text = refused
-	}
-	text = strings.Replace(text, "(call Migrate once)", "(tenure migrate makes the tables)", 1) // the library's words are for programs
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(text, "tenure: "))
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}

@@ -28,6 +28,6 @@ func Example_errgroup() {
 	})
 	fmt.Println(group.Wait())
 	// Output:
-	// the job returns: coordinator is shutting down
+	// the job returns: replica is shutting down
 	// the server failed
 }

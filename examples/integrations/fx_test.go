@@ -55,6 +55,6 @@ func Example_fx() {
 	fmt.Println(app.Stop(context.Background()))
 	// Output:
 	// <nil>
-	// the job returns: coordinator is shutting down
+	// the job returns: replica is shutting down
 	// <nil>
 }

@@ -1,14 +1,19 @@
 package integrations
 
 import (
+	"debug/elf"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -47,6 +52,53 @@ func TestTheManifestOfTheDocumentIsADeploymentThatFitsTheProgram(t *testing.T) {
 	const release = 10 * time.Second // at most, while the database hangs
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= release {
 		t.Errorf("a grace period of %v leaves the job no time to return", grace)
+	}
+	scraped := deployment.Spec.Template.Annotations
+	if port := strconv.Itoa(int(container.Ports[0].ContainerPort)); scraped["prometheus.io/port"] != port {
+		t.Errorf("metrics are scraped from port %s, and the container has %s", scraped["prometheus.io/port"], port)
+	}
+	if !strings.Contains(program, `http.Handle("`+scraped["prometheus.io/path"]+`"`) {
+		t.Errorf("the program has no metrics at %s", scraped["prometheus.io/path"])
+	}
+}
+
+func TestTheOtherManifestOfTheDocumentIsThatOfAPodWhichRunsTheCommand(t *testing.T) {
+	_, rest, _ := strings.Cut(read(t, "../../docs/kubernetes.md"), "## A program in any language")
+	_, rest, _ = strings.Cut(rest, "```yaml\n")
+	manifest, _, _ := strings.Cut(rest, "```\n")
+	var pod corev1.PodTemplateSpec
+	must(t, yaml.UnmarshalStrict([]byte(manifest), &pod))
+	if command := pod.Spec.Containers[0].Command; len(command) < 2 || command[0] != "tenure" || command[1] != "run" {
+		t.Errorf("the pod runs %q", command)
+	}
+}
+
+func TestTheDockerfileOfTheDocumentBuildsAProgramThatNeedsNoLibraries(t *testing.T) {
+	dockerfile := read(t, "../kubernetes/Dockerfile")
+	if !strings.Contains(read(t, "../../docs/kubernetes.md"), "```dockerfile\n"+dockerfile+"```\n") {
+		t.Error("docs/kubernetes.md does not show the Dockerfile")
+	}
+	found := regexp.MustCompile(`(?m)^RUN CGO_ENABLED=0 (go build .*) -o /periodic \.$`).FindStringSubmatch(dockerfile)
+	if found == nil {
+		t.Fatal("it does not build the program without cgo")
+	}
+	program := filepath.Join(t.TempDir(), "periodic")
+	build := exec.Command("go", append(strings.Fields(found[1])[1:], "-o", program, ".")...)
+	build.Dir = filepath.FromSlash("../periodic")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOWORK=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	file, err := elf.Open(program)
+	must(t, err)
+	defer file.Close()
+	if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Errorf("it needs %q (%v), which the image does not have", libraries, err)
+	}
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			t.Error("it needs a dynamic loader, which the image does not have")
+		}
 	}
 }
 

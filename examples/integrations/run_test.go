@@ -29,6 +29,6 @@ func Example_oklogRun() {
 	}, func(error) {})
 	fmt.Println(group.Run())
 	// Output:
-	// the job returns: coordinator is shutting down
+	// the job returns: replica is shutting down
 	// the server failed
 }

@@ -27,6 +27,21 @@ type inUse struct{}
 func (inUse) Error() string        { return "the file is in use" }
 func (inUse) Is(target error) bool { return target == ErrSetup }
 
+// SetupError returns err, whose text says what to do, as an [ErrSetup].
+func SetupError(err error) error { return setupError{err} }
+
+type setupError struct{ error }
+
+func (e setupError) Is(target error) bool { return target == ErrSetup }
+func (e setupError) Unwrap() error        { return e.error }
+
+// NoTable is the [ErrSetup] of a call that needs a table which does not exist.
+type NoTable struct{ Cause error }
+
+func (e *NoTable) Error() string        { return fmt.Sprintf("%v: %v (call Migrate once)", ErrSetup, e.Cause) }
+func (e *NoTable) Is(target error) bool { return target == ErrSetup }
+func (e *NoTable) Unwrap() error        { return e.Cause }
+
 // Answered reports whether err is an answer of the store: one of the contract's
 // errors, which leave no doubt about what was written. After any other error, the
 // write may have happened.
@@ -75,10 +90,10 @@ func (e *FencedOut) Unwrap() error { return e.Cause }
 const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
 
 // FenceLost is part of the error with which a fence statement fails on Postgres.
-const FenceLost = "the term is over; records that stand: "
+const FenceLost = "tenure: the term is over; records that stand: "
 
 // PutConflict is part of the error with which a put statement fails on Postgres.
-const PutConflict = "the object has another version; records that have this one: "
+const PutConflict = "tenure: the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
 // Drivers have different error types, so it goes by the text: on Postgres by [FenceLost],

@@ -275,5 +275,6 @@ func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	conn.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
-	return pgx.ConnectConfig(ctx, conn)
+	connected, err := pgx.ConnectConfig(ctx, conn)
+	return connected, ExplainConnecting(err)
 }

@@ -11,9 +11,10 @@ import (
 const (
 	stateProtocolViolation    = "08P01"
 	stateNotSupported         = "0A000"
-	StateDivisionByZero       = "22012" // how a check fails, and its transaction with it
+	StateDivisionByZero       = "22012"
 	stateReadOnly             = "25006"
 	StateIdleTimeout          = "25P03" // idle_in_transaction_session_timeout
+	StateNoDatabase           = "3D000"
 	StateSerializationFailure = "40001"
 	StateDenied               = "42501"
 	stateNoSuchObject         = "42704"

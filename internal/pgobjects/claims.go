@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // Claims is the table of claims that belongs to a table of objects. Its statements go through
@@ -93,17 +92,14 @@ func newClaimStatements(n names) claimStatements {
 				SELECT ctid FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us})
 				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),
 
-		fence: n.in(`
-			SELECT 1 / count(*) FROM (` + claimHeld + `) held`),
+		fence: n.in(claimFence),
 	}
 }
 
-// claimHeld locks the row of the claim, which the next owner has to update. All the writers of
+// claimFence locks the row of the claim, which the next owner has to update. All the writers of
 // a session would lock the session's record.
-const claimHeld = `SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE`
-
-const claimFenceStatement = `
-	SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (` + claimHeld + `) held`
+const claimFence = failUnlessOne + `(
+			SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
 
 func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
 
@@ -198,7 +194,7 @@ func (c *Claims) fencedOut(ctx context.Context, claim *objects.Claim, cause erro
 		return cause
 	case err == nil:
 		return &objects.FencedOut{}
-	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero:
+	case isRefusal(cause):
 		return &objects.FencedOut{Cause: err}
 	default:
 		return cause

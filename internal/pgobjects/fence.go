@@ -37,10 +37,10 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	if failed := cmp.Or(err, fnErr); pgconns.IsReadOnly(failed) {
 		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
 	}
-	switch pgconns.SQLState(err) {
-	case pgconns.StateDivisionByZero, pgconns.StateIdleTimeout: // after the latter the server rolled back before the check arrived
+	switch state := pgconns.SQLState(err); {
+	case isRefusal(err), state == pgconns.StateIdleTimeout: // after the latter the server rolled back before the check arrived
 		err = t.fencedOut(ctx, fence, err)
-	case pgconns.StateSerializationFailure:
+	case state == pgconns.StateSerializationFailure:
 		err = fmt.Errorf("above READ COMMITTED, whatever was written since the transaction's first statement may end it, a renewal too; try again: %w", err)
 	}
 	return fnErr, t.setups.explain(err)
@@ -97,14 +97,12 @@ func (unendingTx) Rollback(context.Context) error { return errEnding }
 // FenceStatement returns a statement that fails unless the fence holds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
 	if fence.Claim != nil {
-		return t.qualified().in(claimFenceStatement), claimArgs(fence.Claim)
+		return t.qualified().in(claimFence), claimArgs(fence.Claim)
 	}
-	// The planner would cast a constant before the rows are counted; it can't cast this.
-	return t.qualified().in(`
-		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM (
-			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
-		[]any{fence.ID.Type, fence.ID.ID, fence.Record}
+	return t.qualified().in(recordFence), recordArgs(fence)
 }
+
+func recordArgs(fence *objects.Fence) []any { return []any{fence.ID.Type, fence.ID.ID, fence.Record} }
 
 // PutStatement returns a statement that replaces an object, or fails unless it is at a
 // version.
@@ -130,8 +128,11 @@ func (t *Table) checkFence(fence *objects.Fence) pgconns.Statement {
 	if fence.Claim != nil {
 		return pgconns.Statement{SQL: t.claims.sql.fence, Args: claimArgs(fence.Claim)}
 	}
-	return pgconns.Statement{SQL: t.sql.fence, Args: []any{fence.ID.Type, fence.ID.ID, fence.Record}}
+	return pgconns.Statement{SQL: t.sql.fence, Args: recordArgs(fence)}
 }
+
+// isRefusal reports whether a transaction failed because its fence did not hold.
+func isRefusal(err error) bool { return err != nil && objects.IsFenceFailure(err) }
 
 // fencedOut explains the failure of a transaction that the server has rolled back: it
 // returns an [*objects.FencedOut] unless the fence still holds.
@@ -147,7 +148,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 		return &objects.FencedOut{Now: &now}
 	case errors.Is(err, objects.ErrNotFound):
 		return &objects.FencedOut{}
-	case pgconns.SQLState(cause) == pgconns.StateDivisionByZero: // lost, but the current holder is unknown
+	case isRefusal(cause): // lost, but the current holder is unknown
 		return &objects.FencedOut{Cause: err}
 	default:
 		return cause

@@ -75,7 +75,7 @@ func (s *setups) inspect(ctx context.Context) (*setup, error) {
 	found.tombstones = found.tombstones && buriedAs != tableTemporary
 	found.unlogged = found.tombstones && buriedAs == tableUnlogged
 	if !exists || len(columns) == 0 { // no columns: it was created while the statement ran
-		return nil, fmt.Errorf("%s: %w", s.names.objects, errNoTable)
+		return nil, &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.names.objects, errNoTable)}
 	}
 	var errs []error
 	if isolation != "read committed" {

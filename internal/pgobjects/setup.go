@@ -25,7 +25,7 @@ const migrateLock = 0x74656e757265 // "tenure"
 // statement's failure contradicts that.
 const lookAgain = 10 * time.Minute
 
-var errNoTable = fmt.Errorf("%w: table does not exist (call Migrate once)", objects.ErrSetup)
+var errNoTable = errors.New("the table does not exist")
 
 // setup is what was found in the database.
 type setup struct {
@@ -251,7 +251,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 		case err == nil:
 			return nil
 		case last != nil && ctx.Err() != nil:
-			return fmt.Errorf("%w: %w", context.Cause(ctx), last)
+			return fmt.Errorf("%w (%w)", last, context.Cause(ctx))
 		case errors.Is(err, objects.ErrSetup) || !pgconns.IsDown(err):
 			return err
 		case last == nil:
@@ -259,7 +259,7 @@ func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 		}
 		last = err
 		if !pace.Sleep(ctx, pace.Jitter(pause)) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 		}
 	}
 }
@@ -269,7 +269,6 @@ const (
 	statePreparedTwice = "42P05"
 	stateNoTable       = "42P01"
 	stateNoSchema      = "3F000"
-	stateNoDatabase    = "3D000"
 	stateOutOfRange    = "22003"
 	stateNotNull       = "23502"
 	stateUnique        = "23505"
@@ -286,6 +285,7 @@ func (s *setups) explain(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return objects.ErrNotFound
 	}
+	err = pgconns.ExplainConnecting(err)
 	switch code := pgconns.SQLState(err); {
 	case code == "":
 		return err
@@ -293,8 +293,10 @@ func (s *setups) explain(err error) error {
 		// The server has accepted connections before, and may do so again by itself: a
 		// password is being rotated, or a database replaced.
 		return err
+	case pgconns.IsRejected(err): // its text says what to do
+		return objects.SetupError(err)
 	case code == stateNoTable || code == stateNoSchema:
-		return fmt.Errorf("%w: %w (call Migrate once)", objects.ErrSetup, err)
+		return &objects.NoTable{Cause: err}
 	case code == stateUnique:
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
 	case pgconns.RefusesSetting(err):
@@ -305,7 +307,7 @@ func (s *setups) explain(err error) error {
 		return fmt.Errorf("%w %s", err, throughPooler)
 	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
 		strings.HasPrefix(code, "28"), // the role is rejected
-		code == stateNoDatabase,
+		code == pgconns.StateNoDatabase,
 		code == stateOutOfRange, // a column too narrow for a version
 		code == stateNotNull:    // another program's column that requires a value
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)

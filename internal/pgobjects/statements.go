@@ -77,6 +77,18 @@ const replace = `
 				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
 			WHERE object_type = $1 AND id = $2`
 
+// recordFence fails unless the record stands. FOR SHARE waits for a takeover in progress and then
+// sees it, and makes the next takeover wait for the commit. Without a lock, or with FOR KEY SHARE,
+// stale writes would get through. Renewals wait for this lock too, so the check must come at the
+// end of the transaction.
+const recordFence = failUnlessOne + `(
+			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
+
+// failUnlessOne fails unless there is one row, with a text that says why to those who read the
+// server's log. The planner would cast a constant before the rows are counted; it can't cast this.
+const failUnlessOne = `
+			SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM `
+
 // newStatements names every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
 func newStatements(n names) statements {
@@ -143,13 +155,7 @@ func newStatements(n names) statements {
 		replace: n.in(replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
 
-		// FOR SHARE waits for a takeover in progress and then sees it, and makes the next
-		// takeover wait for the commit. Without a lock, or with FOR KEY SHARE, stale writes
-		// would get through. Renewals wait for this lock too, so the check must come at the
-		// end of the transaction.
-		fence: n.in(`
-			SELECT 1 / count(*) FROM (
-				SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`),
+		fence: n.in(recordFence),
 
 		remove: map[removal]string{
 			{buries: true, wakes: true}: n.in(gone + bury + notify),

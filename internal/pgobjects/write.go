@@ -153,7 +153,7 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 	}
 	w.fence.Yield(ctx)
 	err := t.conns.Write(ctx, append(w.statements, t.checkFence(w.fence))...)
-	if pgconns.SQLState(err) == pgconns.StateDivisionByZero {
+	if isRefusal(err) {
 		return t.fencedOut(ctx, w.fence, err)
 	}
 	return err

@@ -98,7 +98,7 @@ func explain(err error) error {
 	case errors.Is(err, sql.ErrNoRows):
 		return objects.ErrNotFound
 	case has("no such table"):
-		return fmt.Errorf("%w: %w (call Migrate once)", objects.ErrSetup, err)
+		return &objects.NoTable{Cause: err}
 	case has("UNIQUE constraint failed"):
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
 	case has("no such column", "has no column named"):

@@ -436,7 +436,7 @@ func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, kit.LeaseKey.Type, kit.LeaseKey.ID,
 				labels, unless(noPayload, payload), unless(noVersion, version), unless(noTimes, times))
 			if err != nil {
-				t.Skip(err) // labels that are no JSON
+				t.Skip(err) // labels that are not JSON
 			}
 		})
 	})

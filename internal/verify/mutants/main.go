@@ -1,7 +1,10 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|nats] [-run regexp]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|nats] [-run regexp] [-record]
+//
+// The test that killed a mutant before, which killers.txt names, is tried first, alone. With
+// -record that file is written anew for the mutants that were run.
 //
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
@@ -28,10 +31,19 @@ import (
 func main() {
 	only := flag.String("suite", "", "run only the suite with this name")
 	run := flag.String("run", "", "run only the mutants whose names match this regexp")
+	record := flag.Bool("record", false, "note in killers.txt which test kills each mutant")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	survived, err := kill(ctx, ".", *only, regexp.MustCompile(*run))
+	known, err := readKillers(killersFile)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	survived, err := kill(ctx, ".", *only, regexp.MustCompile(*run), known)
+	if *record {
+		err = errors.Join(err, known.write(killersFile))
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
@@ -47,6 +59,8 @@ type suite struct {
 	args   []string // for go test
 
 	passed bool // has passed without a mutant
+
+	knownPassed bool // those of its tests that have killed mutants before have
 }
 
 // own maps a suite to the files whose mutants it, and no other suite, must kill.
@@ -117,7 +131,7 @@ func quickTests(dir string) (names []string, err error) {
 }
 
 // kill tries the mutants and returns how many survived.
-func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survived int, err error) {
+func kill(ctx context.Context, module, only string, which *regexp.Regexp, known killers) (survived int, err error) {
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return 0, err
@@ -143,7 +157,7 @@ func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survi
 		}
 		tried++
 		began := time.Now()
-		by, err := m.killer(dir, all)
+		by, err := m.killer(dir, all, known)
 		if ctx.Err() != nil { // the tests were ended by it, too
 			return survived, ctx.Err()
 		}
@@ -156,6 +170,7 @@ func kill(ctx context.Context, module, only string, which *regexp.Regexp) (survi
 			fmt.Printf("SURVIVED  %s (%v): %s\n", m.name, took, m.why)
 			continue
 		}
+		known[m.name] = by
 		fmt.Printf("killed    %s (%v) by %s\n", m.name, took, by)
 	}
 	fmt.Printf("%d mutants, %d survived\n", tried, survived)
@@ -172,7 +187,7 @@ func pick(all []suite, name string) (picked []suite) {
 }
 
 // killer returns the test that fails with the mutant; empty if none does.
-func (m mutant) killer(dir string, all []suite) (by string, err error) {
+func (m mutant) killer(dir string, all []suite, known killers) (by string, err error) {
 	path := filepath.Join(dir, m.file)
 	source, err := os.ReadFile(path)
 	if err != nil {
@@ -186,6 +201,12 @@ func (m mutant) killer(dir string, all []suite) (by string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.WriteFile(path, source, 0o600)) }()
+	if by, err := m.killedAgain(dir, all, known, func() error { return os.WriteFile(path, source, 0o600) }); err != nil || by != "" {
+		return by, err
+	}
+	if err := os.WriteFile(path, []byte(mutated), 0o600); err != nil {
+		return "", err
+	}
 	for i := range all {
 		s := &all[i]
 		if !s.isFor(m) {
