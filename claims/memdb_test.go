@@ -324,6 +324,28 @@ func (d *memDB) Prune(context.Context, time.Duration) error {
 	return nil
 }
 
+// OfKinds and Forget are for [claims.Session.List] and [claims.Keys.Forget].
+func (d *memDB) OfKinds(_ context.Context, kinds []string, _ time.Duration) (listed []objects.Claim, at time.Time, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.rows {
+		if _, stands := d.record(r.Session); stands && slices.Contains(kinds, r.Kind) {
+			listed = append(listed, r.Claim)
+		}
+	}
+	if len(listed) == 0 {
+		return nil, time.Time{}, nil
+	}
+	return listed, d.now(), nil
+}
+
+func (d *memDB) Forget(_ context.Context, kind string, _ time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.rows, func(k rowKey, r *memRow) bool { return k.kind == kind && r.Session == "" && !r.isLocked() })
+	return nil
+}
+
 // fenced is a transaction that depends on a claim. It is open for a while after it has locked
 // the row.
 func (d *memDB) fenced(ctx context.Context, c objects.Claim, open time.Duration) error {

@@ -83,6 +83,7 @@ func testTables(t *testing.T, d *tables) {
 		"the rows of a session are read in order":                          (*tables).readsOwned,
 		"the sessions that rows name are read with their records":          (*tables).readsSessions,
 		"rows that are free for a day are deleted":                         (*tables).prunes,
+		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
 		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
 		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {
@@ -276,6 +277,27 @@ func (d *tables) prunes() {
 	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, time.Second))(d.T))
 	require.Equal(d, rows[1].Token, d.look("p2").Token)
 	require.Equal(d, long, d.look("p3").Token)
+}
+
+func (d *tables) listsAndForgets() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"f1", "f2"})
+	gone := d.take("gone", nil, nil, []string{"f3"})
+	d.free(rows[0])
+	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, time.Second)
+	require.NoError(d, err)
+	require.Contains(d, listed, rows[1])
+	require.NotContains(d, idsOf(listed), "f1", "it is free")
+	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
+	require.WithinDuration(d, time.Now(), at, time.Minute)
+	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, time.Second)
+	require.NoError(d, err)
+	require.Empty(d, listed)
+
+	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"f1"}, time.Second))(d.T))
+	require.Equal(d, rows[1].Token, d.look("f2").Token)
+	require.Equal(d, gone[0].Token, d.look("f3").Token)
 }
 
 func (d *tables) leavesLockedRows() {
