@@ -281,13 +281,13 @@ func (d *tables) prunes() {
 
 func (d *tables) listsAndForgets() {
 	d.begin("a")
-	rows := d.take("a", nil, nil, []string{"f1", "f2"})
-	gone := d.take("gone", nil, nil, []string{"f3"})
+	rows := d.take("a", nil, nil, []string{"listed1", "listed2"})
+	gone := d.take("gone", nil, nil, []string{"listed3"})
 	d.free(rows[0])
 	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, time.Second)
 	require.NoError(d, err)
 	require.Contains(d, listed, rows[1])
-	require.NotContains(d, idsOf(listed), "f1", "it is free")
+	require.NotContains(d, idsOf(listed), "listed1", "it is free")
 	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
 	require.WithinDuration(d, time.Now(), at, time.Minute)
 	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, time.Second)
@@ -295,9 +295,9 @@ func (d *tables) listsAndForgets() {
 	require.Empty(d, listed)
 
 	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"f1"}, time.Second))(d.T))
-	require.Equal(d, rows[1].Token, d.look("f2").Token)
-	require.Equal(d, gone[0].Token, d.look("f3").Token)
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, time.Second))(d.T))
+	require.Equal(d, rows[1].Token, d.look("listed2").Token)
+	require.Equal(d, gone[0].Token, d.look("listed3").Token)
 }
 
 func (d *tables) leavesLockedRows() {
