@@ -247,8 +247,8 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 }
 
-// Hold is [Coordinator.Run] for a term that the caller has acquired with the coordinator's
-// lease: it renews the term and runs the job, until the term is over or ctx is done, tells the
+// Hold is [Coordinator.Run] for a term that the caller has acquired or resumed with the
+// coordinator's lease: it renews the term and runs the job, until the term is over or ctx is done, tells the
 // job to return, waits until it has, and releases the lease. It returns nil if that was
 // because ctx was done, else why the term was over. It does not compete for another term.
 //
@@ -256,6 +256,10 @@ func (c *Coordinator) Run(ctx context.Context) error {
 func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 	if err := term.isFor("hold", c.lease.cfg.Key); err != nil {
 		return err
+	}
+	if cfg := c.lease.cfg; !term.local() && term.trusted < cfg.TTL-cfg.Margin {
+		return fmt.Errorf("tenure: hold %s: %w: the TTL in the term's record is shorter than the lease's %v, for which the coordinator's intervals are meant",
+			cfg.Key, ErrInvalid, cfg.TTL)
 	}
 	hints, done, err := c.begin(ctx)
 	if err != nil {

@@ -439,3 +439,35 @@ func ExampleRecordRun() {
 	}
 	_ = tenure.CoordinatorConfig{Reconcile: job}
 }
+
+// A worker that does not reach the database sends its heartbeats to servers, any of which keeps
+// its lease for it.
+func ExampleLease_Resume() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "worker", ID: "7"}}) // on each server
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	term, err := lease.TryAcquire(ctx) // the server that the worker greets, and that answers with the ID and the token
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	heartbeat := func(id string, token int64) error { // on any server
+		_, err := lease.Resume(ctx, id, token)
+		return err // ErrLost: the worker stops
+	}
+	fmt.Println(heartbeat(term.ID(), term.Token()))
+	// Output: <nil>
+}

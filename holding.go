@@ -133,15 +133,15 @@ type LostError struct {
 	Key Key
 	To  *Holding // who holds the lease now, or who is offered it; nil: the record is gone
 
-	toCopy bool // of this process: To is the term that is lost
+	why string // the term is lost although To is that very term
 }
 
 func (e *LostError) Error() string {
 	switch {
 	case e.To == nil:
 		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
-	case e.toCopy:
-		return fmt.Sprintf("%v: the term of %s is renewed by a copy of this process", ErrLost, e.Key)
+	case e.why != "":
+		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.Key, e.why)
 	}
 	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
 }
@@ -224,6 +224,9 @@ func (l *Lease) note(obj Object, answered time.Time) reading {
 	if l.memory.saw(&r.stored, answered) && undecodable != nil {
 		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
 			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
+	}
+	if r.stored.Resumed() && l.memory.isLast(r.holding.Term) {
+		l.memory.foundCopy(r.holding.Term)
 	}
 	// The versions of other programs' records do not count. Nor does the version of a term
 	// that this replica is just beginning, in case the record is read before the answer to

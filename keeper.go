@@ -39,7 +39,7 @@ type keeper struct {
 	checkErr atomic.Pointer[error]   // of the last check; nil: it succeeded
 
 	toConfirm int           // renewals that must still succeed; for the goroutine that renews only
-	counted   time.Time     // when the last renewal that counted began, or the term
+	counted   time.Time     // when the last renewal that counted was sent, at first the last of all
 	confirmed chan struct{} // closed when toConfirm gets to 0; nil: none were needed
 
 	stopRenewing context.CancelFunc
@@ -51,7 +51,7 @@ func newKeeper(c *Coordinator, term *Term, hints Subscription) *keeper {
 	k := &keeper{c: c, term: term, hints: hints}
 	k.over, k.end = context.WithCancelCause(context.Background())
 	if term.unconfirmed() != nil && c.cfg.Confirmations > 0 {
-		k.toConfirm, k.counted, k.confirmed = c.cfg.Confirmations, term.AcquiredAt(), make(chan struct{})
+		k.toConfirm, k.counted, k.confirmed = c.cfg.Confirmations, term.lastAttempt().Mono, make(chan struct{})
 	}
 	return k
 }

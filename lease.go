@@ -276,6 +276,12 @@ func (l *Lease) abandon(ctx context.Context, term *Term) {
 // object is the record of a term.
 func (l *Lease) object(term *Term) Object {
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
+	if term.resumed != nil {
+		obj.Name, obj.Labels = term.resumed.Name, term.resumed.Labels
+	}
+	if term.sealed.Load() {
+		obj.Labels = record.WithSeal(obj.Labels, term.id)
+	}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
@@ -349,16 +355,21 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	case !bytes.Equal(r.Payload, term.payload):
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
 	case !l.recognises(term, known, r):
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, toCopy: true})
+		why := "is renewed by a copy of this process"
+		if r.stored.Resumed() {
+			why = "was resumed elsewhere"
+		}
+		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, why: why})
 	}
 	return nil
 }
 
 // recognises reports whether a record with the term's payload was written by the term
-// itself and not by a copy of this process. If so, it notes the version and any request.
+// itself and not by another process. If so, it notes the version and any request.
 func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	request := r.stored.Request()
-	if !term.recognise(known, r.Version, request) {
+	elsewhere := r.stored.Resumed() && term.resumed == nil // whatever the version says
+	if elsewhere || !term.recognise(known, r.Version, request) {
 		l.memory.foundCopy(term.id)
 		return false
 	}

@@ -517,7 +517,7 @@ func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
 }
 
 // putStatement is PutStatement of a store whose table makes the statement.
-func putStatement(obj Object, version int64, fencedBy *Term, statement func(objects.Row, int64) (string, []any)) (query string, args []any, err error) {
+func putStatement(obj Object, version int64, fencedBy *objects.Fence, statement func(objects.Row, int64) (string, []any)) (query string, args []any, err error) {
 	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
 	if fencedBy != nil { // the statement would not be fenced
 		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
@@ -540,13 +540,14 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 
 // storeError is opError for an error of an internal package, which knows neither keys nor
 // terms. It makes the [*ConflictError] that users see, and ends the term of a write whose
-// fence did not hold; the term is nil where nothing was fenced.
+// fence did not hold; the term is nil where none was fenced.
 func storeError(ctx context.Context, op string, key Key, term *Term, err error) error {
 	var conflict *objects.Conflict
 	var out *objects.FencedOut
 	switch {
 	case errors.As(err, &conflict):
 		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
+	case term == nil: // the fence may be that of a claim, which ends no term
 	case errors.As(err, &out) && out.Cause != nil:
 		term.end(ErrLost) // nobody knows who holds it now
 	case errors.As(err, &out) && out.Now == nil:

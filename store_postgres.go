@@ -16,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/record"
 )
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
@@ -60,7 +61,8 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 type PostgresStore struct {
 	conns *pgconns.Conns
 	table *pgobjects.Table
-	term  *Term // whose fence all writes pass; nil: they are not fenced
+	term  *Term          // whose fence all writes pass; nil: they are not fenced by a term
+	claim *objects.Fence // that all writes pass; nil: they are not fenced by a claim
 }
 
 var _ interface {
@@ -73,7 +75,17 @@ var _ interface {
 
 func init() {
 	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
+	reach.FencePostgres = func(store any, claim *objects.Fence) (any, error) {
+		s := store.(*PostgresStore)
+		if s.fence() != nil {
+			return nil, errFencedTwice
+		}
+		return &PostgresStore{conns: s.conns, table: s.table, claim: claim}, nil
+	}
 }
+
+// fence returns what all writes have to pass; nil: nothing.
+func (s *PostgresStore) fence() *objects.Fence { return cmp.Or(s.claim, s.term.fence()) }
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
@@ -186,11 +198,23 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 	if err := errors.Join(obj.Validate(), cond.Validate(), s.term.fenceFor(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	r, err := s.table.Put(ctx, obj.row(), cond.c, s.term.fence())
+	r, err := s.table.Put(ctx, obj.row(), cond.c, s.fence())
 	if err != nil {
 		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
 	}
 	return obj.written(r), nil
+}
+
+// resume implements resumer.
+func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Object, error) {
+	if s.fence() != nil { // its writes are fenced, and PutIf does that
+		return Object{}, ErrNotFound
+	}
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, record.Requested)
+	if err != nil {
+		return Object{}, opError(ctx, "put", key, err)
+	}
+	return objectOf(r), nil
 }
 
 // DeleteIf implements [Store].
@@ -207,7 +231,7 @@ func (s *PostgresStore) delete(ctx context.Context, key Key, version int64, wake
 	if err := errors.Join(key.Validate(), objects.ValidVersion(version), s.term.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.table.Delete(ctx, objects.ID(key), version, s.term.fence(), wake); err != nil {
+	if err := s.table.Delete(ctx, objects.ID(key), version, s.fence(), wake); err != nil {
 		return storeError(ctx, "delete", key, s.term, err)
 	}
 	return nil
@@ -296,12 +320,12 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 // writes other tables of the same database, too, by whatever driver. It does no I/O. It
 // neither creates an object nor wakes those that watch it.
 func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(obj, version, s.term, s.table.PutStatement)
+	return putStatement(obj, version, s.fence(), s.table.PutStatement)
 }
 
 // Fence implements [Fencer].
 func (s *PostgresStore) Fence(term *Term) (Store, error) {
-	if s.term != nil {
+	if s.fence() != nil {
 		return nil, errFencedTwice
 	}
 	if err := term.fences("fence"); err != nil {

@@ -46,9 +46,10 @@ func (cfg *SQLiteConfig) complete() error {
 //
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
-	table  *sqliteobjects.Table
-	shared bool
-	term   *Term // whose fence all writes pass; nil: they are not fenced
+	table   *sqliteobjects.Table
+	shared  bool
+	term    *Term          // whose fence all writes pass; nil: they are not fenced by a term
+	claimed *objects.Fence // that all writes pass; nil: they are not fenced by a claim
 }
 
 var _ interface {
@@ -62,7 +63,17 @@ var _ interface {
 
 func init() {
 	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
+	reach.FenceSQLite = func(store any, claim *objects.Fence) (any, error) {
+		s := store.(*SQLiteStore)
+		if s.fence() != nil {
+			return nil, errFencedTwice
+		}
+		return &SQLiteStore{table: s.table, shared: s.shared, claimed: claim}, nil
+	}
 }
+
+// fence returns what all writes have to pass; nil: nothing.
+func (s *SQLiteStore) fence() *objects.Fence { return cmp.Or(s.claimed, s.term.fence()) }
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close.
 // The database should be opened as [OpenSQLite] does: with immediate transactions, a busy
@@ -191,7 +202,7 @@ func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition
 			return Object{}, opError(ctx, "put", obj.Key, err)
 		}
 	}
-	row, err := s.table.Put(ctx, obj.row(), cond.c, s.term.fence())
+	row, err := s.table.Put(ctx, obj.row(), cond.c, s.fence())
 	if err != nil {
 		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
 	}
@@ -212,7 +223,7 @@ func (s *SQLiteStore) delete(ctx context.Context, key Key, version int64, wake b
 	if err := errors.Join(key.Validate(), objects.ValidVersion(version), s.term.fenceFor(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := s.table.Delete(ctx, objects.ID(key), version, s.term.fence(), wake); err != nil {
+	if err := s.table.Delete(ctx, objects.ID(key), version, s.fence(), wake); err != nil {
 		return storeError(ctx, "delete", key, s.term, err)
 	}
 	return nil
@@ -234,7 +245,7 @@ func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects
 
 // Fence implements [Fencer].
 func (s *SQLiteStore) Fence(term *Term) (Store, error) {
-	if s.term != nil {
+	if s.fence() != nil {
 		return nil, errFencedTwice
 	}
 	if err := term.fences("fence"); err != nil {
@@ -300,5 +311,5 @@ func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err 
 // database, too, which must then be rolled back. It does no I/O. It neither creates an object
 // nor wakes those that watch it.
 func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(obj, version, s.term, s.table.PutStatement)
+	return putStatement(obj, version, s.fence(), s.table.PutStatement)
 }

@@ -29,6 +29,7 @@ type Term struct {
 	acquiredAt time.Time
 	payload    []byte        // of the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
+	resumed    *Object       // the record of a term that Resume goes on with; nil: the lease has begun the term
 
 	stolenFrom   *Holding                  // nil: nobody held the lease
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
@@ -36,6 +37,7 @@ type Term struct {
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
 	request    atomic.Pointer[record.Request] // to release the lease; the last one seen
 	deleteSent atomic.Bool                    // by a release whose answer we don't know
+	sealed     atomic.Bool                    // see [Lease.Seal]
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 	clock      clock.Clock                    // nil for a local term
 
@@ -91,7 +93,7 @@ func (t *Term) Token() int64 { return t.must("Token").token }
 // Holder returns the name under which the term was acquired.
 func (t *Term) Holder() string { return t.must("Holder").holder }
 
-// AcquiredAt returns when the term began, by the clock of this process.
+// AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
 
 // timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less

@@ -3,6 +3,7 @@ package claims_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"sync"
 
@@ -96,4 +97,120 @@ func ExampleFencedSQLite() {
 	})
 	fmt.Println(err)
 	// Output: tenure: fenced by tenant/acme: lease lost
+}
+
+// A process takes a key over from its owner.
+func ExampleKeys_RequestRelease() {
+	store, err := migrated(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	owner, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	owned, err := owner.Wait(ctx, "acme")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	running.Go(func() {
+		_ = owner.Do(ctx, owned[0], func(ctx context.Context) error {
+			<-ctx.Done()
+			fmt.Println("the owner stops:", context.Cause(ctx))
+			return nil
+		})
+	})
+
+	tenants, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := tenants.RequestRelease(ctx, "acme"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	got, err := tenants.Wait(ctx, "acme")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("and another process has", got[0])
+	// Output:
+	// the owner stops: lease resigned: on request
+	// and another process has tenant/acme
+}
+
+// A claim is passed on to a process that has no session.
+func ExampleKeys_PassOn() {
+	store, err := migrated(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	tenants, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	got, err := tenants.Wait(ctx, "acme")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := tenants.PassOn(got...); err != nil {
+		fmt.Println(err)
+		return
+	}
+	message, err := json.Marshal(got[0])
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	var claim claims.Claim // in the other process
+	if err := json.Unmarshal(message, &claim); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := claims.Release(ctx, store, claim); err != nil {
+		fmt.Println(err) // ErrLost: the claim has ended
+	}
+	fmt.Println(claim, "is free")
+	// Output: tenant/acme is free
+}
+
+func migrated(ctx context.Context) (*tenure.SQLiteStore, error) {
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		return nil, err
+	}
+	return store, store.Migrate(ctx)
+}
+
+// start runs a session until ctx is done.
+func start(ctx context.Context, store tenure.Store, running *sync.WaitGroup) (*claims.Keys, error) {
+	session, err := claims.NewSession(store, claims.SessionConfig{})
+	if err != nil {
+		return nil, err
+	}
+	running.Go(func() {
+		if err := session.Run(ctx); err != nil {
+			fmt.Println(err)
+		}
+	})
+	return claims.NewKeys(session, "tenant")
 }

@@ -97,6 +97,30 @@ func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts
 	return nil
 }
 
+// Fence returns the same store, whose PutIf and DeleteIf write only while the claim stands, as
+// [tenure.Fence] does for a term: otherwise they return [tenure.ErrLost] and nothing is written.
+// It is for code that is written against [tenure.Store]. It does no I/O. A store that is fenced
+// already, or has no table of claims, is [errors.ErrUnsupported].
+func Fence(store tenure.Store, c Claim) (tenure.Store, error) {
+	fence, err := fenceFor(c, store != nil, true)
+	if err != nil {
+		return nil, err
+	}
+	var fenced any
+	switch store.(type) {
+	case *tenure.PostgresStore:
+		fenced, err = reach.FencePostgres(store, fence)
+	case *tenure.SQLiteStore:
+		fenced, err = reach.FenceSQLite(store, fence)
+	default:
+		err = fmt.Errorf("tenure: fence: %w: %T has no table of claims", errors.ErrUnsupported, store)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return fenced.(tenure.Store), nil
+}
+
 func fenceFor(c Claim, store, fn bool) (*objects.Fence, error) {
 	err := errors.Join(c.Key.Validate(), objects.ValidText("session", c.Session))
 	switch {

@@ -16,7 +16,7 @@ import (
 const perStatement = 1000
 
 // Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
-// to another process. Whoever passes a claim on stops using it.
+// to another process. Whoever passes a claim on stops using it, see [Keys.PassOn].
 type Claim struct {
 	Key     tenure.Key `json:"key"` // its Type is the kind
 	Session string     `json:"session"`
@@ -48,6 +48,8 @@ type holdings struct {
 	freeing map[string]bool  // claims that are being freed
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
+	asked   map[string]bool  // claims that somebody else asks for
+	lost    map[string]int64 // keys of claims that may have landed without an answer; 0, or the token of a claim that was passed on
 	unsure  time.Time        // until then a claim whose answer was lost may land; zero: there is none
 }
 
@@ -90,7 +92,7 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 
 // enter begins to claim under a term. The caller holds the mutex.
 func (k *Keys) enter(t *term) {
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool)}
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]int64)}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.
@@ -186,13 +188,17 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	for _, r := range rows {
 		known[r.ID] = true
 		switch {
-		case r.Session == h.term.id: // the answer to an earlier claim was lost
-			taken = append(taken, r)
+		case r.Session == h.term.id:
+			if k.adopts(h, r) {
+				taken = append(taken, r)
+			}
 		case r.Gone:
 			gone = append(gone, r.Session)
 			free = append(free, r.ID)
 		case r.Session == "":
 			free = append(free, r.ID)
+		default:
+			k.s.sweeper.meets(r.Session)
 		}
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })
@@ -204,7 +210,7 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	defer cancel()
 	rows, err = k.s.table.Take(ctx, h.term.id, k.kind, free, slices.Compact(gone), missing, k.s.limit)
 	if err != nil {
-		k.lostAnswer(h)
+		k.lostAnswer(h, append(free, missing...))
 		return nil, false, err
 	}
 	return append(taken, rows...), len(rows) < len(free)+len(missing), nil
@@ -244,7 +250,7 @@ func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error)
 }
 
 // lostAnswer notes that a statement may have taken rows, or may yet.
-func (k *Keys) lostAnswer(h *holdings) {
+func (k *Keys) lostAnswer(h *holdings, ids []string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if h.term.over != nil { // then all rows are freed
@@ -253,7 +259,28 @@ func (k *Keys) lostAnswer(h *holdings) {
 	if h.unsure.IsZero() {
 		h.term.busy.Go(func() { k.settle(h) })
 	}
+	for _, id := range ids {
+		if _, known := h.lost[id]; !known {
+			h.lost[id] = 0
+		}
+	}
 	h.unsure = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
+}
+
+// adopts reports whether a row that names the session is of a claim whose answer was lost, and
+// not of one that was passed on.
+func (k *Keys) adopts(h *holdings, r objects.Claim) bool {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return h.unknown(r)
+}
+
+// unknown reports whether a row that names the session is of a claim whose answer was lost. The
+// caller holds the mutex.
+func (h *holdings) unknown(r objects.Claim) bool {
+	_, held := h.tokens[r.ID]
+	passedOn, lost := h.lost[r.ID]
+	return lost && !held && !h.freeing[r.ID] && r.Token != passedOn
 }
 
 // settle frees rows that name the session although it knows of no claim, until no statement
@@ -270,6 +297,7 @@ func (k *Keys) settle(h *holdings) {
 		settled := err == nil && time.Now().After(h.unsure)
 		if settled {
 			h.unsure = time.Time{}
+			clear(h.lost)
 		}
 		k.s.mu.Unlock()
 		if settled {
@@ -289,8 +317,7 @@ func (k *Keys) freeUnknown(h *holdings) error {
 		k.s.mu.Lock()
 		if h.term.over == nil {
 			k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool {
-				_, held := h.tokens[r.ID]
-				return r.Kind != k.kind || held || h.freeing[r.ID]
+				return r.Kind != k.kind || !h.unknown(r)
 			})...)
 		}
 		k.s.mu.Unlock()

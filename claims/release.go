@@ -14,7 +14,7 @@ import (
 // Do calls fn with a context that ends when the claim does, frees the key when fn has returned,
 // and returns the error of fn. [context.Cause] tells why the claim ended: [tenure.ErrLost] or
 // [tenure.ErrDeadline], if the session was lost, which is then an error of Do as well;
-// [tenure.ErrResigned] by [Keys.Release]; [tenure.ErrShutdown] when the session closes. The
+// [tenure.ErrResigned] by [Keys.Release] and [Keys.RequestRelease]; [tenure.ErrShutdown] when the session closes. The
 // context also ends with ctx. Whatever the reason, the key is kept until fn has returned.
 //
 // A claim that this session does not hold is [tenure.ErrLost], and one for which a func runs
@@ -48,6 +48,9 @@ func (k *Keys) begin(c Claim, cancel context.CancelCauseFunc) (*call, error) {
 	}
 	call := &call{of: k.now, cancel: cancel, freed: make(chan struct{})}
 	k.running[c.Key.ID] = call
+	if k.now.asked[c.Key.ID] {
+		cancel(errRequested)
+	}
 	k.now.term.busy.Add(1)
 	return call, nil
 }
@@ -85,7 +88,7 @@ func (k *Keys) holds(c Claim) error {
 		return fmt.Errorf("%w: its session has ended: %w", tenure.ErrLost, over)
 	}
 	if token, held := k.now.tokens[c.Key.ID]; !held || token != c.Token {
-		return fmt.Errorf("%w: it was released", tenure.ErrLost)
+		return fmt.Errorf("%w: it was released, or passed on", tenure.ErrLost)
 	}
 	return nil
 }
@@ -127,11 +130,7 @@ func (k *Keys) Release(ctx context.Context, claims ...Claim) error {
 }
 
 func (k *Keys) release(claims []Claim) (waits []chan struct{}, err error) {
-	ids := make([]string, 0, len(claims))
-	for _, c := range claims {
-		ids = append(ids, c.Key.ID)
-	}
-	if err := validIDs(ids); err != nil {
+	if err := validIDs(keysOf(claims)); err != nil {
 		return nil, err
 	}
 	k.s.mu.Lock()
@@ -161,6 +160,7 @@ func (k *Keys) release(claims []Claim) (waits []chan struct{}, err error) {
 func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		delete(h.tokens, r.ID)
+		delete(h.asked, r.ID)
 		h.freeing[r.ID] = true
 		if n := len(h.toFree); n == 0 || len(h.toFree[n-1].rows) == perStatement {
 			h.toFree = append(h.toFree, &batch{done: make(chan struct{})})

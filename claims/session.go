@@ -44,20 +44,18 @@ type SessionConfig struct {
 	Expiry        tenure.ExpiryPolicy
 	Logger        *slog.Logger // default slog.Default()
 
+	// ReleaseRequested, if set, is called when somebody asks for a claim for which no func of
+	// [Keys.Do] runs, see [Keys.RequestRelease]: once for each claim, from one goroutine. It may
+	// release the claim, and must return soon.
+	ReleaseRequested func(Claim)
+
 	// PollInterval is the longest time between two looks of [Keys.Wait] while it can't expect
 	// to be woken when a key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
 }
 
 // table is the claims' table of either database.
-type table interface {
-	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error)
-	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error)
-	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []objects.Claim, err error)
-	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error)
-	Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error)
-	Prune(ctx context.Context, limit time.Duration) error
-}
+type table = objects.ClaimsTable
 
 // Session is the liveness of one process, and what the process has claimed. If it is lost,
 // because the store could not be reached for too long, Run begins another, with another ID.
@@ -84,6 +82,7 @@ type Session struct {
 type term struct {
 	*tenure.Term
 	id          string
+	lease       *tenure.Lease
 	coordinator *tenure.Coordinator
 
 	stop  context.CancelFunc // releases the lease; called when all has stopped
@@ -91,6 +90,8 @@ type term struct {
 	over  error              // why nothing more may be claimed or begun; nil: it may. Guarded by the session's mu
 	ended chan struct{}      // closed when over is set
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
+
+	wanted chan struct{} // receives when the sweep has found that somebody asks for a key
 }
 
 // NewSession returns a session in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]
@@ -112,6 +113,8 @@ func tableOf(store tenure.Store) (table, error) {
 		return reach.Postgres(s).Claims(), nil
 	case *tenure.SQLiteStore:
 		return reach.SQLite(s).Claims(), nil
+	case interface{ Claims() table }: // a test's
+		return s.Claims(), nil
 	}
 	return nil, fmt.Errorf("%w: %T has no table of claims", errors.ErrUnsupported, store)
 }
@@ -131,7 +134,7 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 		kinds:   make(map[string]*Keys),
 	}
 	s.sweeper.init(s)
-	_, _, err := s.newTerm()
+	_, err := s.newTerm()
 	if err == nil && cfg.PollInterval < 0 {
 		err = fmt.Errorf("%w: PollInterval %v is negative", tenure.ErrInvalid, cfg.PollInterval)
 	}
@@ -142,21 +145,21 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 }
 
 // newTerm returns a term that has not been acquired, with an ID that nobody has ever had.
-func (s *Session) newTerm() (*term, *tenure.Lease, error) {
-	t := &term{id: uuid.NewString(), ended: make(chan struct{})}
-	lease, err := tenure.NewLease(s.store, tenure.LeaseConfig{
+func (s *Session) newTerm() (t *term, err error) {
+	t = &term{id: uuid.NewString(), ended: make(chan struct{}), wanted: make(chan struct{}, 1)}
+	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
 		Key:    tenure.Key{Type: objects.SessionType, ID: t.id},
 		Holder: s.cfg.Holder, TTL: s.cfg.TTL, Margin: s.cfg.Margin, Labels: s.cfg.Labels,
 		Expiry: s.cfg.Expiry, Logger: s.cfg.Logger,
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	t.coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+	t.coordinator, err = tenure.NewCoordinator(t.lease, tenure.CoordinatorConfig{
 		RenewInterval: s.cfg.RenewInterval, RenewDeadline: s.cfg.RenewDeadline,
 		Reconcile: func(ctx context.Context) error { return s.live(ctx, t) },
 	})
-	return t, lease, err
+	return t, err
 }
 
 // Run begins the session and renews it, and begins another one after a loss, until ctx is done.
@@ -190,13 +193,13 @@ func (s *Session) Run(ctx context.Context) error {
 // begin acquires a term. Each attempt has an ID of its own: rows that name the ID of an attempt
 // whose answer was lost would be free, and then not, if its record appeared late.
 func (s *Session) begin(ctx context.Context) (*term, error) {
-	t, lease, err := s.newTerm()
+	t, err := s.newTerm()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.uncut(ctx) // a record that nobody knows of would stand until it has expired
 	defer cancel()
-	t.Term, err = lease.TryAcquire(ctx)
+	t.Term, err = t.lease.TryAcquire(ctx)
 	return t, err
 }
 
@@ -216,6 +219,7 @@ func (s *Session) hold(run context.Context, t *term) {
 func (s *Session) live(ctx context.Context, t *term) error {
 	s.enter(ctx, t)
 	t.busy.Go(func() { s.hint(sessionsKey) }) // which may hang
+	t.busy.Go(func() { s.heed(ctx, t) })
 	select {
 	case <-t.ended:
 	case <-ctx.Done():
@@ -274,7 +278,14 @@ func (s *Session) drain(ctx context.Context, t *term) {
 		close(idle)
 	}()
 	for failures := 0; ctx.Err() == nil; failures++ {
-		_, err := s.freeRows(ctx, t.id, s.isBusy)
+		// Another process may have resumed the session, see [tenure.Lease.Resume], and its funcs
+		// run under what the rows name.
+		sealing, cancel := s.uncut(ctx)
+		err := t.lease.Seal(sealing, t.Term)
+		cancel()
+		if err == nil {
+			_, err = s.freeRows(ctx, t.id, s.isBusy)
+		}
 		if err == nil {
 			break
 		}
@@ -413,9 +424,11 @@ var sessionsKey = tenure.Key{Type: "tenure.claims", ID: "*"}
 func keyOf(kind string) tenure.Key { return tenure.Key{Type: "tenure.claims", ID: "kind " + kind} }
 
 // hint wakes all that watch a key. Hints may be lost in any case, so errors don't matter.
-func (s *Session) hint(key tenure.Key) {
-	if notifier, ok := s.store.(tenure.Notifier); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), s.limit)
+func (s *Session) hint(key tenure.Key) { hint(s.store, key, s.limit) }
+
+func hint(store tenure.Store, key tenure.Key, limit time.Duration) {
+	if notifier, ok := store.(tenure.Notifier); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		_ = notifier.Wake(ctx, key)
 	}

@@ -24,6 +24,7 @@ type Claim struct {
 type Session struct {
 	ID     string
 	Record *Row // nil: the session is gone
+	Wanted bool // somebody asks for one of the rows
 }
 
 // ClaimCount is how many rows of a kind name a session.

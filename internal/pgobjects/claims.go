@@ -24,7 +24,7 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, sessions, prune, fence string }
+type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence string }
 
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an
@@ -46,7 +46,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
-				UPDATE {claims} SET session = $2,
+				UPDATE {claims} SET session = $2, wanted = false,
 					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
 				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING kind, id, session, token),
 			made AS (
@@ -74,6 +74,23 @@ func newClaimStatements(n names) claimStatements {
 			SELECT kind, id, session, token, false FROM {claims}
 			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
 
+		// Says of each row whether it should be wanted and is not, because somebody has locked
+		// it, or its owner has just changed.
+		request: n.in(`
+			WITH owned AS MATERIALIZED (
+				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
+			locked AS MATERIALIZED (
+				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM owned WHERE NOT wanted)) AND session IS NOT NULL
+				FOR NO KEY UPDATE SKIP LOCKED),
+			asked AS (
+				UPDATE {claims} SET wanted = true
+				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
+			SELECT kind, id, session, token, NOT wanted AND id NOT IN (SELECT id FROM asked) FROM owned`),
+
+		wanted: n.in(`
+			SELECT kind, id, session, token, false FROM {claims}
+			WHERE session = $1 AND (kind, id) > ($2, $3) AND wanted ORDER BY session, kind, id LIMIT $4`),
+
 		// Looks up the next session in the index, and not at each row.
 		sessions: n.in(`
 			WITH RECURSIVE named AS (
@@ -81,7 +98,8 @@ func newClaimStatements(n names) claimStatements {
 				UNION ALL
 				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
 				FROM named WHERE session IS NOT NULL)
-			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us}
+			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
+				EXISTS (SELECT FROM {claims} c WHERE c.session = named.session AND wanted)
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 
@@ -126,6 +144,26 @@ func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, 
 	return c.claims(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
 }
 
+// Request asks the owners of rows to give them back. It returns the rows that are wanted now,
+// and those that should be and are not, because somebody has locked them.
+func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+	rows, err := c.claims(ctx, limit, c.sql.request, kind, ids)
+	for _, r := range rows {
+		if r.Gone { // which is what the statement says of those
+			locked = append(locked, r)
+		} else {
+			wanted = append(wanted, r)
+		}
+	}
+	return wanted, locked, err
+}
+
+// Wanted returns at most n rows that a session owns and that somebody asks for, those after
+// another row.
+func (c *Claims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.wanted, session, afterKind, afterID, n)
+}
+
 // Sessions returns the sessions that rows name.
 func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []objects.Session, err error) {
 	err = c.query(ctx, limit, c.sql.sessions, nil, func(rows pgx.Rows) error {
@@ -133,7 +171,7 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 		var r objects.Row
 		var gone bool
 		var nowUS int64
-		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS); err != nil {
+		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted); err != nil {
 			return err
 		}
 		if !gone {

@@ -16,7 +16,7 @@ type names struct {
 	tombstones string
 	claims     string
 
-	claimsBySession string // an index, whose name has no schema
+	claimsBySession, claimsWanted string // indexes, whose names have no schema
 }
 
 const pruneAtMost = 10000 // tombstones in one statement
@@ -36,6 +36,7 @@ func newNames(schema, table string) names {
 
 		// No longer than the name of the tombstones, for which there is room.
 		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
+		claimsWanted:    pgx.Identifier{table + objects.ClaimsSuffix + "_ask"}.Sanitize(),
 	}
 }
 
@@ -46,6 +47,7 @@ func (n names) in(sql string) string {
 		"{tombstones}", n.tombstones,
 		"{claims}", n.claims,
 		"{claims_by_session}", n.claimsBySession,
+		"{claims_wanted}", n.claimsWanted,
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
@@ -63,7 +65,7 @@ type statements struct {
 	get, list, version, nameTaken, idTaken string
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
-	replace, fence                         string
+	replace, resume, fence                 string
 	remove                                 map[removal]string
 	prune                                  string
 }
@@ -72,10 +74,14 @@ type statements struct {
 // statement that need not notify does not mention pg_notify.
 type removal struct{ buries, wakes bool }
 
-const replace = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, updated_at_ms = {now_ms},
-				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})
+const (
+	replace = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `
 			WHERE object_type = $1 AND id = $2`
+
+	stamp = `updated_at_ms = {now_ms},
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})`
+)
 
 // recordFence fails unless the record stands. FOR SHARE waits for a takeover in progress and then
 // sees it, and makes the next takeover wait for the commit. Without a lock, or with FOR KEY SHARE,
@@ -154,6 +160,11 @@ func newStatements(n names) statements {
 		// A version of 0 means no condition.
 		replace: n.in(replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`),
+
+		resume: n.in(`
+			UPDATE {objects} SET ` + stamp + `
+			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ? $5
+			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`),
 
 		fence: n.in(recordFence),
 

@@ -93,6 +93,22 @@ func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condi
 	return r, nil
 }
 
+// Resume renews an object as it is, in one round trip, if its payload contains a part and it
+// has one label and not another; if not, it returns [objects.ErrNotFound].
+func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label, other string) (objects.Row, error) {
+	r := objects.Row{ID: id}
+	err := t.setups.write(ctx, func(*setup) error {
+		return t.write(ctx, &t.groups.replace, &write{id: id, statements: []pgconns.Statement{{
+			SQL: t.sql.resume, Args: []any{id.Type, id.ID, part, label, other},
+			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
+		}}})
+	})
+	if err != nil {
+		return objects.Row{}, t.setups.explain(err)
+	}
+	return r, nil
+}
+
 // create inserts an object, in one round trip, or returns [objects.ErrExists] if there is
 // one, or [pgx.ErrNoRows] if something else is in its way.
 func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence *objects.Fence) (objects.Row, error) {

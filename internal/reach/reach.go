@@ -3,6 +3,7 @@
 package reach
 
 import (
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
@@ -10,6 +11,10 @@ import (
 var (
 	// Postgres returns the table of a *tenure.PostgresStore.
 	Postgres func(store any) *pgobjects.Table
+
+	// FencePostgres and FenceSQLite return a store of the same type whose writes pass the fence of
+	// a claim.
+	FencePostgres, FenceSQLite func(store any, claim *objects.Fence) (any, error)
 
 	// SQLite returns the table of a *tenure.SQLiteStore.
 	SQLite func(store any) *sqliteobjects.Table

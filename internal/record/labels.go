@@ -19,6 +19,20 @@ const (
 	// that is not confirmed, so that nobody forgets them if the confirming replica crashes
 	// too, or releases the lease.
 	unconfirmedLabel = Reserved + "unconfirmed"
+
+	// resumedLabel says that another process than the one that began the term goes on with it.
+	resumedLabel = Reserved + "resumed"
+
+	// sealedLabel says that the process that began the term is about to give up what it owns,
+	// so that no other may go on with the term.
+	sealedLabel = Reserved + "sealed"
+)
+
+// A process that goes on with a term can renew the record as it is, if it has the first of these
+// labels and not the second, which would have to be removed.
+const (
+	Resumable = resumedLabel
+	Requested = requestLabel
 )
 
 // Request asks a holder to release its lease. Writing it gives the object a new version and
@@ -117,6 +131,37 @@ func WithUnconfirmed(labels map[string]string, term string, before []Holding) ma
 		})
 	}
 	return withReserved(labels, unconfirmedLabel, u)
+}
+
+// mark is the content of a label that applies to one term.
+type mark struct {
+	Term string `json:"term"`
+}
+
+func (o Object) marked(label string) bool {
+	var m mark
+	return reserved(o, label, &m) && o.IsOf(m.Term)
+}
+
+// Resumed reports whether another process than the one that began the term goes on with it.
+func (o Object) Resumed() bool { return o.marked(resumedLabel) }
+
+// Sealed reports whether no process may go on with the term that has not begun it.
+func (o Object) Sealed() bool { return o.marked(sealedLabel) }
+
+// AsResumed returns the labels of a record whose term another process goes on with: a request
+// to the holder is dropped.
+func (o Object) AsResumed(term string) map[string]string {
+	labels := withReserved(o.Labels, resumedLabel, mark{Term: term})
+	maps.DeleteFunc(labels, func(name, _ string) bool {
+		return strings.HasPrefix(name, Reserved) && name != resumedLabel
+	})
+	return labels
+}
+
+// WithSeal returns the labels of a record whose term no other process may go on with.
+func WithSeal(labels map[string]string, term string) map[string]string {
+	return withReserved(labels, sealedLabel, mark{Term: term})
 }
 
 // fromMilli and toMilli keep the zero time zero.

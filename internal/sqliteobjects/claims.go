@@ -21,7 +21,7 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, sessions, prune, fence, fenceStatement string }
+type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, fenceStatement string }
 
 func newClaimStatements(named func(string) string) claimStatements {
 	const columns = `kind, id, coalesce(session, ''), token, `
@@ -32,7 +32,7 @@ func newClaimStatements(named func(string) string) claimStatements {
 			FROM {claims} c WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2))`),
 		take: named(`
 			INSERT INTO {claims} (kind, id, session, token) SELECT ?1, value, ?2, ?3 FROM json_each(?4) WHERE true
-			ON CONFLICT (kind, id) DO UPDATE SET session = excluded.session,
+			ON CONFLICT (kind, id) DO UPDATE SET session = excluded.session, wanted = 0,
 				token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)
 			WHERE session IS NULL OR session IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`),
@@ -41,13 +41,18 @@ func newClaimStatements(named func(string) string) claimStatements {
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`),
 		owned: named(`
 			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) ORDER BY kind, id LIMIT ?4`),
+		request: named(`
+			UPDATE {claims} SET wanted = 1 WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL
+			RETURNING kind, id, session, token, 0`),
+		wanted: named(`
+			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) AND wanted ORDER BY kind, id LIMIT ?4`),
 		// Looks up the next session in the index, and not at each row.
 		sessions: named(`
 			WITH RECURSIVE named(session) AS (
 				SELECT min(session) FROM {claims}
 				UNION ALL
 				SELECT (SELECT min(c.session) FROM {claims} c WHERE c.session > named.session) FROM named WHERE named.session IS NOT NULL)
-			SELECT session, o.id IS NULL, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			SELECT session, o.id IS NULL, EXISTS (SELECT 1 FROM {claims} c WHERE c.session = named.session AND wanted), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 		// The next claim of a row that is gone gets a greater token all the same: the time, of
@@ -106,6 +111,26 @@ func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, 
 	return c.read(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
 }
 
+// Request asks the owners of rows to give them back. It returns the rows that are wanted now. No
+// row is ever locked for long, so none is left.
+func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		rows, err := tx.QueryContext(ctx, c.sql.request, kind, list(ids))
+		if err != nil {
+			return err
+		}
+		wanted, err = scanClaims(rows)
+		return err
+	})
+	return wanted, nil, err
+}
+
+// Wanted returns at most n rows that a session owns and that somebody asks for, those after
+// another row.
+func (c *Claims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return c.read(ctx, limit, c.sql.wanted, session, afterKind, afterID, n)
+}
+
 // Sessions returns the sessions that rows name.
 func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []objects.Session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -119,7 +144,7 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 		var s objects.Session
 		var gone bool
 		var r objects.Row
-		if err := rows.Scan(append([]any{&s.ID, &gone}, columns(&r)...)...); err != nil {
+		if err := rows.Scan(append([]any{&s.ID, &gone, &s.Wanted}, columns(&r)...)...); err != nil {
 			return nil, explain(err)
 		}
 		if !gone {

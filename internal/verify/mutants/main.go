@@ -1,7 +1,7 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|nats] [-run regexp] [-record]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards|nats] [-run regexp] [-record]
 //
 // The test that killed a mutant before, which killers.txt names, is tried first, alone. With
 // -record that file is written anew for the mutants that were run.
@@ -9,7 +9,7 @@
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
 // tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule, of
-// claims and of natstenure must be killed by the tests of those packages.
+// claims, of shards and of natstenure must be killed by the tests of those packages.
 package main
 
 import (
@@ -68,7 +68,9 @@ var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
 	"nats":     {"natstenure/"},
-	"claims":   {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go"},
+	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
+		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
+	"shards": {"shards/"},
 }
 
 func (s suite) isFor(m mutant) bool {
@@ -87,12 +89,13 @@ func suites(dir string) ([]suite, error) {
 	}
 	return []suite{
 		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
-		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle|FencedTx|RefusedToASecond|OpenedByItsURL|UntilTheJobHasReturned|WithoutACode|NoFencer|PassTheFence", ".", "./internal/verify/databases", "./internal/sqliteobjects", "./internal/listen", "./internal/pgconns"}},
+		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle|FencedTx|RefusedToASecond|OpenedByItsURL|UntilTheJobHasReturned|WithoutACode|NoFencer|PassTheFence|HeartbeatIsOne|HeartbeatsMay|SealedOrResumed", ".", "./internal/verify/databases", "./internal/sqliteobjects", "./internal/listen", "./internal/pgconns"}},
 		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./internal/verify/databases", "./storetest"}},
 		{name: "command", args: []string{"./cmd/tenure"}},
 		{name: "schedule", args: []string{"./schedule"}},
 		{name: "claims", args: []string{"./claims"}},
+		{name: "shards", args: []string{"./shards"}},
 		{name: "nats", module: "natstenure", args: []string{"."}},
 	}, nil
 }
@@ -243,7 +246,7 @@ func (m mutant) apply(source string) (string, error) {
 
 var (
 	failed   = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
-	violated = regexp.MustCompile(`(?m)^\s*judge_test.go:\d+: (seed \d+: .+)$`)
+	violated = regexp.MustCompile(`(?m)^\s*(?:sim_)?judge\w*_test.go:\d+: (seed \d+: .+)$`)
 	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
 )
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -15,7 +16,7 @@ import (
 type journal struct {
 	w     *world
 	mem   atomic.Pointer[storetest.Mem] // replaced when the table is restored
-	clock *storeClock
+	clock *virtual.StoreClock
 	hub   *wake.Hub[tenure.Key]
 
 	hintsLost bool          // guarded by the world's lock
@@ -23,12 +24,14 @@ type journal struct {
 }
 
 func newJournal(w *world) *journal {
-	j := &journal{w: w, hub: wake.NewHub[tenure.Key](true), clock: &storeClock{began: w.began, rate: 1}}
+	j := &journal{w: w, hub: wake.NewHub[tenure.Key](true)}
+	rate := 1.0
 	if w.rates {
-		j.clock.rate = 0.99 + 0.02*w.rng.Float64()
+		rate = 0.99 + 0.02*w.rng.Float64()
 	}
+	j.clock = virtual.NewStoreClock(rate)
 	mem := storetest.NewMem()
-	mem.Now = j.clock.now
+	mem.Now = j.clock.Now
 	j.mem.Store(mem)
 	j.last = tenure.Change{Object: tenure.Object{Key: leaseKey}, Deleted: true, Arrived: time.Now()}
 	return j
@@ -106,7 +109,7 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	if h.fence != nil {
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
-		h.w.judge.written(h, stored, givenUp(ctx))
+		h.w.judge.written(h, stored, virtual.GivenUp(ctx))
 	}
 	return stored, err
 }
@@ -190,7 +193,7 @@ func (j *journal) restore(backup tenure.Object) {
 			panic(err)
 		}
 	}
-	mem.Now = j.clock.now
+	mem.Now = j.clock.Now
 	j.mem.Store(mem)
 	backup.Key = leaseKey
 	j.changed(backup, backup.Version == 0)

@@ -1,0 +1,275 @@
+package claims_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func (f *faultyTable) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+	rows, err := faulty(ctx, f, "request", limit, func(ctx context.Context) (rows [2][]objects.Claim, err error) {
+		rows[0], rows[1], err = f.Table.Request(ctx, kind, ids, limit)
+		return rows, err
+	})
+	return rows[0], rows[1], err
+}
+
+func (f *faultyTable) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f, "wanted", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		return f.Table.Wanted(ctx, session, afterKind, afterID, n, limit)
+	})
+}
+
+// startReleasing runs a process that releases what others ask for, and tells what that was.
+func (w *world) startReleasing(name string) (p *process, asked chan claims.Claim) {
+	w.Helper()
+	asked = make(chan claims.Claim, 100)
+	p = w.startWith(name, claims.SessionConfig{ReleaseRequested: func(c claims.Claim) {
+		asked <- c
+		if err := p.keys.Release(context.Background(), c); err != nil {
+			w.Error(err)
+		}
+	}})
+	return p, asked
+}
+
+func (p *process) request(ids ...string) {
+	p.w.Helper()
+	require.NoError(p.w, p.keys.RequestRelease(context.Background(), ids...))
+}
+
+func (p *process) wait(id string) claims.Claim {
+	p.w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	defer cancel()
+	got, err := p.keys.Wait(ctx, id)
+	require.NoError(p.w, err)
+	return got[0]
+}
+
+func TestAnOwnerGivesKeysBackOnRequest(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, asked := w.startReleasing("a")
+		b := w.start("b")
+		a.claim(names(1200)...)
+		one, two := a.claimOne("one"), a.claimOne("two")
+		returned := a.work(one, 3*time.Second)
+		synctest.Wait()
+		began := time.Now()
+		b.request("one", "two", "a free one")
+		synctest.Wait()
+		require.Equal(w, two, <-asked)
+		require.Empty(w, asked)
+		b.claimOne("two")
+		require.Equal(w, one.Key, b.wait("one").Key, "its func has to return first")
+		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond))
+		err := <-returned
+		require.ErrorIs(w, err, tenure.ErrResigned)
+		require.ErrorContains(w, err, "on request")
+		require.Equal(w, 1200, a.keys.Len())
+		b.claimOne("a free one")
+	})
+}
+
+func TestARequestIsFoundEvenIfNobodyIsWoken(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.work(a.claimOne("one"), 0)
+		time.Sleep(time.Second)
+		b.fault(kit.Only("wake", kit.Refuse))
+		b.request("one")
+		time.Sleep(time.Second)
+		require.Empty(w, b.claim("one"))
+		time.Sleep(ttl)
+		b.claimOne("one")
+	})
+}
+
+func TestAFuncThatBeginsAfterARequestIsToldAtOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		b.request("one")
+		time.Sleep(time.Second)
+		require.True(w, a.keys.Holds(c), "nobody decides to release it")
+		wantResigned(w.T, a.work(c, 0))
+		b.claimOne("one")
+	})
+}
+
+func TestAClaimIsAskedForOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		var asked []claims.Claim
+		a := w.startWith("a", claims.SessionConfig{ReleaseRequested: func(c claims.Claim) { asked = append(asked, c) }})
+		b := w.start("b")
+		c := a.claimOne("one")
+		for range 3 {
+			b.request("one")
+			time.Sleep(time.Minute)
+		}
+		require.Equal(w, []claims.Claim{c}, asked)
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		b.claimOne("one")
+		time.Sleep(time.Minute)
+		require.Len(w, asked, 1)
+	})
+}
+
+// The next owner has not been asked.
+func TestARequestIsForTheClaimThatStands(t *testing.T) {
+	for name, free := range map[string]func(*process, claims.Claim){
+		"released": func(p *process, c claims.Claim) { require.NoError(p.w, p.keys.Release(context.Background(), c)) },
+		"closed":   func(p *process, c claims.Claim) { p.stop() },
+		"crashed":  func(p *process, c claims.Claim) { p.crash(); time.Sleep(ttl) },
+		"taken when it is gone": func(p *process, c claims.Claim) {
+			p.crash()
+			w := p.w
+			record, err := w.store.Get(context.Background(), tenure.Key{Type: objects.SessionType, ID: c.Session})
+			require.NoError(w, err)
+			require.NoError(w, w.store.DeleteIf(context.Background(), record.Key, record.Version))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a := w.start("a")
+				c := a.claimOne("one")
+				a.request("one")
+				time.Sleep(time.Second)
+				rows, err := w.table.Wanted(w.Context(), c.Session, "", "", 10, time.Second)
+				require.NoError(w, err)
+				require.Len(w, rows, 1)
+				free(a, c)
+				b, asked := w.startReleasing("b")
+				next := b.wait("one")
+				time.Sleep(2 * ttl)
+				require.Empty(w, asked)
+				require.True(w, b.keys.Holds(next))
+			})
+		})
+	}
+}
+
+// S7.
+func TestRequestsCostNothingPerClaim(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		b := w.start("b")
+		ids := names(1000)
+		for _, c := range a.claim(ids...) {
+			a.work(c, 0)
+		}
+		time.Sleep(time.Second)
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
+		b.request(ids...)
+		time.Sleep(5 * time.Second)
+		require.Len(w, b.claim(ids...), len(ids))
+		counts := traffic.Take()
+		require.LessOrEqual(w, counts["wanted"], 2)
+	})
+}
+
+func TestARequestThatIsReadLateDoesNotEndALaterClaim(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		a.fault(kit.Only("wanted", kit.AnswerAfter(5*time.Second)))
+		b.request("one")
+		time.Sleep(time.Second)
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		returned := a.work(a.claimOne("one"), 0)
+		time.Sleep(2 * ttl)
+		require.Empty(w, returned)
+	})
+}
+
+func TestAKeyIsGivenBackOnAServer(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		cfg := claims.SessionConfig{TTL: 4 * time.Second} // the sweep finds the request
+		a, b := newWorld(t, open()).startWith("a", cfg), newWorld(t, open()).startWith("b", cfg)
+		a.claim(names(1500)...)
+		returned := a.work(a.claimOne("one"), 0)
+		b.fault(kit.Only("wake", kit.Refuse))
+		b.request("one", "two")
+		b.wait("one")
+		require.ErrorIs(t, <-returned, tenure.ErrResigned)
+		require.Equal(t, 1500, a.keys.Len())
+		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), "", "", 10, time.Second)
+		require.NoError(t, err)
+		require.Empty(t, rows, "the next owner was not asked")
+	})
+}
+
+func TestOnPostgresARequestIsHeardAtOnce(t *testing.T) {
+	url := pgtest.URL(t)
+	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	cfg := claims.SessionConfig{TTL: 10 * time.Minute}
+	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
+	returned := a.work(a.claimOne("one"), 0)
+	time.Sleep(100 * time.Millisecond) // until it listens
+	b.request("one")
+	wantResigned(t, returned)
+}
+
+func wantResigned(t *testing.T, returned chan error) {
+	t.Helper()
+	select {
+	case err := <-returned:
+		require.ErrorIs(t, err, tenure.ErrResigned)
+	case <-time.After(kit.Patience):
+		t.Fatal("not told")
+	}
+}
+
+// A transaction that hangs before its commit holds up the request for its own key, and no other.
+func TestARequestForARowThatIsLockedHoldsUpNoOther(t *testing.T) {
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	a, b := w.start("a"), w.start("b")
+	one, two := a.work(a.claimOne("one"), 0), a.work(a.claimOne("two"), 0)
+	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'two' FOR SHARE`)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, b.keys.RequestRelease(ctx, "one", "two"), context.DeadlineExceeded)
+	wantResigned(t, one)
+	requested := make(chan error, 1)
+	go func() { requested <- b.keys.RequestRelease(context.Background(), "two") }()
+	time.Sleep(20 * time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-requested)
+	wantResigned(t, two)
+}
+
+func TestBadInputToRequests(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claimOne("one")
+		a.fault(func(context.Context, storetest.Call, func(context.Context) error) error {
+			w.Error("the store was called")
+			return nil
+		})
+		for _, ids := range [][]string{nil, {""}, {"one", "one"}, {"one", "\xff"}} {
+			require.ErrorIs(w, a.keys.RequestRelease(w.Context(), ids...), tenure.ErrInvalid, "%q", ids)
+		}
+		a.fault(nil)
+		rows, err := w.table.Wanted(w.Context(), a.session.ID(), "", "", 10, time.Second)
+		require.NoError(w, err)
+		require.Empty(w, rows, "half of it was done")
+		_, err = w.store.(*tenure.SQLiteStore).DB().Exec(`DROP TABLE objects_claims`)
+		require.NoError(w, err)
+		require.ErrorIs(w, a.keys.RequestRelease(w.Context(), "one"), tenure.ErrSetup)
+	})
+}

@@ -1,0 +1,300 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func (p *process) passOn(cs ...claims.Claim) {
+	p.w.Helper()
+	require.NoError(p.w, p.keys.PassOn(cs...))
+}
+
+// releaseValue releases a claim as the process does to which it was passed on.
+func (w *world) releaseValue(c claims.Claim) {
+	w.Helper()
+	require.NoError(w, claims.Release(context.Background(), w.store, c))
+}
+
+func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c, other := a.claimOne("one"), a.claimOne("two")
+		a.passOn(c)
+		require.False(w, a.keys.Holds(c))
+		require.True(w, a.keys.Holds(other))
+		require.Equal(w, 1, a.keys.Len())
+		for range 3 {
+			require.Empty(w, a.claim("one"), "its own session")
+			require.Empty(w, b.claim("one"))
+			time.Sleep(time.Hour)
+		}
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, a.keys.Release(w.Context(), c), tenure.ErrLost)
+		written := func(*sql.Tx) error { return nil }
+		require.NoError(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written))
+
+		began := time.Now()
+		time.AfterFunc(3*time.Second, func() { w.releaseValue(c) })
+		next := b.wait("one")
+		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond), "whoever waits is woken")
+		require.ErrorIs(w, claims.Release(w.Context(), w.store, c), tenure.ErrLost)
+		require.ErrorIs(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written), tenure.ErrLost)
+		require.True(w, b.keys.Holds(next))
+		require.NoError(w, b.keys.Release(w.Context(), next))
+		require.Greater(w, a.claimOne("one").Token, c.Token)
+	})
+}
+
+// S5: the session looks after claims whose answers were lost, and not after those that were
+// passed on.
+func TestAClaimThatWasPassedOnIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("known")
+		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		_, err := a.keys.Claim(w.Context(), "one", "two")
+		require.ErrorIs(w, err, kit.ErrReset)
+		c := a.claimOne("one")
+		a.passOn(c)
+		require.Empty(w, a.claim("one"))
+		time.Sleep(2 * time.Minute)
+		require.Empty(w, b.claim("one"))
+		b.claimOne("two") // this one nobody knew of
+		w.releaseValue(c)
+		b.claimOne("one")
+	})
+}
+
+func TestASessionThatClosesFreesWhatItHasPassedOn(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		c := a.claimOne("one")
+		a.passOn(c)
+		a.stop()
+		b.claimOne("one")
+		require.ErrorIs(w, claims.Release(w.Context(), w.store, c), tenure.ErrLost)
+	})
+}
+
+func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
+		got := a.claim(names(1200)...)
+		a.passOn(got...)
+		require.Zero(t, a.keys.Len())
+		require.Empty(t, b.claim(names(1200)...))
+		require.ErrorIs(t, claims.Release(t.Context(), b.w.store, append(got, claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1})...), tenure.ErrLost)
+		require.Empty(t, b.claim(names(1200)...), "none was released")
+		require.NoError(t, claims.Release(t.Context(), b.w.store, got...))
+		require.Len(t, b.claim(names(1200)...), 1200)
+	})
+}
+
+// S5, S1: whoever a claim was passed on to works alone, whatever becomes of what the owner
+// sends, and whoever else wants the key.
+func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		late := func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			d := rand.N(20 * time.Second)
+			go func() {
+				time.Sleep(d)
+				_ = do(context.WithoutCancel(ctx))
+			}()
+			return kit.ErrReset
+		}
+		hooks := []storetest.Hook{nil, kit.Only("take", kit.Once(kit.LoseAnswer)), kit.Only("take", kit.Once(late)), kit.Only("free", kit.Once(late))}
+		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Hour)
+		defer cancel()
+		var working sync.WaitGroup
+		passed := 0
+		working.Go(func() {
+			for ctx.Err() == nil {
+				got, _ := a.keys.Wait(ctx, "one")
+				for _, c := range got {
+					a.passOn(c)
+					passed++
+					working.Go(func() {
+						w.jobs.begin("worker", c)
+						time.Sleep(rand.N(time.Minute))
+						w.jobs.end("worker", c)
+						w.releaseValue(c)
+					})
+				}
+			}
+		})
+		working.Go(func() { b.actors(ctx, []string{"one"}) })
+		for ctx.Err() == nil {
+			a.fault(hooks[rand.IntN(len(hooks))])
+			kit.SleepFor(ctx, rand.N(30*time.Second))
+		}
+		a.fault(nil)
+		working.Wait()
+		require.Greater(w, passed, 20)
+	})
+}
+
+func TestBadInputToClaimsAsValues(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		mine, other, running := a.claimOne("mine"), b.claimOne("other"), a.claimOne("running")
+		a.work(running, 0)
+		time.Sleep(time.Second)
+		for _, bad := range []struct {
+			claims []claims.Claim
+			want   error
+		}{
+			{nil, tenure.ErrInvalid}, {[]claims.Claim{mine, mine}, tenure.ErrInvalid}, {[]claims.Claim{{}}, tenure.ErrInvalid},
+			{[]claims.Claim{mine, other}, tenure.ErrLost}, {[]claims.Claim{mine, running}, tenure.ErrInvalid},
+			{[]claims.Claim{mine, {Key: tenure.Key{Type: "kind", ID: "x"}}}, tenure.ErrInvalid},
+		} {
+			require.ErrorIs(w, a.keys.PassOn(bad.claims...), bad.want, "%v", bad.claims)
+		}
+		require.True(w, a.keys.Holds(mine))
+
+		good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1}
+		for _, bad := range [][]claims.Claim{nil, {mine, mine}, {{}}, {mine, {Key: good.Key}}, {mine, {Key: good.Key, Session: "s"}}, {mine, {Key: good.Key, Session: "\xff", Token: 1}}, {mine, {Session: "s", Token: 1}}} {
+			require.ErrorIs(w, claims.Release(w.Context(), w.store, bad...), tenure.ErrInvalid, "%v", bad)
+		}
+		require.ErrorIs(w, claims.Release(w.Context(), nil, good), tenure.ErrInvalid)
+		require.ErrorIs(w, claims.Release(w.Context(), tenure.Static(), good), errors.ErrUnsupported)
+		require.ErrorIs(w, claims.Release(w.Context(), w.store, mine, good), tenure.ErrLost)
+		require.NoError(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), mine, func(*sql.Tx) error { return nil }), "none was released")
+	})
+}
+
+// A session that goes on elsewhere.
+
+// resume goes on with a process's session, as another process does that knows its term.
+func (w *world) resume(id string) error {
+	w.Helper()
+	lease := kit.NewLease(w, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}})
+	holding, err := lease.Read(w.Context())
+	require.NoError(w, err)
+	_, err = lease.Resume(w.Context(), holding.Term, holding.Version)
+	return err
+}
+
+// S5: the funcs of the other process run under what the rows name.
+func TestClosingASessionThatWasResumedElsewhereFreesNothing(t *testing.T) {
+	for name, fault := range map[string]storetest.Hook{"sure of its last renewal": nil, "unsure of its last renewal": kit.Only("put", kit.Refuse)} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a := w.start("a")
+				a.claim("one", "two")
+				id := a.session.ID()
+				a.fault(fault)
+				time.Sleep(11 * time.Second)
+				require.Equal(w, id, a.session.ID())
+				require.NoError(w, w.resume(id))
+				a.fault(nil)
+				a.stop()
+				require.Len(w, w.owned(id), 2)
+				require.NoError(w, w.resume(id), "its record was deleted")
+			})
+		})
+	}
+}
+
+func TestASessionThatIsClosingIsNotResumed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.work(a.claimOne("one"), time.Hour)
+		a.claimOne("two")
+		time.Sleep(time.Second)
+		id := a.session.ID()
+		closed := make(chan struct{})
+		go func() { a.stop(); close(closed) }()
+		for range 100 {
+			time.Sleep(15 * time.Second)
+			require.ErrorIs(w, w.resume(id), tenure.ErrLost)
+		}
+		b.claimOne("two")
+		<-closed
+		b.claimOne("one")
+	})
+}
+
+// The session of a worker that servers keep for it.
+func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		w := newWorld(t, open())
+		b := w.startWith("b", claims.SessionConfig{TTL: 2 * time.Second})
+		const id = "9d6e7a52-7a4c-4b86-9c0e-3a1d1f2b5c77"
+		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}, TTL: 2 * time.Second})
+		term := kit.MustAcquire(t, lease)
+		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, time.Second)
+		require.NoError(t, err)
+		go func() { _, _ = b.keys.Wait(t.Context(), "one") }() // which looks when a session can expire
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+			_, err := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
+			require.NoError(t, err)
+			require.Len(t, w.owned(id), 1)
+		}
+		kit.AwaitThat(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
+	})
+}
+
+// S2.
+func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
+		c := a.claimOne("acme")
+		var store tenure.Store = open()
+		fenced, err := claims.Fence(store, c)
+		require.NoError(t, err)
+		ctx := t.Context()
+		obj, err := fenced.PutIf(ctx, tenure.Object{Key: c.Key}, tenure.MustCreate()) // also the object of the same key
+		require.NoError(t, err)
+		obj, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		require.NoError(t, err)
+		_, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version-1))
+		require.ErrorIs(t, err, tenure.ErrConflict)
+		_, err = claims.Fence(fenced, c)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = tenure.Fence(fenced, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+
+		require.NoError(t, a.keys.Release(ctx, c))
+		next := b.claimOne("acme")
+		for _, cond := range []tenure.WriteCondition{tenure.MatchVersion(obj.Version), tenure.Unconditional()} {
+			_, err = fenced.PutIf(ctx, tenure.Object{Key: obj.Key, Name: "late"}, cond)
+			require.ErrorIs(t, err, tenure.ErrLost)
+		}
+		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "late", ID: "1"}}, tenure.MustCreate())
+		require.ErrorIs(t, err, tenure.ErrLost)
+		require.ErrorIs(t, fenced.DeleteIf(ctx, obj.Key, obj.Version), tenure.ErrLost)
+		require.ErrorIs(t, fenced.(tenure.Notifier).DeleteAndWake(ctx, obj.Key, obj.Version), tenure.ErrLost)
+		now, err := store.Get(ctx, obj.Key)
+		require.NoError(t, err)
+		require.Equal(t, obj.Version, now.Version)
+		_, err = store.Get(ctx, tenure.Key{Type: "late", ID: "1"})
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		fenced, err = claims.Fence(store, next)
+		require.NoError(t, err)
+		require.NoError(t, fenced.DeleteIf(ctx, obj.Key, obj.Version))
+
+		for _, bad := range []struct {
+			store tenure.Store
+			c     claims.Claim
+			want  error
+		}{{nil, c, tenure.ErrInvalid}, {store, claims.Claim{}, tenure.ErrInvalid}, {tenure.Static(), c, errors.ErrUnsupported}} {
+			_, err := claims.Fence(bad.store, bad.c)
+			require.ErrorIs(t, err, bad.want)
+		}
+	})
+}

@@ -1,0 +1,20 @@
+package objects
+
+import (
+	"context"
+	"time"
+)
+
+// ClaimsTable is the table of claims of either database.
+type ClaimsTable interface {
+	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
+	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
+	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []Claim, err error)
+	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
+	Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []Claim, err error)
+	Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
+	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
+	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
+	Forget(ctx context.Context, kind string, limit time.Duration) error
+	Prune(ctx context.Context, limit time.Duration) error
+}

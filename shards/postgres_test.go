@@ -1,0 +1,197 @@
+package shards_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/shards"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// cluster is processes that share shards on a Postgres server, in real time.
+type cluster struct {
+	testing.TB
+	url         string
+	count       int
+	settle, ttl time.Duration
+	calls       kit.Calls
+
+	mu      sync.Mutex
+	running map[string]*member
+	owners  map[string]*member
+	ended   map[string]time.Time // when a shard's func has returned last
+	changed time.Time            // when a func has begun last
+	moves   int
+	gaps    []time.Duration // from a func's return to the beginning of the next one
+}
+
+// member is one of the processes.
+type member struct {
+	c       *cluster
+	name    string
+	session *claims.Session
+	shards  *shards.Shards
+	link    *kit.Link
+	dead    bool                      // guarded by the mu of cluster
+	wrote   atomic.Pointer[time.Time] // when it has sent its last renewal
+	stop    func()
+}
+
+func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
+	c := &cluster{TB: t, url: pgtest.URL(t), count: count, settle: settle, ttl: ttl,
+		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}}
+	kit.Migrate(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
+	return c
+}
+
+// start begins a process.
+func (c *cluster) start(name string) *member {
+	m := c.prepare(name)
+	m.run()
+	return m
+}
+
+// prepare makes a process, with connections of its own.
+func (c *cluster) prepare(name string) *member {
+	m := &member{c: c, name: name, link: kit.NewLink(kit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
+	m.link.SetHook(c.calls.Count("", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		if now := time.Now(); call.Op == "put" {
+			m.wrote.Store(&now)
+		}
+		return do(ctx)
+	}))
+	var err error
+	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
+	require.NoError(c, err)
+	m.shards, err = shards.New(m.session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Run: m.work})
+	require.NoError(c, err)
+	return m
+}
+
+func (m *member) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = m.session.Run(ctx) })
+	running.Go(func() { _ = m.shards.Run(ctx) })
+	m.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
+	m.c.Cleanup(m.stop)
+}
+
+func (m *member) work(ctx context.Context, id string) error {
+	c := m.c
+	c.mu.Lock()
+	if other := c.running[id]; other != nil {
+		c.Errorf("%s runs %s while %s does", m.name, id, other.name)
+	}
+	c.changed = time.Now()
+	if other := c.owners[id]; other != nil && other != m {
+		c.moves++
+		if ended, ok := c.ended[id]; ok {
+			c.gaps = append(c.gaps, c.changed.Sub(ended))
+		}
+	}
+	c.running[id], c.owners[id] = m, m
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !m.dead {
+		delete(c.running, id)
+		c.ended[id] = time.Now()
+	}
+	return nil
+}
+
+// kill cuts a process off for good; its funcs are as if they had never been.
+func (m *member) kill() {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	m.dead = true
+	m.link.SetHook(kit.Hang)
+	for id, by := range m.c.running {
+		if by == m {
+			delete(m.c.running, id)
+			delete(m.c.ended, id)
+		}
+	}
+	go m.stop()
+}
+
+// balanced reports whether all shards run, spread evenly over so many processes.
+func (c *cluster) balanced(members int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := map[*member]int{}
+	for _, m := range c.running {
+		of[m]++
+	}
+	for _, n := range of {
+		if n < c.count/members || n > (c.count+members-1)/members {
+			return false
+		}
+	}
+	return len(c.running) == c.count && len(of) == min(members, c.count)
+}
+
+// await returns how long it took after a moment until the shards were balanced, how many have
+// moved, and the gaps.
+func (c *cluster) await(since time.Time, members int) (took time.Duration, moves int, gaps []time.Duration) {
+	c.Helper()
+	for end := time.Now().Add(kit.Patience); !c.balanced(members); time.Sleep(time.Millisecond) {
+		require.True(c, time.Now().Before(end), "the shards are not balanced")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	moves, gaps = c.moves, c.gaps
+	c.moves, c.gaps = 0, nil
+	return c.changed.Sub(since), moves, gaps
+}
+
+func TestProcessesShareShardsOnPostgres(t *testing.T) {
+	c := newCluster(t, 50, 500*time.Millisecond, 6*time.Second)
+	began := time.Now()
+	var ms []*member
+	for i := range 4 {
+		ms = append(ms, c.start(fmt.Sprint("m", i)))
+	}
+	c.await(began, 4)
+
+	for range 3 {
+		time.Sleep(c.settle)
+		began = time.Now()
+		joined := c.start("joined")
+		took, moves, gaps := c.await(began, 5)
+		require.Equal(t, 10, moves)
+		t.Logf("join: %v, the longest gap is %v", took, slices.Max(gaps))
+
+		began = time.Now()
+		ms[0].stop()
+		took, moves, _ = c.await(began, 4)
+		t.Logf("leave: %v", took)
+		require.InDelta(t, 10, moves, 0)
+
+		ms = append(ms[1:], joined)
+	}
+	began = time.Now()
+	ms[3].kill()
+	took, moves, _ := c.await(began, 3)
+	t.Logf("kill: %v", took)
+	require.Contains(t, []int{12, 13}, moves)
+	require.LessOrEqual(t, took, c.ttl+time.Second)
+	owner, err := ms[0].shards.Owner(t.Context(), "7")
+	require.NoError(t, err)
+	require.Contains(t, []string{"m3", "joined"}, owner.Holder)
+}

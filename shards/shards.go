@@ -1,0 +1,480 @@
+package shards
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// DefaultSettle is the default of [Config.Settle].
+const DefaultSettle = time.Second
+
+// Config configures a [Shards]. Kind, Run, and either Count or IDs must be set, and all
+// processes must agree on Kind, Count, IDs and Settle.
+type Config struct {
+	Kind  string   // of the claims: the name of the jobs
+	Count int      // how many shards there are; their IDs are "0", "1", …
+	IDs   []string // their IDs, instead of a Count
+
+	// Run works for one shard until ctx is done, and must return then: no other process begins
+	// before. [context.Cause] tells why: [tenure.ErrResigned] if the shard moves,
+	// [tenure.ErrShutdown] if this process stops, [tenure.ErrUnhealthy] if its Check fails, and
+	// [tenure.ErrLost] or [tenure.ErrDeadline] if its session was lost. [ClaimFromContext]
+	// returns the claim, by which writes can be fenced.
+	//
+	// If Run returns earlier, with an error or without, it is called again, after a pause that
+	// grows from 100 ms to 30 s. It may be called for many shards at the same time.
+	Run func(ctx context.Context, id string) error
+
+	// Settle is how long a process has to be there before shards move to it. Processes that
+	// start within it divide the shards among them without moving any; a process that crashes
+	// within it has moved none. Default [DefaultSettle].
+	Settle time.Duration
+
+	// Check, if set, returns nil if this process is fit to work. It is called before the
+	// process takes part, and once per RenewInterval of its session; it must return when its
+	// context ends, after half of that. While it fails, this process does not begin to take
+	// part, and it gives up its shards as soon as another process that counts is there. The
+	// last one works on: to work badly is better than not at all.
+	Check func(ctx context.Context) error
+
+	Logger *slog.Logger // default that of the session
+}
+
+// Shards is this process's part in a set of shards. All methods are safe for concurrent use.
+type Shards struct {
+	session *claims.Session
+	cfg     Config
+	ids     []string
+	sorted  []string     // the same
+	keys    *claims.Keys // one for each shard
+	members *claims.Keys // one for each process that takes part
+	paces   claims.SessionConfig
+
+	started atomic.Bool
+	kick    chan struct{} // receives when Run's goroutine has to look again
+	funcs   sync.WaitGroup
+
+	mu      sync.Mutex // guards the fields below; never held across I/O
+	view    view       // of the last look; mine and running are not kept up to date
+	me      claims.Claim
+	shards  map[string]*shard // those for which a goroutine runs
+	claimed int               // how many were claimed so far
+	over    error             // why no func begins any more; nil: they may
+	sick    error             // why this process is not fit to work
+}
+
+// memberSuffix is appended to the kind of the shards to get the kind of the members.
+const memberSuffix = "/member"
+
+// New returns this process's part in a set of shards. A session has at most one for each kind.
+// It does no I/O. An [tenure.ErrInvalid] names what is wrong with the config.
+func New(s *claims.Session, cfg Config) (*Shards, error) {
+	sh, err := newShards(s, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new shards: %w", err)
+	}
+	return sh, nil
+}
+
+func newShards(s *claims.Session, cfg Config) (*Shards, error) {
+	var errs []error
+	refuse := func(wrong bool, format string, args ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...))
+		}
+	}
+	refuse(s == nil, "session is nil")
+	refuse(cfg.Kind == "", "Kind is empty")
+	refuse(cfg.Run == nil, "Run is nil")
+	refuse(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	refuse(cfg.Count < 0, "Count %d is negative", cfg.Count)
+	refuse(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
+	refuse(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")
+	for _, id := range cfg.IDs {
+		refuse(id == "", "an ID is empty")
+		if err := objects.ValidText("ID", id); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	ids := slices.Sorted(slices.Values(cfg.IDs))
+	refuse(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	for i := range cfg.Count {
+		ids = append(ids, strconv.Itoa(i))
+	}
+	keys, err := claims.NewKeys(s, cfg.Kind)
+	if err != nil {
+		return nil, err
+	}
+	members, err := claims.NewKeys(s, cfg.Kind+memberSuffix)
+	if err != nil {
+		return nil, err
+	}
+	paces := s.Config()
+	cfg.Settle = cmp.Or(cfg.Settle, DefaultSettle)
+	cfg.Logger = cmp.Or(cfg.Logger, paces.Logger)
+	return &Shards{
+		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys, members: members, paces: paces,
+		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
+	}, nil
+}
+
+// Run takes part until ctx is done: it claims this process's shards and runs the funcs for
+// them. Then it stops them, and returns nil when the last has returned and its shard is free.
+// Errors of the store do not end it, except [tenure.ErrSetup]; [claims.ErrClosed] says that the
+// session ended before. It may be called once, and needs the session's Run beside it.
+func (sh *Shards) Run(ctx context.Context) error {
+	if !sh.started.CompareAndSwap(false, true) {
+		return fmt.Errorf("tenure: run shards of %s: %w: they have been run before", sh.cfg.Kind, tenure.ErrInvalid)
+	}
+	defer sh.funcs.Wait()
+	defer sh.stopAll(tenure.ErrShutdown)
+	defer context.AfterFunc(ctx, func() { sh.stopAll(tenure.ErrShutdown) })() // before the membership is given up
+	if sh.cfg.Check != nil {
+		checking, cancel := context.WithCancel(ctx)
+		defer cancel()
+		sh.mu.Lock()
+		sh.sick = errors.New("Check was not called yet")
+		sh.mu.Unlock()
+		sh.funcs.Go(func() { sh.check(checking) })
+	}
+	for failures := 0; ctx.Err() == nil; failures++ {
+		joined, err := sh.join(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
+			return fmt.Errorf("tenure: run shards of %s: %w", sh.cfg.Kind, err)
+		case err != nil:
+			sh.cfg.Logger.Warn("shards: cannot take part, trying again", "kind", sh.cfg.Kind, "error", err)
+		case joined:
+			failures = 0
+		}
+		pace.Sleep(ctx, pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures))
+	}
+	return nil
+}
+
+// longestRetryPause limits the pause between two tries of anything that has failed.
+const longestRetryPause = 5 * time.Second
+
+// join takes part under the present session, until that is lost, ctx is done, or this process
+// is not fit to work. A member has a key of its own each time, so its token tells when it has
+// joined.
+func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
+	for sh.unfit() != nil {
+		select {
+		case <-sh.kick:
+		case <-ctx.Done():
+			return false, nil
+		}
+	}
+	got, err := sh.members.Claim(ctx, uuid.NewString())
+	for _, me := range got { // also beside an error
+		err := sh.members.Do(ctx, me, func(ctx context.Context) error {
+			sh.funcs.Go(sh.members.Wake) // which may hang
+			sh.enter(me)
+			defer sh.enter(claims.Claim{})
+			return sh.live(ctx, me)
+		})
+		if errors.Is(err, tenure.ErrUnhealthy) { // now that the others no longer leave it any
+			sh.stopAll(err)
+		}
+		joined = true
+	}
+	return joined, err
+}
+
+// enter notes as which member this process takes part.
+func (sh *Shards) enter(me claims.Claim) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.me = me
+	if me.Session == "" {
+		sh.view = view{shards: len(sh.ids), rank: -1}
+	} else if errors.Is(sh.over, tenure.ErrUnhealthy) {
+		sh.over = nil
+	}
+}
+
+// live looks who is there, stops and claims shards, and waits for a reason to look again, as
+// long as this process is a member.
+func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
+	members, keys := sh.members.Watch(), sh.keys.Watch() // before the first look, so that no hint is missed
+	defer members.Stop()
+	defer keys.Stop()
+	var seen sightings
+	var spurious pace.Limiter
+	for failures, woken := 0, false; ; {
+		did, next, err := sh.look(ctx, me, &seen)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, tenure.ErrUnhealthy), errors.Is(err, errNoMember):
+			return err
+		case err != nil:
+			sh.cfg.Logger.Warn("shards: trying again", "kind", sh.cfg.Kind, "error", err)
+			next = pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures)
+			failures++
+		default:
+			failures = 0
+			if !members.Live() || !keys.Live() {
+				next = min(next, pace.Jitter(sh.paces.PollInterval))
+			}
+		}
+		flood, freed := floodPace, keys.C()
+		if sh.wants() {
+			flood /= 10 // while shards move, they have no owner
+		} else {
+			freed = nil // it does not matter what others free
+		}
+		ignored := min(spurious.IgnoreFor(woken && !did, flood), next)
+		if !pace.Sleep(ctx, ignored) {
+			return nil
+		}
+		timer := time.NewTimer(next - ignored)
+		woken = false
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-sh.kick:
+		case <-members.C():
+			woken = true
+		case <-freed:
+			woken = true
+		}
+		timer.Stop()
+	}
+}
+
+// spreadMoves is the time in which members begin to move shards to one that counts by now.
+const spreadMoves = 100 * time.Millisecond
+
+// floodPace is how often hints are followed that lead to nothing, after the first few.
+const floodPace = 100 * time.Millisecond
+
+var errNoMember = errors.New("the row that makes this process a member is gone")
+
+// sightings is what a member remembers from one look to the next.
+type sightings struct {
+	free    map[string]time.Time // since when shards have been free, as long as this member counts
+	members []string             // the sessions of the last look
+	tries   int                  // looks in a row after which a free shard could not be claimed
+}
+
+// look lists members and shards, and does what the rule says. It returns whether it had
+// anything to do, and when to look again at the latest.
+func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
+	listing, err := sh.session.List(ctx, sh.cfg.Kind, sh.cfg.Kind+memberSuffix)
+	if err != nil {
+		return false, 0, err
+	}
+	now := time.Now()
+	next = pace.Jitter(sh.paces.TTL)
+	members, owned := sh.sort(listing)
+	rank := slices.IndexFunc(members, func(c claims.Claim) bool { return c.Session == me.Session })
+	if rank < 0 {
+		return false, 0, errNoMember
+	}
+	var ages []time.Duration
+	sessions := make([]string, 0, len(members))
+	for _, m := range members {
+		ages, sessions = append(ages, listing.Age(m)), append(sessions, m.Session)
+	}
+	n, in := counted(ages, sh.cfg.Settle)
+	if n < len(members) {
+		in += time.Millisecond
+		if rank < n { // the others are ready by then, and not all move shards at the same moment
+			in += rand.N(spreadMoves)
+		}
+		next = min(next, in)
+	}
+	v := sh.update(view{shards: len(sh.ids), members: len(members), counted: n, rank: rank})
+	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
+		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
+	}
+	did = sh.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
+	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
+		_ = sh.members.Forget(ctx) // else their rows are deleted a day later
+	}
+	seen.members = sessions
+
+	seen.note(sh.ids, owned, me.Session, sh.running(), v.counts(), now)
+	// Each begins elsewhere in the list, so that those who look at the same moment do not claim
+	// the same shards.
+	begin := 0
+	if free := len(seen.free); free > 0 {
+		for i := range rank {
+			begin += max(0, quota(v.shards, v.members, i)-owned.count[members[i].Session])
+		}
+		begin %= free
+	}
+	wanted, in := seen.wanted(sh.ids, v, begin, now, sh.cfg.Settle)
+	if in > 0 {
+		next = min(next, in+time.Millisecond)
+	}
+	if _, later := v.room(); later > 0 {
+		next = min(next, pace.Jitter(sh.paces.PollInterval)) // a hint may have been lost
+	}
+	if len(wanted) == 0 {
+		seen.tries = 0
+		return did, next, nil
+	}
+	got, err := sh.keys.Claim(ctx, wanted...)
+	sh.start(ctx, got)
+	if seen.tries++; len(got) == len(wanted) {
+		seen.tries = 0
+	} else { // others were faster, or have locked the rows
+		next = min(next, 5*time.Millisecond<<min(seen.tries, 10))
+	}
+	return did || len(got) > 0, next, err
+}
+
+// owners are the sessions that own shards.
+type owners struct {
+	of    map[string]string
+	count map[string]int
+}
+
+// sort returns the members of a listing by their age, and who owns what.
+func (sh *Shards) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
+	owned = owners{of: make(map[string]string, len(listing.Claims)), count: make(map[string]int)}
+	for _, c := range listing.Claims {
+		if c.Key.Type == sh.cfg.Kind {
+			owned.of[c.Key.ID] = c.Session
+			owned.count[c.Session]++
+		} else {
+			members = append(members, c)
+		}
+	}
+	slices.SortFunc(members, func(a, b claims.Claim) int {
+		return cmp.Or(cmp.Compare(a.Token, b.Token), cmp.Compare(a.Key.ID, b.Key.ID))
+	})
+	known := make(map[string]bool, len(members))
+	return slices.DeleteFunc(members, func(c claims.Claim) bool { // it has two rows if an answer was lost
+		defer func() { known[c.Session] = true }()
+		return known[c.Session]
+	}), owned
+}
+
+// note notes which shards are free: those that no other session owns, and for which no func runs
+// in this process. A row may name this session all the same, if the answer to a claim was lost.
+func (s *sightings) note(ids []string, owned owners, me string, runs map[string]bool, counts bool, now time.Time) {
+	if s.free == nil || !counts {
+		s.free = make(map[string]time.Time)
+	}
+	if !counts {
+		return
+	}
+	for _, id := range ids {
+		by, isOwned := owned.of[id]
+		if isOwned && by != me || runs[id] {
+			delete(s.free, id)
+		} else if _, noted := s.free[id]; !noted {
+			s.free[id] = now
+		}
+	}
+}
+
+// wanted returns which of the free shards a member claims, and when it may be more; 0: never.
+func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settle time.Duration) (wanted []string, in time.Duration) {
+	room, later := v.room()
+	var free []string
+	for _, id := range ids {
+		if _, ok := s.free[id]; ok {
+			free = append(free, id)
+		}
+	}
+	free = slices.Concat(free[begin:], free[:begin])
+	for _, id := range free {
+		since := now.Sub(s.free[id])
+		switch {
+		case len(wanted) < room, len(wanted) < later && since >= settle:
+			wanted = append(wanted, id)
+		case len(wanted) < later && (in == 0 || settle-since < in):
+			in = settle - since
+		}
+	}
+	return wanted, in
+}
+
+// Owner returns who works for a shard: the holder of its session, with the labels, so that a
+// request can be sent there. It returns [tenure.ErrNotFound] if nobody does at this moment. A
+// process that has crashed is returned until its session has expired and was buried.
+func (sh *Shards) Owner(ctx context.Context, id string) (tenure.Holding, error) {
+	if _, found := slices.BinarySearch(sh.sorted, id); !found {
+		return tenure.Holding{}, fmt.Errorf("tenure: owner of shard %q of %s: %w: there is no such shard", id, sh.cfg.Kind, tenure.ErrInvalid)
+	}
+	return sh.keys.Owner(ctx, id)
+}
+
+// unfit returns why this process is not fit to work.
+func (sh *Shards) unfit() error {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.sick
+}
+
+// check calls Check until ctx is done.
+func (sh *Shards) check(ctx context.Context) {
+	for ctx.Err() == nil {
+		checking, cancel := context.WithTimeoutCause(ctx, sh.paces.RenewInterval/2, errors.New("Check has not returned in time"))
+		result := make(chan error, 1)
+		go func() { result <- sh.cfg.Check(checking) }()
+		select {
+		case err := <-result:
+			sh.checked(err)
+		case <-checking.Done():
+			if ctx.Err() == nil {
+				sh.checked(context.Cause(checking))
+			}
+			select {
+			case <-result: // one call at a time
+			case <-ctx.Done():
+			}
+		}
+		cancel()
+		pace.Sleep(ctx, sh.paces.RenewInterval)
+	}
+}
+
+func (sh *Shards) checked(err error) {
+	sh.mu.Lock()
+	was := sh.sick
+	sh.sick = err
+	sh.mu.Unlock()
+	switch {
+	case err != nil && (was == nil || was.Error() != err.Error()):
+		sh.cfg.Logger.Warn("shards: Check fails", "kind", sh.cfg.Kind, "error", err)
+	case err == nil && was != nil:
+		sh.cfg.Logger.Info("shards: Check succeeds", "kind", sh.cfg.Kind)
+	}
+	if (err == nil) != (was == nil) {
+		sh.wake()
+	}
+}
+
+// wake makes Run's goroutine look again.
+func (sh *Shards) wake() {
+	select {
+	case sh.kick <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,443 @@
+package shards_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/shards"
+)
+
+const moment = 200 * time.Millisecond
+
+func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
+	inBubble(t, 10, func(w *world) {
+		ps := w.together(3)
+		w.spread([]int{4, 3, 3}, ps...)
+		require.Zero(w, w.takeMoves())
+
+		time.Sleep(time.Minute)
+		d := w.start("d")
+		time.Sleep(settle / 2)
+		w.spread([]int{4, 3, 3, 0}, append(ps, d)...)
+		time.Sleep(settle/2 + moment)
+		w.spread([]int{3, 3, 2, 2}, append(ps, d)...)
+		require.Equal(w, 2, w.takeMoves())
+
+		ps[0].stop()
+		time.Sleep(moment)
+		w.spread([]int{4, 3, 3}, ps[1], ps[2], d)
+		require.Equal(w, 3, w.takeMoves())
+
+		began := time.Now()
+		ps[2].crash()
+		time.Sleep(ttl/2 - time.Second)
+		require.False(w, w.allRun())
+		for !w.allRun() {
+			time.Sleep(time.Millisecond)
+		}
+		require.LessOrEqual(w, time.Since(began), ttl+100*time.Millisecond)
+		w.spread([]int{5, 5}, ps[1], d)
+		require.Equal(w, 3, w.takeMoves())
+	})
+}
+
+func TestAProcessThatStaysShortlyMovesNothing(t *testing.T) {
+	inBubble(t, 10, func(w *world) {
+		ps := w.together(2)
+		before := w.funcs()
+		for range 20 {
+			p := w.start("short")
+			time.Sleep(settle * 9 / 10)
+			p.stop()
+			time.Sleep(moment)
+		}
+		w.spread([]int{5, 5}, ps...)
+		require.Equal(w, before, w.funcs())
+	})
+}
+
+// Graceful: no other begins before the old owner's func has returned, and one that hangs holds
+// up no other shard.
+func TestAFuncThatDoesNotStopHoldsUpOnlyItsShard(t *testing.T) {
+	inBubble(t, 12, func(w *world) {
+		ps := w.together(2)
+		hung := ps[0].runs()[5] // one of the newest
+		ps[0].stops.Store(int64(5 * time.Minute))
+		c := w.start("c")
+		time.Sleep(settle + moment)
+		w.spread([]int{6, 4, 2}, ps[0], ps[1], c) // two of the first process hang
+		require.Contains(w, ps[0].runs(), hung)
+		d := w.start("d")
+		time.Sleep(settle + moment)
+		w.spread([]int{6, 3}, ps...)
+		require.Len(w, append(c.runs(), d.runs()...), 3)
+		for _, s := range ps[0].shards.Status().Shards {
+			if s.ID == hung {
+				require.NotZero(w, s.Stopping)
+			}
+		}
+		time.Sleep(10 * time.Minute)
+		w.spread([]int{3, 3, 3, 3}, ps[0], ps[1], c, d)
+	})
+}
+
+// A shard that was told to stop goes on where it is, if it need not move any more.
+func TestAShardThatNeedNotMoveAnyMoreGoesOn(t *testing.T) {
+	inBubble(t, 4, func(w *world) {
+		p := w.together(1)[0]
+		p.stops.Store(int64(time.Minute))
+		q := w.start("q")
+		time.Sleep(settle + moment)
+		require.Len(w, p.runs(), 4, "two of them stop")
+		before := p.shards.Status().Shards
+		begun := w.funcs()
+		q.stop()
+		time.Sleep(time.Minute)
+		w.spread([]int{4}, p)
+		require.Equal(w, begun+2, w.funcs())
+		require.Zero(w, w.takeMoves())
+		for i, s := range p.shards.Status().Shards {
+			require.Zero(w, s.Stopping)
+			require.Equal(w, before[i].Token, s.Token, "it was never free")
+		}
+	})
+}
+
+func TestAFuncIsToldWhyItEnds(t *testing.T) {
+	inBubble(t, 4, func(w *world) {
+		p := w.together(1)[0]
+		q := w.start("q")
+		time.Sleep(settle + moment)
+		w.spread([]int{2, 2}, p, q)
+		for _, id := range q.runs() {
+			require.ErrorIs(w, p.cause(id), tenure.ErrResigned)
+		}
+		ids := p.runs()
+		p.stop()
+		for _, id := range ids {
+			require.ErrorIs(w, p.cause(id), tenure.ErrShutdown)
+		}
+		time.Sleep(moment)
+		w.spread([]int{4}, q)
+		q.fault(kit.Hang)
+		time.Sleep(ttl)
+		for _, id := range []string{"0", "1", "2", "3"} {
+			require.ErrorIs(w, q.cause(id), tenure.ErrDeadline)
+		}
+		require.Empty(w, q.runs())
+		q.heal()
+		time.Sleep(ttl + settle) // its old session has to expire
+		w.spread([]int{4}, q)
+	})
+}
+
+func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
+	inBubble(t, 3, func(w *world) {
+		var log kit.SyncBuffer
+		var mu sync.Mutex
+		var begins []time.Time
+		p := w.start("p", func(p *process, cfg *shards.Config) {
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			p.run = func(ctx context.Context, id string) error {
+				if id == "1" {
+					mu.Lock()
+					defer mu.Unlock()
+					begins = append(begins, time.Now())
+					return errors.New("no such partition")
+				}
+				<-ctx.Done()
+				return nil
+			}
+		})
+		time.Sleep(settle + 10*time.Minute)
+		require.Contains(w, log.String(), "no such partition")
+		require.Len(w, p.runs(), 2)
+		status := p.shards.Status()
+		require.Equal(w, "no such partition", status.Shards[1].Error)
+		require.Greater(w, status.Shards[1].Failures, 20)
+		require.Less(w, status.Shards[1].Failures, 40)
+		require.Zero(w, status.Shards[0].Failures)
+		q := w.start("q") // what waits is told as well
+		time.Sleep(settle + moment)
+		require.Len(w, q.shards.Status().Shards, 1)
+		mu.Lock()
+		defer mu.Unlock()
+		for i := 2; i < len(begins); i++ {
+			pause := begins[i].Sub(begins[i-1])
+			require.LessOrEqual(w, pause, 30*time.Second)
+			require.GreaterOrEqual(w, pause, min(75*time.Millisecond<<(i-1), 22*time.Second))
+		}
+	})
+}
+
+func TestAnUnfitProcessGivesUpItsShardsIfAnotherIsThere(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		var sick [2]atomic.Bool
+		with := func(i int) func(*process, *shards.Config) {
+			return func(_ *process, cfg *shards.Config) {
+				cfg.Check = func(context.Context) error {
+					if sick[i].Load() {
+						return errors.New("no disk")
+					}
+					return nil
+				}
+			}
+		}
+		sick[0].Store(true)
+		p := w.start("p", with(0))
+		time.Sleep(time.Minute)
+		require.Empty(w, p.runs(), "it does not begin to take part")
+		require.Equal(w, "no disk", p.shards.Status().Unhealthy)
+		sick[0].Store(false)
+		time.Sleep(ttl/3 + settle + moment)
+		w.spread([]int{6}, p)
+
+		sick[0].Store(true)
+		time.Sleep(time.Minute)
+		w.spread([]int{6}, p) // nobody else is there
+		q := w.start("q", with(1))
+		time.Sleep(settle + moment)
+		w.spread([]int{0, 6}, p, q)
+		for _, id := range q.runs() {
+			require.ErrorIs(w, p.cause(id), tenure.ErrUnhealthy)
+			require.ErrorContains(w, p.cause(id), "no disk")
+		}
+		sick[0].Store(false)
+		time.Sleep(ttl/3 + settle + moment)
+		w.spread([]int{3, 3}, p, q)
+		sick[1].Store(true)
+		time.Sleep(ttl/3 + settle + moment)
+		w.spread([]int{6, 0}, p, q)
+	})
+}
+
+func TestACheckThatHangsFails(t *testing.T) {
+	inBubble(t, 2, func(w *world) {
+		var hangs atomic.Bool
+		p := w.start("p", func(_ *process, cfg *shards.Config) {
+			cfg.Check = func(ctx context.Context) error {
+				if hangs.Load() {
+					<-ctx.Done()
+				}
+				return nil
+			}
+		})
+		time.Sleep(settle + moment)
+		w.spread([]int{2}, p)
+		hangs.Store(true)
+		time.Sleep(ttl)
+		require.Contains(w, p.shards.Status().Unhealthy, "in time")
+		q := w.start("q")
+		time.Sleep(settle + moment)
+		w.spread([]int{0, 2}, p, q)
+	})
+}
+
+func TestOwnerTellsWhereToRouteARequest(t *testing.T) {
+	inBubble(t, 2, func(w *world) {
+		ps := w.together(2)
+		for _, p := range ps {
+			owner, err := ps[0].shards.Owner(w.Context(), p.runs()[0])
+			require.NoError(w, err)
+			require.Equal(w, p.name, owner.Labels["address"])
+		}
+		_, err := ps[0].shards.Owner(w.Context(), "2")
+		require.ErrorIs(w, err, tenure.ErrInvalid)
+		ps[0].stop()
+		ps[1].stop()
+		_, err = ps[0].shards.Owner(w.Context(), "1")
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+	})
+}
+
+// What a process sends at rest does not depend on how many shards there are.
+func TestAtRestFewStatementsAreSent(t *testing.T) {
+	for _, count := range []int{2, 500} {
+		inBubble(t, count, func(w *world) {
+			ps := w.together(2, func(p *process, _ *shards.Config) { p.link.Hinted = true })
+			time.Sleep(ttl)
+			var calls kit.Calls
+			ps[0].fault(calls.Count("", nil))
+			const ttls = 40
+			time.Sleep(ttls * ttl)
+			got := calls.Take()
+			total := 0
+			for _, n := range got {
+				total += n
+			}
+			w.Logf("%d shards: %v", count, got)
+			require.LessOrEqual(w, got["claims"], ttls*3/2)
+			require.LessOrEqual(w, total, ttls*9)
+		})
+	}
+}
+
+// A row per life would be many, where a process crashes and begins again, and again.
+func TestMembersThatAreGoneLeaveNothing(t *testing.T) {
+	inBubble(t, 2, func(w *world) {
+		w.together(1)
+		for range 10 {
+			p := w.start("p")
+			time.Sleep(2 * settle)
+			p.stop()
+			time.Sleep(2 * settle)
+		}
+		var rows int
+		require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job/member'`).Scan(&rows))
+		require.LessOrEqual(w, rows, 2)
+	})
+}
+
+// Hints only save time.
+func TestWithoutHintsShardsMoveAllTheSame(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		lost := func(p *process, _ *shards.Config) { p.fault(kit.Only("wake", kit.Refuse)) }
+		ps := w.together(2, lost)
+		time.Sleep(ttl)
+		w.spread([]int{3, 3}, ps...)
+		q := w.start("q", lost)
+		time.Sleep(ttl + settle + moment)
+		w.spread([]int{2, 2, 2}, append(ps, q)...)
+		ps[0].stop()
+		time.Sleep(2 * ttl)
+		w.spread([]int{3, 3}, ps[1], q)
+	})
+}
+
+// The answer to a claim is lost: the next look finds the shards.
+func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		p := w.start("p")
+		time.Sleep(settle / 2)
+		p.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		time.Sleep(settle/2 + 6*time.Second)
+		w.spread([]int{6}, p)
+	})
+}
+
+// The answer to the claim by which it joins is lost, so it has two rows.
+func TestAProcessIsOneMember(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		p := w.start("p")
+		q := w.start("q", func(p *process, _ *shards.Config) { p.fault(kit.Only("take", kit.Once(kit.LoseAnswer))) })
+		time.Sleep(4 * time.Second)
+		var rows int
+		require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job/member'`).Scan(&rows))
+		require.Equal(w, 3, rows)
+		require.Equal(w, 2, p.shards.Status().Members)
+		w.spread([]int{3, 3}, p, q)
+	})
+}
+
+func TestTheNewestShardsMove(t *testing.T) {
+	inBubble(t, 12, func(w *world) {
+		ps := w.together(3)
+		old := [][]string{ps[0].runs(), ps[1].runs()}
+		ps[2].stop()
+		time.Sleep(moment)
+		w.spread([]int{6, 6}, ps[0], ps[1])
+		w.start("d")
+		time.Sleep(settle + moment)
+		require.Equal(w, old, [][]string{ps[0].runs(), ps[1].runs()})
+	})
+}
+
+func TestTheRowOfAMemberThatWasDeletedIsMadeAgain(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		ps := w.together(2)
+		_, err := w.store.DB().Exec(`DELETE FROM objects_claims WHERE kind = 'job/member'`)
+		require.NoError(w, err)
+		begun := w.funcs()
+		time.Sleep(ttl + 4*settle)
+		w.spread([]int{3, 3}, ps...)
+		require.Equal(w, begun, w.funcs(), "its funcs run on")
+		q := w.start("q")
+		time.Sleep(settle + moment)
+		w.spread([]int{2, 2, 2}, append(ps, q)...)
+	})
+}
+
+func TestASessionThatIsClosedEndsRun(t *testing.T) {
+	inBubble(t, 2, func(w *world) {
+		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(w, err)
+		var begun, ended atomic.Int32
+		sh, err := shards.New(session, shards.Config{Kind: "job", IDs: []string{"b", "a"}, Run: func(ctx context.Context, id string) error {
+			begun.Add(1)
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended.Add(1)
+			return nil
+		}})
+		require.NoError(w, err)
+		ctx, cancel := context.WithCancel(w.Context())
+		go func() { _ = session.Run(ctx) }()
+		result := make(chan error)
+		go func() { result <- sh.Run(w.Context()) }()
+		time.Sleep(2 * time.Second)
+		require.EqualValues(w, 2, begun.Load())
+		cancel()
+		require.ErrorIs(w, <-result, claims.ErrClosed)
+		require.EqualValues(w, 2, ended.Load())
+		require.ErrorIs(w, sh.Run(w.Context()), tenure.ErrInvalid)
+		synctest.Wait()
+	})
+}
+
+func TestStatusIsShownAsJSON(t *testing.T) {
+	inBubble(t, 3, func(w *world) {
+		ps := w.together(2)
+		status := ps[1].shards.Status()
+		require.Equal(w, ps[1].session.ID(), status.Session)
+		require.Equal(w, []int{2, 2, 1, 3}, []int{status.Members, status.Counted, status.Share, status.Count})
+		text, err := json.Marshal(status)
+		require.NoError(w, err)
+		require.Contains(w, string(text), `"kind":"job"`)
+		require.NotContains(w, string(text), "stopping")
+		ps[1].stop()
+		status = ps[1].shards.Status()
+		require.Empty(w, status.Session)
+		require.Empty(w, status.Shards)
+	})
+}
+
+func TestBadInput(t *testing.T) {
+	store := kit.OpenSQLite(t, ":memory:")
+	session, err := claims.NewSession(store, claims.SessionConfig{})
+	require.NoError(t, err)
+	run := func(context.Context, string) error { return nil }
+	_, err = shards.New(nil, shards.Config{Kind: "job", Count: 1, Run: run})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	for wrong, cfg := range map[string]shards.Config{
+		"Kind is empty":          {Count: 1, Run: run},
+		"kind":                   {Kind: "\xff", Count: 1, Run: run},
+		"Run is nil":             {Kind: "job", Count: 1},
+		"set Count or IDs":       {Kind: "job", Run: run},
+		"Count -1":               {Kind: "job", Count: -1, Run: run},
+		"both Count and IDs":     {Kind: "job", Count: 1, IDs: []string{"a"}, Run: run},
+		"given twice":            {Kind: "job", IDs: []string{"a", "b", "a"}, Run: run},
+		"an ID is empty":         {Kind: "job", IDs: []string{"a", ""}, Run: run},
+		"\"\\xff\"":              {Kind: "job", IDs: []string{"a", "\xff"}, Run: run},
+		"Settle -1s is negative": {Kind: "job", Count: 1, Settle: -time.Second, Run: run},
+	} {
+		_, err := shards.New(session, cfg)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		require.ErrorContains(t, err, wrong)
+	}
+	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
+	require.NoError(t, err)
+	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
+	require.ErrorContains(t, err, "already")
+}
