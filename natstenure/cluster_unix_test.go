@@ -45,6 +45,7 @@ func openReplicated(t *testing.T, url string) *natstenure.Store {
 }
 
 func TestAReplicatedStore(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	streams := 0
 	next := func() natstenure.Config {
