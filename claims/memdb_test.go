@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storetest"
@@ -54,6 +55,7 @@ type watcher interface {
 }
 
 var (
+	_ claims.Table    = (*memDB)(nil)
 	_ tenure.Store    = (*memDB)(nil)
 	_ tenure.Watcher  = (*memDB)(nil)
 	_ tenure.Notifier = (*memDB)(nil)
@@ -319,6 +321,28 @@ func (d *memDB) Prune(context.Context, time.Duration) error {
 			delete(d.rows, k)
 		}
 	}
+	return nil
+}
+
+// OfKinds and Forget are for [claims.Session.List] and [claims.Keys.Forget].
+func (d *memDB) OfKinds(_ context.Context, kinds []string, _ time.Duration) (listed []objects.Claim, at time.Time, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.rows {
+		if _, stands := d.record(r.Session); stands && slices.Contains(kinds, r.Kind) {
+			listed = append(listed, r.Claim)
+		}
+	}
+	if len(listed) == 0 {
+		return nil, time.Time{}, nil
+	}
+	return listed, d.now(), nil
+}
+
+func (d *memDB) Forget(_ context.Context, kind string, _ time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.rows, func(k rowKey, r *memRow) bool { return k.kind == kind && r.Session == "" && !r.isLocked() })
 	return nil
 }
 

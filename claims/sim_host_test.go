@@ -74,7 +74,7 @@ func (h *host) start() {
 	h.lives++
 	l := &life{h: h, name: fmt.Sprintf("%s.%d", h.name, h.lives), gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), taking: map[string]int{}}
 	hook := storetest.Hook(l.call)
-	faultyStore, table := storetest.Faulty(h.a.db, hook), &faultyTable{Table: memTable{h.a.db}}
+	faultyStore, table := storetest.Faulty(h.a.db, hook), &faultyTable{Table: h.a.db}
 	table.hook.Store(&hook)
 	var store tenure.Store = faultyStore
 	if !h.a.wakes {

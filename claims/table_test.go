@@ -33,7 +33,7 @@ type tables struct {
 func TestTablesOfClaims(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		d := newMemDB(time.Now)
-		testTables(t, &tables{store: d, Table: memTable{d},
+		testTables(t, &tables{store: d, Table: d,
 			setToken: func(id string, token int64) {
 				d.locked(func() { d.rows[rowKey{"tenant", id}].Token = token })
 			},
@@ -77,15 +77,15 @@ func TestTablesOfClaims(t *testing.T) {
 
 func testTables(t *testing.T, d *tables) {
 	for name, rule := range map[string]func(*tables){
-		"a row is taken if it is missing or free":                           (*tables).takesFreeRows,
-		"a row is taken from a session that is gone, if it names the same":  (*tables).takesFromTheGone,
-		"a row is freed by its session and token":                           (*tables).frees,
-		"the rows of a session are read in order":                           (*tables).readsOwned,
-		"the sessions that rows name are read with their records":           (*tables).readsSessions,
-		"rows that are free for a day are deleted":                          (*tables).prunes,
-		"owners are asked for rows, until somebody else owns them":          (*tables).asks,
-		"claims of some kinds are listed, and free rows of one are deleted": (*tables).listsAndForgets,
-		"rows that are locked are left":                                     (*tables).leavesLockedRows,
+		"a row is taken if it is missing or free":                          (*tables).takesFreeRows,
+		"a row is taken from a session that is gone, if it names the same": (*tables).takesFromTheGone,
+		"a row is freed by its session and token":                          (*tables).frees,
+		"the rows of a session are read in order":                          (*tables).readsOwned,
+		"the sessions that rows name are read with their records":          (*tables).readsSessions,
+		"rows that are free for a day are deleted":                         (*tables).prunes,
+		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
+		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
+		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {
 		t.Run(name, func(t *testing.T) {
 			d.T = t
@@ -265,28 +265,6 @@ func (d *tables) asks() {
 	}
 }
 
-func (d *tables) listsAndForgets() {
-	d.begin("a")
-	rows := d.take("a", nil, nil, []string{"n1", "n2"})
-	d.take("gone", nil, nil, []string{"n3"})
-	other, err := d.Take(d.Context(), "a", "other", nil, nil, []string{"n1", "n2"}, time.Second)
-	require.NoError(d, err)
-	d.free(rows[0])
-	d.free(other[0])
-	list, at, err := d.List(d.Context(), []string{"tenant"}, time.Second)
-	require.NoError(d, err)
-	require.Equal(d, rows[1:], list)
-	require.WithinDuration(d, time.Now(), at, time.Minute)
-	list, at, err = d.List(d.Context(), []string{"none"}, time.Second)
-	require.NoError(d, err)
-	require.Empty(d, list)
-	require.Zero(d, at)
-	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"n1"}, time.Second))(d.T))
-	require.Equal(d, rows[1], d.look("n2"))
-	require.Len(d, must(d.Look(d.Context(), "other", []string{"n1", "n2"}, time.Second))(d.T), 2)
-}
-
 func (d *tables) prunes() {
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
@@ -299,6 +277,27 @@ func (d *tables) prunes() {
 	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, time.Second))(d.T))
 	require.Equal(d, rows[1].Token, d.look("p2").Token)
 	require.Equal(d, long, d.look("p3").Token)
+}
+
+func (d *tables) listsAndForgets() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"listed1", "listed2"})
+	gone := d.take("gone", nil, nil, []string{"listed3"})
+	d.free(rows[0])
+	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, time.Second)
+	require.NoError(d, err)
+	require.Contains(d, listed, rows[1])
+	require.NotContains(d, idsOf(listed), "listed1", "it is free")
+	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
+	require.WithinDuration(d, time.Now(), at, time.Minute)
+	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, time.Second)
+	require.NoError(d, err)
+	require.Empty(d, listed)
+
+	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, time.Second))(d.T))
+	require.Equal(d, rows[1].Token, d.look("listed2").Token)
+	require.Equal(d, gone[0].Token, d.look("listed3").Token)
 }
 
 func (d *tables) leavesLockedRows() {

@@ -103,8 +103,8 @@ var (
 	hintsEvent   = event{4, func(w *world, _ *replica) string {
 		d := w.upTo(w.ttl)
 		if w.rng.IntN(2) == 0 {
-			w.locked(func() { w.journal.hintsLost = true })
-			w.later(d, func() { w.locked(func() { w.journal.hintsLost = false }) })
+			w.locked(func() { w.journal.loseHints(true) })
+			w.later(d, func() { w.locked(func() { w.journal.loseHints(false) }) })
 			return "hints lost"
 		}
 		w.locked(func() { w.judge.floodedUntil = time.Now().Add(d) })

@@ -40,6 +40,7 @@ type traits struct {
 	ttl           time.Duration
 	replicaCount  int
 	wakes         bool // the store is a Watcher
+	tellsChanges  bool // it has no clock, and every change is an event
 	expiry        tenure.ExpiryPolicy
 	checks        bool // replicas have a Check, which fails occasionally
 	confirmations int
@@ -85,6 +86,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	}
 	if !one(3) {
 		w.latency = w.ttl / 3000 // at most this each way: 10 ms for a TTL of 30 s
+	}
+	if w.wakes && !w.rates && virtual.RNG(seed, 200).IntN(3) == 0 {
+		w.tellsChanges, w.expiry = true, tenure.Observed
 	}
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)

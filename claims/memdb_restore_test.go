@@ -7,39 +7,8 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 )
-
-// memTable is the database as a table of claims, whose List is another.
-type memTable struct{ *memDB }
-
-var _ claims.Table = memTable{}
-
-func (d memTable) List(_ context.Context, kinds []string, _ time.Duration) (list []objects.Claim, at time.Time, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, r := range d.rows {
-		if _, stands := d.record(r.Session); stands && slices.Contains(kinds, r.Kind) {
-			list = append(list, r.Claim)
-		}
-	}
-	if len(list) == 0 {
-		return nil, time.Time{}, nil
-	}
-	return list, d.now(), nil
-}
-
-func (d *memDB) Forget(_ context.Context, kind string, _ time.Duration) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for k, r := range d.rows {
-		if k.kind == kind && r.Session == "" && !r.isLocked() {
-			delete(d.rows, k)
-		}
-	}
-	return nil
-}
 
 // backup is the content of the tables at some time.
 type backup struct {
