@@ -48,7 +48,8 @@ func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T
 		time.Sleep(29*time.Second - time.Millisecond)
 		require.Empty(t, traffic.Take(), "before the TTL has passed")
 		time.Sleep(10 * time.Millisecond)
-		require.Equal(t, 1, traffic.Take()["get"])
+		gets := traffic.Take()["get"]
+		require.True(t, gets == 1 || gets == 2 && !b.IsHolder(), "%d reads: one, and another if the other standby was faster", gets)
 		require.NotEqual(t, "a", b.Status().Holder, "the holder's name, a TTL after its last renewal")
 	})
 }
