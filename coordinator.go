@@ -46,7 +46,8 @@ type CoordinatorConfig struct {
 
 	// AcquireInterval is the longest time between a standby's attempts while it can't
 	// expect to be woken by a release: if the store is not a [Watcher], its watch is not
-	// live, or an error occurred, and with [Observed]. After an [ErrSetup] it is longer.
+	// live, or an error occurred, and with [Observed] unless the watch is a
+	// [ChangeSubscription]. After an [ErrSetup] it is longer.
 	// A replica whose term has ended stays away for one AcquireInterval, or for two if it
 	// resigned or its job ended. Default TTL/6, and at most 10s.
 	AcquireInterval time.Duration

@@ -106,7 +106,8 @@
 // wakes all standbys, and a request wakes the holder: on Postgres by a notification, for
 // which one connection per store listens; on SQLite through the store, or in other processes
 // by polling the file. If no hint can be expected, and with [Observed], a standby also looks
-// once in an AcquireInterval. Hints may be lost: nothing is decided by one alone, and a
+// once in an AcquireInterval, unless the store delivers every change, see
+// [ChangeSubscription]. Hints may be lost: nothing is decided by one alone, and a
 // flood of spurious ones costs no more than polling. To spare the database a thundering
 // herd, a standby that came second at the last release, or whose last term failed, gives the
 // others a head start of up to 4 ms.

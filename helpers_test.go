@@ -63,8 +63,8 @@ func inBubble(t *testing.T, test func(t *scene)) {
 }
 
 // inBubbles runs a test in virtual time on each store in memory: on Mem, whose hints are
-// live; on SQLite, which hints at what happens through the same handle; and on one without
-// any optional capability, on which standbys poll.
+// live; on SQLite, which hints at what happens through the same handle; on EventMem, on which
+// each change is a hint; and on one without any optional capability, on which standbys poll.
 func inBubbles(t *testing.T, test func(t *scene)) {
 	t.Helper()
 	for name, open := range map[string]func(t *testing.T) tenure.Store{
@@ -74,7 +74,8 @@ func inBubbles(t *testing.T, test func(t *scene)) {
 			kit.Migrate(t, store)
 			return store
 		},
-		"bare": func(*testing.T) tenure.Store { return kit.Bare(storetest.NewMem()) },
+		"events": func(*testing.T) tenure.Store { return storetest.NewEventMem() },
+		"bare":   func(*testing.T) tenure.Store { return kit.Bare(storetest.NewMem()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -213,7 +213,12 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.stored = stored(r.Object)
+	return l.note(r.Object, answered), nil
+}
+
+// note remembers since when a record has stood unchanged, given when it was seen.
+func (l *Lease) note(obj Object, answered time.Time) reading {
+	r := reading{Object: obj, stored: stored(obj)}
 	var undecodable error
 	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
 	if l.memory.saw(&r.stored, answered) && undecodable != nil {
@@ -229,7 +234,25 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	if r.holding.Term != "" && !l.memory.isBeginning(r.holding.Term) {
 		l.memory.sawVersion(r.Version)
 	}
-	return r, nil
+	return r
+}
+
+// heldAfter returns who holds the lease according to the last change that a subscription
+// has seen. It returns nil if that is unknown, or if an attempt to acquire may do better than
+// to read the same.
+func (l *Lease) heldAfter(hints Subscription) *HeldError {
+	change, ok := lastChange(hints)
+	if !ok || change.Deleted || l.memory.isOutdated(change) {
+		return nil
+	}
+	r := l.note(change.Object, change.Arrived)
+	if _, ok := l.memory.orphan(r.holding.Term); ok || l.mayTake(r.holding) {
+		return nil
+	}
+	if held := l.held(r); held.canExpireIn > 0 {
+		return held
+	}
+	return nil
 }
 
 // heldByUnknown is the error if a record was in the way of an acquire and had vanished when
@@ -317,6 +340,14 @@ func (m *memory) saw(o *record.Object, answered time.Time) (isNew bool) {
 	// answered may still appear.
 	m.orphans = slices.DeleteFunc(m.orphans, func(r orphan) bool { return r.releaseFailed && (o == nil || !o.IsOf(r.term.id)) })
 	return o != nil && (before == nil || !bytes.Equal(before.Object.Payload, o.Payload))
+}
+
+// isOutdated reports whether a newer record than that of a change was seen already. It is
+// also true if the store's versions went back, and then the record has to be read.
+func (m *memory) isOutdated(c Change) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen != nil && c.Object.Version < m.seen.Object.Version
 }
 
 func (m *memory) lastSeen() *sighting.Sighting {

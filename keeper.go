@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -153,10 +154,24 @@ func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (w
 		step := min(longest, max(k.c.longestSleep, k.c.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = time.Until(end), ignoreFor-step
+		woken = woken && !k.isOwnRenewal()
 		if woken || !ok || longest <= 0 || !wasDue && k.untilRenewal() <= 0 {
 			return woken, ok
 		}
 	}
+}
+
+// isOwnRenewal reports whether a hint tells of no more than what this replica has written
+// itself. It would renew in answer to its own renewals, for ever.
+func (k *keeper) isOwnRenewal() bool {
+	change, ok := lastChange(k.hints)
+	if !ok {
+		return false
+	}
+	if change.Object.Version < k.term.Token() { // from before the term
+		return true
+	}
+	return !change.Deleted && bytes.Equal(change.Object.Payload, k.term.payload) && stored(change.Object).Request() == nil
 }
 
 func (k *keeper) renew(ctx context.Context) error {

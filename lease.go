@@ -36,7 +36,7 @@ type LeaseConfig struct {
 	TTL    time.Duration     // for how long after its last renewal the lease counts as held; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL does; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
-	Expiry ExpiryPolicy      // default StoreClock
+	Expiry ExpiryPolicy      // default StoreClock, which a store without a clock makes Observed
 	Logger *slog.Logger      // default slog.Default()
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
@@ -92,12 +92,16 @@ type ExpiryPolicy uint8
 
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would.
+	// reached its TTL, or when [Observed] would. On a [Clockless] store only the latter is
+	// left, so it is Observed there. That is no error, because StoreClock is the default, and
+	// such a store leaves nothing to choose; nor is it less safe: Observed is the stricter.
 	StoreClock ExpiryPolicy = iota
 
 	// Observed lets a standby steal when it has itself seen the record unchanged for the
-	// TTL, by its own monotonic clock. It is for databases whose clock may jump, and makes
-	// a replica wait for a TTL after each start.
+	// TTL, by its own monotonic clock. It is for databases whose clock may jump or that have
+	// none, and makes a replica wait for a TTL after each start. On a store that delivers
+	// changes, see [ChangeSubscription], a standby sees each renewal without a read; on any
+	// other it polls.
 	Observed
 )
 
@@ -121,6 +125,9 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new lease: %w", err)
+	}
+	if isClockless(store) {
+		cfg.Expiry = Observed
 	}
 	return &Lease{store: store, cfg: cfg}, nil
 }
@@ -244,7 +251,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	l.memory.began(id)
 	if newest := l.memory.sawVersion(obj.Version); obj.Version <= newest {
 		l.abandon(ctx, term) // a replica that does not know the newer token can still hold
-		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the table was restored from an older state and the store's clock is behind; raise resource_version above %[4]d",
+		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the store was restored from an older state, or made anew, and its versions (resource_version in a table) are behind; raise them above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
 	}
 	if !term.Valid() {

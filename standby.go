@@ -44,11 +44,27 @@ func (s *standby) compete(ctx context.Context) *Term {
 		if term != nil || ctx.Err() != nil {
 			return term
 		}
-		wait := s.waitAfter(err)
-		var ok bool
-		if s.woken, ok = pace.Await(ctx, s.hints.C(), wait.ignoreHints, wait.longest); !ok {
+		if !s.await(ctx, s.waitAfter(err)) {
 			return nil
 		}
+	}
+}
+
+// await waits for the next attempt. It returns false once ctx is done. Where the hints tell
+// what has changed, most are renewals: then it goes on waiting, from that change on.
+func (s *standby) await(ctx context.Context, w wait) (ok bool) {
+	c := s.c
+	for {
+		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints, w.longest); !ok || !s.woken {
+			return ok
+		}
+		held := c.lease.heldAfter(s.hints)
+		if held == nil {
+			return true
+		}
+		c.monitor.sawHolder(&held.Holding)
+		s.lastTerm, s.lastLook = held.Holding.Term, time.Now()
+		w = s.after(held)
 	}
 }
 
@@ -118,9 +134,13 @@ func (s *standby) waitAfter(err error) wait {
 	} else {
 		c.monitor.failed("lease cannot be acquired", err)
 	}
-	wait := afterAttempt(err, c.cfg.AcquireInterval, c.lease.cfg.TTL, s.hints.Live())
+	wait := s.after(err)
 	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, c.cfg.AcquireInterval))
 	return wait
+}
+
+func (s *standby) after(err error) wait {
+	return afterAttempt(err, s.c.cfg.AcquireInterval, s.c.lease.cfg.TTL, s.hints.Live(), followsChanges(s.hints))
 }
 
 // wait is how a standby waits for its next attempt.
@@ -130,14 +150,14 @@ type wait struct {
 }
 
 // afterAttempt decides how to wait after an attempt that has failed. Live says whether
-// hints can be expected.
-func afterAttempt(err error, interval, ttl time.Duration, live bool) wait {
+// hints can be expected, and follows whether each renewal is one.
+func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wait {
 	held := (*HeldError)(nil)
 	pause := pace.Jitter(interval)
 	switch {
 	case errors.As(err, &held) && held.canExpireIn <= 0:
 		return wait{longest: pause} // another replica was faster
-	case errors.As(err, &held) && !held.byAge: // each standby began to watch it at another time
+	case errors.As(err, &held) && !held.byAge && !follows: // each standby began to watch it at another time
 		return wait{longest: min(pause, held.canExpireIn)}
 	case errors.As(err, &held):
 		// A few ms apart, so that not all standbys write at once, and a few ms late, so

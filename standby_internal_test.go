@@ -14,29 +14,31 @@ func TestHowAStandbyWaitsAfterAnAttempt(t *testing.T) {
 		return &HeldError{canExpireIn: expiresIn, byAge: byAge}
 	}
 	for name, test := range map[string]struct {
-		err         error
-		live        bool
-		least, most time.Duration
-		ignores     bool
+		err           error
+		live, follows bool
+		least, most   time.Duration
+		ignores       bool
 	}{
-		"held, hints are live":             {held(20*time.Second, true), true, 20 * time.Second, 20*time.Second + late, false},
-		"held, no hints":                   {held(20*time.Second, true), false, interval * 3 / 4, interval, false},
-		"held, and expires soon":           {held(time.Second, true), false, time.Second, time.Second + late, false},
-		"held with another's TTL":          {held(time.Hour, true), true, ttl, ttl, false},
-		"held by another program":          {held(20*time.Second, false), true, interval * 3 / 4, interval, false},
-		"by another program, expires soon": {held(time.Second, false), true, time.Second, time.Second, false},
-		"another was quicker":              {held(0, false), true, interval * 3 / 4, interval, false},
-		"connection refused":               {errors.New("connection refused"), true, interval * 3 / 4, interval, false},
-		"needs a person":                   {ErrSetup, true, ttl * 3 / 4, ttl, true},
-		"not fit":                          {ErrUnhealthy, true, interval * 3 / 4, interval, true},
-		"too slow":                         {ErrDeadline, true, interval * 3 / 4, interval, true},
+		"held, hints are live":                            {held(20*time.Second, true), true, false, 20 * time.Second, 20*time.Second + late, false},
+		"held, no hints":                                  {held(20*time.Second, true), false, false, interval * 3 / 4, interval, false},
+		"held, and expires soon":                          {held(time.Second, true), false, false, time.Second, time.Second + late, false},
+		"held with another's TTL":                         {held(time.Hour, true), true, false, ttl, ttl, false},
+		"held by another program":                         {held(20*time.Second, false), true, false, interval * 3 / 4, interval, false},
+		"by another program, expires soon":                {held(time.Second, false), true, false, time.Second, time.Second, false},
+		"only its silence counts, each renewal is seen":   {held(20*time.Second, false), true, true, 20 * time.Second, 20*time.Second + late, false},
+		"only its silence counts, and no renewal is seen": {held(20*time.Second, false), false, false, interval * 3 / 4, interval, false},
+		"another was quicker":                             {held(0, false), true, false, interval * 3 / 4, interval, false},
+		"connection refused":                              {errors.New("connection refused"), true, false, interval * 3 / 4, interval, false},
+		"needs a person":                                  {ErrSetup, true, false, ttl * 3 / 4, ttl, true},
+		"not fit":                                         {ErrUnhealthy, true, false, interval * 3 / 4, interval, true},
+		"too slow":                                        {ErrDeadline, true, false, interval * 3 / 4, interval, true},
 	} {
 		for range 100 {
-			wait := afterAttempt(test.err, interval, ttl, test.live)
+			wait := afterAttempt(test.err, interval, ttl, test.live, test.follows)
 			require.GreaterOrEqual(t, wait.longest, test.least, name)
 			require.LessOrEqual(t, wait.longest, test.most, name)
 			require.Equal(t, test.ignores, wait.ignoreHints == wait.longest, name)
 		}
 	}
-	require.LessOrEqual(t, afterAttempt(ErrSetup, interval, time.Hour, true).longest, time.Minute, "whatever the TTL")
+	require.LessOrEqual(t, afterAttempt(ErrSetup, interval, time.Hour, true, true).longest, time.Minute, "whatever the TTL")
 }

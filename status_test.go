@@ -147,6 +147,10 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 		time.Sleep(5*time.Second + time.Millisecond)
 		renewed := a.Status().RenewedAt
 		b.store.SetHook(kit.Hang)
+		events, _ := t.store.(*storetest.EventMem)
+		if events != nil {
+			events.SetLive(false)
+		}
 		seen := b.Status().RenewedAt // as it last read it
 		require.False(t, seen.After(renewed.Add(time.Millisecond)))
 		time.Sleep(time.Until(seen.Add(30 * time.Second)))
@@ -161,6 +165,9 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 		require.False(t, a.Status().Stale)
 
 		b.store.SetHook(nil)
+		if events != nil {
+			events.SetLive(true)
+		}
 		time.Sleep(time.Minute)
 		require.False(t, b.Status().Stale)
 	})

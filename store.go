@@ -99,7 +99,7 @@ type Object struct {
 
 	// Age is how long ago the object was last written, by the clock of the store, when it
 	// was read. It is never more than the time since the call that wrote it began; it is
-	// negative where the stamp is ahead of the clock.
+	// negative where the stamp is ahead of the clock, and 0 if the store is [Clockless].
 	Age time.Duration
 }
 
@@ -202,16 +202,17 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// A store may also implement [Lister], [Fencer], [StatementFencer], [Watcher], [Notifier] and
-// [Exclusive]. One for another database is a module of its own, with its own constructor. The
-// package storetest has the contract as a test suite:
+// A store may also implement [Lister], [Fencer], [StatementFencer], [Watcher], [Notifier],
+// [Clockless] and [Exclusive]. One for another database is a module of its own, with its own
+// constructor. The package storetest has the contract as a test suite:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any
 //     object under that key ever had, including objects deleted since.
 //   - Of any number of concurrent writes with [MustCreate], or with [MatchVersion] of one
 //     version, exactly one succeeds.
-//   - Times and ages are the store's: no caller's clock is compared with another's.
+//   - Times and ages are the store's: no caller's clock is compared with another's. A
+//     [Clockless] store has no ages, and its times are for people to read.
 //   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
 //     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other
 //     error it may or may not have written, but never half. An error says which operation on
@@ -291,7 +292,8 @@ type Watcher interface {
 // are safe for concurrent use.
 type Subscription interface {
 	// C receives when the object was deleted by DeleteAndWake, when somebody has called
-	// Wake, and whenever hints may have been missed.
+	// Wake, and whenever hints may have been missed; that of a [ChangeSubscription] after
+	// every change.
 	C() <-chan struct{}
 
 	// Live reports whether hints can be expected. Whenever that has changed, C receives.
@@ -300,6 +302,42 @@ type Subscription interface {
 
 	// Stop ends the subscription.
 	Stop()
+}
+
+// ChangeSubscription is a [Subscription] of a store on which every write and every deletion
+// is an event. It tells what has changed, so a standby neither polls nor reads after each
+// renewal: it counts the silence since the last change that it has seen, and reads the record
+// once before it takes over. Changes may be left out, but not those that come last.
+type ChangeSubscription interface {
+	Subscription
+
+	// Last returns the newest change that has arrived, beginning with the state that the
+	// subscription found when it became live. Ok is false while it is not live, or before
+	// that state has arrived.
+	Last() (change Change, ok bool)
+}
+
+// Change is what a write or a deletion has made of an object.
+type Change struct {
+	// Object is as it was written, and must not be modified. If there is none any more it
+	// has only a Key and, if the store knows it, the Version of the deletion.
+	Object  Object
+	Deleted bool      // there is no object
+	Arrived time.Time // when this process got to know, by its own monotonic clock
+}
+
+// lastChange returns the newest change that a subscription has seen, if it tells any.
+func lastChange(s Subscription) (Change, bool) {
+	if s, ok := s.(ChangeSubscription); ok {
+		return s.Last()
+	}
+	return Change{}, false
+}
+
+// followsChanges reports whether a subscription tells of every change for now.
+func followsChanges(s Subscription) bool {
+	_, ok := lastChange(s)
+	return ok
 }
 
 // subscribe watches an object in any store.
@@ -319,7 +357,8 @@ func (noHints) Stop()              {}
 
 // Notifier is implemented by stores on which a change wakes those that watch an object only
 // if they are notified of it. All stores of this module do, except that of [Static]. A store
-// on which every change is an event need only be a [Watcher].
+// on which every change is an event is only a [Watcher], whose subscriptions are each a
+// [ChangeSubscription].
 type Notifier interface {
 	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other processes too;
 	// none if nothing was deleted. The delete need not be durable when it returns: a crash
@@ -347,6 +386,20 @@ func wakeAll(ctx context.Context, store Store, key Key) {
 		defer cancel()
 		_ = notifier.Wake(ctx, key)
 	}
+}
+
+// Clockless is implemented by stores that cannot tell how long ago an object was written.
+// The leases over one expire as with [Observed]. A store that wraps another has to pass this
+// on: it may be implemented by any store that sometimes wraps one.
+type Clockless interface {
+	// Clockless reports whether the ages of this store's objects mean nothing. Then they
+	// are 0, and CreatedAt and UpdatedAt may be by the clocks of those that write.
+	Clockless() bool
+}
+
+func isClockless(store Store) bool {
+	clockless, ok := store.(Clockless)
+	return ok && clockless.Clockless()
 }
 
 // Exclusive is implemented by stores that may belong to one replica alone.

@@ -135,6 +135,105 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 	})
 }
 
+// S4: b has looked at the sessions when a owned nothing, and looks again when its own TTL has
+// passed.
+func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
+	inBubble(t, func(w *world) {
+		b := w.startWith("b", claims.SessionConfig{TTL: time.Hour})
+		time.Sleep(time.Second)
+		a := w.start("a")
+		synctest.Wait()
+		began := time.Now()
+		time.Sleep(time.Second)
+		a.claimOne("one")
+		a.crash()
+		got, err := b.keys.Wait(w.Context(), "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
+// S4: a has renewed its session just before b looked, owned nothing then, and takes the key of
+// c. Nobody tells b, which hardly ever polls.
+func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		synctest.Wait()
+		began := time.Now()
+		time.Sleep(9 * time.Second)
+		c := w.start("c")
+		held := c.claimOne("one")
+		c.fault(kit.Only("wake", kit.Refuse))
+		b := w.startWith("b", claims.SessionConfig{PollInterval: time.Hour})
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			claimed, _ := b.keys.Wait(w.Context(), "one")
+			got <- claimed
+		}()
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(w, c.keys.Release(w.Context(), held))
+		a.claimOne("one")
+		a.crash()
+		require.Len(w, <-got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
+// S4: when the network has become better, the first answer was slow.
+func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("one")
+		b.fault(kit.Only("sessions", kit.Refuse))
+		began := time.Now()
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			claimed, _ := b.keys.Wait(w.Context(), "one")
+			got <- claimed
+		}()
+		time.Sleep(20*time.Second + 100*time.Millisecond)
+		a.crash()
+		time.Sleep(28900 * time.Millisecond)
+		b.fault(kit.Only("sessions", kit.AnswerAfter(400*time.Millisecond)))
+		w.start("c") // which makes b look
+		time.Sleep(400 * time.Millisecond)
+		b.fault(nil)
+		require.Len(w, <-got, 1)
+		require.LessOrEqual(w, time.Since(began), 20*time.Second+ttl+20*time.Millisecond)
+	})
+}
+
+// S4: a list that is never answered does not keep the sweeper from looking again.
+func TestAListThatHangsMakesNoBurialLate(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("one")
+		b.fault(kit.Only("list", kit.Hang))
+		time.Sleep(10 * ttl) // until it has listed
+		id := a.session.ID()
+		a.crash()
+		time.Sleep(3 * ttl)
+		_, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+		require.ErrorIs(w, err, tenure.ErrNotFound)
+	})
+}
+
+// An outage is not logged twice a second.
+func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.claimOne("one")
+		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
+		defer cancel()
+		var traffic kit.Calls
+		b.fault(traffic.Count("", kit.Only("sessions", kit.Refuse)))
+		_, err := b.keys.Wait(ctx, "one")
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Less(w, traffic.Take()["sessions"], 35)
+	})
+}
+
 // S4.
 func TestALiveSessionIsNeverBuried(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -200,6 +299,7 @@ func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		w.start("c")
+		synctest.Wait() // until all have looked
 		rows, err := w.table.Take(w.Context(), "a session that is gone", "tenant", nil, nil, []string{"late", "other"}, time.Second)
 		require.NoError(w, err)
 		require.Len(w, rows, 2)

@@ -35,5 +35,6 @@
 // seals the record before it closes, and frees nothing if the session goes on elsewhere.
 //
 // Each session looks once per TTL for sessions that have expired, buries them and frees their
-// rows, and for rows whose session is gone already. It needs no other process for that.
+// rows, and for rows whose session is gone already. Where somebody waits for a key, it looks
+// three times per TTL and when a session can expire. It needs no other process for that.
 package claims

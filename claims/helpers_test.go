@@ -196,6 +196,9 @@ type faultyTable struct {
 	hook atomic.Pointer[storetest.Hook]
 }
 
+// takerKey is the key under which the context of a statement that takes rows has its session.
+type takerKey struct{}
+
 func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Duration, send func(context.Context) (T, error)) (T, error) {
 	hook := f.hook.Load()
 	if hook == nil || *hook == nil {
@@ -225,6 +228,7 @@ func (f *faultyTable) Look(ctx context.Context, kind string, ids []string, limit
 }
 
 func (f *faultyTable) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
+	ctx = context.WithValue(ctx, takerKey{}, session)
 	return faulty(ctx, f, "take", limit, func(ctx context.Context) ([]objects.Claim, error) {
 		return f.Table.Take(ctx, session, kind, ids, gone, missing, limit)
 	})
@@ -244,6 +248,11 @@ func (f *faultyTable) Owned(ctx context.Context, session, afterKind, afterID str
 
 func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
 	return faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
+}
+
+func (f *faultyTable) Prune(ctx context.Context, limit time.Duration) error {
+	_, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f.Table.Prune(ctx, limit) })
+	return err
 }
 
 func names(n int) (ids []string) {

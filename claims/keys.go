@@ -197,6 +197,8 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 			free = append(free, r.ID)
 		case r.Session == "":
 			free = append(free, r.ID)
+		default:
+			k.s.sweeper.meets(r.Session)
 		}
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })

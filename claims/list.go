@@ -44,7 +44,7 @@ func (s *Session) list(ctx context.Context, kinds []string) (Listing, error) {
 			return Listing{}, err
 		}
 	}
-	rows, at, err := s.table.List(ctx, kinds, s.limit)
+	rows, at, err := s.table.OfKinds(ctx, kinds, s.limit)
 	if err != nil {
 		return Listing{}, err
 	}

@@ -31,14 +31,17 @@ const (
 // are gone. run's goroutine owns the fields without a comment.
 type sweeper struct {
 	s       *Session
-	waiting atomic.Int32  // calls of Wait
-	kick    chan struct{} // receives when a call of Wait begins
+	waiting atomic.Int32                    // calls of Wait
+	kick    chan struct{}                   // receives when a call of Wait begins, or meets a session
+	known   atomic.Pointer[map[string]bool] // the sessions that the last sweep has seen
+	unknown atomic.Bool                     // a call of Wait has met one that is not among them
 
 	seen     map[string]*sighting.Sighting // the records of sessions, by their IDs
 	shortest time.Duration                 // the shortest TTL of a session
-	expiry   time.Time                     // no session can expire before
+	expiry   time.Time                     // until then no session expires that the next sweep does not know of
 	after    string                        // where the next look for sessions that no row names begins
 	sweeps   int
+	failures int // since a sweep has succeeded
 	pruned   time.Time
 
 	frees   sync.WaitGroup
@@ -64,8 +67,22 @@ func (w *sweeper) waits() (done func()) {
 	return func() { w.waiting.Add(-1) }
 }
 
+// meets is told who owns a key that is wanted. A session that the last sweep has not seen,
+// because it owned nothing then, may expire before the next one: its TTL may be shorter.
+func (w *sweeper) meets(session string) {
+	known := w.known.Load()
+	if w.waiting.Load() == 0 || known != nil && (*known)[session] {
+		return
+	}
+	w.unknown.Store(true)
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
 // run sweeps until ctx is done: at first, once per TTL at a random moment, when a session
-// begins, and, where somebody waits, when one can expire.
+// begins, and, where somebody waits, when one can expire or was met.
 func (w *sweeper) run(ctx context.Context) {
 	defer w.frees.Wait()
 	hints := w.s.hints(sessionsKey)
@@ -110,6 +127,9 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 			return true
 		case <-w.kick: // somebody waits, so the expiry counts
 			timer.Stop()
+			if w.unknown.Swap(false) && w.failures == 0 {
+				return false
+			}
 		}
 	}
 }
@@ -120,18 +140,25 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	s := w.s
 	began := time.Now()
-	w.expiry = began.Add(s.cfg.TTL)
+	// A session that owned nothing yet claims until its RenewDeadline.
+	w.expiry = began.Add(s.cfg.TTL - s.cfg.RenewDeadline)
 	sessions, err := s.table.Sessions(ctx, s.limit)
 	answered := time.Now()
 	if err != nil {
-		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
+		w.failures++
 		w.failed(ctx, "sessions cannot be looked at, trying again", err)
 		return
 	}
+	w.failures = 0
 	if regular {
 		w.shortest = s.cfg.TTL
 	}
-	own := s.ID()
+	own, known := s.ID(), make(map[string]bool, len(sessions))
+	for _, session := range sessions {
+		known[session.ID] = true
+	}
+	w.known.Store(&known)
 	for _, session := range sessions {
 		if session.Wanted && session.ID == own {
 			s.wanted(own)
@@ -142,7 +169,7 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 		case r != nil && session.ID != own:
 			w.judge(ctx, session.ID, record.Object{
 				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
-			}, answered)
+			}, began, answered)
 		}
 	}
 	if !regular {
@@ -164,8 +191,9 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	}
 }
 
-// judge buries a session whose record has expired, as a standby would steal a lease.
-func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answered time.Time) {
+// judge buries a session whose record has expired, as a standby would steal a lease. The record
+// was asked for at one time and answered at another.
+func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, answered time.Time) {
 	s := w.s
 	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires, too
 	if !w.seen[id].Of(o) {
@@ -178,8 +206,8 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answere
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
 	if in > 0 || len(h.Unconfirmed) > 0 {
 		// A few ms apart, so that not all bury it at once, and a few ms late, so that they don't
-		// come just before a renewal.
-		w.canExpire(in + 2*time.Millisecond + rand.N(4*time.Millisecond))
+		// come just before a renewal. An answer that was long on its way makes no difference.
+		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
 	deleting, cancel := s.uncut(ctx)
@@ -194,13 +222,13 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, answere
 	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
 		delete(w.seen, id)
 	default: // it was renewed, perhaps, or something failed
-		w.canExpire(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0))
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
 }
 
-// canExpire notes how soon a session can expire.
-func (w *sweeper) canExpire(in time.Duration) {
-	if at := time.Now().Add(in); at.Before(w.expiry) {
+// canExpire notes when a session can expire.
+func (w *sweeper) canExpire(at time.Time) {
+	if at.Before(w.expiry) {
 		w.expiry = at
 	}
 }
@@ -213,7 +241,10 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 	if !ok {
 		return
 	}
-	sessions, err := lister.List(ctx, objects.SessionType, w.after, some)
+	asked := time.Now()
+	listing, cancel := context.WithTimeout(ctx, w.s.limit)
+	defer cancel()
+	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()
 	if err != nil {
 		w.failed(ctx, "sessions cannot be listed, trying again", err)
@@ -225,7 +256,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 			w.after = o.Key.ID
 		}
 		if o.Key.ID != own {
-			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, answered)
+			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, asked, answered)
 		}
 	}
 }

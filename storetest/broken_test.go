@@ -78,6 +78,22 @@ type brokenWatch struct {
 func (w *brokenWatch) C() <-chan struct{} { return w.c }
 func (w *brokenWatch) Stop()              { w.stop() }
 
+// brokenChanges tells what is in a Mem whenever it is asked, falsified by a func.
+type brokenChanges struct {
+	tenure.Subscription
+	mem    *storetest.Mem
+	key    tenure.Key
+	change func(*tenure.Change)
+}
+
+func (w *brokenChanges) Last() (tenure.Change, bool) {
+	obj, err := w.mem.Get(context.Background(), w.key)
+	obj.Key = w.key
+	change := tenure.Change{Object: obj, Deleted: err != nil}
+	w.change(&change)
+	return change, true
+}
+
 // behindFence replaces the fenced store's DeleteAndWake.
 func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
 	b.fence = func(term *tenure.Term) (tenure.Store, error) {
@@ -557,6 +573,21 @@ var breakages = []struct {
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
 
+	{"every change arrives at every watch of the object", "the time of arrival is left out", func(b *broken) {
+		b.watch = func(key tenure.Key) tenure.Subscription {
+			return &brokenChanges{b.Mem.Watch(key), b.Mem, key, func(*tenure.Change) {}}
+		}
+	}},
+	{"every change arrives at every watch of the object", "a change does not tell the labels", func(b *broken) {
+		b.watch = func(key tenure.Key) tenure.Subscription {
+			return &brokenChanges{b.Mem.Watch(key), b.Mem, key, func(c *tenure.Change) { c.Arrived, c.Object.Labels = time.Now(), nil }}
+		}
+	}},
+	{"every change arrives at every watch of the object", "a deletion does not arrive", func(b *broken) {
+		b.watch = func(key tenure.Key) tenure.Subscription {
+			return &brokenChanges{b.Mem.Watch(key), b.Mem, key, func(c *tenure.Change) { c.Arrived, c.Deleted = time.Now(), false }}
+		}
+	}},
 	{"DeleteAndWake deletes as DeleteIf does", "it deletes at any version", func(b *broken) {
 		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
 			if obj, err := b.Mem.Get(ctx, key); err == nil && version > 0 {

@@ -151,6 +151,9 @@ func (f *FaultyStore) SingleReplica() bool {
 	return ok && exclusive.SingleReplica()
 }
 
+// Clockless is the store's Clockless, or false if the store is not a [tenure.Clockless].
+func (f *FaultyStore) Clockless() bool { return isClockless(f.store) }
+
 // through passes a call through the hook.
 func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {
 	hook := f.hook.Load()

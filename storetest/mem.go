@@ -32,6 +32,10 @@ type Mem struct {
 	mu      sync.Mutex
 	objects map[tenure.Key]tenure.Object
 	version int64 // the last one assigned to any object, deleted ones included
+
+	// changed, if set, is told of each change while mu is held; then a deletion has a
+	// version too. It does not modify the object.
+	changed func(obj tenure.Object, deleted bool)
 }
 
 // NewMem returns an empty store.
@@ -80,6 +84,9 @@ func (m *Mem) putIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 		obj.CreatedAt = current.CreatedAt
 	}
 	m.objects[obj.Key] = obj
+	if m.changed != nil {
+		m.changed(obj, false)
+	}
 	return read(obj, now), nil
 }
 
@@ -106,6 +113,10 @@ func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence
 		return fmt.Errorf("storetest: delete %s: %w", key, err)
 	}
 	delete(m.objects, key)
+	if m.changed != nil {
+		m.version++
+		m.changed(tenure.Object{Key: key, Version: m.version}, true)
+	}
 	return nil
 }
 

@@ -15,6 +15,10 @@ func TestMemKeepsTheContract(t *testing.T) {
 	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewMem() })
 }
 
+func TestEventMemKeepsTheContract(t *testing.T) {
+	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewEventMem() })
+}
+
 func TestMemsVersionsRiseAlthoughItsClockIsSetBack(t *testing.T) {
 	store := storetest.NewMem()
 	now := time.Now()

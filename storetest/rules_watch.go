@@ -20,25 +20,48 @@ const (
 	wakesWithin = 10 * time.Second
 )
 
-// watcher is a store under test that is also a Watcher and a Notifier.
+// watcher is a store under test that is also a Watcher, and a Notifier or one whose
+// subscriptions tell of every change.
 type watcher struct {
 	*watched
-	notifying
-}
-
-type notifying interface {
 	tenure.Watcher
-	tenure.Notifier
 }
 
-// watching skips the test if the store is not a [tenure.Watcher] and [tenure.Notifier].
+// watching skips the test if the store is not a [tenure.Watcher].
 func watching(t *testing.T, store *watched) watcher {
 	t.Helper()
-	w, ok := store.Store.(notifying)
+	w, ok := asWatcher(store)
 	if !ok {
-		t.Skipf("%T is not a tenure.Watcher and tenure.Notifier", store.Store)
+		t.Skipf("%T is not a tenure.Watcher", store.Store)
 	}
-	return watcher{store, w}
+	if _, ok := store.Store.(tenure.Notifier); !ok {
+		w.changes(t, widget("a"))
+	}
+	return w
+}
+
+func asWatcher(store *watched) (watcher, bool) {
+	w, ok := store.Store.(tenure.Watcher)
+	return watcher{store, w}, ok
+}
+
+// DeleteAndWake is the store's, or its DeleteIf if that wakes.
+func (w watcher) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	if notifier, ok := w.Store.(tenure.Notifier); ok {
+		return notifier.DeleteAndWake(ctx, key, version)
+	}
+	return w.DeleteIf(ctx, key, version)
+}
+
+// changes watches a key until the test ends, and fails the test if the watch does not tell
+// of changes.
+func (w watcher) changes(t *testing.T, key tenure.Key) tenure.ChangeSubscription {
+	t.Helper()
+	watch, ok := w.begun(t, key).(tenure.ChangeSubscription)
+	if !ok {
+		t.Fatalf("%T is a tenure.Watcher and no tenure.Notifier, and its watches are no tenure.ChangeSubscription: nothing wakes them", w.Store)
+	}
+	return watch
 }
 
 // begun watches a key until the test ends.
@@ -142,12 +165,16 @@ func deletionWakes(t *testing.T, store *watched) {
 
 func wakeWakes(t *testing.T, store *watched) {
 	w := watching(t, store)
+	notifier, ok := store.Store.(tenure.Notifier)
+	if !ok {
+		t.Skipf("%T is not a tenure.Notifier", store.Store)
+	}
 	watches := []tenure.Subscription{w.begun(t, widget("a")), w.begun(t, widget("a"))}
 	w.awaitHints(t, widget("a"), watches[0])
 	for _, what := range []string{"of a missing object", "of an object"} {
 		for range 3 {
 			drain(watches...)
-			if err := w.Wake(t.Context(), widget("a")); err != nil {
+			if err := notifier.Wake(t.Context(), widget("a")); err != nil {
 				t.Fatalf("Wake %s: got error %q, want none", what, err)
 			}
 			woken(t, "Wake "+what, watches...)
@@ -155,7 +182,74 @@ func wakeWakes(t *testing.T, store *watched) {
 		put(t, store, numbered("a", 1), tenure.Unconditional())
 	}
 	for _, invalid := range []tenure.Key{{}, widget("nul \x00")} {
-		wantError(t, "Wake of an invalid key", w.Wake(t.Context(), invalid), tenure.ErrInvalid)
+		wantError(t, "Wake of an invalid key", notifier.Wake(t.Context(), invalid), tenure.ErrInvalid)
+	}
+}
+
+// isChange reports whether a change is to the state that Get returns.
+func isChange(change tenure.Change, obj tenure.Object, err error) bool {
+	if errors.Is(err, tenure.ErrNotFound) {
+		return change.Deleted
+	}
+	return err == nil && !change.Deleted && change.Object.Version == obj.Version
+}
+
+func changesArrive(t *testing.T, store *watched) {
+	began := time.Now()
+	w := watching(t, store)
+	if _, ok := w.begun(t, widget("a")).(tenure.ChangeSubscription); !ok {
+		t.Skipf("the watches of %T are no tenure.ChangeSubscription", store.Store)
+	}
+	arrives := func(what string, watch tenure.ChangeSubscription, key tenure.Key, after time.Time) {
+		t.Helper()
+		obj, err := store.Get(t.Context(), key)
+		for end := time.After(wakesWithin); ; {
+			change, ok := watch.Last()
+			if ok && isChange(change, obj, err) {
+				if change.Arrived.Before(after) || change.Arrived.After(time.Now()) {
+					t.Errorf("%s, %s: arrived %v after the call had begun, %v before now", what, key, change.Arrived.Sub(after), time.Since(change.Arrived))
+				}
+				if change.Object.Key != key {
+					t.Errorf("%s: the change is of %s, want %s", what, change.Object.Key, key)
+				}
+				if err == nil {
+					same(t, what, change.Object, obj)
+				}
+				return
+			}
+			select {
+			case <-watch.C():
+			case <-end:
+				t.Fatalf("%s, %s: the watch has not told of it within %v; it is live: %v; it tells of version %d, deleted %v, any %v", what, key, wakesWithin, watch.Live(), change.Object.Version, change.Deleted, ok)
+			}
+		}
+	}
+	keys := append(odd(), widget("a"), widget(strings.Repeat("long 長い ", 40)))
+	var watches []tenure.ChangeSubscription
+	for _, key := range keys {
+		watches = append(watches, w.changes(t, key))
+	}
+	for i, watch := range watches {
+		arrives("there is no object", watch, keys[i], began)
+	}
+	for round := range 3 {
+		began := time.Now()
+		var objects []tenure.Object
+		for i, key := range keys {
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Labels: map[string]string{"a": "b"}, Payload: []byte("1")}, tenure.MustCreate()))
+			arrives("after a create", watches[i], key, began)
+		}
+		for i, key := range keys {
+			arrives("begun afterwards", w.changes(t, key), key, began)
+			objects[i] = put(t, store, tenure.Object{Key: key, Payload: []byte("1")}, tenure.MatchVersion(objects[i].Version))
+			arrives("after a write of the same payload", watches[i], key, began)
+			objects[i] = put(t, store, tenure.Object{Key: key, Payload: fmt.Append(nil, round)}, tenure.Unconditional())
+		}
+		for i, key := range keys { // the last of some changes counts
+			arrives("after a write", watches[i], key, began)
+			remove(t, store, objects[i])
+			arrives("after a deletion", watches[i], key, began)
+		}
 	}
 }
 
@@ -230,11 +324,12 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
 	t.Helper()
 	fence := fenced(t, store, term)
-	w, ok := fence.Store.(notifying)
-	if !ok {
-		t.Fatalf("%T is a tenure.Watcher and tenure.Notifier, but its fenced store %T is not: deletions through it wake nobody", store.Store, fence.Store)
+	w, ok := asWatcher(fence)
+	_, notifies := store.Store.(tenure.Notifier)
+	if _, still := fence.Store.(tenure.Notifier); !ok || notifies && !still {
+		t.Fatalf("%T is a tenure.Watcher and perhaps a tenure.Notifier, but its fenced store %T is not: deletions through it wake nobody", store.Store, fence.Store)
 	}
-	return watcher{fence, w}
+	return w
 }
 
 func fencedDeletionWakes(t *testing.T, store *watched) {

@@ -1,6 +1,6 @@
 // Package storetest tests stores, and what is built on them. [Run] is the contract
-// of [tenure.Store] as a test suite, for authors of stores. [Mem] is a store in
-// memory and [Faulty] injects faults into a store, for tests of code that uses one.
+// of [tenure.Store] as a test suite, for authors of stores. [Mem] and [EventMem] are stores
+// in memory and [Faulty] injects faults into a store, for tests of code that uses one.
 package storetest
 
 import (
@@ -14,7 +14,9 @@ import (
 // newStore returns an empty store for one subtest, and releases its resources
 // with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer],
 // [tenure.Watcher] and [tenure.Notifier] are skipped if the store does not implement
-// them, and the rules about hints are skipped if a watch does not become live.
+// them, and the rules about hints are skipped if a watch does not become live. A store that
+// is only a Watcher must have a [tenure.ChangeSubscription] for each key: on it, DeleteIf
+// wakes as DeleteAndWake does elsewhere.
 //
 // The suite does not test what would need a second server, a crash or a lock held by
 // another client: that a write survives a crash of the database, and that no call
@@ -35,7 +37,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"PutIf ignores Version, CreatedAt, UpdatedAt and Age of the object that it is given.",
 			versionsAndTimesAreTheStores},
 		{"age counts from the last write",
-			"Age is the time since the last write by the store's own clock. It must never exceed the true age, or a lease would be stolen from a live holder; and it may fall short by no more than the store's resolution (2 ms are allowed), or a dead holder's lease would outlast its TTL.",
+			"Age is the time since the last write by the store's own clock. It must never exceed the true age, or a lease would be stolen from a live holder; and it may fall short by no more than the store's resolution (2 ms are allowed), or a dead holder's lease would outlast its TTL. A store that is Clockless has the age 0.",
 			ageCountsFromTheLastWrite},
 		{"a replaced object keeps its creation time",
 			"Replacing an object advances UpdatedAt, never moves it back, and leaves CreatedAt unchanged.",
@@ -154,11 +156,14 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		{"Wake wakes every watch of the object",
 			"When Wake has returned nil, every watch of that key that was live before the call receives a hint, whether or not the object exists. An invalid key fails with ErrInvalid and wakes no watch.",
 			wakeWakes},
+		{"every change arrives at every watch of the object",
+			"The watches of a store on which every change is an event are each a ChangeSubscription. When a write or a deletion has returned nil, every watch of that key that was live before receives promptly, and Last returns what Get does, with the time of arrival; changes that were overtaken may be left out, whoever made them, through a fence too. A watch that has just become live tells of the present state.",
+			changesArrive},
 		{"a watch may be stopped twice",
 			"Stop of a watch that has been stopped, or is being stopped, does nothing and leaves other watches alone.",
 			watchIsStoppedTwice},
 		{"a fenced deletion wakes while the term is current",
-			"The store that Fence returns is a Watcher and a Notifier too. Its DeleteAndWake deletes and wakes as the store's does while the term's record is in the store; afterwards it returns ErrLost and changes nothing; and for the lease's own object it returns ErrInvalid.",
+			"The store that Fence returns is a Watcher too, and a Notifier if the store is one. Its DeleteAndWake deletes and wakes as the store's does while the term's record is in the store; afterwards it returns ErrLost and changes nothing; and for the lease's own object it returns ErrInvalid.",
 			fencedDeletionWakes},
 	} {
 		t.Run(rule.name, func(t *testing.T) {

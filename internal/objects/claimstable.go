@@ -14,7 +14,7 @@ type ClaimsTable interface {
 	Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []Claim, err error)
 	Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
 	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
-	List(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
+	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
 	Forget(ctx context.Context, kind string, limit time.Duration) error
 	Prune(ctx context.Context, limit time.Duration) error
 }

@@ -20,9 +20,9 @@ const claimForget = `
 	DELETE FROM {claims} WHERE ctid = ANY (ARRAY(
 		SELECT ctid FROM {claims} WHERE kind = $1 AND session IS NULL LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`
 
-// List returns the rows of some kinds whose sessions have records, and the time by the server's
+// OfKinds returns the rows of some kinds whose sessions have records, and the time by the server's
 // clock, which is zero if there are none.
-func (c *Claims) List(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
+func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
 	var nowUS int64
 	err = c.query(ctx, limit, c.table.setups.names.in(claimList), []any{kinds}, func(rows pgx.Rows) error {
 		var kind, session string

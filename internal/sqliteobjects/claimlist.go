@@ -17,9 +17,9 @@ const (
 		DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE kind = ?1 AND session IS NULL LIMIT 1000)`
 )
 
-// List returns the rows of some kinds whose sessions have records, and the time, which is zero
+// OfKinds returns the rows of some kinds whose sessions have records, and the time, which is zero
 // if there are none.
-func (c *Claims) List(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
+func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
 	claims, err = c.read(ctx, limit, newNames(c.table.name).Replace(claimList), list(kinds))
 	if err != nil || len(claims) == 0 {
 		return nil, time.Time{}, err

@@ -125,13 +125,13 @@ func (c linkedClaims) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	return through(ctx, c.l, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return c.l.table.Sessions(ctx, limit) })
 }
 
-func (c linkedClaims) List(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
+func (c linkedClaims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
 	type listing struct {
 		claims []objects.Claim
 		at     time.Time
 	}
 	l, err := through(ctx, c.l, "claims", limit, func(ctx context.Context) (listing, error) {
-		claims, at, err := c.l.table.List(ctx, kinds, limit)
+		claims, at, err := c.l.table.OfKinds(ctx, kinds, limit)
 		return listing{claims, at}, err
 	})
 	return l.claims, l.at, err

@@ -1,7 +1,7 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards] [-run regexp] [-record]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards|nats] [-run regexp] [-record]
 //
 // The test that killed a mutant before, which killers.txt names, is tried first, alone. With
 // -record that file is written anew for the mutants that were run.
@@ -9,7 +9,7 @@
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
 // tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule, of
-// claims and of shards must be killed by the tests of those packages.
+// claims, of shards and of natstenure must be killed by the tests of those packages.
 package main
 
 import (
@@ -54,8 +54,9 @@ func main() {
 
 // suite is a set of tests.
 type suite struct {
-	name string
-	args []string // for go test
+	name   string
+	module string   // a nested module's directory; empty: the root module
+	args   []string // for go test
 
 	passed bool // has passed without a mutant
 
@@ -66,6 +67,7 @@ type suite struct {
 var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
+	"nats":     {"natstenure/"},
 	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
 		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
 	"shards": {"shards/"},
@@ -94,6 +96,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "schedule", args: []string{"./schedule"}},
 		{name: "claims", args: []string{"./claims"}},
 		{name: "shards", args: []string{"./shards"}},
+		{name: "nats", module: "natstenure", args: []string{"."}},
 	}, nil
 }
 
@@ -243,7 +246,7 @@ func (m mutant) apply(source string) (string, error) {
 
 var (
 	failed   = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
-	violated = regexp.MustCompile(`(?m)^\s*judge_test.go:\d+: (seed \d+: .+)$`)
+	violated = regexp.MustCompile(`(?m)^\s*(?:sim_)?judge\w*_test.go:\d+: (seed \d+: .+)$`)
 	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
 )
 
@@ -251,7 +254,7 @@ var (
 func (s suite) fails(dir string) (test, out string) {
 	// vet would reject some mutants, but a test has to kill them.
 	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
-	out, err := output(dir, "go", args...)
+	out, err := output(filepath.Join(dir, s.module), "go", args...)
 	if err == nil {
 		return "", out
 	}

@@ -26,7 +26,7 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 		<-ctx.Done()
 		err = ctx.Err()
 	case unfit == "deaf":
-		l.wait(context.WithoutCancel(ctx), l.r.ttl/8+l.r.dice.upTo(l.r.ttl/8))
+		l.wait(context.WithoutCancel(ctx), l.r.ttl/8+l.r.dice.UpTo(l.r.ttl/8))
 	}
 	l.r.w.locked(func() { l.unchecked = err != nil })
 	return err
@@ -58,13 +58,13 @@ func (l *life) fencePredecessor(ctx context.Context, prev tenure.Holding) error 
 	if !l.halt() {
 		return errCrashed
 	}
-	if l.r.dice.one(3) {
+	if l.r.dice.One(3) {
 		return errors.New("the power switch does not answer")
 	}
-	if !l.wait(ctx, l.r.dice.upTo(l.r.ttl/10)) {
+	if !l.wait(ctx, l.r.dice.UpTo(l.r.ttl/10)) {
 		return ctx.Err()
 	}
-	l.r.w.line.say(l.r.name, "has cut off %s", prev.Holder)
+	l.r.w.line.Say(l.r.name, "has cut off %s", prev.Holder)
 	l.r.w.locked(func() { l.r.w.judge.terms[tenure.TermFromContext(ctx).ID()].cutOff = true })
 	return nil
 }

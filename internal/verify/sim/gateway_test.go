@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // gateway is a replica of another program. Its record has no term and no TTL. It
@@ -20,7 +21,7 @@ type gateway struct {
 }
 
 func newGateway(w *world) *gateway {
-	return &gateway{w: w, store: w.journal.handle("gateway", nil, true), rng: rngOf(w.seed, 100)}
+	return &gateway{w: w, store: w.journal.handle("gateway", nil, true), rng: virtual.RNG(w.seed, 100)}
 }
 
 func (g *gateway) run() {

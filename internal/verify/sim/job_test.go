@@ -37,14 +37,14 @@ func (l *life) work(ctx context.Context) error {
 				return errCrashed
 			}
 			if p.panics {
-				l.r.w.line.say(l.r.name, "its job panics")
+				l.r.w.line.Say(l.r.name, "its job panics")
 				panic(errPanic)
 			}
 			return p.err
 		case <-l.gone:
 			return errCrashed
 		case <-ctx.Done():
-		case <-time.After(l.r.ttl/10 + l.r.dice.upTo(2*l.r.ttl)):
+		case <-time.After(l.r.ttl/10 + l.r.dice.UpTo(2*l.r.ttl)):
 			if !l.write(tm) {
 				return errCrashed
 			}
@@ -87,19 +87,19 @@ type plan struct {
 func (l *life) plan() plan {
 	d, ttl := l.r.dice, l.r.ttl
 	p := plan{early: time.Duration(1<<62 - 1)}
-	switch n := d.n(40); {
+	switch n := d.N(40); {
 	case n < 2:
-		p.early = d.upTo(5 * ttl)
+		p.early = d.UpTo(5 * ttl)
 	case n < 5:
-		p.early, p.err = d.upTo(5*ttl), errJob
+		p.early, p.err = d.UpTo(5*ttl), errJob
 	case n < 6:
-		p.early, p.panics = d.upTo(5*ttl), true
+		p.early, p.panics = d.UpTo(5*ttl), true
 	}
-	switch n := d.n(40); {
+	switch n := d.N(40); {
 	case n < 14:
-		p.delay = d.upTo(l.allowed() * 9 / 10)
+		p.delay = d.UpTo(l.allowed() * 9 / 10)
 	case n < 17:
-		p.delay = l.allowed() + d.upTo(2*ttl)
+		p.delay = l.allowed() + d.UpTo(2*ttl)
 	case n < 18: // never, unless it crashes
 		p.delay = 1000 * ttl
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -15,21 +16,44 @@ import (
 type journal struct {
 	w     *world
 	mem   atomic.Pointer[storetest.Mem] // replaced when the table is restored
-	clock *storeClock
+	clock *virtual.StoreClock
 	hub   *wake.Hub[tenure.Key]
 
-	hintsLost bool // guarded by the world's lock
+	hintsLost bool          // guarded by the world's lock
+	last      tenure.Change // of the lease's object, guarded by the world's lock
 }
 
 func newJournal(w *world) *journal {
-	j := &journal{w: w, hub: wake.NewHub[tenure.Key](true), clock: &storeClock{began: w.began, rate: 1}}
+	j := &journal{w: w, hub: wake.NewHub[tenure.Key](true)}
+	rate := 1.0
 	if w.rates {
-		j.clock.rate = 0.99 + 0.02*w.rng.Float64()
+		rate = 0.99 + 0.02*w.rng.Float64()
 	}
+	j.clock = virtual.NewStoreClock(rate)
 	mem := storetest.NewMem()
-	mem.Now = j.clock.now
+	mem.Now = j.clock.Now
 	j.mem.Store(mem)
+	j.last = tenure.Change{Object: tenure.Object{Key: leaseKey}, Deleted: true, Arrived: time.Now()}
 	return j
+}
+
+// changed notes a change of the lease's object, and tells of it where changes are events. It
+// must be called under the world's lock.
+func (j *journal) changed(obj tenure.Object, deleted bool) {
+	obj.Age = 0
+	j.last = tenure.Change{Object: obj, Deleted: deleted, Arrived: time.Now()}
+	if j.w.tellsChanges && !j.hintsLost {
+		j.hub.Wake(leaseKey)
+	}
+}
+
+// loseHints breaks all watches, or mends them. It must be called under the world's lock.
+func (j *journal) loseHints(lost bool) {
+	j.hintsLost = lost
+	j.last.Arrived = time.Now()
+	if j.w.tellsChanges {
+		j.hub.Wake(leaseKey)
+	}
 }
 
 // handle is the journal as one of its users sees it.
@@ -65,17 +89,27 @@ func (j *journal) handle(who string, l *life, rules bool) *handle {
 }
 
 func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return h.to().Get(ctx, key)
+	obj, err := h.to().Get(ctx, key)
+	if h.w.tellsChanges {
+		obj.Age = 0
+	}
+	return obj, err
 }
+
+// Clockless reports whether the store has no clock, as those whose changes are events.
+func (h *handle) Clockless() bool { return h.w.tellsChanges }
 
 func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	stored, err := h.to().PutIf(ctx, obj, cond)
+	if err == nil && obj.Key == leaseKey {
+		h.changed(stored, false)
+	}
 	if h.fence != nil {
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
-		h.w.judge.written(h, stored, givenUp(ctx))
+		h.w.judge.written(h, stored, virtual.GivenUp(ctx))
 	}
 	return stored, err
 }
@@ -94,6 +128,7 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wake
 	wakes = wakes && !h.hintsLost
 	err := h.to().DeleteIf(ctx, key, version)
 	if err == nil && key == leaseKey {
+		h.changed(tenure.Object{Key: key, Version: version + 1}, true)
 		h.w.judge.deleted(h, wakes)
 		if wakes {
 			h.hub.Wake(key)
@@ -102,7 +137,30 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wake
 	return err
 }
 
-func (h *handle) Watch(key tenure.Key) tenure.Subscription { return h.hub.Watch(key) }
+func (h *handle) Watch(key tenure.Key) tenure.Subscription {
+	watch := h.hub.Watch(key)
+	if h.w.tellsChanges {
+		return eventWatch{watch, h.journal}
+	}
+	return watch
+}
+
+// eventWatch is a watch of the lease's object that tells its changes.
+type eventWatch struct {
+	*wake.Watch[tenure.Key]
+	journal *journal
+}
+
+func (w eventWatch) Live() bool {
+	_, ok := w.Last()
+	return ok
+}
+
+func (w eventWatch) Last() (tenure.Change, bool) {
+	w.journal.w.mu.Lock()
+	defer w.journal.w.mu.Unlock()
+	return w.journal.last, !w.journal.hintsLost
+}
 
 func (h *handle) Wake(_ context.Context, key tenure.Key) error {
 	h.hub.Wake(key)
@@ -135,6 +193,8 @@ func (j *journal) restore(backup tenure.Object) {
 			panic(err)
 		}
 	}
-	mem.Now = j.clock.now
+	mem.Now = j.clock.Now
 	j.mem.Store(mem)
+	backup.Key = leaseKey
+	j.changed(backup, backup.Version == 0)
 }

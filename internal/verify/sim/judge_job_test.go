@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // This part of the judge checks jobs: when they begin, overlap and are told to return,
@@ -81,7 +82,7 @@ func (j *judge) sure(t *term) bool {
 // begins notes that work for a term begins.
 func (j *judge) begins(t *term, valid func() bool) {
 	t.valid = valid
-	j.w.line.say(t.who, "JOB of %d begins", t.token)
+	j.w.line.Say(t.who, "JOB of %d begins", t.token)
 	for _, other := range j.running {
 		switch {
 		case other.life != nil && other.life == t.life:
@@ -104,8 +105,8 @@ func (j *judge) overlap(older, newer *term) {
 		j.violated("exclusion", "%s's job of term %d overlaps with %s's of %d", older.who, older.token, newer.who, newer.token)
 		return
 	}
-	count(&j.excused, why)
-	j.w.line.say("judge", "%s's job of %d overlaps with %s's of %d, excused: %s", older.who, older.token, newer.who, newer.token, why)
+	virtual.Count(&j.excused, why)
+	j.w.line.Say("judge", "%s's job of %d overlaps with %s's of %d, excused: %s", older.who, older.token, newer.who, newer.token, why)
 }
 
 // jobReturns is called when a func of a job returns.
@@ -118,7 +119,7 @@ func (j *judge) jobReturns(l *life, tm *tenure.Term) {
 }
 
 func (j *judge) ends(t *term) {
-	j.w.line.say(t.who, "JOB of %d has returned", t.token)
+	j.w.line.Say(t.who, "JOB of %d has returned", t.token)
 	for i, other := range j.running {
 		if other == t {
 			j.running = append(j.running[:i], j.running[i+1:]...)
@@ -135,38 +136,38 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		return
 	}
 	t.told = time.Now()
-	j.w.line.say(t.who, "job of %d is told to return: %v", t.token, cause)
+	j.w.line.Say(t.who, "job of %d is told to return: %v", t.token, cause)
 	// A wall clock that is set ahead shortens trust immediately.
-	if left := tm.Deadline().Sub(l.r.clocks.now().Mono); left < l.allowed()-time.Millisecond && time.Since(l.r.wallSetAt) > l.ttl() {
+	if left := tm.Deadline().Sub(l.r.clocks.Now().Mono); left < l.allowed()-time.Millisecond && time.Since(l.r.wallSetAt) > l.ttl() {
 		j.violated("exclusion", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
-	count(&j.judged, "jobs told to return")
+	virtual.Count(&j.judged, "jobs told to return")
 	good := time.Since(l.goodSince())
 	switch {
 	case errors.Is(cause, tenure.ErrJobEnded):
-		count(&j.tally.ends, "job ended")
+		virtual.Count(&j.tally.ends, "job ended")
 	case errors.Is(cause, tenure.ErrResigned):
-		count(&j.tally.ends, "resigned")
+		virtual.Count(&j.tally.ends, "resigned")
 		if l.r.resignedFor == 0 && !t.asked {
 			j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
-		count(&j.tally.ends, "shutdown")
+		virtual.Count(&j.tally.ends, "shutdown")
 		if !l.stopping {
 			j.violated("cause", "%s's term ended by a shutdown that nobody asked for", t.who)
 		}
 	case errors.Is(cause, tenure.ErrUnhealthy):
-		count(&j.tally.ends, "unhealthy")
+		virtual.Count(&j.tally.ends, "unhealthy")
 		if good > l.ttl()/3 {
 			j.violated("cause", "%s's term ended as unhealthy, although it had been fit for %v", t.who, good)
 		}
 	case errors.Is(cause, tenure.ErrLost):
-		count(&j.tally.ends, "lost")
+		virtual.Count(&j.tally.ends, "lost")
 		if j.standing == t && !t.copied {
 			j.violated("stability", "%s's term %d counts as lost although its record is current", t.who, t.token)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
-		count(&j.tally.ends, "deadline")
+		virtual.Count(&j.tally.ends, "deadline")
 		// A call that was hanging when the last fault ended takes at most another TTL/6,
 		// and the next one follows within another.
 		if good > l.ttl()*2/5 && t.excuse != "restored" {

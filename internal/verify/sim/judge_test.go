@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // judge sees each write of the lease's record as it lands and each start and end
@@ -82,8 +83,8 @@ type term struct {
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
-	count(&j.broken, rule)
-	j.w.line.say("JUDGE", rule+": "+format, args...)
+	virtual.Count(&j.broken, rule)
+	j.w.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {
 		j.until = j.w.line.String()
 	}
@@ -93,7 +94,7 @@ func (j *judge) violated(rule, format string, args ...any) {
 // written is called when the lease's record was written; late means that its writer
 // had given up by then.
 func (j *judge) written(h *handle, obj tenure.Object, late bool) {
-	now, shift := time.Now(), j.w.journal.clock.shifted()
+	now, shift := time.Now(), j.w.journal.clock.Shifted()
 	if obj.Version <= j.newest {
 		j.violated("tokens", "a record got version %d after version %d", obj.Version, j.newest)
 	}
@@ -102,7 +103,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	if old != nil && bytes.Equal(obj.Payload, j.payload) {
 		if isRequest(obj) {
 			old.asked = true
-			j.w.line.say(h.who, "asks %s to release %d", old.who, old.token)
+			j.w.line.Say(h.who, "asks %s to release %d", old.who, old.token)
 			return
 		}
 		if h.who == "copy" {
@@ -110,7 +111,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		} else {
 			old.renewals++
 			j.renewed++
-			j.w.line.say(old.who, "renewal of %d lands", old.token)
+			j.w.line.Say(old.who, "renewal of %d lands", old.token)
 		}
 		j.writtenAt, j.shift = now, shift
 		return
@@ -129,7 +130,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	if h.life == nil {
 		begun.id = foreignID(h.who, obj.Version)
 	}
-	j.w.line.say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
+	j.w.line.Say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	if j.terms[begun.id] != nil {
 		j.violated("tokens", "%s's term %d has come back", h.who, j.terms[begun.id].token)
 	}
@@ -175,7 +176,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
-	count(&j.judged, "takeovers")
+	virtual.Count(&j.judged, "takeovers")
 	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet {
 		j.violated("handover", "%s takes what is offered to %s for %v more", begun.who, old.to, early)
 	}
@@ -184,7 +185,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 			j.violated("exclusion", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
 			return
 		}
-		count(&j.excused, "valid: "+old.excuse)
+		virtual.Count(&j.excused, "valid: "+old.excuse)
 	}
 }
 
@@ -194,7 +195,7 @@ func (t *term) alive() bool { return t.life == nil || !t.life.dead() }
 // deleted is called when the lease's record was deleted.
 func (j *judge) deleted(h *handle, wakes bool) {
 	old := j.standing
-	j.w.line.say(h.who, "record of %s's term %d is deleted", old.who, old.token)
+	j.w.line.Say(h.who, "record of %s's term %d is deleted", old.who, old.token)
 	switch {
 	case !h.rules:
 		old.excuse = "by hand"
@@ -222,8 +223,8 @@ func (j *judge) fencedWrite(t *tenure.Term, err error) {
 	case err == nil && (j.standing == nil || j.standing.id != t.ID()):
 		j.violated("fencing", "a fenced write of term %d landed although the term is over", t.Token())
 	case err == nil:
-		count(&j.fenced, "landed")
+		virtual.Count(&j.fenced, "landed")
 	case errors.Is(err, tenure.ErrLost):
-		count(&j.fenced, "refused")
+		virtual.Count(&j.fenced, "refused")
 	}
 }

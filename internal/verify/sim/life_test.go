@@ -43,8 +43,8 @@ func (l *life) run(ctx context.Context) {
 		if !errors.Is(panicked, errPanic) {
 			panic(panicked)
 		}
-		l.r.w.line.say(l.r.name, "process ends: its job panicked")
-		l.r.ended(l, l.r.dice.upTo(l.r.w.ttl))
+		l.r.w.line.Say(l.r.name, "process ends: its job panicked")
+		l.r.ended(l, l.r.dice.UpTo(l.r.w.ttl))
 	}()
 	_ = l.coordinator.Run(ctx)
 }

@@ -3,12 +3,11 @@ package sim
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -20,12 +19,12 @@ type replica struct {
 	rate       float64
 	wallOffset time.Duration
 	slow       time.Duration // additional time for each answer
-	dice       *dice
-	clocks     machineClocks
+	dice       *virtual.Dice
+	clocks     virtual.MachineClocks
 
 	// Guarded by the world's lock.
 	life        *life // nil while no process is running
-	link        weather
+	link        virtual.Weather
 	links       int           // how often the link has changed
 	paused      chan struct{} // closed when it is resumed; nil if it is not paused
 	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
@@ -36,39 +35,20 @@ type replica struct {
 	resignedFor time.Duration // how long it was asked to stay away in this term, and a bit longer; 0 if it was not asked
 }
 
-// dice is a source of randomness for several goroutines.
-type dice struct {
-	mu  sync.Mutex
-	rng *rand.Rand
-}
-
-func (d *dice) one(in int) bool { return d.n(in) == 0 }
-
-func (d *dice) n(n int) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.rng.IntN(n)
-}
-
-// upTo returns a random duration; short ones are at least as likely as long ones.
-func (d *dice) upTo(most time.Duration) time.Duration {
-	return scale(most, float64(1+d.n(1000))/1000/float64(int(1)<<d.n(6)))
-}
-
 func newReplica(w *world, i int) *replica {
 	r := &replica{w: w, name: fmt.Sprint("r", i), ttl: w.ttl, rate: 1, good: true, goodSince: time.Now(),
-		dice: &dice{rng: rngOf(w.seed, 1+i)}}
+		dice: virtual.NewDice(w.seed, 1+i)}
 	if w.unlikeTTLs {
 		r.ttl = []time.Duration{w.ttl / 2, w.ttl, w.ttl * 2}[w.rng.IntN(3)]
 	}
 	if w.rates {
 		r.rate = 0.99 + 0.02*w.rng.Float64()
-		r.ttl = scale(r.ttl, 1/r.rate).Round(time.Millisecond)
+		r.ttl = virtual.Scale(r.ttl, 1/r.rate).Round(time.Millisecond)
 	}
 	if w.slow && w.rng.IntN(2) == 0 {
 		// A read and a steal together take longer than the timeout of a call. Some single
 		// answers do, and a replica that gets these can't hold the lease.
-		r.slow = scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
+		r.slow = virtual.Scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
 		r.good = false
 	}
 	r.wallOffset = time.Duration(w.rng.IntN(21)-10) * 24 * time.Hour
@@ -86,7 +66,7 @@ func (r *replica) start() {
 	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
 	var err error
 	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
-		AssumeUniqueHolder: r.w.reclaims, Logger: r.w.line.logger(r.name)})
+		AssumeUniqueHolder: r.w.reclaims, Logger: r.w.line.Logger(r.name)})
 	if err != nil {
 		panic(err)
 	}
@@ -112,10 +92,10 @@ func (r *replica) start() {
 	if err != nil {
 		panic(err)
 	}
-	ctx, cancel := context.WithCancel(clock.With(context.Background(), r.clocks.now))
+	ctx, cancel := context.WithCancel(clock.With(context.Background(), r.clocks.Now))
 	l.shutdown = cancel
 	r.life = l
-	r.w.line.say(r.name, "process starts")
+	r.w.line.Say(r.name, "process starts")
 	r.w.running.Go(func() { l.run(ctx) })
 }
 
@@ -149,7 +129,7 @@ func (r *replica) crash() {
 	l := r.life
 	r.life = nil
 	if l != nil {
-		r.w.line.say(r.name, "CRASHES")
+		r.w.line.Say(r.name, "CRASHES")
 		close(l.gone)
 		r.w.judge.crashed(l)
 	}
@@ -169,12 +149,12 @@ func (r *replica) stop(patience, downFor time.Duration) {
 	}
 	l.stopping = true
 	r.w.mu.Unlock()
-	r.w.line.say(r.name, "is told to shut down")
+	r.w.line.Say(r.name, "is told to shut down")
 	l.shutdown()
 	r.w.running.Go(func() {
 		select {
 		case <-l.ended:
-			r.w.line.say(r.name, "process ends")
+			r.w.line.Say(r.name, "process ends")
 			r.ended(l, downFor)
 		case <-l.gone:
 		case <-time.After(patience):
@@ -193,7 +173,7 @@ func (r *replica) resign(away time.Duration) {
 	}
 	r.resignedFor = max(r.resignedFor, away, 1)
 	r.w.mu.Unlock()
-	r.w.line.say(r.name, "is asked to resign for %v", away)
+	r.w.line.Say(r.name, "is asked to resign for %v", away)
 	r.w.running.Go(func() {
 		ctx, cancel := timed(r.w.ttl)
 		defer cancel()
@@ -212,7 +192,7 @@ func (r *replica) ask(to string) {
 	if l == nil {
 		return
 	}
-	r.w.line.say(r.name, "asks for a handover to %q", to)
+	r.w.line.Say(r.name, "asks for a handover to %q", to)
 	r.w.running.Go(func() {
 		ctx, cancel := timed(r.w.ttl / 6)
 		defer cancel()
@@ -225,7 +205,7 @@ func (r *replica) change(do func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	do()
-	good := r.link == clear && r.paused == nil && r.unfit == "" && r.slow == 0
+	good := r.link == virtual.Clear && r.paused == nil && r.unfit == "" && r.slow == 0
 	if good && !r.good {
 		r.goodSince = time.Now()
 	}
@@ -248,16 +228,16 @@ func (r *replica) pause(d time.Duration, suspends bool) {
 	how := "PAUSED"
 	if suspends {
 		how = "SUSPENDED"
-		r.clocks.suspend()
+		r.clocks.Suspend()
 	}
-	r.w.line.say(r.name, "is %s for %v", how, d)
+	r.w.line.Say(r.name, "is %s for %v", how, d)
 	r.w.running.Go(func() {
 		r.w.sleep(d)
 		if suspends {
-			r.clocks.resume()
+			r.clocks.Resume()
 		}
 		r.change(func() { r.paused = nil })
-		r.w.line.say(r.name, "is resumed")
+		r.w.line.Say(r.name, "is resumed")
 		close(resumed)
 	})
 }
@@ -273,7 +253,7 @@ func (r *replica) setWall() {
 	if r.w.rng.IntN(2) == 0 {
 		by = -by
 	}
-	r.w.line.say(r.name, "its wall clock is set by %v", by)
-	r.clocks.setWall(by)
+	r.w.line.Say(r.name, "its wall clock is set by %v", by)
+	r.clocks.SetWall(by)
 	r.change(func() { r.goodSince, r.wallSetAt = time.Now(), time.Now() })
 }

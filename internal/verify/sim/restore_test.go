@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // copies lets a copy of the holder's machine, restored from a snapshot, renew the
@@ -49,9 +50,9 @@ func (w *world) restore(r *replica) string {
 	w.locked(func() {
 		if behind {
 			kind = "table restored, and its clock set back"
-			w.journal.clock.jump(-w.upTo(10 * w.ttl))
+			w.journal.clock.Jump(-w.upTo(10 * w.ttl))
 		}
-		w.line.say("store", "%s, to version %d", kind, w.backup.record.Version)
+		w.line.Say("store", "%s, to version %d", kind, w.backup.record.Version)
 		w.journal.restore(w.backup.record)
 		w.judge.restored(w.backup)
 	})
@@ -80,7 +81,7 @@ func (j *judge) restored(to backup) {
 // refuses reports whether a process may have seen greater tokens than the store assigns
 // now, or still pauses because it had.
 func (j *judge) refuses(l *life) bool {
-	return l.started.Before(j.restoredAt) && j.w.journal.clock.now().Add(-l.ttl()-time.Minute).UnixMicro() <= j.witnessed
+	return l.started.Before(j.restoredAt) && j.w.journal.clock.Now().Add(-l.ttl()-time.Minute).UnixMicro() <= j.witnessed
 }
 
 // copied is called when a copy of a term's process renews the record. The holder
@@ -88,8 +89,8 @@ func (j *judge) refuses(l *life) bool {
 // then it may take the copy's for that one, once.
 func (j *judge) copied(t *term) {
 	t.copied, j.workedAt = true, time.Now()
-	j.w.line.say("copy", "renewal of %d lands", t.token)
-	count(&j.judged, "renewals by a copy")
+	j.w.line.Say("copy", "renewal of %d lands", t.token)
+	virtual.Count(&j.judged, "renewals by a copy")
 	if t.life == nil || !t.told.IsZero() || time.Since(t.life.goodSince()) < t.life.ttl()/2 {
 		t.copiedAt = time.Time{} // a renewal of its own may be unanswered, or it may renew no longer
 		return

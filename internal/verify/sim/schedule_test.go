@@ -3,6 +3,8 @@ package sim
 import (
 	"slices"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // schedule makes events happen until the world is over. Some of the pauses between
@@ -21,7 +23,7 @@ func (w *world) schedule() {
 }
 
 func (w *world) upTo(most time.Duration) time.Duration {
-	return scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
+	return virtual.Scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
 }
 
 // event is something that can happen in a world.
@@ -32,12 +34,12 @@ type event struct {
 
 var events = []event{
 	{35, func(w *world, r *replica) string {
-		weather := weathers[w.rng.IntN(len(weathers))]
+		weather := virtual.Weathers[w.rng.IntN(len(virtual.Weathers))]
 		r.turn(weather, w.upTo(3*w.ttl))
 		return string(weather)
 	}},
 	{7, func(w *world, _ *replica) string {
-		weather, d := weathers[w.rng.IntN(len(weathers))], w.upTo(2*w.ttl)
+		weather, d := virtual.Weathers[w.rng.IntN(len(virtual.Weathers))], w.upTo(2*w.ttl)
 		for _, r := range w.replicas {
 			r.turn(weather, d)
 		}
@@ -82,7 +84,7 @@ var (
 		{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
 		{6, func(w *world, r *replica) string { // for less than the TTL, and without a network afterwards
 			d := w.upTo(w.ttl)
-			r.turn(cut, d+w.upTo(2*w.ttl))
+			r.turn(virtual.Cut, d+w.upTo(2*w.ttl))
 			r.pause(d, true)
 			return "suspend, then a partition"
 		}},
@@ -92,8 +94,8 @@ var (
 		if w.rng.IntN(2) == 0 {
 			kind, d = "database's clock set back", -d
 		}
-		w.line.say("store", "its clock is set by %v", d)
-		w.journal.clock.jump(d)
+		w.line.Say("store", "its clock is set by %v", d)
+		w.journal.clock.Jump(d)
 		return kind
 	}}
 	handEvent    = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
@@ -101,8 +103,8 @@ var (
 	hintsEvent   = event{4, func(w *world, _ *replica) string {
 		d := w.upTo(w.ttl)
 		if w.rng.IntN(2) == 0 {
-			w.locked(func() { w.journal.hintsLost = true })
-			w.later(d, func() { w.locked(func() { w.journal.hintsLost = false }) })
+			w.locked(func() { w.journal.loseHints(true) })
+			w.later(d, func() { w.locked(func() { w.journal.loseHints(false) }) })
 			return "hints lost"
 		}
 		w.locked(func() { w.judge.floodedUntil = time.Now().Add(d) })
@@ -145,7 +147,7 @@ func (w *world) happens(all []event) {
 	for _, e := range all {
 		if n -= e.weight; n < 0 {
 			kind := e.do(w, r)
-			w.locked(func() { count(&w.judge.faults, kind) })
+			w.locked(func() { virtual.Count(&w.judge.faults, kind) })
 			return
 		}
 	}
@@ -154,7 +156,7 @@ func (w *world) happens(all []event) {
 // handoverInBadWeather lets a term begin with a late answer, and then cuts its holder
 // off before a renewal.
 func (w *world) handoverInBadWeather(r *replica) {
-	weather := []weather{slow, late}[w.rng.IntN(2)]
+	weather := []virtual.Weather{virtual.Slow, virtual.Late}[w.rng.IntN(2)]
 	for _, r := range w.replicas {
 		r.turn(weather, w.ttl/4)
 	}
@@ -167,26 +169,26 @@ func (w *world) handoverInBadWeather(r *replica) {
 			}
 		})
 		if next != nil {
-			next.turn(cut, 2*w.ttl)
+			next.turn(virtual.Cut, 2*w.ttl)
 		}
 	})
 }
 
 // turn changes the weather of a replica's link for a while.
-func (r *replica) turn(to weather, d time.Duration) {
-	r.w.line.say(r.name, "link: %s for %v", to, d)
+func (r *replica) turn(to virtual.Weather, d time.Duration) {
+	r.w.line.Say(r.name, "link: %s for %v", to, d)
 	r.spell(&r.links, d, func() { r.link = to }, func() {
-		r.link = clear
-		r.w.line.say(r.name, "link: clear")
+		r.link = virtual.Clear
+		r.w.line.Say(r.name, "link: clear")
 	})
 }
 
 // ail makes a replica's checks fail for a while.
 func (r *replica) ail(how string, d time.Duration) {
-	r.w.line.say(r.name, "is unfit for %v: its check %s", d, how)
+	r.w.line.Say(r.name, "is unfit for %v: its check %s", d, how)
 	r.spell(&r.ailments, d, func() { r.unfit = how }, func() {
 		r.unfit = ""
-		r.w.line.say(r.name, "is fit again")
+		r.w.line.Say(r.name, "is fit again")
 	})
 }
 

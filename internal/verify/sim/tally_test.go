@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // tally counts what happened.
@@ -24,13 +26,6 @@ type tally struct {
 	broken  map[string]int // violations, by invariant
 }
 
-func count(m *map[string]int, what string) {
-	if *m == nil {
-		*m = make(map[string]int)
-	}
-	(*m)[what]++
-}
-
 func (t *tally) add(o *tally) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,12 +41,7 @@ func (t *tally) add(o *tally) {
 	for _, m := range []struct{ to, from *map[string]int }{
 		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.judged, &o.judged}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
 	} {
-		if *m.to == nil {
-			*m.to = make(map[string]int)
-		}
-		for k, n := range *m.from {
-			(*m.to)[k] += n
-		}
+		virtual.Merge(m.to, *m.from)
 	}
 }
 
@@ -84,17 +74,7 @@ func (t *tally) String() string {
 		{"terms ended by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults},
 		{"judged", t.judged}, {"overlaps excused", t.excused}, {"invariants broken", t.broken},
 	} {
-		total := 0
-		var parts []string
-		for _, k := range slices.Sorted(maps.Keys(s.m)) {
-			total += s.m[k]
-			parts = append(parts, fmt.Sprintf("%s %d", k, s.m[k]))
-		}
-		fmt.Fprintf(&b, "%s: %d", s.what, total)
-		if len(parts) > 0 {
-			fmt.Fprintf(&b, " (%s)", strings.Join(parts, ", "))
-		}
-		b.WriteString("\n")
+		fmt.Fprintf(&b, "%s: %s\n", s.what, virtual.Counts(s.m))
 	}
 	return b.String()
 }

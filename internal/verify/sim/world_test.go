@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 var leaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
@@ -21,7 +22,7 @@ type world struct {
 	traits
 	t        *testing.T
 	rng      *rand.Rand // used only by the schedule's goroutine
-	line     *timeline
+	line     *virtual.Timeline
 	began    time.Time
 	judge    *judge
 	journal  *journal
@@ -39,6 +40,7 @@ type traits struct {
 	ttl           time.Duration
 	replicaCount  int
 	wakes         bool // the store is a Watcher
+	tellsChanges  bool // it has no clock, and every change is an event
 	expiry        tenure.ExpiryPolicy
 	checks        bool // replicas have a Check, which fails occasionally
 	confirmations int
@@ -85,6 +87,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if !one(3) {
 		w.latency = w.ttl / 3000 // at most this each way: 10 ms for a TTL of 30 s
 	}
+	if w.wakes && !w.rates && virtual.RNG(seed, 200).IntN(3) == 0 {
+		w.tellsChanges, w.expiry = true, tenure.Observed
+	}
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w
@@ -92,20 +97,14 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 
 func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.traits) }
 
-// rngOf returns a separate source for each actor, so that what one draws does not
-// depend on when another draws.
-func rngOf(seed uint64, actor int) *rand.Rand {
-	return rand.New(rand.NewPCG(seed, uint64(actor)))
-}
-
 // runWorld must be called in a bubble.
 func runWorld(t *testing.T, seed uint64, sum *tally) {
-	rng := rngOf(seed, 0)
+	rng := virtual.RNG(seed, 0)
 	w := &world{
 		traits: newTraits(seed, rng),
 		t:      t,
 		rng:    rng,
-		line:   &timeline{began: time.Now()},
+		line:   virtual.NewTimeline(),
 		began:  time.Now(),
 		over:   make(chan struct{}),
 	}
@@ -115,7 +114,7 @@ func runWorld(t *testing.T, seed uint64, sum *tally) {
 	for i := range w.replicaCount {
 		w.replicas = append(w.replicas, newReplica(w, i))
 	}
-	w.line.say("world", "%v", w)
+	w.line.Say("world", "%v", w)
 	for _, r := range w.replicas {
 		r.start()
 	}

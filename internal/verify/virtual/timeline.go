@@ -1,4 +1,4 @@
-package sim
+package virtual
 
 import (
 	"context"
@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// timeline keeps the last events of a world, to be read after a failure. Lines are
+// Timeline keeps the last events of a world, to be read after a failure. Lines are
 // formatted only then.
-type timeline struct {
+type Timeline struct {
 	began time.Time
 
 	mu    sync.Mutex
@@ -23,12 +23,16 @@ type line struct {
 	at     time.Duration
 	who    string
 	format string
-	args   []any // must not change afterwards
+	args   []any
 }
 
 const timelineLength = 400
 
-func (tl *timeline) say(who, format string, args ...any) {
+// NewTimeline returns a timeline that begins now.
+func NewTimeline() *Timeline { return &Timeline{began: time.Now()} }
+
+// Say adds a line about somebody. The arguments must not change afterwards.
+func (tl *Timeline) Say(who, format string, args ...any) {
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
 	l := line{time.Since(tl.began), who, format, args}
@@ -40,7 +44,7 @@ func (tl *timeline) say(who, format string, args ...any) {
 	tl.said++
 }
 
-func (tl *timeline) String() string {
+func (tl *Timeline) String() string {
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
 	var b strings.Builder
@@ -51,12 +55,12 @@ func (tl *timeline) String() string {
 	return b.String()
 }
 
-// logger returns a logger that adds the library's messages for one replica to the
+// Logger returns a logger that adds the library's messages for one replica to the
 // timeline.
-func (tl *timeline) logger(who string) *slog.Logger { return slog.New(&lineHandler{tl, who}) }
+func (tl *Timeline) Logger(who string) *slog.Logger { return slog.New(&lineHandler{tl, who}) }
 
 type lineHandler struct {
-	tl  *timeline
+	tl  *Timeline
 	who string
 }
 
@@ -73,6 +77,6 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 		fmt.Fprintf(&b, " %s=%v", a.Key, a.Value)
 		return true
 	})
-	h.tl.say(h.who, "  log: %s", b.String())
+	h.tl.Say(h.who, "  log: %s", b.String())
 	return nil
 }

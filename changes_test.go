@@ -1,0 +1,177 @@
+package tenure_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// inEventBubble runs a test in virtual time, on a store without a clock on which every change
+// is an event.
+func inEventBubble(t *testing.T, test func(t *scene, store *storetest.EventMem)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewEventMem()
+		test(newScene(t, store), store)
+	})
+}
+
+func TestWhereRenewalsAreEventsAStandbyReadsNothingAndAHolderOnlyRenews(t *testing.T) {
+	inEventBubble(t, func(t *scene, _ *storetest.EventMem) {
+		a := t.start("a")
+		time.Sleep(time.Second)
+		b := t.start("b")
+		time.Sleep(time.Minute)
+		var traffic kit.Calls
+		latency := kit.Slowly(300 * time.Microsecond)
+		a.store.SetHook(traffic.Count("holder ", latency))
+		b.store.SetHook(traffic.Count("standby ", latency))
+		time.Sleep(100 * 30 * time.Second)
+		require.Equal(t, map[string]int{"holder put": 300}, traffic.Take(), "in 100 TTLs")
+		require.Less(t, time.Since(b.Status().RenewedAt), 11*time.Second, "what the standby knows of the holder")
+	})
+}
+
+func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T) {
+	inEventBubble(t, func(t *scene, _ *storetest.EventMem) {
+		a, b, _ := t.three() // the last renewal was a second ago
+		var traffic kit.Calls
+		b.store.SetHook(traffic.Count("", nil))
+		a.store.SetHook(kit.Hang)
+		time.Sleep(29*time.Second - time.Millisecond)
+		require.Empty(t, traffic.Take(), "before the TTL has passed")
+		time.Sleep(10 * time.Millisecond)
+		require.Equal(t, 1, traffic.Take()["get"])
+		require.NotEqual(t, "a", b.Status().Holder, "the holder's name, a TTL after its last renewal")
+	})
+}
+
+// frozen is a store whose watches tell of no change after the first.
+type frozen struct {
+	*storetest.EventMem
+	hints chan struct{}
+}
+
+type frozenWatch struct {
+	tenure.ChangeSubscription
+	frozen
+	last tenure.Change
+}
+
+func (s frozen) Watch(key tenure.Key) tenure.Subscription {
+	watch := s.EventMem.Watch(key).(tenure.ChangeSubscription)
+	last, _ := watch.Last()
+	return frozenWatch{watch, s, last}
+}
+
+func (w frozenWatch) C() <-chan struct{}          { return w.hints }
+func (w frozenWatch) Live() bool                  { return true }
+func (w frozenWatch) Stop()                       {}
+func (w frozenWatch) Last() (tenure.Change, bool) { return w.last, true }
+
+func TestAStandbyThatMissesEveryChangeDoesNotTakeTheLeaseFromALiveHolder(t *testing.T) {
+	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+		a := t.start("a")
+		t.store = frozen{EventMem: store}
+		b := t.start("b")
+		var traffic kit.Calls
+		b.store.SetHook(traffic.Count("", nil))
+		time.Sleep(10 * 30 * time.Second)
+		t.wantHolder(a)
+		require.LessOrEqual(t, traffic.Take()["get"], 10, "reads in 10 TTLs")
+	})
+}
+
+func TestAChangeThatARecordHasOvertakenDoesNotProlongTheSilence(t *testing.T) {
+	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+		a := t.start("a")
+		hints := make(chan struct{}, 1)
+		t.store = frozen{EventMem: store, hints: hints}
+		time.Sleep(time.Second)
+		b := t.start("b")
+		time.Sleep(31 * time.Second) // b has read the record a second ago
+		a.store.SetHook(kit.Hang)
+		time.Sleep(14 * time.Second)
+		hints <- struct{}{} // of the first change
+		time.Sleep(15*time.Second + 50*time.Millisecond)
+		require.Equal(t, "b", b.Status().Holder)
+	})
+}
+
+func TestAStandbyPollsWhileChangesDoNotArrive(t *testing.T) {
+	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+		a, b := t.start("a"), t.start("b")
+		time.Sleep(time.Minute + time.Second) // the last renewal was a second ago
+		var traffic kit.Calls
+		b.store.SetHook(traffic.Count("", nil))
+		store.SetLive(false)
+		time.Sleep(5 * time.Minute)
+		require.InDelta(t, 68, traffic.Take()["get"], 10, "reads in 5 minutes")
+		t.wantHolder(a)
+		a.stop()
+		time.Sleep(5 * time.Second) // an AcquireInterval
+		t.wantHolder(b)
+		store.SetLive(true)
+		c := t.start("c")
+		time.Sleep(time.Minute)
+		b.stop()
+		synctest.Wait()
+		t.wantHolder(c)
+	})
+}
+
+func TestOnAStoreWithoutAClockOnlyObservedSilenceCounts(t *testing.T) {
+	for name, expiry := range map[string]tenure.ExpiryPolicy{"by default": tenure.StoreClock, "if it was chosen": tenure.Observed} {
+		t.Run(name, func(t *testing.T) {
+			inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+				kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
+				time.Sleep(time.Hour)
+				for _, store := range []tenure.Store{
+					liar{store}, // the ages of a store without a clock mean nothing
+					storetest.Faulty(liar{store}, nil),
+				} {
+					standby := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b", Expiry: expiry})
+					t.wantHeld(standby)
+					time.Sleep(30*time.Second - time.Millisecond)
+					t.wantHeld(standby)
+				}
+			})
+		})
+	}
+}
+
+type liar struct{ *storetest.EventMem }
+
+func (s liar) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	obj, err := s.EventMem.Get(ctx, key)
+	obj.Age = time.Hour
+	return obj, err
+}
+
+func TestAHolderThatSeesItsRecordChangeFindsOutAtOnce(t *testing.T) {
+	for name, change := range map[string]func(t *scene, store tenure.Store){
+		"gone":      func(t *scene, store tenure.Store) { kit.RemoveRecord(t, store) },
+		"another's": func(t *scene, store tenure.Store) { putRecord(t, store, robbersRecord) },
+		"with a request": func(t *scene, store tenure.Store) {
+			require.NoError(t, t.replicas[0].lease.RequestRelease(t.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+				a := t.start("a")
+				time.Sleep(time.Minute + time.Second) // between two renewals
+				require.True(t, a.IsHolder())
+				change(t, store)
+				synctest.Wait()
+				require.False(t, a.IsHolder())
+			})
+		})
+	}
+}

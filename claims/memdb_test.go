@@ -1,0 +1,391 @@
+package claims_test
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/wake"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// memDB is a database in memory: the records of sessions, in a storetest.Mem, and the table of
+// claims. A statement that writes locks its rows, may stay open for a while, and then commits.
+// It keeps the contract that TestTablesOfClaims checks, and locks as Postgres does.
+type memDB struct {
+	now     func() time.Time
+	hub     *wake.Hub[tenure.Key]
+	opens   func(ctx context.Context) time.Duration // how long a statement that writes is open
+	watcher watcher
+
+	mu      sync.Mutex // guards what follows; a watcher is called under it
+	records *storetest.Mem
+	rows    map[rowKey]*memRow
+	epoch   int // of the transactions; ends when the tables are restored
+
+	hintsLost bool
+}
+
+type rowKey struct{ kind, id string }
+
+type memRow struct {
+	objects.Claim
+	wanted   bool          // somebody asks its owner to give it back
+	readers  int           // fenced transactions that have locked it
+	unlocked chan struct{} // closed when the statement that has locked it ends; nil: none has
+}
+
+func (r *memRow) isLocked() bool { return r.readers > 0 || r.unlocked != nil }
+
+// watcher is told of each write as it lands.
+type watcher interface {
+	recordPut(ctx context.Context, o tenure.Object)
+	recordDeleted(ctx context.Context, session string)
+	rowTaken(ctx context.Context, before, after objects.Claim) // a zero before: there was no row
+	rowFreed(ctx context.Context, before objects.Claim)
+	fencedWrite(ctx context.Context, by objects.Claim, err error)
+}
+
+var (
+	_ claims.Table    = (*memDB)(nil)
+	_ tenure.Store    = (*memDB)(nil)
+	_ tenure.Watcher  = (*memDB)(nil)
+	_ tenure.Notifier = (*memDB)(nil)
+	_ tenure.Lister   = (*memDB)(nil)
+)
+
+var errRestored = errors.New("terminating connection: the tables are being restored")
+
+func newMemDB(now func() time.Time) *memDB {
+	d := &memDB{now: now, hub: wake.NewHub[tenure.Key](true), opens: func(context.Context) time.Duration { return 0 }, watcher: noWatcher{}}
+	d.records, d.rows = d.newRecords(), make(map[rowKey]*memRow)
+	return d
+}
+
+func (d *memDB) newRecords() *storetest.Mem {
+	records := storetest.NewMem()
+	records.Now = d.now
+	return records
+}
+
+func (d *memDB) locked(do func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	do()
+}
+
+func (d *memDB) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o, err := d.records.Get(ctx, key)
+	return d.stamped(o), err
+}
+
+// stamped returns an object with its times in milliseconds, as the databases keep them.
+func (d *memDB) stamped(o tenure.Object) tenure.Object {
+	o.CreatedAt, o.UpdatedAt = o.CreatedAt.Truncate(time.Millisecond), o.UpdatedAt.Truncate(time.Millisecond)
+	if o.Version != 0 {
+		o.Age = objects.Age(stamp(o.UpdatedAt), d.now())
+	}
+	return o
+}
+
+func stamp(t time.Time) sql.NullInt64 { return sql.NullInt64{Int64: t.UnixMilli(), Valid: true} }
+
+func (d *memDB) PutIf(ctx context.Context, o tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	stored, err := d.records.PutIf(ctx, o, cond)
+	if err == nil {
+		d.watcher.recordPut(ctx, stored)
+	}
+	return d.stamped(stored), err
+}
+
+func (d *memDB) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := d.records.DeleteIf(ctx, key, version)
+	if err == nil {
+		d.watcher.recordDeleted(ctx, key.ID)
+	}
+	return err
+}
+
+func (d *memDB) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	err := d.DeleteIf(ctx, key, version)
+	if err == nil {
+		_ = d.Wake(ctx, key)
+	}
+	return err
+}
+
+func (d *memDB) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list, err := d.records.List(ctx, objectType, after, limit)
+	for i, o := range list {
+		list[i] = d.stamped(o)
+	}
+	return list, err
+}
+
+func (d *memDB) Watch(key tenure.Key) tenure.Subscription { return d.hub.Watch(key) }
+
+func (d *memDB) Wake(_ context.Context, key tenure.Key) error {
+	var lost bool
+	d.locked(func() { lost = d.hintsLost })
+	if !lost {
+		d.hub.Wake(key)
+	}
+	return nil
+}
+
+// record returns the record of a session, as it stands now. The caller holds the mutex.
+func (d *memDB) record(session string) (o tenure.Object, ok bool) {
+	if session == "" {
+		return tenure.Object{}, false
+	}
+	o, err := d.records.Get(context.Background(), tenure.Key{Type: objects.SessionType, ID: session})
+	return o, err == nil
+}
+
+func (d *memDB) Look(_ context.Context, kind string, ids []string, _ time.Duration) (found []objects.Claim, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		if r := d.rows[rowKey{kind, id}]; r != nil {
+			_, stands := d.record(r.Session)
+			c := r.Claim
+			c.Gone = c.Session != "" && !stands
+			found = append(found, c)
+		}
+	}
+	return found, nil
+}
+
+func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
+	isFree := func(r *memRow) bool { return r.Session == "" || slices.Contains(gone, r.Session) }
+	_, err = d.write(ctx, limit, kind, ids, isFree, func(rows []*memRow) {
+		for _, id := range missing {
+			if d.rows[rowKey{kind, id}] == nil {
+				r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
+				d.rows[rowKey{kind, id}] = r
+				rows = append(rows, r)
+			}
+		}
+		for _, r := range rows {
+			before := r.Claim
+			r.wanted = false
+			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
+			taken = append(taken, r.Claim)
+			d.watcher.rowTaken(ctx, before, r.Claim)
+		}
+	})
+	return taken, err
+}
+
+func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (left []objects.Claim, err error) {
+	token := make(map[string]int64)
+	for i, id := range ids {
+		token[id] = tokens[i]
+	}
+	isOwned := func(r *memRow) bool { return r.Session == session && r.Token == token[r.ID] }
+	return d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
+		for _, r := range rows {
+			before := r.Claim
+			r.Session = ""
+			d.watcher.rowFreed(ctx, before)
+		}
+	})
+}
+
+// write locks those of the rows that nobody has locked, and lets change write them when the
+// statement commits. It returns the others.
+func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) (left []objects.Claim, err error) {
+	open, over := d.opens(ctx), error(nil)
+	if open > limit {
+		open, over = limit, errors.New("canceling statement due to statement timeout")
+	}
+	unlocked := make(chan struct{})
+	var rows []*memRow
+	var epoch int
+	d.locked(func() {
+		epoch = d.epoch
+		for _, id := range ids {
+			switch r := d.rows[rowKey{kind, id}]; {
+			case r == nil || !which(r):
+			case r.isLocked():
+				left = append(left, r.Claim)
+			default:
+				r.unlocked = unlocked
+				rows = append(rows, r)
+			}
+		}
+	})
+	if open > 0 {
+		time.Sleep(open)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(unlocked)
+	for _, r := range rows {
+		r.unlocked = nil
+	}
+	if over == nil && epoch != d.epoch {
+		over = errRestored
+	}
+	if over != nil {
+		return nil, over
+	}
+	change(rows)
+	return left, nil
+}
+
+func (d *memDB) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+	isOwned := func(r *memRow) bool { return r.Session != "" && !r.wanted }
+	d.locked(func() {
+		for _, id := range ids {
+			if r := d.rows[rowKey{kind, id}]; r != nil && r.Session != "" && r.wanted {
+				wanted = append(wanted, r.Claim)
+			}
+		}
+	})
+	locked, err = d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
+		for _, r := range rows {
+			r.wanted = true
+			wanted = append(wanted, r.Claim)
+		}
+	})
+	return wanted, locked, err
+}
+
+func (d *memDB) Wanted(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
+	return d.find(session, afterKind, afterID, n, func(r *memRow) bool { return r.wanted })
+}
+
+func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
+	return d.find(session, afterKind, afterID, n, func(*memRow) bool { return true })
+}
+
+// find returns rows that a session owns, in order.
+func (d *memDB) find(session, afterKind, afterID string, n int, which func(*memRow) bool) (owned []objects.Claim, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.rows {
+		if r.Session == session && which(r) && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
+			owned = append(owned, r.Claim)
+		}
+	}
+	slices.SortFunc(owned, func(a, b objects.Claim) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	return owned[:min(n, len(owned))], nil
+}
+
+func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Session, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	named := make(map[string]bool)
+	for _, r := range d.rows {
+		named[r.Session] = true
+	}
+	delete(named, "")
+	for _, id := range slices.Sorted(maps.Keys(named)) {
+		s := objects.Session{ID: id}
+		for _, r := range d.rows {
+			s.Wanted = s.Wanted || r.Session == id && r.wanted
+		}
+		if o, ok := d.record(id); ok {
+			s.Record = &objects.Row{
+				ID: objects.ID(o.Key), Labels: []byte(objects.EncodeLabels(o.Labels)), Payload: o.Payload, Version: o.Version,
+				Created: stamp(o.CreatedAt), Updated: stamp(o.UpdatedAt), Age: objects.Age(stamp(o.UpdatedAt), d.now()),
+			}
+		}
+		sessions = append(sessions, s)
+	}
+	return sessions, nil
+}
+
+func (d *memDB) Prune(context.Context, time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for k, r := range d.rows {
+		if r.Session == "" && !r.isLocked() && r.Token < d.now().Add(-objects.TombstoneAge).UnixMicro() {
+			delete(d.rows, k)
+		}
+	}
+	return nil
+}
+
+// OfKinds and Forget are for [claims.Session.List] and [claims.Keys.Forget].
+func (d *memDB) OfKinds(_ context.Context, kinds []string, _ time.Duration) (listed []objects.Claim, at time.Time, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.rows {
+		if _, stands := d.record(r.Session); stands && slices.Contains(kinds, r.Kind) {
+			listed = append(listed, r.Claim)
+		}
+	}
+	if len(listed) == 0 {
+		return nil, time.Time{}, nil
+	}
+	return listed, d.now(), nil
+}
+
+func (d *memDB) Forget(_ context.Context, kind string, _ time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.rows, func(k rowKey, r *memRow) bool { return k.kind == kind && r.Session == "" && !r.isLocked() })
+	return nil
+}
+
+// fenced is a transaction that depends on a claim. It is open for a while after it has locked
+// the row.
+func (d *memDB) fenced(ctx context.Context, c objects.Claim, open time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := d.fencedWrite(ctx, c, open)
+	d.watcher.fencedWrite(ctx, c, err)
+	return err
+}
+
+func (d *memDB) fencedWrite(_ context.Context, c objects.Claim, open time.Duration) error {
+	r := d.rows[rowKey{c.Kind, c.ID}]
+	for r != nil && r.unlocked != nil {
+		unlocked := r.unlocked
+		d.mu.Unlock()
+		<-unlocked
+		d.mu.Lock()
+		r = d.rows[rowKey{c.Kind, c.ID}]
+	}
+	if r == nil || r.Claim != c {
+		return tenure.ErrLost
+	}
+	if open > 0 {
+		epoch := d.epoch
+		r.readers++
+		d.mu.Unlock()
+		time.Sleep(open)
+		d.mu.Lock()
+		r.readers--
+		if epoch != d.epoch {
+			return errRestored
+		}
+	}
+	return nil
+}
+
+type noWatcher struct{}
+
+func (noWatcher) recordPut(context.Context, tenure.Object)               {}
+func (noWatcher) recordDeleted(context.Context, string)                  {}
+func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
+func (noWatcher) rowFreed(context.Context, objects.Claim)                {}
+func (noWatcher) fencedWrite(context.Context, objects.Claim, error)      {}

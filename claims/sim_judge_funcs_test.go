@@ -1,0 +1,131 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
+)
+
+// This part of the judge checks funcs: when they begin, overlap, and are told to return.
+
+// run is one run of a func.
+type run struct {
+	objects.Claim
+	life *life
+	told time.Time // when it was told to return; zero: it was not
+}
+
+// begins is called when a func begins.
+func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
+	k, s := j.keys[c.Key.ID], j.sessions[c.Session]
+	r := &run{Claim: rowOf(c), life: l}
+	if l.dead() {
+		return r
+	}
+	j.runs++
+	j.a.line.Say(l.name, "FUNC for %s begins: %d", c, c.Token)
+	if ctx.Err() == nil && !l.keys.Holds(c) {
+		j.violated("S1", "%s's func for %s begins without a claim", l.name, c)
+	}
+	if row := j.a.db.rows[rowKey{kind, c.Key.ID}]; s.stands() && !s.tainted && (row == nil || row.Claim != r.Claim) {
+		j.violated("S1", "%s's func for %s begins with token %d, and the row has %+v", l.name, c, c.Token, row.Claim)
+	}
+	if c.Token <= k.ran && !s.tainted && !j.mayLookExpired(s) {
+		j.violated("S3", "%s's func for %s has token %d after %d", l.name, c, c.Token, k.ran)
+	}
+	k.ran = max(k.ran, c.Token)
+	for _, other := range k.runs {
+		if other.life == l {
+			j.violated("S5", "%s runs two funcs for %s", l.name, c)
+		} else {
+			j.overlap(other, r)
+		}
+	}
+	k.runs = append(k.runs, r)
+	context.AfterFunc(ctx, func() { j.a.locked(func() { j.isTold(r, context.Cause(ctx)) }) })
+	return r
+}
+
+func (j *judge) overlap(older, newer *run) {
+	if older.Token > newer.Token {
+		older, newer = newer, older
+	}
+	s, why := j.sessions[older.Session], ""
+	switch {
+	case !older.told.IsZero() && time.Since(older.told) >= older.life.allowed():
+		why = "late func"
+	case s.tainted:
+		why = "restored"
+	case j.mayLookExpired(s):
+		why = "clock"
+	default:
+		j.violated("S1", "%s's func for %s with token %d overlaps with %s's with %d", older.life.name, older.ID, older.Token, newer.life.name, newer.Token)
+		return
+	}
+	virtual.Count(&j.excused, why)
+	j.a.line.Say("judge", "%s's func for %s overlaps with %s's, excused: %s", older.life.name, older.ID, newer.life.name, why)
+}
+
+// returns is called when a func returns.
+func (j *judge) returns(r *run) {
+	k := j.keys[r.ID]
+	if r.life.dead() {
+		return
+	}
+	k.runs = slices.DeleteFunc(k.runs, func(other *run) bool { return other == r })
+	j.a.line.Say(r.life.name, "FUNC for %s has returned: %d", r.ID, r.Token)
+}
+
+// releasing is called when an application releases claims.
+func (j *judge) releasing(l *life, got []claims.Claim) {
+	j.a.line.Say(l.name, "releases %v", got)
+	if j.released[l] == nil {
+		j.released[l] = make(map[claims.Claim]bool)
+	}
+	for _, c := range got {
+		j.released[l][c] = true
+	}
+}
+
+// isTold is called when a func's context has ended, and checks whether the cause is true.
+func (j *judge) isTold(r *run, cause error) {
+	l, s := r.life, j.sessions[r.Session]
+	if l.dead() || !slices.Contains(j.keys[r.ID].runs, r) { // Do ends the context of one that has returned, too
+		return
+	}
+	r.told = time.Now()
+	j.a.line.Say(l.name, "func for %s is told to return: %v", r.ID, cause)
+	well, isWell := l.isWell()
+	switch {
+	case errors.Is(cause, tenure.ErrResigned):
+		virtual.Count(&j.ends, "released")
+		if !j.released[l][claimOf(r.Claim)] {
+			j.violated("cause", "%s's claim of %s ends by a release that nobody asked for", l.name, r.ID)
+		}
+	case errors.Is(cause, tenure.ErrShutdown):
+		virtual.Count(&j.ends, "shutdown")
+		if !l.stopping {
+			j.violated("cause", "%s's claim of %s ends by a shutdown that nobody asked for", l.name, r.ID)
+		}
+	case errors.Is(cause, tenure.ErrLost):
+		virtual.Count(&j.ends, "lost")
+		if s.stands() && !s.tainted {
+			j.violated("cause", "%s counts as lost although its record stands", s.who())
+		}
+	case errors.Is(cause, tenure.ErrDeadline):
+		virtual.Count(&j.ends, "deadline")
+		// A call that was hanging when the last fault ended takes at most another TTL/6, and
+		// the next one follows within another.
+		if isWell && time.Since(well) > l.h.ttl*2/5 && !s.tainted {
+			j.violated("cause", "%s was not renewed, although nothing had been wrong for %v", s.who(), time.Since(well))
+		}
+	default:
+		j.violated("cause", "%s's claim of %s ends by %v", l.name, r.ID, cause)
+	}
+}

@@ -1,0 +1,69 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+var errCrashed = errors.New("the process is gone")
+
+type senderKey struct{}
+
+// sender is who has sent a statement, and when it was called, before a pause perhaps.
+type sender struct {
+	life   *life
+	called time.Time
+}
+
+func senderOf(ctx context.Context) sender {
+	s, _ := ctx.Value(senderKey{}).(sender)
+	return s
+}
+
+// lifeOf returns the process that has sent a statement.
+func lifeOf(ctx context.Context) *life { return senderOf(ctx).life }
+
+// call is the [storetest.Hook] of a process.
+func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+	ctx = context.WithValue(ctx, senderKey{}, sender{l, time.Now()})
+	if session, ok := ctx.Value(takerKey{}).(string); ok {
+		l.h.a.locked(func() { l.taking[session]++ })
+		defer l.h.a.locked(func() { l.taking[session]-- })
+	}
+	if !l.halt() {
+		return errCrashed
+	}
+	l.h.a.locked(func() { l.h.a.judge.sent(l, call.Op) })
+	f := l.fate(call.Op)
+	err := f.Carry(ctx, l.h.dice, &l.h.a.running, do)
+	if call.Op == "take" && l.h.a.pausesClaims && l.h.dice.One(30) {
+		l.h.pause(l.h.dice.UpTo(3*l.h.ttl), false)
+	}
+	if !l.halt() { // paused before it saw the answer
+		return errCrashed
+	}
+	return err
+}
+
+func (l *life) fate(op string) virtual.Fate {
+	h := l.h
+	var weather virtual.Weather
+	h.a.locked(func() {
+		if h.only == "" || h.only == op {
+			weather = h.link
+		}
+	})
+	var f virtual.Fate
+	if h.a.latency > 0 {
+		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
+	}
+	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
+	if weather != virtual.Clear && op == "take" && h.dice.One(3) { // a statement lands within its limit and a TTL, or never
+		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
+	}
+	return f
+}

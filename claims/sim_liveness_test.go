@@ -1,0 +1,214 @@
+package claims_test
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
+)
+
+// This part of the judge checks what must happen in time: S4, S6 and S7, that whoever waits
+// gets a key, and that each row is known to its owner.
+
+func (a *arena) watchLiveness() {
+	for a.sleep(a.ttl / 12) {
+		a.locked(a.judge.looksAround)
+	}
+}
+
+// slack is the time for what a process was doing when the last fault ended.
+func (l *life) slack() time.Duration { return 4*l.h.limit() + 10*time.Second + l.h.ttl/6 }
+
+// isRested is isWell, except that it counts from when the process has no call left that began
+// in bad weather.
+func (l *life) isRested() (since time.Time, ok bool) {
+	if since, ok = l.isWell(); ok {
+		since = since.Add(l.slack())
+	}
+	return since, ok
+}
+
+func (j *judge) looksAround() {
+	named := make(map[*session]bool)
+	for id, k := range j.keys {
+		r := j.a.db.rows[rowKey{kind, id}]
+		if r == nil {
+			continue
+		}
+		if r.isLocked() {
+			k.locked = time.Now()
+		}
+		if r.Session != "" {
+			named[j.sessions[r.Session]] = true
+			j.isKnown(r, k)
+		}
+	}
+	for w := range j.waits {
+		for _, id := range w.ids {
+			j.isServed(w, id)
+		}
+	}
+	delete(named, nil)
+	for s := range named {
+		j.buriedInTime(s)
+	}
+}
+
+// isServed checks that whoever waits gets a key that is free.
+func (j *judge) isServed(w *waiting, id string) {
+	k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
+	since, ok := w.life.isRested()
+	if !ok {
+		return
+	}
+	for _, run := range k.runs {
+		if run.life == w.life {
+			return
+		}
+	}
+	free := k.changed
+	if r != nil && r.Session != "" {
+		s := j.sessions[r.Session]
+		if s.stands() {
+			return
+		}
+		if s != nil {
+			free = later(free, s.gone)
+		}
+	}
+	from := later(later(since, w.since), later(free, k.locked))
+	bound := w.life.h.ttl + w.life.h.ttl/3 + 10*time.Second
+	if took := time.Since(from); took > bound {
+		j.violated("liveness", "%s waits for %s, which has been free for %v", w.life.name, id, took)
+		k.changed = time.Now() // report it once
+	}
+}
+
+// isKnown checks that a row is free, or another's, if its session is gone or does not know
+// of it.
+func (j *judge) isKnown(r *memRow, k *key) {
+	s := j.sessions[r.Session]
+	if !s.stands() {
+		if s != nil {
+			j.isFreed(r, k, later(k.changed, s.gone))
+		} else {
+			j.isFreed(r, k, k.changed)
+		}
+		return
+	}
+	l := s.life
+	since, ok := l.isRested()
+	if !ok || l.session.ID() != r.Session || k.tainted || s.tainted || l.keys.Holds(claimOf(r.Claim)) ||
+		slices.ContainsFunc(k.runs, func(run *run) bool { return run.life == l }) {
+		k.known = time.Now()
+		return
+	}
+	from := later(later(since, k.known), later(k.changed, k.locked))
+	if took := time.Since(from); took > 4*l.h.limit()+l.h.ttl+l.slack() {
+		j.violated("liveness", "%s owns %s and does not know of it for %v", s.who(), r.ID, took)
+		k.changed = time.Now()
+	}
+}
+
+// isFreed checks that somebody frees a row of a session that is gone.
+func (j *judge) isFreed(r *memRow, k *key, gone time.Time) {
+	for _, h := range j.a.hosts {
+		since, ok := h.life.isRested()
+		if !ok {
+			continue
+		}
+		from := later(later(since, gone), k.locked)
+		if took := time.Since(from); took > h.ttl*102/100+10*time.Second {
+			j.violated("S6", "%s names a session that has been gone for %v, and %s is well", r.ID, took, h.life.name)
+			k.changed = time.Now()
+			return
+		}
+	}
+}
+
+// buriedInTime checks that a session is buried as soon as it has expired, where somebody
+// waits for what it owns.
+func (j *judge) buriedInTime(s *session) {
+	if s.tainted || s.late || j.a.clockJumps || !s.gone.IsZero() && s.gone != time.Now() {
+		return
+	}
+	expired := s.renewed.Add(s.ttl)
+	took := time.Since(expired)
+	if took <= 0 {
+		return
+	}
+	bound := 20*time.Millisecond + 10*j.a.latency*time.Duration(1+len(j.a.hosts))
+	if j.a.expiry == tenure.Observed {
+		bound += s.ttl
+	}
+	if took <= bound {
+		return
+	}
+	for w := range j.waits {
+		since, ok := w.life.isRested()
+		if !ok || w.life == s.life || since.After(expired) || w.since.After(expired) {
+			continue
+		}
+		for _, id := range w.ids {
+			if s.ttl < w.life.h.ttl && !w.life.looked.After(j.keys[id].changed) { // it does not know of the session
+				continue
+			}
+			k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
+			if r != nil && r.Session == s.id && k.changed.Before(expired) {
+				s.late = true
+				j.violated("S4", "%s has expired, and %v later it is not buried, although %s waits for %s", s.who(), took, w.life.name, id)
+				return
+			}
+		}
+	}
+}
+
+// sent is called for each statement that a process sends.
+func (j *judge) sent(l *life, op string) {
+	j.statements++
+	if op == "look" {
+		l.looked = time.Now()
+	}
+	if j.calmSince.IsZero() || l.dead() {
+		return
+	}
+	if j.calmSent[l] == nil {
+		j.calmSent[l] = make(map[string]int)
+	}
+	j.calmSent[l][op]++
+	j.a.line.Say(l.name, "sends %s", op)
+}
+
+// calmBegins is called when nothing has happened for a while.
+func (j *judge) calmBegins() {
+	j.calmSince, j.calmSent, j.calmBegun = time.Now(), make(map[*life]map[string]int), j.begun
+}
+
+// calmEnds checks what was sent since: S7.
+func (j *judge) calmEnds() {
+	shortest := j.a.ttl
+	for _, h := range j.a.hosts {
+		shortest = min(shortest, h.ttl)
+	}
+	length := calmTTLs * j.a.ttl
+	for l, sent := range j.calmSent {
+		if since, ok := l.isRested(); !ok || since.After(j.calmSince) {
+			continue
+		}
+		virtual.Count(&j.judged, "calm processes")
+		for op, most := range map[string]int{
+			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
+			"take": 0, "look": 0, "list": 2, "owned": 4 + 2*sent["delete"], // to free the rows of those that it buries
+		} {
+			if sent[op] > most {
+				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)
+			}
+		}
+	}
+	for _, h := range j.a.hosts {
+		if h.life != nil {
+			j.calmClaims += h.life.keys.Len()
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package claims_test
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure/claims"
+)
+
+// This part of a process is the application: it claims keys, works for them, and frees them.
+
+// work is one of the goroutines of an application. It ends with ctx, or when the process is
+// gone, or when nothing happens any more.
+func (l *life) work(ctx context.Context) {
+	d, ttl := l.h.dice, l.h.ttl
+	var working sync.WaitGroup
+	defer working.Wait()
+	for ctx.Err() == nil && !l.h.a.isCalm() {
+		got, _ := l.get(ctx, l.someKeys()) // beside an error, too
+		l.h.a.locked(func() { l.h.a.judge.given(l, got) })
+		if !l.halt() {
+			return
+		}
+		switch n := d.N(10); {
+		case len(got) == 0:
+		case n < 2:
+			working.Go(func() { l.hold(ctx, got) })
+		default:
+			for _, c := range got {
+				working.Go(func() { l.do(ctx, c) })
+				if d.One(10) { // by mistake
+					working.Go(func() { l.do(ctx, c) })
+				}
+			}
+			if n < 4 {
+				working.Go(func() { l.release(ctx, d.UpTo(2*ttl), got) })
+			}
+		}
+		if !l.wait(ctx, d.UpTo(ttl)) {
+			return
+		}
+	}
+}
+
+// someKeys returns one of the keys, or some, or all.
+func (l *life) someKeys() []string {
+	d, all := l.h.dice, l.h.a.keys
+	n := 1
+	switch d.N(8) {
+	case 0:
+		n = len(all)
+	case 1, 2:
+		n = 1 + d.N(min(4, len(all)))
+	}
+	from := d.N(len(all) - n + 1)
+	return all[from : from+n]
+}
+
+// get claims some of the keys.
+func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
+	d, a := l.h.dice, l.h.a
+	if d.One(10) {
+		_, _ = l.keys.Owner(ctx, ids[0])
+	}
+	if d.One(5) {
+		return l.keys.Claim(ctx, ids...)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+d.N(8)))
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	a.running.Go(func() { // a caller that gives up
+		select {
+		case <-a.calm:
+			cancel()
+		case <-stop:
+		}
+	})
+	w := &waiting{life: l, ids: ids, since: time.Now()}
+	a.locked(func() { a.judge.waits[w] = true })
+	defer a.locked(func() { delete(a.judge.waits, w) })
+	return l.keys.Wait(ctx, ids...)
+}
+
+// hold keeps claims for a while without a func, and frees them all at once.
+func (l *life) hold(ctx context.Context, got []claims.Claim) {
+	for range 3 {
+		if !l.wait(ctx, l.h.dice.UpTo(l.h.ttl)) {
+			return
+		}
+		l.write(got[l.h.dice.N(len(got))])
+	}
+	l.release(ctx, 0, got)
+}
+
+func (l *life) release(ctx context.Context, after time.Duration, got []claims.Claim) {
+	if after > 0 && !l.wait(ctx, after) || !l.halt() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl)
+	defer cancel()
+	l.h.a.locked(func() { l.h.a.judge.releasing(l, got) })
+	_ = l.keys.Release(ctx, got...)
+	for _, c := range got { // if one of them was released before, none was now
+		_ = l.keys.Release(ctx, c)
+	}
+}
+
+// do runs a func for a claim.
+func (l *life) do(ctx context.Context, c claims.Claim) {
+	if !l.halt() {
+		return
+	}
+	_ = l.keys.Do(context.WithoutCancel(ctx), c, func(ctx context.Context) error {
+		l.act(ctx, c)
+		return nil
+	})
+}
+
+// act is such a func: it makes fenced writes now and then until it is told to return. Then it
+// delays and still writes.
+func (l *life) act(ctx context.Context, c claims.Claim) {
+	j := l.h.a.judge
+	var r *run
+	l.h.a.locked(func() { r = j.begins(l, ctx, c) })
+	defer l.h.a.locked(func() { j.returns(r) })
+	p := l.plan()
+	early := time.NewTimer(p.early)
+	defer early.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-early.C:
+			l.halt()
+			return
+		case <-l.gone:
+			return
+		case <-ctx.Done():
+		case <-time.After(l.h.ttl/10 + l.h.dice.UpTo(2*l.h.ttl)):
+			if !l.write(c) {
+				return
+			}
+		}
+	}
+	if !l.halt() { // a func can't return while its process is paused
+		return
+	}
+	for end := time.Now().Add(p.delay); time.Now().Before(end); {
+		if !l.wait(context.WithoutCancel(ctx), min(time.Until(end), l.h.ttl/5)) || !l.write(c) {
+			return
+		}
+	}
+}
+
+// write makes a write that is fenced by a claim. It returns false if the process is gone.
+func (l *life) write(c claims.Claim) bool {
+	if !l.halt() {
+		return false
+	}
+	d, a := l.h.dice, l.h.a
+	var late, open time.Duration
+	if d.One(5) { // the network delays it
+		late = d.UpTo(3 * l.h.ttl)
+	}
+	if d.One(5) { // others find the row locked
+		open = d.UpTo(l.h.ttl / 20)
+	}
+	a.running.Go(func() {
+		if late > 0 {
+			time.Sleep(late)
+		}
+		_ = a.db.fenced(context.Background(), rowOf(c), open)
+	})
+	return true
+}
+
+// plan decides what one run of a func does.
+type plan struct {
+	early time.Duration // when it returns without being told to
+	delay time.Duration // after it was told to return
+}
+
+func (l *life) plan() plan {
+	d, ttl := l.h.dice, l.h.ttl
+	p := plan{early: time.Duration(math.MaxInt64)}
+	if !d.One(4) {
+		p.early = d.UpTo(6 * ttl)
+	}
+	switch n := d.N(40); {
+	case n < 14:
+		p.delay = d.UpTo(l.allowed() * 9 / 10)
+	case n < 17:
+		p.delay = l.allowed() + d.UpTo(2*ttl)
+	case n < 18: // never, unless the process crashes
+		p.delay = 1000 * ttl
+	}
+	return p
+}

@@ -1,0 +1,327 @@
+package claims_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// tables are those of one database.
+type tables struct {
+	*testing.T
+	store tenure.Store
+	claims.Table
+
+	setToken func(id string, token int64)
+	lock     func(c objects.Claim) (unlock func()) // as a fenced write does; nil: that locks the whole database
+}
+
+// TestTablesOfClaims holds the table that the simulation uses to what the real ones do.
+func TestTablesOfClaims(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		d := newMemDB(time.Now)
+		testTables(t, &tables{store: d, Table: d,
+			setToken: func(id string, token int64) {
+				d.locked(func() { d.rows[rowKey{"tenant", id}].Token = token })
+			},
+			lock: func(c objects.Claim) func() {
+				var r *memRow
+				d.locked(func() { r = d.rows[rowKey{c.Kind, c.ID}]; r.readers++ })
+				return func() { d.locked(func() { r.readers-- }) }
+			}})
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+		kit.Migrate(t, store)
+		testTables(t, &tables{store: store, Table: kit.Must(claims.TableOf(store)), setToken: func(id string, token int64) {
+			kit.ExecSQL(t, store.DB(), `UPDATE objects_claims SET token = ? WHERE id = ?`, token, id)
+		}})
+	})
+	t.Run("postgres", func(t *testing.T) {
+		url := pgtest.URL(t)
+		store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
+		kit.Migrate(t, store)
+		testTables(t, &tables{store: store, Table: kit.Must(claims.TableOf(store)),
+			setToken: func(id string, token int64) {
+				kit.ExecPostgres(t, pool, `UPDATE objects_claims SET token = $1 WHERE id = $2`, token, id)
+			},
+			lock: func(c objects.Claim) func() {
+				locked, unlock, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(ended)
+					_ = pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
+						kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE kind = $1 AND id = $2 FOR SHARE`, c.Kind, c.ID)
+						close(locked)
+						<-unlock
+						return nil
+					})
+				}()
+				<-locked
+				return func() { close(unlock); <-ended }
+			}})
+	})
+}
+
+func testTables(t *testing.T, d *tables) {
+	for name, rule := range map[string]func(*tables){
+		"a row is taken if it is missing or free":                          (*tables).takesFreeRows,
+		"a row is taken from a session that is gone, if it names the same": (*tables).takesFromTheGone,
+		"a row is freed by its session and token":                          (*tables).frees,
+		"the rows of a session are read in order":                          (*tables).readsOwned,
+		"the sessions that rows name are read with their records":          (*tables).readsSessions,
+		"rows that are free for a day are deleted":                         (*tables).prunes,
+		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
+		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
+		"rows that are locked are left":                                    (*tables).leavesLockedRows,
+	} {
+		t.Run(name, func(t *testing.T) {
+			d.T = t
+			for _, s := range must(d.Sessions(t.Context(), time.Second))(t) { // of the rules before
+				for _, r := range d.owned(s.ID) {
+					d.free(r)
+				}
+			}
+			rule(d)
+		})
+	}
+}
+
+// must returns what a call has returned, or fails the test that is given.
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		require.NoError(t, err)
+		return v
+	}
+}
+
+// begin makes the record of a session.
+func (d *tables) begin(session string) tenure.Object {
+	d.Helper()
+	key := tenure.Key{Type: objects.SessionType, ID: session}
+	return must(d.store.PutIf(d.Context(), tenure.Object{Key: key, Payload: []byte("{}"), Labels: map[string]string{"a": "b"}}, tenure.Unconditional()))(d.T)
+}
+
+func (d *tables) bury(session string) {
+	d.Helper()
+	key := tenure.Key{Type: objects.SessionType, ID: session}
+	o := must(d.store.Get(d.Context(), key))(d.T)
+	require.NoError(d, d.store.DeleteIf(d.Context(), key, o.Version))
+}
+
+func (d *tables) take(session string, ids, gone, missing []string) []objects.Claim {
+	d.Helper()
+	rows := must(d.Take(d.Context(), session, "tenant", ids, gone, missing, time.Second))(d.T)
+	slices.SortFunc(rows, func(a, b objects.Claim) int { return cmp.Compare(a.ID, b.ID) })
+	for _, r := range rows {
+		require.Equal(d, objects.Claim{Kind: "tenant", ID: r.ID, Session: session, Token: r.Token}, r)
+	}
+	return rows
+}
+
+func (d *tables) look(id string) objects.Claim {
+	d.Helper()
+	rows := must(d.Look(d.Context(), "tenant", []string{id, "there is none"}, time.Second))(d.T)
+	require.Len(d, rows, 1)
+	return rows[0]
+}
+
+func (d *tables) owned(session string) []objects.Claim {
+	d.Helper()
+	return must(d.Owned(d.Context(), session, "", "", 1000, time.Second))(d.T)
+}
+
+func (d *tables) free(r objects.Claim) {
+	d.Helper()
+	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, time.Second))(d.T))
+}
+
+func (d *tables) takesFreeRows() {
+	d.begin("a")
+	d.begin("b")
+	before := time.Now().UnixMicro()
+	first := d.take("a", nil, nil, []string{"f1", "f2"})
+	require.Equal(d, []string{"f1", "f2"}, idsOf(first))
+	require.GreaterOrEqual(d, first[0].Token, before)
+	require.Equal(d, first[0], d.look("f1"))
+	require.Empty(d, d.take("b", []string{"f1"}, nil, []string{"f2"}), "another's")
+	require.Empty(d, d.take("a", []string{"f1"}, nil, []string{"f2"}), "its own already")
+	require.Empty(d, d.take("b", []string{"f1"}, []string{"c"}, nil))
+	d.free(first[0])
+	require.Equal(d, objects.Claim{Kind: "tenant", ID: "f1", Token: first[0].Token}, d.look("f1"))
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	d.setToken("f1", ahead)
+	second := d.take("b", []string{"f1", "f2"}, nil, nil)
+	require.Equal(d, []objects.Claim{{Kind: "tenant", ID: "f1", Session: "b", Token: ahead + 1}}, second)
+	require.Empty(d, must(d.Look(d.Context(), "other", []string{"f1"}, time.Second))(d.T))
+}
+
+func (d *tables) takesFromTheGone() {
+	d.begin("b")
+	d.begin("c")
+	first := d.take("gone", nil, nil, []string{"g1", "g2"})
+	require.True(d, d.look("g1").Gone)
+	taken := d.take("b", []string{"g1"}, []string{"gone"}, nil)
+	require.Len(d, taken, 1)
+	require.Greater(d, taken[0].Token, first[0].Token)
+	require.False(d, d.look("g1").Gone)
+	require.Empty(d, d.take("c", []string{"g1"}, []string{"gone"}, nil), "b was faster")
+	d.bury("b")
+	require.True(d, d.look("g1").Gone)
+	require.Len(d, d.take("c", []string{"g1"}, []string{"b"}, nil), 1)
+}
+
+func (d *tables) frees() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"r1", "r2", "r3"})
+	tokens := []int64{rows[0].Token, rows[1].Token + 1, rows[2].Token}
+	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, time.Second))(d.T)
+	require.Empty(d, left)
+	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another token, and not asked for")
+	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], time.Second))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], time.Second))(d.T))
+	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another session, another kind")
+}
+
+func (d *tables) readsOwned() {
+	d.begin("a")
+	var ids []string
+	for i := range 30 {
+		ids = append(ids, fmt.Sprintf("o%02d", 29-i))
+	}
+	d.take("a", nil, nil, ids)
+	_, err := d.Take(d.Context(), "a", "earlier", nil, nil, []string{"x"}, time.Second)
+	require.NoError(d, err)
+	slices.Sort(ids)
+	require.Equal(d, append([]string{"x"}, ids[:19]...), idsOf(must(d.Owned(d.Context(), "a", "", "", 20, time.Second))(d.T)))
+	rest := must(d.Owned(d.Context(), "a", "earlier", "x", 100, time.Second))(d.T)
+	require.Equal(d, ids, idsOf(rest), "after those of the other kind")
+	rest = must(d.Owned(d.Context(), "a", "tenant", "o27", 100, time.Second))(d.T)
+	require.Equal(d, ids[28:], idsOf(rest))
+}
+
+func (d *tables) readsSessions() {
+	before := time.Now()
+	o := d.begin("a")
+	d.begin("owns nothing")
+	d.take("a", nil, nil, []string{"s1", "s2"})
+	d.take("gone", nil, nil, []string{"s3"})
+	time.Sleep(20 * time.Millisecond)
+	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
+	require.Len(d, sessions, 2)
+	require.Equal(d, objects.Session{ID: "gone"}, sessions[1])
+	r := sessions[0].Record
+	require.Equal(d, "a", sessions[0].ID)
+	require.Equal(d, objects.ID{Type: objects.SessionType, ID: "a"}, r.ID)
+	require.Equal(d, o.Payload, r.Payload)
+	require.Equal(d, o.Labels, objects.DecodeLabels(r.Labels))
+	require.Equal(d, o.Version, r.Version)
+	require.True(d, o.UpdatedAt.Equal(objects.Stamp(r.Updated)), "to the millisecond")
+	listed := must(d.store.(tenure.Lister).List(d.Context(), objects.SessionType, "", 1))(d.T)
+	require.True(d, o.UpdatedAt.Equal(listed[0].UpdatedAt), "to the millisecond")
+	require.GreaterOrEqual(d, r.Age, 18*time.Millisecond)
+	require.LessOrEqual(d, r.Age, time.Since(before)+time.Millisecond)
+}
+
+func (d *tables) asks() {
+	d.begin("a")
+	d.begin("b")
+	rows := d.take("a", nil, nil, []string{"w1", "w2", "w3"})
+	d.free(rows[2])
+	for range 2 { // a second time changes nothing
+		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, time.Second)
+		require.NoError(d, err)
+		require.Equal(d, rows[1:2], wanted)
+		require.Empty(d, locked)
+	}
+	require.Equal(d, rows[1:2], must(d.Wanted(d.Context(), "a", "", "", 10, time.Second))(d.T))
+	require.Empty(d, must(d.Wanted(d.Context(), "a", "tenant", "w2", 10, time.Second))(d.T))
+	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
+	require.Equal(d, []bool{true}, []bool{sessions[0].Wanted})
+	d.free(rows[1])
+	next := d.take("b", []string{"w2"}, nil, nil)
+	require.Len(d, next, 1)
+	require.Empty(d, must(d.Wanted(d.Context(), "b", "", "", 10, time.Second))(d.T), "the next owner was not asked")
+	if d.lock != nil {
+		unlock := d.lock(next[0])
+		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute)
+		require.NoError(d, err)
+		require.Equal(d, rows[:1], wanted)
+		require.Equal(d, []string{"w2"}, idsOf(locked))
+		unlock()
+	}
+}
+
+func (d *tables) prunes() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
+	d.free(rows[0])
+	d.free(rows[1])
+	long := time.Now().Add(-objects.TombstoneAge - time.Minute).UnixMicro()
+	d.setToken("p1", long)
+	d.setToken("p3", long)
+	require.NoError(d, d.Prune(d.Context(), time.Second))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, time.Second))(d.T))
+	require.Equal(d, rows[1].Token, d.look("p2").Token)
+	require.Equal(d, long, d.look("p3").Token)
+}
+
+func (d *tables) listsAndForgets() {
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"listed1", "listed2"})
+	gone := d.take("gone", nil, nil, []string{"listed3"})
+	d.free(rows[0])
+	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, time.Second)
+	require.NoError(d, err)
+	require.Contains(d, listed, rows[1])
+	require.NotContains(d, idsOf(listed), "listed1", "it is free")
+	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
+	require.WithinDuration(d, time.Now(), at, time.Minute)
+	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, time.Second)
+	require.NoError(d, err)
+	require.Empty(d, listed)
+
+	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, time.Second))(d.T))
+	require.Equal(d, rows[1].Token, d.look("listed2").Token)
+	require.Equal(d, gone[0].Token, d.look("listed3").Token)
+}
+
+func (d *tables) leavesLockedRows() {
+	if d.lock == nil {
+		d.Skip("a write locks the whole database")
+	}
+	d.begin("a")
+	rows := d.take("a", nil, nil, []string{"l1", "l2"})
+	unlock := d.lock(rows[0])
+	began := time.Now()
+	left := must(d.Free(d.Context(), "a", "tenant", idsOf(rows), []int64{rows[0].Token, rows[1].Token}, time.Minute))(d.T)
+	require.Equal(d, rows[:1], left)
+	unlock()
+	d.free(rows[0])
+	unlock = d.lock(rows[0])
+	taken := must(d.Take(d.Context(), "b", "tenant", idsOf(rows), nil, nil, time.Minute))(d.T)
+	require.Equal(d, []string{"l2"}, idsOf(taken))
+	require.Less(d, time.Since(began), 10*time.Second, "nobody waits for the lock")
+	unlock()
+}
+
+func idsOf(rows []objects.Claim) (ids []string) {
+	for _, r := range rows {
+		ids = append(ids, r.ID)
+	}
+	return ids
+}

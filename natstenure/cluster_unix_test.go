@@ -1,0 +1,154 @@
+//go:build unix
+
+package natstenure_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// leader returns the server that leads the stream.
+func leader(t *testing.T, cluster []*child) *child {
+	t.Helper()
+	for _, c := range cluster {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		stream, err := connect(t, c.url).Stream(ctx, "TENURE")
+		if err != nil {
+			continue
+		}
+		for _, c := range cluster {
+			if stream.CachedInfo().Cluster.Leader == "test-"+c.peers[0] {
+				return c
+			}
+		}
+	}
+	t.Fatal("the stream has no leader")
+	return nil
+}
+
+func openReplicated(t *testing.T, url string) *natstenure.Store {
+	return openOn(t, connect(t, url), natstenure.Config{Replicas: 3})
+}
+
+func TestAReplicatedStore(t *testing.T) {
+	t.Parallel()
+	cluster := startCluster(t)
+	streams := 0
+	next := func() natstenure.Config {
+		streams++
+		return natstenure.Config{Stream: fmt.Sprint("S", streams), Replicas: 3}
+	}
+	t.Run("keeps the contract", func(t *testing.T) {
+		js := connect(t, cluster[0].url)
+		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
+	})
+	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
+	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
+		cfg := next()
+		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster[i%3].url), cfg) })
+	})
+}
+
+// Of two writes of one object that are under way to its replicas at once, the server refuses
+// one before it knows whether the other will succeed.
+func writersOfOneObject(t *testing.T, cluster []*child, cfg natstenure.Config) {
+	key := tenure.Key{Type: "widget", ID: "a"}
+	const writers, writes = 8, 25
+	var all sync.WaitGroup
+	var stores []*natstenure.Store
+	for i := range writers {
+		stores = append(stores, openOn(t, connect(t, cluster[i%3].url), cfg))
+	}
+	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
+	require.NoError(t, err)
+	for _, store := range stores {
+		all.Go(func() {
+			for range writes {
+				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
+					var n int
+					fmt.Sscan(string(obj.Payload), &n)
+					obj.Payload = fmt.Append(nil, n+1)
+					return obj, nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	obj, err := stores[0].Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
+}
+
+// The server that leads the stream stops for a while, with the connection of the holder and
+// its writes, and goes on when another leads and another replica holds.
+func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
+	t.Parallel()
+	cluster := startCluster(t)
+	var jobs ledger
+	const ttl = 2 * time.Second
+	openReplicated(t, cluster[0].url)
+	paused := leader(t, cluster)
+	var others []string
+	for _, c := range cluster {
+		if c != paused {
+			others = append(others, c.url)
+		}
+	}
+	stays, err := nats.Connect(paused.url, nats.NoReconnect(), nats.PingInterval(time.Hour))
+	require.NoError(t, err)
+	defer stays.Close()
+	js, err := jetstream.New(stays)
+	require.NoError(t, err)
+	a := run(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
+	await(t, "a holds", a.IsHolder)
+	b := run(t, &jobs, openReplicated(t, strings.Join(others, ",")), "b", ttl)
+	await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
+	before, err := b.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+	require.NoError(t, err)
+	fence := a.fence(t)
+
+	signal(t, paused, syscall.SIGSTOP)
+	stale := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 25*time.Second)
+		defer cancel()
+		_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
+		stale <- err
+	}()
+	await(t, "b holds", b.IsHolder)
+	require.False(t, a.IsHolder())
+	signal(t, paused, syscall.SIGCONT)
+	require.Error(t, <-stale)
+	await(t, "the paused server follows", func() bool { return leader(t, cluster) != nil })
+	is, err := b.store.Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, before.Version, is.Version)
+	require.Greater(t, b.Status().Token, term)
+	require.EqualValues(t, 1, jobs.most.Load())
+}
+
+func signal(t *testing.T, c *child, s syscall.Signal) {
+	t.Helper()
+	require.NoError(t, c.cmd.Process.Signal(s))
+	if s == syscall.SIGSTOP {
+		t.Cleanup(func() { _ = c.cmd.Process.Signal(syscall.SIGCONT) })
+	}
+}

@@ -1,0 +1,218 @@
+package natstenure_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// serverDir is set in a child process that is a server, to the directory of its data.
+const serverDir = "NATSTENURE_TEST_SERVER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(serverDir); dir != "" {
+		s, err := begin(dir, port(os.Getenv(serverDir+"_PORT")), strings.Fields(os.Getenv(serverDir+"_PEERS"))...)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(s.ClientURL())
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test has ended
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func port(s string) int {
+	n := -1
+	_, _ = fmt.Sscan(s, &n)
+	return n
+}
+
+// begin starts a server whose data is in a directory; in a cluster if it is given the ports of
+// the servers in it, its own first.
+func begin(dir string, client int, peers ...string) (*server.Server, error) {
+	opts := &server.Options{
+		ServerName: "test", Host: "127.0.0.1", Port: client, JetStream: true, StoreDir: dir,
+		MaxPayload: 2 << 20, NoSigs: true, NoLog: true,
+	}
+	if len(peers) > 0 {
+		opts.ServerName = "test-" + peers[0]
+		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port(peers[0])}
+		for _, peer := range peers[1:] {
+			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: "127.0.0.1:" + peer})
+		}
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return nil, err
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		return nil, fmt.Errorf("the server is not ready")
+	}
+	return s, nil
+}
+
+// start starts a server in this process until the test ends.
+func start(t testing.TB) *server.Server {
+	t.Helper()
+	s, err := begin(quickDir(t), -1)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+// quickDir is a directory in memory where there is one: an unreplicated server syncs several
+// files for each atomic batch, whatever its sync_interval, and on a slow disk that is most of
+// what a test would do.
+func quickDir(t testing.TB) string {
+	t.Helper()
+	const memory = "/dev/shm"
+	if _, err := os.Stat(memory); err != nil {
+		return tempDir(t)
+	}
+	return tempDirIn(t, memory)
+}
+
+// tempDir is T.TempDir, except that a server may still write while it is removed: one that has
+// shut down still removes what is left of batches.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	return tempDirIn(t, "")
+}
+
+func tempDirIn(t testing.TB, where string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(where, "natstenure")
+	require.NoError(t, err)
+	t.Cleanup(func() { await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
+	return dir
+}
+
+// child is a server in a process of its own, which can be killed.
+type child struct {
+	peers []string // of a cluster
+	url   string
+	dir   string
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func startChild(t testing.TB) *child {
+	t.Helper()
+	c := &child{dir: tempDir(t)}
+	c.start(t, "-1")
+	t.Cleanup(c.kill)
+	return c
+}
+
+func (c *child) start(t testing.TB, port string) {
+	t.Helper()
+	c.cmd = exec.Command(os.Args[0])
+	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+port, serverDir+"_PEERS="+strings.Join(c.peers, " "))
+	stdin, err := c.cmd.StdinPipe()
+	require.NoError(t, err)
+	c.stdin = stdin
+	stdout, err := c.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.cmd.Start())
+	_, err = fmt.Fscanln(stdout, &c.url)
+	require.NoError(t, err)
+}
+
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
+
+// again starts a killed server on the same port.
+func (c *child) again(t testing.TB) {
+	t.Helper()
+	c.start(t, c.url[strings.LastIndex(c.url, ":")+1:])
+}
+
+// startCluster starts three servers, each in a process of its own.
+func startCluster(t testing.TB) []*child {
+	t.Helper()
+	var ports []string
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		ports = append(ports, fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
+		require.NoError(t, l.Close())
+	}
+	var all []*child
+	for i := range ports {
+		c := &child{dir: quickDir(t), peers: append(append([]string{}, ports[i:]...), ports[:i]...)}
+		c.start(t, "-1")
+		t.Cleanup(c.kill)
+		all = append(all, c)
+	}
+	js := connect(t, all[0].url)
+	await(t, "the cluster can replicate", func() bool {
+		_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
+		return err == nil
+	})
+	return all
+}
+
+// connect returns a client, which reconnects at once, until the test ends.
+func connect(t testing.TB, url string, opts ...nats.Option) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url, append(opts, nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0), nats.MaxReconnects(-1))...)
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	return js
+}
+
+// open returns a store on a connection of its own, until the test ends.
+func open(t testing.TB, url string) *natstenure.Store {
+	t.Helper()
+	return openOn(t, connect(t, url), natstenure.Config{})
+}
+
+func openOn(t testing.TB, js jetstream.JetStream, cfg natstenure.Config) *natstenure.Store {
+	t.Helper()
+	cfg.SyncAlways, cfg.Logger = true, quiet
+	store, err := natstenure.New(js, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	require.NoError(t, store.Migrate(t.Context()))
+	return store
+}
+
+func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.Lease {
+	t.Helper()
+	cfg.Logger = quiet
+	lease, err := tenure.NewLease(store, cfg)
+	require.NoError(t, err)
+	return lease
+}
+
+func await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		require.True(t, time.Now().Before(end), "waited until %s", what)
+	}
+}

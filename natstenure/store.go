@@ -1,0 +1,420 @@
+package natstenure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Config configures a [Store]. The zero value is ready to use.
+type Config struct {
+	// Stream is the name of the stream, which belongs to the store alone, and the first token
+	// of all its subjects. Default "TENURE".
+	Stream string
+
+	// Replicas is how many servers of a cluster keep the stream, if Migrate creates it.
+	// Default 1.
+	Replicas int
+
+	// SyncAlways says that the servers run with sync_interval: always. A client cannot see
+	// that, and by default a server syncs every two minutes: what it acknowledged since is lost
+	// if its machine loses power, and then a lease may be held twice and a fencing token be
+	// given twice. Unless it is set, Migrate logs a warning.
+	SyncAlways bool
+
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Store keeps objects in a stream of NATS JetStream. It implements [tenure.Store],
+// [tenure.Lister], [tenure.Fencer], [tenure.Watcher] and [tenure.Clockless]. All methods are
+// safe for concurrent use.
+type Store struct {
+	*shared
+	term *tenure.Term // whose fence the writes have to pass; nil: none
+}
+
+// shared is what a store and the fenced stores made from it have in common.
+type shared struct {
+	js  jetstream.JetStream
+	nc  *nats.Conn
+	cfg Config
+
+	mu      sync.Mutex
+	stream  jetstream.Stream      // once its config has been checked
+	known   map[tenure.Key]state  // as this process saw them last
+	watches map[tenure.Key]*watch // that have subscriptions
+	closed  context.Context       // done when the store is closed
+	close   context.CancelCauseFunc
+	ends    sync.WaitGroup // of the watches' goroutines
+}
+
+// New returns a store on the connection of js, which remains the caller's, with its
+// credentials and TLS. It does no I/O; call [Store.Migrate] before the first use.
+func New(js jetstream.JetStream, cfg Config) (*Store, error) {
+	if js == nil {
+		return nil, fmt.Errorf("natstenure: new store: %w: js is nil", tenure.ErrInvalid)
+	}
+	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")
+	cfg.Replicas = cmp.Or(cfg.Replicas, 1)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	var errs []error
+	if strings.ContainsFunc(cfg.Stream, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\$`, r) }) {
+		errs = append(errs, fmt.Errorf("%w: Stream %q is not one token of a subject", tenure.ErrInvalid, cfg.Stream))
+	}
+	if cfg.Replicas < 1 || cfg.Replicas > 5 {
+		errs = append(errs, fmt.Errorf("%w: Replicas %d is not between 1 and 5", tenure.ErrInvalid, cfg.Replicas))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("natstenure: new store: %w", err)
+	}
+	s := &shared{js: js, nc: js.Conn(), cfg: cfg, known: make(map[tenure.Key]state), watches: make(map[tenure.Key]*watch)}
+	s.closed, s.close = context.WithCancelCause(context.Background())
+	return &Store{shared: s}, nil
+}
+
+// Migrate creates the stream if it is missing. It may be called at every start, by many
+// processes at once. An [tenure.ErrSetup] names what does not fit in a stream that exists, or
+// in the server.
+//
+// The versions of a stream that Migrate creates begin with the time in microseconds, so they
+// go on above those of an earlier stream of that name, unless the clock is wrong.
+func (s *Store) Migrate(ctx context.Context) error {
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	err := s.oldServer()
+	if err == nil {
+		_, err = s.js.Stream(ctx, s.cfg.Stream)
+	}
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		_, err = s.js.CreateStream(ctx, s.streamConfig())
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
+			err = nil
+		}
+	}
+	if err == nil {
+		_, err = s.ready(ctx)
+	}
+	if err != nil {
+		return s.failed(ctx, "migrate", "stream "+s.cfg.Stream, err)
+	}
+	if !s.cfg.SyncAlways {
+		s.cfg.Logger.Warn("unless the NATS servers run with sync_interval: always, a lease may be held twice after a power failure; "+
+			"if they do, set Config.SyncAlways", "stream", s.cfg.Stream)
+	}
+	return nil
+}
+
+func (s *Store) streamConfig() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:        s.cfg.Stream,
+		Description: "leases and objects of github.com/tenurelib/tenure",
+		Subjects:    []string{s.cfg.Stream + ".>"},
+		Storage:     jetstream.FileStorage,
+		Replicas:    s.cfg.Replicas,
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardNew,
+		FirstSeq:    uint64(time.Now().UnixMicro()),
+
+		MaxMsgsPerSubject:  1,
+		AllowAtomicPublish: true,
+		DenyDelete:         true, // a purge is left to whoever has to repair something
+	}
+}
+
+// oldest is the oldest version of a server on which atomic batches can be relied upon.
+var oldest = [2]int{2, 12}
+
+func (s *Store) oldServer() error {
+	var is [2]int
+	version := s.nc.ConnectedServerVersion()
+	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
+		return nil // if it is not connected the next call says so
+	}
+	return fmt.Errorf("%w: the server has version %s and must have %d.%d or later", tenure.ErrSetup, version, oldest[0], oldest[1])
+}
+
+// ready returns the stream after it has been checked once.
+func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
+	s.mu.Lock()
+	stream := s.stream
+	s.mu.Unlock()
+	if s.closed.Err() != nil {
+		return nil, context.Cause(s.closed)
+	}
+	if stream != nil {
+		return stream, nil
+	}
+	stream, err := s.js.Stream(ctx, s.cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("%w: there is no stream %s: call Migrate, or create it with the same config (%w)", tenure.ErrSetup, s.cfg.Stream, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config)); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stream = stream
+	return stream, nil
+}
+
+// misfit names what would lose data, or answer with what is outdated.
+func (s *Store) misfit(is jetstream.StreamConfig) error {
+	var errs []error
+	for _, must := range []struct {
+		ok  bool
+		set string
+	}{
+		{slices.Contains(is.Subjects, s.cfg.Stream+".>"), "subjects " + s.cfg.Stream + ".>"},
+		{is.Storage == jetstream.FileStorage, "file storage"},
+		{is.PersistMode == jetstream.DefaultPersistMode, "the default persist mode"},
+		{is.Retention == jetstream.LimitsPolicy, "retention by limits"},
+		{is.MaxAge == 0, "no maximum age"},
+		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
+		{is.AllowAtomicPublish, "atomic batch publishing allowed"},
+		{!is.AllowDirect, "no direct gets, which may return what is outdated"},
+		{!is.NoAck && !is.Sealed, "acknowledgements, and not be sealed"},
+		{is.Mirror == nil && len(is.Sources) == 0 && is.SubjectTransform == nil, "no mirror, sources or transforms"},
+	} {
+		if !must.ok {
+			errs = append(errs, fmt.Errorf("%w: stream %s must have %s", tenure.ErrSetup, s.cfg.Stream, must.set))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var errClosed = errors.New("the store is closed")
+
+// Close ends the subscriptions. The connection remains open.
+func (s *Store) Close() error {
+	s.close(errClosed)
+	s.ends.Wait()
+	return nil
+}
+
+// Clockless returns true: the server stamps messages, but does not tell how long ago that was.
+// CreatedAt and UpdatedAt are by the clocks of those that write.
+func (s *Store) Clockless() bool { return true }
+
+// limited gives a context without a deadline the time limit of the JetStream client. The
+// request would wait forever otherwise, if the server is gone.
+func (s *Store) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, s.js.Options().DefaultTimeout)
+}
+
+// failed says which operation failed, on what, and whether its context has ended.
+func (s *Store) failed(ctx context.Context, op, what string, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) && !answered(err) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	return fmt.Errorf("natstenure: %s %s: %w", op, what, err)
+}
+
+// answered reports whether an error leaves no doubt about what was written.
+func answered(err error) bool {
+	return slices.ContainsFunc([]error{tenure.ErrNotFound, tenure.ErrExists, tenure.ErrConflict, tenure.ErrTaken,
+		tenure.ErrInvalid, tenure.ErrSetup, tenure.ErrLost}, func(known error) bool { return errors.Is(err, known) })
+}
+
+// Get returns the object, or [tenure.ErrNotFound].
+func (s *Store) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	obj, err := s.get(ctx, key)
+	if err != nil {
+		return tenure.Object{}, s.failed(ctx, "get", key.String(), err)
+	}
+	return obj, nil
+}
+
+func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return tenure.Object{}, err
+	}
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	st, obj, err := s.read(ctx, key)
+	if err == nil && st.version() == 0 {
+		err = tenure.ErrNotFound
+	}
+	return obj, err
+}
+
+// read returns what the stream's leader has for a key.
+func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object, error) {
+	msg, err := s.last(ctx, s.subject(key)+either)
+	var st state
+	var obj tenure.Object
+	if msg != nil {
+		st, obj = decode(key, msg.Sequence, msg.Data, msg.Time)
+	}
+	if err == nil {
+		s.saw(key, st, true)
+	}
+	return st, obj, err
+}
+
+// last returns the last message of a subject, from the stream's leader; nil if there is none.
+func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+	stream, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	msg, err := stream.GetLastMsgForSubject(ctx, subject)
+	var api *jetstream.APIError
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil, nil
+	case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamNotFound:
+		return nil, fmt.Errorf("%w: there is no stream %s (%w)", tenure.ErrSetup, s.cfg.Stream, err)
+	}
+	return msg, err
+}
+
+// mostKnown limits what a store remembers of objects.
+const mostKnown = 4096
+
+// saw remembers the state of an object. What has just been read replaces what was known; an
+// event, or a write, may be older than that.
+func (s *shared) saw(key tenure.Key, st state, read bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !read && s.known[key].sequence > st.sequence {
+		return
+	}
+	if _, ok := s.known[key]; !ok && len(s.known) >= mostKnown {
+		for other := range s.known {
+			delete(s.known, other)
+			break
+		}
+	}
+	s.known[key] = st
+}
+
+// recall returns what is known of an object.
+func (s *shared) recall(key tenure.Key) (st state, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st, ok = s.known[key]
+	return st, ok
+}
+
+func (s *shared) forget(key tenure.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.known, key)
+}
+
+// readAtOnce is how many messages a list reads at the same time.
+const readAtOnce = 16
+
+// List returns at most limit objects of a type, those whose IDs come after the given one, in
+// the order of the IDs' bytes. It asks the server for the subjects of the whole type each time,
+// and for each object that it returns.
+func (s *Store) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	found, err := s.list(ctx, objectType, after, limit)
+	if err != nil {
+		return nil, s.failed(ctx, "list", objectType, err)
+	}
+	return found, nil
+}
+
+func (s *Store) list(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	if err := (tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}).Validate(); err != nil {
+		return nil, err
+	}
+	if limit < 1 {
+		return nil, fmt.Errorf("%w: limit %d is not positive", tenure.ErrInvalid, limit)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	stream, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	prefix := s.cfg.Stream + ofObjects + token(objectType) + "."
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
+	if err != nil {
+		return nil, err
+	}
+	ids := make(map[string]bool)
+	for subject := range info.State.Subjects {
+		tok, _, _ := strings.Cut(strings.TrimPrefix(subject, prefix), ".")
+		id, ok := untoken(tok)
+		if !ok {
+			if id, err = s.longID(ctx, prefix+tok+either); err != nil {
+				return nil, err
+			}
+		}
+		if id > after {
+			ids[id] = true
+		}
+	}
+	sorted := make([]string, 0, len(ids))
+	for id := range ids {
+		sorted = append(sorted, id)
+	}
+	slices.Sort(sorted)
+	var found []tenure.Object
+	for len(sorted) > 0 && len(found) < limit { // some of them were deleted
+		n := min(len(sorted), limit-len(found))
+		some, err := s.getAll(ctx, objectType, sorted[:n])
+		if err != nil {
+			return nil, err
+		}
+		found, sorted = append(found, some...), sorted[n:]
+	}
+	return found, nil
+}
+
+// longID returns the ID of an object whose subject has only a hash of it; it is empty if the
+// object has gone since.
+func (s *Store) longID(ctx context.Context, subject string) (string, error) {
+	msg, err := s.last(ctx, subject)
+	if msg == nil {
+		return "", err
+	}
+	st, _ := decode(tenure.Key{}, msg.Sequence, msg.Data, msg.Time)
+	return st.ID, nil
+}
+
+// getAll returns the objects that exist.
+func (s *Store) getAll(ctx context.Context, objectType string, ids []string) (found []tenure.Object, err error) {
+	objects, errs := make([]tenure.Object, len(ids)), make([]error, len(ids))
+	slots := make(chan struct{}, readAtOnce)
+	var reads sync.WaitGroup
+	for i, id := range ids {
+		slots <- struct{}{}
+		reads.Go(func() {
+			defer func() { <-slots }()
+			objects[i], errs[i] = s.get(ctx, tenure.Key{Type: objectType, ID: id})
+		})
+	}
+	reads.Wait()
+	for i := range ids {
+		switch {
+		case errs[i] == nil:
+			found = append(found, objects[i])
+		case !errors.Is(errs[i], tenure.ErrNotFound):
+			err = errors.Join(err, errs[i])
+		}
+	}
+	return found, err
+}

@@ -1,0 +1,337 @@
+package natstenure_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestTheStoreKeepsTheContract(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	streams := 0
+	storetest.Run(t, func(t *testing.T) tenure.Store {
+		streams++
+		return openOn(t, js, natstenure.Config{Stream: fmt.Sprint("S", streams)})
+	})
+}
+
+func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
+	store := open(t, start(t).ClientURL())
+	ctx := t.Context()
+	a, b := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.Object{Key: tenure.Key{Type: "widget", ID: "b"}}
+	put := func(obj tenure.Object, name string) (tenure.Object, error) {
+		obj.Name = name
+		return store.PutIf(ctx, obj, tenure.Unconditional())
+	}
+	remove := func(obj tenure.Object) {
+		t.Helper()
+		is, err := store.Get(ctx, obj.Key)
+		require.NoError(t, err)
+		require.NoError(t, store.DeleteIf(ctx, obj.Key, is.Version))
+	}
+	wantTaken := func(obj tenure.Object, name string) {
+		t.Helper()
+		_, err := put(obj, name)
+		require.ErrorIs(t, err, tenure.ErrTaken)
+	}
+	want := func(obj tenure.Object, name string) {
+		t.Helper()
+		is, err := put(obj, name)
+		require.NoError(t, err)
+		require.Equal(t, name, is.Name)
+	}
+	for range 3 {
+		want(a, "x")
+		remove(a)
+		want(a, "x") // again, by one message
+		wantTaken(b, "x")
+		remove(a)
+		want(b, "x")
+		wantTaken(a, "x") // although it had that name in its last life
+		want(a, "y")
+		want(b, "z")
+		want(a, "x")
+		wantTaken(b, "x")
+		remove(a)
+		remove(b)
+		want(b, "x")
+		wantTaken(a, "x")
+		remove(b)
+	}
+}
+
+func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
+	url := start(t).ClientURL()
+	const writers, rounds = 4, 40
+	var stores []*natstenure.Store
+	for range writers { // each knows of the others' writes only by the server
+		stores = append(stores, open(t, url))
+	}
+	ctx := t.Context()
+	written := 0
+	for round := range rounds {
+		var all sync.WaitGroup
+		for _, store := range stores {
+			all.Go(func() {
+				for range 3 {
+					key := tenure.Key{Type: "widget", ID: fmt.Sprint(rand.N(3))}
+					if rand.N(2) == 0 {
+						if is, err := store.Get(ctx, key); err == nil {
+							_ = store.DeleteIf(ctx, key, is.Version)
+						}
+						continue
+					}
+					_, _ = store.PutIf(ctx, tenure.Object{Key: key, Name: fmt.Sprint("name", rand.N(2))}, tenure.Unconditional())
+				}
+			})
+		}
+		all.Wait()
+		owner := make(map[string]tenure.Key)
+		for obj, err := range tenure.List(ctx, stores[0], "widget") {
+			require.NoError(t, err)
+			require.NotContains(t, owner, obj.Name, "round %d: %s", round, obj.Key)
+			owner[obj.Name] = obj.Key
+			written++
+		}
+	}
+	require.Greater(t, written, rounds/4)
+}
+
+func TestAKeyOfAnyLengthIsListed(t *testing.T) {
+	store := open(t, start(t).ClientURL())
+	var want []string
+	for _, id := range []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"} {
+		want = append(want, id)
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.MustCreate())
+		require.NoError(t, err)
+	}
+	for range 2 {
+		var got []string
+		for obj, err := range tenure.List(t.Context(), store, strings.Repeat("> ", 600)) {
+			require.NoError(t, err)
+			got = append(got, obj.Key.ID)
+		}
+		require.Equal(t, want, got)
+	}
+}
+
+func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
+	url := start(t).ClientURL()
+	js, store := connect(t, url), open(t, url)
+	_, err := js.Publish(t.Context(), "TENURE.o.reconciler_lease.singleton.t", []byte("held by me"))
+	require.NoError(t, err)
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	_, err = lease.AcquireOrSteal(t.Context())
+	require.ErrorIs(t, err, tenure.ErrHeld)
+	require.ErrorContains(t, err, "unknown")
+	obj, err := store.Get(t.Context(), lease.Key())
+	require.NoError(t, err)
+	require.Equal(t, "held by me", string(obj.Payload))
+	time.Sleep(500 * time.Millisecond)
+	_, err = lease.AcquireOrSteal(t.Context())
+	require.NoError(t, err)
+}
+
+func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(10*time.Second))
+	store := open(t, s.ClientURL())
+	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
+	_, err = store.PutIf(t.Context(), obj, tenure.MustCreate())
+	require.NoError(t, err)
+	obj.Payload = make([]byte, tenure.MaxPayload)
+	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "max_payload")
+}
+
+func TestAConfigThatCannotBeIsRefused(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	_, err := natstenure.New(nil, natstenure.Config{})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	_, err = natstenure.New(js, natstenure.Config{Stream: "a.b", Replicas: 9})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "Stream")
+	require.ErrorContains(t, err, "Replicas")
+}
+
+func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	streams := 0
+	for what, spoil := range map[string]func(*jetstream.StreamConfig){
+		"":             func(*jetstream.StreamConfig) {},
+		"subjects S":   func(c *jetstream.StreamConfig) { c.Subjects = []string{c.Name + ".o.>"} },
+		"file storage": func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
+		"persist mode": func(c *jetstream.StreamConfig) {
+			c.PersistMode, c.AllowAtomicPublish = jetstream.AsyncPersistMode, false
+		},
+		"retention":    func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy },
+		"maximum age":  func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour },
+		"discard new":  func(c *jetstream.StreamConfig) { c.Discard, c.MaxMsgs = jetstream.DiscardOld, 1000 },
+		"atomic batch": func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false },
+		"direct gets":  func(c *jetstream.StreamConfig) { c.AllowDirect = true },
+		"mirror":       func(c *jetstream.StreamConfig) { c.Sources = []*jetstream.StreamSource{{Name: "other"}} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			streams++
+			name := fmt.Sprint("S", streams)
+			cfg := jetstream.StreamConfig{
+				Name: name, Subjects: []string{name + ".>"}, AllowAtomicPublish: true, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew,
+			}
+			spoil(&cfg)
+			_, err := js.CreateStream(t.Context(), cfg)
+			require.NoError(t, err)
+			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: quiet})
+			require.NoError(t, err)
+			defer store.Close()
+			err = store.Migrate(t.Context())
+			_, getErr := store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
+			if what == "" {
+				require.NoError(t, err)
+				require.ErrorIs(t, getErr, tenure.ErrNotFound)
+				return
+			}
+			require.ErrorIs(t, err, tenure.ErrSetup)
+			require.ErrorContains(t, err, what)
+			require.ErrorIs(t, getErr, tenure.ErrSetup)
+		})
+	}
+}
+
+func TestWithoutAStreamTheErrorSaysWhatToDo(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	store, err := natstenure.New(js, natstenure.Config{})
+	require.NoError(t, err)
+	defer store.Close()
+	_, err = store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "Migrate")
+}
+
+// A real server of that age is not at hand. It says its version first, and that is enough.
+func TestAServerThatIsTooOldIsRefused(t *testing.T) {
+	for version, ok := range map[string]bool{"2.11.9": false, "2.12.0": true, "3.0.1": true} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, `INFO {"server_id":"x","version":%q,"proto":1,"headers":true,"max_payload":1048576}`+"\r\n", version)
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+				if lines.Text() == "PING" {
+					fmt.Fprint(conn, "PONG\r\n")
+				}
+			}
+		}()
+		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: quiet})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		err = store.Migrate(ctx)
+		if ok {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			continue
+		}
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "2.12")
+	}
+}
+
+func TestMigrateWarnsUnlessEachWriteIsSynced(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	for _, synced := range []bool{false, true} {
+		var log bytes.Buffer
+		store, err := natstenure.New(js, natstenure.Config{SyncAlways: synced, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		require.NoError(t, err)
+		defer store.Close()
+		require.NoError(t, store.Migrate(t.Context()))
+		require.Equal(t, !synced, strings.Contains(log.String(), "sync_interval: always"))
+	}
+}
+
+func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
+	js := connect(t, start(t).ClientURL())
+	var all sync.WaitGroup
+	for range 10 {
+		all.Go(func() {
+			store, err := natstenure.New(js, natstenure.Config{SyncAlways: true})
+			if err == nil {
+				err = store.Migrate(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			_ = store.Close()
+		})
+	}
+	all.Wait()
+}
+
+func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *testing.T) {
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true,
+		Users: []*server.User{
+			{Username: "admin", Password: "secret"},
+			{Username: "app", Password: "secret", Permissions: &server.Permissions{
+				Publish: &server.SubjectPermission{Allow: []string{
+					"TENURE.>", "$JS.API.STREAM.INFO.TENURE", "$JS.API.STREAM.MSG.GET.TENURE",
+					"$JS.API.CONSUMER.CREATE.TENURE.>", "$JS.API.CONSUMER.DELETE.TENURE.>",
+				}},
+				Subscribe: &server.SubjectPermission{Allow: []string{"_MINE.>"}},
+			}},
+		},
+	})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(10*time.Second))
+	_, err = nats.Connect(s.ClientURL())
+	require.Error(t, err)
+	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), natstenure.Config{})
+
+	var denied atomic.Int32
+	js := connect(t, s.ClientURL(), nats.UserInfo("app", "secret"), nats.CustomInboxPrefix("_MINE"),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Log(err); denied.Add(1) }))
+	store := openOn(t, js, natstenure.Config{})
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	watch := store.Watch(lease.Key())
+	await(t, "the watch is live", watch.Live)
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	fenced, err := store.Fence(term)
+	require.NoError(t, err)
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.MustCreate())
+	require.NoError(t, err)
+	found, err := store.List(t.Context(), "widget", "", 10)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, lease.Release(t.Context(), term))
+	watch.Stop()
+	require.NoError(t, store.Close()) // which waits until the consumer is removed
+	require.Zero(t, denied.Load())
+}

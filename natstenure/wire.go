@@ -1,0 +1,143 @@
+package natstenure
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// The subjects of a stream S:
+//
+//	S.o.TYPE.ID.t   the object, as the last write left it that changed its payload
+//	S.o.TYPE.ID.r   the object, as a write since has left it that kept the payload: a renewal
+//	S.n.TYPE.NAME   which object has the name, if it is still called that
+//	S.f.TYPE.ID     the last fenced write under that lease; only its condition matters
+//
+// A write of an object expects the last sequence of S.o.TYPE.ID.*, which is the object's
+// version. The sequence of S.o.TYPE.ID.t changes when a term begins or ends, and not when it is
+// renewed: it is the term's fencing token while that term stands, and a fenced write expects it.
+const (
+	ofObjects = ".o."
+	ofNames   = ".n."
+	ofFences  = ".f."
+
+	begun   = ".t"
+	renewed = ".r"
+	either  = ".*"
+)
+
+// longestToken keeps a subject within the 4 KiB that a server allows for a protocol line.
+const longestToken = 1000
+
+// token encodes text as one token of a subject. Letters, digits, "-" and "_" stand for
+// themselves.
+func token(text string) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "=%02X", c)
+		}
+	}
+	if b.Len() > longestToken {
+		sum := sha256.Sum256([]byte(text))
+		return "==" + hex.EncodeToString(sum[:])
+	}
+	return b.String()
+}
+
+// untoken returns the text of a token. Ok is false if only a hash of it is left.
+func untoken(token string) (text string, ok bool) {
+	var b strings.Builder
+	for {
+		before, after, escaped := strings.Cut(token, "=")
+		b.WriteString(before)
+		if !escaped {
+			return b.String(), true
+		}
+		if len(after) < 2 {
+			return "", false
+		}
+		c, err := hex.DecodeString(after[:2])
+		if err != nil {
+			return "", false
+		}
+		b.WriteByte(c[0])
+		token = after[2:]
+	}
+}
+
+func pair(a, b string) string { return token(a) + "." + token(b) }
+
+// subject returns what is common to both subjects of an object.
+func (s *Store) subject(key tenure.Key) string {
+	return s.cfg.Stream + ofObjects + pair(key.Type, key.ID)
+}
+
+// meta is what stands before the payload in an object's message, as one line of JSON.
+type meta struct {
+	Type    string            `json:"type"`
+	ID      string            `json:"id"`
+	Name    string            `json:"name,omitempty"` // of a deleted object: the name that is kept for it
+	Labels  map[string]string `json:"labels,omitempty"`
+	Created int64             `json:"created_us,omitempty"` // by the writers' clocks, like Updated
+	Updated int64             `json:"updated_us,omitempty"`
+	Deleted bool              `json:"deleted,omitempty"`
+}
+
+// encode returns a message.
+func (m meta) encode(payload []byte) []byte {
+	line, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // it has only text and numbers
+	}
+	return append(append(line, '\n'), payload...)
+}
+
+// state is what the stream has for a key. The zero state is that there was never an object.
+type state struct {
+	sequence uint64
+	meta
+	payload [sha256.Size]byte // its hash
+}
+
+// version returns the version of the object, 0 if there is none.
+func (s state) version() int64 {
+	if s.Deleted {
+		return 0
+	}
+	return int64(s.sequence)
+}
+
+// decode reads the last message of an object. The key is the one that was asked for, or the
+// zero Key if the message has to tell. A message of another program is an object with that
+// program's data as its payload.
+func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (state, tenure.Object) {
+	st := state{sequence: sequence}
+	line, payload, ok := bytes.Cut(data, []byte("\n"))
+	ok = ok && json.Unmarshal(line, &st.meta) == nil
+	if is := (tenure.Key{Type: st.Type, ID: st.ID}); !ok || is != key && key != (tenure.Key{}) {
+		st.meta, payload = meta{Type: key.Type, ID: key.ID, Created: stamp.UnixMicro(), Updated: stamp.UnixMicro()}, data
+	}
+	st.payload = sha256.Sum256(payload)
+	obj := tenure.Object{Key: key, Version: int64(sequence)}
+	if !st.Deleted {
+		obj.Name, obj.Labels, obj.Payload = st.Name, st.Labels, bytes.Clone(payload)
+		obj.CreatedAt, obj.UpdatedAt = time.UnixMicro(st.Created).UTC(), time.UnixMicro(st.Updated).UTC()
+	}
+	return st, obj
+}
+
+// claim is who has a name.
+type claim struct {
+	sequence uint64
+	ID       string `json:"id"`
+}

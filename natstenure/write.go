@@ -1,0 +1,333 @@
+package natstenure
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/tenurelib/tenure"
+)
+
+// message is one message of a write. It is stored only if the last sequence of the subject
+// expectOf is the expected one.
+type message struct {
+	subject  string
+	data     []byte
+	expectOf string
+	expect   uint64
+}
+
+// errOvertaken says that an expectation did not hold. Nothing was written.
+var errOvertaken = errors.New("another write came first")
+
+// Errors of JetStream after which nothing was written.
+const (
+	wrongSequence     = 10071
+	subjectInFlight   = 10164 // another write of the subject has not been decided yet
+	incompleteBatch   = 10176 // the first messages of the batch got lost
+	tooManyBatches    = 10210
+	longestPause      = 8 * time.Millisecond
+	roomForHeaders    = 1 << 10
+	headerExpect      = "Nats-Expected-Last-Subject-Sequence"
+	headerExpectOf    = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerBatch       = "Nats-Batch-Id"
+	headerBatchNumber = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+)
+
+// publish stores all messages, or none, and returns the sequence of the last one.
+func (s *Store) publish(ctx context.Context, messages ...message) (uint64, error) {
+	for _, m := range messages {
+		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {
+			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise its max_payload", tenure.ErrInvalid, len(m.data), most)
+		}
+	}
+	if _, err := s.ready(ctx); err != nil {
+		return 0, err
+	}
+	for {
+		sequence, err := s.try(ctx, messages)
+		var api *jetstream.APIError
+		if !errors.As(err, &api) {
+			return sequence, err
+		}
+		switch api.ErrorCode {
+		case wrongSequence:
+			return 0, errOvertaken
+		case subjectInFlight, incompleteBatch, tooManyBatches:
+			if err := pause(ctx, longestPause); err != nil {
+				return 0, fmt.Errorf("%w: %w", err, api)
+			}
+		default:
+			return 0, err
+		}
+	}
+}
+
+func pause(ctx context.Context, most time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(rand.N(most)):
+		return nil
+	}
+}
+
+// try sends the messages once, several as an atomic batch.
+func (s *Store) try(ctx context.Context, messages []message) (uint64, error) {
+	batch := nuid.Next()
+	var last *nats.Msg
+	for i, m := range messages {
+		last = nats.NewMsg(m.subject)
+		last.Data = m.data
+		last.Header.Set(headerExpect, strconv.FormatUint(m.expect, 10))
+		if m.expectOf != m.subject {
+			last.Header.Set(headerExpectOf, m.expectOf)
+		}
+		if len(messages) == 1 {
+			break
+		}
+		last.Header.Set(headerBatch, batch)
+		last.Header.Set(headerBatchNumber, strconv.Itoa(i+1))
+		if i == len(messages)-1 {
+			last.Header.Set(headerBatchCommit, "1")
+		} else if err := s.nc.PublishMsg(last); err != nil {
+			return 0, err
+		}
+	}
+	answer, err := s.nc.RequestMsgWithContext(ctx, last)
+	if errors.Is(err, nats.ErrNoResponders) {
+		err = fmt.Errorf("stream %s is gone, or has no leader: %w", s.cfg.Stream, err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	var ack struct {
+		Stream   string              `json:"stream"`
+		Sequence uint64              `json:"seq"`
+		Error    *jetstream.APIError `json:"error"`
+	}
+	switch err := json.Unmarshal(answer.Data, &ack); {
+	case err != nil:
+		return 0, fmt.Errorf("the acknowledgement can't be read: %w", err)
+	case ack.Error != nil:
+		return 0, ack.Error
+	case ack.Stream != s.cfg.Stream || ack.Sequence == 0:
+		return 0, fmt.Errorf("the acknowledgement is not stream %s's: %q", s.cfg.Stream, answer.Data)
+	}
+	return ack.Sequence, nil
+}
+
+// PutIf writes the object if the condition holds. An object larger than the server's
+// max_payload allows is [tenure.ErrInvalid].
+func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	written, err := s.put(ctx, obj, cond)
+	if err != nil {
+		return tenure.Object{}, s.failed(ctx, "put", obj.Key.String(), err)
+	}
+	return written, nil
+}
+
+func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if err := cmp.Or(obj.Validate(), cond.Validate(), s.notItself(obj.Key), ctx.Err()); err != nil {
+		return tenure.Object{}, err
+	}
+	return s.write(ctx, obj.Key, func(before state) error { return cond.Check(obj.Key, before.version()) }, func(before state) (meta, []byte) {
+		now := time.Now().UnixMicro()
+		m := meta{Type: obj.Key.Type, ID: obj.Key.ID, Name: obj.Name, Labels: obj.Labels, Created: now, Updated: now}
+		if before.version() != 0 {
+			m.Created, m.Updated = before.Created, max(now, before.Updated)
+		}
+		return m, obj.Payload
+	})
+}
+
+// DeleteIf deletes the object if it is at that version. A small message remains in the stream
+// for each key that ever had an object.
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	if err := s.delete(ctx, key, version); err != nil {
+		return s.failed(ctx, "delete", key.String(), err)
+	}
+	return nil
+}
+
+func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error {
+	cond := tenure.MatchVersion(version)
+	if err := cmp.Or(key.Validate(), cond.Validate(), s.notItself(key), ctx.Err()); err != nil {
+		return err
+	}
+	_, err := s.write(ctx, key, func(before state) error {
+		if before.version() == 0 {
+			return tenure.ErrNotFound
+		}
+		return cond.Check(key, before.version())
+	}, func(before state) (meta, []byte) {
+		return meta{Type: key.Type, ID: key.ID, Name: before.Name, Deleted: true}, nil
+	})
+	return err
+}
+
+// write replaces what the stream has for a key, if check allows it, by what make makes of it.
+// If this process happens to know the state, no read comes first: the server compares.
+func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	for tries := 0; ; tries++ {
+		before, ok := s.recall(key)
+		if !ok || check(before) != nil {
+			var err error
+			if before, _, err = s.read(ctx, key); err != nil {
+				return tenure.Object{}, err
+			}
+			if err := check(before); err != nil {
+				return tenure.Object{}, s.lostOr(ctx, err)
+			}
+		}
+		m, payload := make(before)
+		messages, err := s.messages(ctx, key, before, m, payload)
+		if err != nil {
+			return tenure.Object{}, s.lostOr(ctx, err)
+		}
+		sequence, err := s.publish(ctx, messages...)
+		if err == nil {
+			return s.wrote(key, sequence, m, payload), nil
+		}
+		s.forget(key)
+		if !errors.Is(err, errOvertaken) {
+			return tenure.Object{}, err
+		}
+		if err := s.lostOr(ctx, nil); err != nil {
+			return tenure.Object{}, err
+		}
+		if err := pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
+			return tenure.Object{}, fmt.Errorf("%w: %w", err, errOvertaken)
+		}
+	}
+}
+
+// messages returns the messages of a write; the object's is the last one.
+func (s *Store) messages(ctx context.Context, key tenure.Key, before state, m meta, payload []byte) (all []message, err error) {
+	if s.term != nil {
+		lease := s.term.Key()
+		all = append(all, message{
+			subject: s.cfg.Stream + ofFences + pair(lease.Type, lease.ID),
+			data:    []byte(key.String()),
+			expect:  uint64(s.term.Token()), expectOf: s.subject(lease) + begun,
+		})
+	}
+	if m.Name != "" && m.Name != before.Name {
+		claim, err := s.claim(ctx, key, m.Name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, claim...)
+	}
+	subject := s.subject(key)
+	is := message{subject: subject + begun, data: m.encode(payload), expect: before.sequence, expectOf: subject + either}
+	if before.version() != 0 && !m.Deleted && before.payload == sha256.Sum256(payload) {
+		is.subject = subject + renewed
+	}
+	return append(all, is), nil
+}
+
+// wrote remembers an object that was just written, and returns it.
+func (s *Store) wrote(key tenure.Key, sequence uint64, m meta, payload []byte) tenure.Object {
+	m.Labels = maps.Clone(m.Labels)
+	s.saw(key, state{sequence: sequence, meta: m, payload: sha256.Sum256(payload)}, false)
+	return tenure.Object{
+		Key: key, Name: m.Name, Labels: maps.Clone(m.Labels), Payload: bytes.Clone(payload), Version: int64(sequence),
+		CreatedAt: time.UnixMicro(m.Created).UTC(), UpdatedAt: time.UnixMicro(m.Updated).UTC(),
+	}
+}
+
+// claim returns the messages by which an object gets a name. They fail if the name's owner
+// changes meanwhile, or is called so again. An object that exists under a name, and one that
+// was deleted under it, has a claim to it; the latter yields, and its next life has to claim
+// the name again, instead of being written by one message.
+func (s *Store) claim(ctx context.Context, key tenure.Key, name string) ([]message, error) {
+	subject := s.cfg.Stream + ofNames + pair(key.Type, name)
+	msg, err := s.last(ctx, subject)
+	if err != nil {
+		return nil, err
+	}
+	var has claim
+	if msg != nil {
+		has.sequence = msg.Sequence
+		_ = json.Unmarshal(msg.Data, &has) // what another program has left there owns nothing
+	}
+	var all []message
+	if has.ID != "" && has.ID != key.ID {
+		owner := tenure.Key{Type: key.Type, ID: has.ID}
+		st, _, err := s.read(ctx, owner) // after the claim, so that it cannot have claimed the name since
+		switch {
+		case err != nil:
+			return nil, err
+		case st.Name == name && st.version() != 0:
+			return nil, fmt.Errorf("%w: name %q is %s's", tenure.ErrTaken, name, owner)
+		case st.Name == name:
+			all = append(all, message{
+				subject: s.subject(owner) + begun,
+				data:    meta{Type: owner.Type, ID: owner.ID, Deleted: true}.encode(nil),
+				expect:  st.sequence, expectOf: s.subject(owner) + either,
+			})
+		}
+	}
+	data, err := json.Marshal(claim{ID: key.ID})
+	return append(all, message{subject: subject, data: data, expect: has.sequence, expectOf: subject}), err
+}
+
+// Fence returns the store with its writes fenced by the term: each one is stored only if the
+// subject that is written when a term begins or ends is at the term's token. It does no I/O.
+func (s *Store) Fence(term *tenure.Term) (tenure.Store, error) {
+	switch {
+	case s.term != nil:
+		return nil, fmt.Errorf("natstenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+	case term == nil || term.ID() == "":
+		return nil, fmt.Errorf("natstenure: fence: %w: no term is given", tenure.ErrInvalid)
+	case term.Record() == nil: // a single replica's
+		return s, nil
+	}
+	return &Store{shared: s.shared, term: term}, nil
+}
+
+// notItself rejects a fenced write to the record that its fence depends on.
+func (s *Store) notItself(key tenure.Key) error {
+	if s.term != nil && s.term.Key() == key {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
+	}
+	return nil
+}
+
+// lostOr returns an error of a write that was refused, unless the fence does not hold either:
+// that takes precedence.
+func (s *Store) lostOr(ctx context.Context, refusal error) error {
+	if s.term == nil || !(refusal == nil || answered(refusal)) {
+		return refusal
+	}
+	msg, err := s.last(ctx, s.subject(s.term.Key())+begun)
+	switch {
+	case err != nil:
+		return err
+	case msg != nil && msg.Sequence == uint64(s.term.Token()):
+		return refusal
+	}
+	lost := &tenure.LostError{Key: s.term.Key()}
+	if lease, err := tenure.NewLease(s, tenure.LeaseConfig{Key: lost.Key}); err == nil {
+		if to, err := lease.Read(ctx); err == nil {
+			lost.To = &to
+		}
+	}
+	return lost
+}
