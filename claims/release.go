@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -180,6 +181,7 @@ func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 
 // freeBatches frees what is to be freed, until there is nothing more.
 func (k *Keys) freeBatches(h *holdings) {
+	runtime.Gosched() // funcs that return at the same moment share a statement
 	var hinted time.Time
 	for {
 		k.s.mu.Lock()
@@ -201,7 +203,7 @@ func (k *Keys) freeBatches(h *holdings) {
 		k.s.mu.Unlock()
 		close(b.done)
 		if last || time.Since(hinted) > coalesce {
-			k.s.hint(keyOf(k.kind))
+			h.term.busy.Go(func() { k.s.hint(keyOf(k.kind)) }) // beside the next batch
 			hinted = time.Now()
 		}
 	}
