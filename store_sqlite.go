@@ -158,7 +158,9 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 }
 
 // DB returns the database: the caller's, or the one that [OpenSQLite] opened, which Close
-// closes.
+// closes. The latter gives up on a lock after some milliseconds, since the store tries again
+// itself. A transaction of your own fails there with SQLITE_BUSY while another one writes:
+// use [SQLiteStore.Fenced], or a database with a longer busy timeout.
 func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
 
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.

@@ -198,8 +198,10 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 		}
 	})
 	t.Run("sqlite", func(t *testing.T) {
-		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
-		race(newWorld(t, store), store.DB(), sql.LevelDefault, "?1", trials, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
+		file := filepath.Join(t.TempDir(), "tenure.db")
+		store := kit.OpenSQLite(t, file)
+		db := kit.OpenSQL(t, "sqlite", "file:"+file+"?_txlock=immediate&_pragma=busy_timeout(10000)")
+		race(newWorld(t, store), db, sql.LevelDefault, "?1", trials, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
 			return claims.FencedSQLite(ctx, store, c, func(tx *sql.Tx) error {
 				return write(func(ctx context.Context, query string, args ...any) error {
 					_, err := tx.ExecContext(ctx, query, args...)
