@@ -181,6 +181,9 @@ func (p *phase) episode(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", faults[0].kind, err)
 	}
 	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
+	if p.keys > 0 {
+		p.awaitFuncs(ctx, 6*p.ttl)
+	}
 	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))
 	return nil
 }

@@ -17,13 +17,14 @@ type record struct {
 	mu      sync.Mutex // guards the fields below
 	events  []event
 	running map[string]string // the term of each running job, by replica
+	owned   map[string]event  // the beginning of each key's running func, by key
 	faults  []*fault
 	pauses  []span
 	wake    chan struct{} // closed at the next event
 }
 
 func newRecord() *record {
-	return &record{running: map[string]string{}, wake: make(chan struct{})}
+	return &record{running: map[string]string{}, owned: map[string]event{}, wake: make(chan struct{})}
 }
 
 // span is a period of time of one replica, or of all if replica is empty.
@@ -58,8 +59,17 @@ func (r *record) add(e event) {
 	switch e.Kind {
 	case jobStarted:
 		r.running[e.Replica] = e.Term
-	case jobStopped, killed:
+	case jobStopped:
 		delete(r.running, e.Replica)
+	case killed:
+		delete(r.running, e.Replica)
+		maps.DeleteFunc(r.owned, func(_ string, begun event) bool { return begun.Replica == e.Replica })
+	case claimBegun:
+		r.owned[e.Note] = e
+	case claimEnded:
+		if r.owned[e.Note].Term == e.Term {
+			delete(r.owned, e.Note)
+		}
 	case stalled:
 		r.pauses = append(r.pauses, span{e.Replica, e.From, e.At})
 	}
@@ -86,6 +96,14 @@ func (r *record) terms() ([]string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.running)), r.wake
+}
+
+// funcs returns how many keys have a func that runs, and a channel that is closed when that may
+// have changed.
+func (r *record) funcs() (int, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.owned), r.wake
 }
 
 // job is one run of a replica's job.

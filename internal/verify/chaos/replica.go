@@ -42,11 +42,12 @@ type replicaConfig struct {
 // replica is a process that faults are injected into.
 type replica struct {
 	replicaConfig
-	events  *eventWriter
-	backend backend
-	birth   string // makes the names of this process's objects unique
-	late    sync.WaitGroup
-	ending  context.Context
+	events    *eventWriter
+	backend   backend
+	birth     string // makes the names of this process's objects unique
+	late      sync.WaitGroup
+	lateTurns chan struct{} // held during a late write by a claim
+	ending    context.Context
 }
 
 // runReplica is main for a replica. It ends on SIGTERM, and when its parent is gone.
@@ -97,7 +98,7 @@ func connections(cfg replicaConfig) (open []string) {
 
 // live runs the replica from its start to its shutdown.
 func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-chan struct{}) error {
-	r := &replica{replicaConfig: cfg, events: events, ending: ctx, birth: fmt.Sprintf("%s.%d", cfg.Name, os.Getpid())}
+	r := &replica{replicaConfig: cfg, events: events, ending: ctx, lateTurns: make(chan struct{}, lateOnes), birth: fmt.Sprintf("%s.%d", cfg.Name, os.Getpid())}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)

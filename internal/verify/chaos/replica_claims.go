@@ -16,6 +16,7 @@ import (
 
 const (
 	actors    = 60   // keys that have a func
+	lateOnes  = 2    // late writes at the same time: claims share the application's pool
 	claimSize = 2000 // keys that one call claims
 )
 
@@ -99,8 +100,22 @@ func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, 
 	tell.At = tell.From
 	defer func() { r.events.write(tell) }()
 	r.late.Go(func() { r.writeLateByClaim(c) })
+	look := func() {
+		if now := monotonic(); keys.Holds(c) {
+			tell.At = now
+		}
+	}
 	life := rand.N(200) // not all at once
-	for n := 0; n < life && pause(ctx, about(10*r.Pace)); n++ {
+	for n := 0; n < life; n++ {
+		for range rand.N(int(20*r.Pace/crowdTick)) + 1 {
+			if !pause(ctx, crowdTick) {
+				break
+			}
+			look()
+		}
+		if ctx.Err() != nil {
+			break
+		}
 		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, n)
 		limited, cancel := context.WithTimeout(ctx, r.TTL)
 		err := r.backend.fencedByClaim(limited, c, note, 0)
@@ -108,14 +123,9 @@ func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, 
 		if err == nil {
 			r.events.write(event{Kind: acknowledge, Note: ledgerClaimFenced + " " + note})
 		}
-		if now := monotonic(); keys.Holds(c) {
-			tell.At = now
-		}
 	}
 	for range 10 { // until the very end of its trust
-		if now := monotonic(); keys.Holds(c) {
-			tell.At = now
-		}
+		look()
 		time.Sleep(rand.N(r.TTL / 100))
 	}
 	return nil
@@ -129,9 +139,11 @@ func (r *replica) writeLateByClaim(c claims.Claim) {
 			return
 		}
 		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, n)
+		r.lateTurns <- struct{}{}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
 		err := r.backend.fencedByClaim(ctx, c, note, rand.N(200*time.Millisecond))
 		cancel()
+		<-r.lateTurns
 		if errors.Is(err, tenure.ErrLost) {
 			return
 		}
