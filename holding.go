@@ -46,6 +46,7 @@ type Holding struct {
 	OfferedTo string
 
 	unconfirmed []Holding // see [Term.unconfirmed]
+	resumed     bool      // another process may go on with the term than the one it names
 }
 
 // isOffer reports whether nobody holds the lease because its last holder has offered it to
@@ -80,7 +81,9 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	if err != nil {
 		err = fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
 	}
-	return newHolding(obj.Key, h), err
+	holding := newHolding(obj.Key, h)
+	holding.resumed = stored(obj).Resumed()
+	return holding, err
 }
 
 func newHolding(key Key, r record.Holding) Holding {
@@ -270,9 +273,9 @@ func (l *Lease) isOffered(h Holding) bool {
 
 // reclaims reports whether the record was left by an earlier run of this replica. That it
 // names the same holder is not enough: it may be of a term that this very lease has begun,
-// or is beginning in another goroutine.
+// or is beginning in another goroutine, or that another process has resumed.
 func (l *Lease) reclaims(h Holding) bool {
-	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !l.memory.ofThisRun(h.Term)
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !h.resumed && !l.memory.ofThisRun(h.Term)
 }
 
 // predecessors returns the holders that may still be at work if this lease takes over a

@@ -168,7 +168,7 @@ func (k *keeper) isOwnRenewal() bool {
 	if !ok {
 		return false
 	}
-	if change.Object.Version < k.term.Token() { // from before the term
+	if v := change.Object.Version; v != 0 && v < k.term.Token() { // from before the term
 		return true
 	}
 	return !change.Deleted && bytes.Equal(change.Object.Payload, k.term.payload) && stored(change.Object).Request() == nil

@@ -35,6 +35,11 @@ import (
 //     heartbeat arrives at one of them. The worker trusts the term for TTL − Margin from before
 //     it sent the heartbeat that was last answered; the servers' terms mean nothing.
 //
+// The record goes on to name the process that began the term: [CoordinatorConfig.FencePredecessor]
+// is told of that one, so don't use both. A term that is held after it was resumed is lost if a
+// renewal gets no answer, and can be resumed again. What [Lease.RequestRelease] asks for reaches
+// only [Coordinator.Hold], not a worker behind servers.
+//
 // It returns [ErrLost] if another term stands, or none does, or if the process that began the
 // term is about to end it: see [Lease.Seal]. A record that has expired is resumed if nobody has
 // taken the lease over, so that a worker that was late loses nothing. After any other error the
@@ -100,7 +105,15 @@ func (l *Lease) resumeAsItIs(ctx context.Context, id string) (Object, error) {
 	if !ok {
 		return Object{}, ErrNotFound
 	}
-	return store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id)
+	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id)
+	if err != nil {
+		return Object{}, err
+	}
+	// The statement knows only parts of the record, and somebody else may have written it.
+	if h, err := decodeHolding(obj, l.cfg.TTL); err != nil || h.Term != id || h.isOffer() || !h.resumed {
+		return Object{}, &LostError{Key: l.cfg.Key, To: &h}
+	}
+	return obj, nil
 }
 
 // resumable returns the record of a term if the lease may go on with it.

@@ -366,3 +366,41 @@ func TestBadInputToResume(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrLost)
 	})
 }
+
+// Each of them may take the other's renewal for its own that got no answer.
+func TestOfTwoThatHaveResumedATermOnlyTheLaterHasIt(t *testing.T) {
+	for name, try := range map[string]func(*tenure.Lease, context.Context, *tenure.Term) error{
+		"renew": (*tenure.Lease).Renew, "release": (*tenure.Lease).Release,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubbles(t, func(t *scene) {
+				term, _, c := t.began(tenure.LeaseConfig{})
+				unsure := storetest.Faulty(t.store, nil)
+				b := kit.NewLease(t, unsure, tenure.LeaseConfig{Holder: "b"})
+				resumed := t.resume(b, term)
+				unsure.SetHook(kit.Refuse)
+				require.Error(t, b.Renew(t.Context(), resumed))
+				unsure.SetHook(nil)
+				later := t.resume(c, term)
+				require.ErrorIs(t, try(b, t.Context(), resumed), tenure.ErrLost)
+				require.NoError(t, c.Renew(t.Context(), later))
+				t.wantHeld(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "thief"}))
+			})
+		})
+	}
+}
+
+// Its record names the replica that began it, which may have been restarted since.
+func TestAResumedTermIsNotReclaimed(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		cfg := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
+		term, _, next := t.began(cfg)
+		t.resume(next, term)
+		restarted := kit.NewLease(t, t.store, cfg)
+		_, err := restarted.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		t.resume(restarted, term)
+		_, err = restarted.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+	})
+}

@@ -210,7 +210,7 @@ func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Objec
 	if s.fence() != nil { // its writes are fenced, and PutIf does that
 		return Object{}, ErrNotFound
 	}
-	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, record.Requested)
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final})
 	if err != nil {
 		return Object{}, opError(ctx, "put", key, err)
 	}

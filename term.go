@@ -284,7 +284,10 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 	if version < known && t.version == known {
 		t.version, t.inDoubt = version, 0
 	}
-	ours := version <= t.version || t.inDoubt > 0 || request != nil && request.Version <= t.version
+	// Of a resumed term a write without an answer proves nothing: yet another process may have
+	// resumed it. Its rightful owner can do so again.
+	inDoubt := t.inDoubt > 0 && t.resumed == nil
+	ours := version <= t.version || inDoubt || request != nil && request.Version <= t.version
 	if ours {
 		t.movedTo(version)
 	}

@@ -363,7 +363,7 @@ func (s *Store) list(ctx context.Context, objectType, after string, limit int) (
 				return nil, err
 			}
 		}
-		if id > after {
+		if id > after && (tenure.Key{Type: objectType, ID: id}).Validate() == nil { // others may publish anything
 			ids[id] = true
 		}
 	}

@@ -209,7 +209,7 @@ func TestAKindIsCountedUpToALimit(t *testing.T) {
 	s := sqliteSite(t)
 	s.ask(t, "migrate")
 	s.exec(t, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <= 100000)
-		INSERT INTO objects_claims SELECT 'tenant', i, 's', i FROM n`)
+		INSERT INTO objects_claims (kind, id, session, token) SELECT 'tenant', i, 's', i FROM n`)
 	if got := s.ask(t, "list", "-sessions"); !strings.Contains(got, " tenant 100000+ ") {
 		t.Errorf("the list is\n%s", got)
 	}

@@ -163,7 +163,7 @@ func newStatements(n names) statements {
 
 		resume: n.in(`
 			UPDATE {objects} SET ` + stamp + `
-			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ? $5
+			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ?| $5
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`),
 
 		fence: n.in(recordFence),

@@ -94,12 +94,12 @@ func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condi
 }
 
 // Resume renews an object as it is, in one round trip, if its payload contains a part and it
-// has one label and not another; if not, it returns [objects.ErrNotFound].
-func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label, other string) (objects.Row, error) {
+// has one label and none of some others; if not, it returns [objects.ErrNotFound].
+func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string) (objects.Row, error) {
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(*setup) error {
 		return t.write(ctx, &t.groups.replace, &write{id: id, statements: []pgconns.Statement{{
-			SQL: t.sql.resume, Args: []any{id.Type, id.ID, part, label, other},
+			SQL: t.sql.resume, Args: []any{id.Type, id.ID, part, label, others},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})

@@ -29,10 +29,12 @@ const (
 )
 
 // A process that goes on with a term can renew the record as it is, if it has the first of these
-// labels and not the second, which would have to be removed.
+// labels and neither of the others: a request would have to be removed, and a sealed term is not
+// to be resumed.
 const (
 	Resumable = resumedLabel
 	Requested = requestLabel
+	Final     = sealedLabel
 )
 
 // Request asks a holder to release its lease. Writing it gives the object a new version and

@@ -71,8 +71,8 @@ func (o Object) IsOf(term string) bool {
 	return term != "" && json.Unmarshal(o.Payload, &p) == nil && p.Term == term
 }
 
-// TermPart returns the part of a payload that names a term. No other payload contains it: in a
-// string of JSON its quotes would be escaped.
+// TermPart returns the part of a payload that names a term. No other payload of this package
+// contains it: in a string of JSON its quotes would be escaped.
 func TermPart(term string) []byte {
 	text, _ := json.Marshal(term) // a string always encodes
 	return append([]byte(`"term":`), text...)
