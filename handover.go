@@ -112,7 +112,8 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (remo
 // holder without a [Coordinator]. [ErrNotFound] says that nobody holds the lease,
 // [errors.ErrUnsupported] that its record was written by another program.
 //
-// Any process that can write to the store may ask; its Lease need not compete.
+// Any process that can write to the store may ask; its Lease need not compete. The record of a
+// session of package claims is [ErrInvalid].
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
 // RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For
@@ -120,7 +121,11 @@ func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHand
 // AcquireInterval, but at least a second and at most the TTL. It returns nil if that replica
 // already holds the lease. A later request replaces an earlier one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
-	if err := cmp.Or(objects.ValidText("replica", to), validHolder(to)); err != nil {
+	err := cmp.Or(objects.ValidText("replica", to), validHolder(to))
+	if l.cfg.Key.Type == objects.SessionType {
+		err = fmt.Errorf("%w: a session of package claims is not handed over: request the release of its keys", ErrInvalid)
+	}
+	if err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
 	for tries := 1; ; tries++ {

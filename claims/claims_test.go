@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -614,4 +615,55 @@ func TestBadInputToClaims(t *testing.T) {
 		_, err = a.keys.Wait(w.Context(), "one")
 		require.ErrorIs(w, err, tenure.ErrSetup)
 	})
+}
+
+// Under Observed a process judges by what it has itself seen, however long that takes.
+func TestASessionWithALongerTTLIsBuriedUnderObserved(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.startWith("a", claims.SessionConfig{Expiry: tenure.Observed})
+		a.claimOne("one")
+		b := w.startWith("b", claims.SessionConfig{Expiry: tenure.Observed, TTL: 2 * time.Second})
+		a.crash()
+		began := time.Now()
+		got, err := b.keys.Wait(w.Context(), "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+time.Second)
+	})
+}
+
+func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
+	inBubble(t, func(w *world) {
+		_, err := w.store.PutIf(w.Context(), tenure.Object{
+			Key:     tenure.Key{Type: objects.SessionType, ID: "foreign"},
+			Payload: []byte(`{"holder":"x","term":"t","ttl_ms":1000}`),
+			Labels:  map[string]string{"tenure.unconfirmed": `{"term":"t","before":[{"holder":"y","term":"s"}]}`},
+		}, tenure.MustCreate())
+		require.NoError(w, err)
+		_, err = w.table.Take(w.Context(), "foreign", "tenant", nil, nil, []string{"one"}, time.Second)
+		require.NoError(w, err)
+		a := w.start("a")
+		var calls kit.Calls
+		a.fault(calls.Count("", nil))
+		ctx, cancel := context.WithTimeout(w.Context(), 10*time.Minute)
+		defer cancel()
+		_, err = a.keys.Wait(ctx, "one")
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Less(w, calls.Take()["sessions"], 1000, "in ten minutes")
+	})
+}
+
+// Another program may have stored anything.
+func TestOnSQLiteARowOfAnyContentIsClaimed(t *testing.T) {
+	store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+	w := newWorld(t, store)
+	kit.ExecSQL(t, store.DB(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'junk', NULL, 'junk'), ('tenant', 'blob', x'676f6e65', 7)`)
+	a := w.start("a")
+	got := a.claim("junk", "blob")
+	require.Len(t, got, 2)
+	for _, c := range got {
+		require.Positive(t, c.Token)
+	}
+	require.NoError(t, a.keys.Release(t.Context(), got...))
+	require.Len(t, a.claim("junk", "blob"), 2)
 }

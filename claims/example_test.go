@@ -186,7 +186,7 @@ func ExampleKeys_PassOn() {
 		fmt.Println(err)
 		return
 	}
-	if err := claims.Release(ctx, store, claim); err != nil {
+	if err := claims.ReleasePassedOn(ctx, store, claim); err != nil {
 		fmt.Println(err) // ErrLost: the claim has ended
 	}
 	fmt.Println(claim, "is free")

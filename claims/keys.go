@@ -339,6 +339,7 @@ func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 	defer hints.Stop()
 	defer k.s.sweeper.waits()()
 	var spurious pace.Limiter
+	flood := coalesce * time.Duration(1+len(ids)/perStatement) // hints may be about others
 	for woken, tries := false, 0; ; {
 		got, locked, err := k.claim(ctx, ids)
 		switch {
@@ -360,7 +361,7 @@ func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 			longest = min(k.s.cfg.PollInterval, 10*time.Millisecond<<min(tries, 10))
 			tries++
 		}
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, k.s.cfg.PollInterval), longest)
+		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, k.s.cfg.PollInterval)), longest)
 	}
 }
 

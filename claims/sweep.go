@@ -36,10 +36,11 @@ type sweeper struct {
 	known   atomic.Pointer[map[string]bool] // the sessions that the last sweep has seen
 	unknown atomic.Bool                     // a call of Wait has met one that is not among them
 
-	seen     map[string]*sighting.Sighting // the records of sessions, by their IDs
-	shortest time.Duration                 // the shortest TTL of a session
-	expiry   time.Time                     // until then no session expires that the next sweep does not know of
-	after    string                        // where the next look for sessions that no row names begins
+	seen     map[string]*seenSession // the records of sessions, by their IDs
+	shortest time.Duration           // the shortest TTL of a session
+	expiry   time.Time               // until then no session expires that the next sweep does not know of
+	after    string                  // where the next look for sessions that no row names begins
+	round    int                     // of these looks, each of which comes to all sessions
 	sweeps   int
 	failures int // since a sweep has succeeded
 	pruned   time.Time
@@ -51,8 +52,14 @@ type sweeper struct {
 	buried, freed, errors atomic.Int64 // see Status
 }
 
+// seenSession is the record of a session, and the last round in which it was seen.
+type seenSession struct {
+	sighting.Sighting
+	round int
+}
+
 func (w *sweeper) init(s *Session) {
-	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*sighting.Sighting)
+	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
 	w.slots, w.shortest = make(chan struct{}, freeAtMost), s.cfg.TTL
 }
 
@@ -176,7 +183,7 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 		return
 	}
 	for id, seen := range w.seen { // of sessions that have ended
-		if time.Since(seen.Since) > 10*s.cfg.TTL {
+		if !known[id] && seen.round+1 < w.round {
 			delete(w.seen, id)
 		}
 	}
@@ -196,15 +203,21 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, answered time.Time) {
 	s := w.s
 	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires, too
-	if !w.seen[id].Of(o) {
-		w.seen[id] = &sighting.Sighting{Object: o, Since: answered}
+	seen := w.seen[id]
+	if seen == nil || !seen.Of(o) {
+		seen = &seenSession{Sighting: sighting.Sighting{Object: o, Since: answered}}
+		w.seen[id] = seen
 	}
-	in, _ := w.seen[id].CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
+	seen.round = w.round
+	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
 	if h.Offered { // the session has ended, and was asked to hand over what nobody takes over
 		in = 0
 	}
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
-	if in > 0 || len(h.Unconfirmed) > 0 {
+	if len(h.Unconfirmed) > 0 { // no session has that, so it is not ours to judge, nor to look at all the time
+		in = max(in, s.cfg.TTL)
+	}
+	if in > 0 {
 		// A few ms apart, so that not all bury it at once, and a few ms late, so that they don't
 		// come just before a renewal. An answer that was long on its way makes no difference.
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
@@ -251,6 +264,9 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 		return
 	}
 	w.after = ""
+	if len(sessions) < some {
+		w.round++
+	}
 	for _, o := range sessions {
 		if len(sessions) == some {
 			w.after = o.Key.ID

@@ -16,7 +16,7 @@ const valueLimit = 10 * time.Second
 
 // PassOn ends this session's own use of claims, without freeing their keys, so that they can be
 // passed on to another process. That process may write under them, see [FencedPostgres], and
-// frees the keys with [Release]. Until then nobody else gets them, nor does this session: it
+// frees the keys with [ReleasePassedOn]. Until then nobody else gets them, nor does this session: it
 // holds them no more, but they are valid only as long as it lives, and it frees them when it
 // closes. So whoever a claim was passed on to fences what it writes.
 //
@@ -60,20 +60,20 @@ func keysOf(claims []Claim) (ids []string) {
 	return ids
 }
 
-// Release frees the keys of claims that another process has passed on to this one, see
+// ReleasePassedOn frees the keys of claims that another process has passed on to this one, see
 // [Keys.PassOn]. It needs no session. What a process has claimed itself it releases with
 // [Keys.Release]: its session would not know that the keys are free, and a func that runs for
 // one would go on while another process has it.
 //
 // If one of the claims has ended, [tenure.ErrLost], or is given twice, [tenure.ErrInvalid], none
 // is released. After any other error they may have been released or not.
-func Release(ctx context.Context, store tenure.Store, claims ...Claim) error {
+func ReleasePassedOn(ctx context.Context, store tenure.Store, claims ...Claim) error {
 	table, err := tableOf(store)
 	if err == nil {
 		err = releaseValues(ctx, store, table, claims)
 	}
 	if err != nil {
-		return fmt.Errorf("tenure: release claims: %w", err)
+		return fmt.Errorf("tenure: release claims that were passed on: %w", err)
 	}
 	return nil
 }

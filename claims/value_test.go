@@ -15,6 +15,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -26,7 +27,7 @@ func (p *process) passOn(cs ...claims.Claim) {
 // releaseValue releases a claim as the process does to which it was passed on.
 func (w *world) releaseValue(c claims.Claim) {
 	w.Helper()
-	require.NoError(w, claims.Release(context.Background(), w.store, c))
+	require.NoError(w, claims.ReleasePassedOn(context.Background(), w.store, c))
 }
 
 func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
@@ -51,7 +52,7 @@ func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
 		time.AfterFunc(3*time.Second, func() { w.releaseValue(c) })
 		next := b.wait("one")
 		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond), "whoever waits is woken")
-		require.ErrorIs(w, claims.Release(w.Context(), w.store, c), tenure.ErrLost)
+		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, c), tenure.ErrLost)
 		require.ErrorIs(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written), tenure.ErrLost)
 		require.True(w, b.keys.Holds(next))
 		require.NoError(w, b.keys.Release(w.Context(), next))
@@ -86,7 +87,7 @@ func TestASessionThatClosesFreesWhatItHasPassedOn(t *testing.T) {
 		a.passOn(c)
 		a.stop()
 		b.claimOne("one")
-		require.ErrorIs(w, claims.Release(w.Context(), w.store, c), tenure.ErrLost)
+		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, c), tenure.ErrLost)
 	})
 }
 
@@ -97,9 +98,9 @@ func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
 		a.passOn(got...)
 		require.Zero(t, a.keys.Len())
 		require.Empty(t, b.claim(names(1200)...))
-		require.ErrorIs(t, claims.Release(t.Context(), b.w.store, append(got, claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1})...), tenure.ErrLost)
+		require.ErrorIs(t, claims.ReleasePassedOn(t.Context(), b.w.store, append(got, claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1})...), tenure.ErrLost)
 		require.Empty(t, b.claim(names(1200)...), "none was released")
-		require.NoError(t, claims.Release(t.Context(), b.w.store, got...))
+		require.NoError(t, claims.ReleasePassedOn(t.Context(), b.w.store, got...))
 		require.Len(t, b.claim(names(1200)...), 1200)
 	})
 }
@@ -168,11 +169,11 @@ func TestBadInputToClaimsAsValues(t *testing.T) {
 
 		good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1}
 		for _, bad := range [][]claims.Claim{nil, {mine, mine}, {{}}, {mine, {Key: good.Key}}, {mine, {Key: good.Key, Session: "s"}}, {mine, {Key: good.Key, Session: "\xff", Token: 1}}, {mine, {Session: "s", Token: 1}}} {
-			require.ErrorIs(w, claims.Release(w.Context(), w.store, bad...), tenure.ErrInvalid, "%v", bad)
+			require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, bad...), tenure.ErrInvalid, "%v", bad)
 		}
-		require.ErrorIs(w, claims.Release(w.Context(), nil, good), tenure.ErrInvalid)
-		require.ErrorIs(w, claims.Release(w.Context(), tenure.Static(), good), errors.ErrUnsupported)
-		require.ErrorIs(w, claims.Release(w.Context(), w.store, mine, good), tenure.ErrLost)
+		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), nil, good), tenure.ErrInvalid)
+		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), tenure.Static(), good), errors.ErrUnsupported)
+		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, mine, good), tenure.ErrLost)
 		require.NoError(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), mine, func(*sql.Tx) error { return nil }), "none was released")
 	})
 }
@@ -297,4 +298,51 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 			require.ErrorIs(t, err, bad.want)
 		}
 	})
+}
+
+// S1: a release that comes twice may overtake the next claim of the key, which is not the one
+// that it is to free.
+func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
+	w := newWorld(t, kit.OpenPostgres(t, pgtest.URL(t), tenure.PostgresConfig{}))
+	a := w.start("a")
+	ids := names(1000)
+	last := ids[len(ids)-1]
+	for range 60 {
+		got := a.claim(ids...)
+		require.Len(t, got, len(ids))
+		a.passOn(got...)
+		var one claims.Claim
+		for _, c := range got {
+			if c.Key.ID == last {
+				one = c
+			}
+		}
+		var both sync.WaitGroup
+		both.Go(func() { _ = claims.ReleasePassedOn(t.Context(), w.store, got...) })
+		both.Go(func() {
+			time.Sleep(rand.N(20 * time.Millisecond))
+			_ = claims.ReleasePassedOn(t.Context(), w.store, one)
+		})
+		var next []claims.Claim
+		for len(next) == 0 {
+			next = a.claim(last)
+		}
+		both.Wait()
+		rows, err := w.table.Look(t.Context(), "tenant", []string{last}, time.Second)
+		require.NoError(t, err)
+		require.Equal(t, next[0].Session, rows[0].Session, "who owns the row, which the session holds: %v", a.keys.Holds(next[0]))
+		require.NoError(t, a.keys.Release(t.Context(), next...))
+		for _, c := range got { // those that were not released, if the one came first
+			_ = claims.ReleasePassedOn(t.Context(), w.store, c)
+			break
+		}
+		rest, err := w.table.Look(t.Context(), "tenant", ids, time.Second)
+		require.NoError(t, err)
+		for _, r := range rest {
+			if r.Session != "" {
+				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, time.Second)
+				require.NoError(t, err)
+			}
+		}
+	}
 }

@@ -182,6 +182,10 @@ func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
 	for sh.unfit() != nil {
 		select {
 		case <-sh.kick:
+		case <-time.After(sh.paces.RenewInterval):
+			if sh.session.Status().Closing {
+				return false, claims.ErrClosed
+			}
 		case <-ctx.Done():
 			return false, nil
 		}

@@ -441,3 +441,28 @@ func TestBadInput(t *testing.T) {
 	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
 	require.ErrorContains(t, err, "already")
 }
+
+func TestASessionThatIsClosedEndsRunOfAProcessThatIsNotFit(t *testing.T) {
+	inBubble(t, 2, func(w *world) {
+		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(w, err)
+		sh, err := shards.New(session, shards.Config{
+			Kind: "job", Count: 2, Run: func(context.Context, string) error { return nil },
+			Check: func(context.Context) error { return errors.New("no disk") },
+		})
+		require.NoError(w, err)
+		ctx, cancel := context.WithCancel(w.Context())
+		go func() { _ = session.Run(ctx) }()
+		result := make(chan error, 1)
+		go func() { result <- sh.Run(w.Context()) }()
+		time.Sleep(time.Minute)
+		cancel()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-result:
+			require.ErrorIs(w, err, claims.ErrClosed)
+		default:
+			w.Error("Run has not returned")
+		}
+	})
+}

@@ -56,6 +56,8 @@ func newClaimStatements(n names) claimStatements {
 			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`),
 
 		// Returns the rows that should be free and are not, because somebody has locked them.
+		// The token is compared again where the row is locked: it may have been freed and
+		// claimed again since the statement began.
 		// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
 		// rows that were just freed are still in the way.
 		free: n.in(`
@@ -64,6 +66,7 @@ func newClaimStatements(n names) claimStatements {
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
 			locked AS MATERIALIZED (
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
+					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			freed AS (
 				UPDATE {claims} SET session = NULL
@@ -81,6 +84,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
 			locked AS MATERIALIZED (
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM owned WHERE NOT wanted)) AND session IS NOT NULL
+					AND (id, token) IN (SELECT id, token FROM owned)
 				FOR NO KEY UPDATE SKIP LOCKED),
 			asked AS (
 				UPDATE {claims} SET wanted = true

@@ -34,7 +34,7 @@ func newClaimStatements(named func(string) string) claimStatements {
 			INSERT INTO {claims} (kind, id, session, token) SELECT ?1, value, ?2, ?3 FROM json_each(?4) WHERE true
 			ON CONFLICT (kind, id) DO UPDATE SET session = excluded.session, wanted = 0,
 				token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)
-			WHERE session IS NULL OR session IN (SELECT value FROM json_each(?5))
+			WHERE session IS NULL OR CAST(session AS TEXT) IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`),
 		free: named(`
 			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
@@ -194,7 +194,7 @@ func scanClaims(rows *sql.Rows) (claims []objects.Claim, err error) {
 	defer rows.Close()
 	for rows.Next() {
 		var r objects.Claim
-		if err := rows.Scan(&r.Kind, &r.ID, &r.Session, &r.Token, &r.Gone); err != nil {
+		if err := rows.Scan(&r.Kind, &r.ID, &r.Session, versionColumn{&r.Token}, &r.Gone); err != nil {
 			return nil, err
 		}
 		claims = append(claims, r)
