@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -174,8 +175,10 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 }
 
 // S2.
+var raceTrials = flag.Int("race.trials", 400, "races of a late fenced write with the next claim, on each database")
+
 func TestAFencedWriteIsNeverLate(t *testing.T) {
-	const trials = 1000
+	trials := *raceTrials
 	t.Run("postgres", func(t *testing.T) {
 		url := pgtest.URL(t)
 		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

@@ -119,7 +119,7 @@ func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 			return kit.ErrReset
 		}
 		hooks := []storetest.Hook{nil, kit.Only("take", kit.Once(kit.LoseAnswer)), kit.Only("take", kit.Once(late)), kit.Only("free", kit.Once(late))}
-		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Hour)
+		ctx, cancel := context.WithTimeout(w.Context(), 30*time.Minute)
 		defer cancel()
 		var working sync.WaitGroup
 		passed := 0
@@ -307,7 +307,7 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 	a := w.start("a")
 	ids := names(1000)
 	last := ids[len(ids)-1]
-	for range 60 {
+	for range 30 {
 		got := a.claim(ids...)
 		require.Len(t, got, len(ids))
 		a.passOn(got...)
