@@ -667,3 +667,15 @@ func TestOnSQLiteARowOfAnyContentIsClaimed(t *testing.T) {
 	require.NoError(t, a.keys.Release(t.Context(), got...))
 	require.Len(t, a.claim("junk", "blob"), 2)
 }
+
+func TestASessionIsNotHandedOver(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claimOne("one")
+		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: a.session.ID()}})
+		require.ErrorIs(w, lease.RequestHandover(w.Context(), "b"), tenure.ErrInvalid)
+		require.ErrorIs(w, lease.RequestRelease(w.Context()), tenure.ErrInvalid)
+		time.Sleep(time.Minute)
+		require.Equal(w, 1, a.keys.Len())
+	})
+}
