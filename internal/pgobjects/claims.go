@@ -24,7 +24,7 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence string }
+type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, counts, list, forget string }
 
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an
@@ -35,6 +35,7 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 func newClaimStatements(n names) claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	return claimStatements{
+		counts: n.in(claimCounts), list: n.in(claimList), forget: n.in(claimForget),
 		look: n.in(`
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
 			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`),

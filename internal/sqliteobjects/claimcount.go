@@ -25,7 +25,7 @@ const claimCounts = `
 func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) (counts []objects.ClaimCount, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	rows, err := c.table.db.QueryContext(ctx, newNames(c.table.name).Replace(claimCounts), most)
+	rows, err := c.table.db.QueryContext(ctx, c.sql.counts, most)
 	if err != nil {
 		return nil, explain(err)
 	}

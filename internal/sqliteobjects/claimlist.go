@@ -20,7 +20,7 @@ const (
 // OfKinds returns the rows of some kinds whose sessions have records, and the time, which is zero
 // if there are none.
 func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
-	claims, err = c.read(ctx, limit, newNames(c.table.name).Replace(claimList), list(kinds))
+	claims, err = c.read(ctx, limit, c.sql.list, list(kinds))
 	if err != nil || len(claims) == 0 {
 		return nil, time.Time{}, err
 	}
@@ -30,7 +30,7 @@ func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duratio
 // Forget deletes the free rows of a kind.
 func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) error {
 	return c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, newNames(c.table.name).Replace(claimForget), kind)
+		_, err := tx.ExecContext(ctx, c.sql.forget, kind)
 		return err
 	})
 }

@@ -21,11 +21,12 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, fenceStatement string }
+type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, fenceStatement, counts, list, forget string }
 
 func newClaimStatements(named func(string) string) claimStatements {
 	const columns = `kind, id, coalesce(session, ''), token, `
 	return claimStatements{
+		counts: named(claimCounts), list: named(claimList), forget: named(claimForget),
 		look: named(`
 			SELECT ` + columns + `session IS NOT NULL AND NOT EXISTS (
 				SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)

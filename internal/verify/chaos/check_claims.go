@@ -150,19 +150,8 @@ func (p *phase) awaitClaimed(ctx context.Context, db database) error {
 
 // awaitFuncs waits until the func of each key that has one runs, but not for longer than that.
 func (p *phase) awaitFuncs(ctx context.Context, longest time.Duration) {
-	timer := time.NewTimer(longest)
-	defer timer.Stop()
-	for {
+	await(ctx, longest, func() (bool, <-chan struct{}) {
 		running, changed := p.record.funcs()
-		if running == actors {
-			return
-		}
-		select {
-		case <-changed:
-		case <-timer.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
+		return running == actors, changed
+	})
 }

@@ -227,11 +227,20 @@ func (p *phase) awaitHolder(ctx context.Context, longest time.Duration) bool {
 // awaitJob waits until a job runs whose term is suitable. It returns false if none does for
 // that long.
 func (p *phase) awaitJob(ctx context.Context, longest time.Duration, willDo func(term string) bool) bool {
+	return await(ctx, longest, func() (bool, <-chan struct{}) {
+		terms, changed := p.record.terms()
+		return slices.ContainsFunc(terms, willDo), changed
+	})
+}
+
+// await waits until something is so, and looks again whenever that may have changed. It returns
+// false if it is not for that long.
+func await(ctx context.Context, longest time.Duration, isSo func() (bool, <-chan struct{})) bool {
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {
-		terms, changed := p.record.terms()
-		if slices.ContainsFunc(terms, willDo) {
+		so, changed := isSo()
+		if so {
 			return true
 		}
 		select {
