@@ -109,8 +109,8 @@ func (k *Keys) stop(t *term, cause error) {
 // is no session; [ErrClosed] says that there will be none.
 //
 // A statement that was sent is waited for even if ctx is done: beside an error, Claim may
-// return claims that are the caller's all the same. No keys, a key twice, or one that is no
-// text is [tenure.ErrInvalid], and then nothing is claimed.
+// return claims, which the caller owns nevertheless. No keys, a key twice, or one that is not
+// valid text is [tenure.ErrInvalid], and then nothing is claimed.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
 		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)
