@@ -170,7 +170,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "call Migrate once")
 	kit.Migrate(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims TO public`)
+	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims, objects_requests TO public`)
 	p.claimOne("one")
 }
 

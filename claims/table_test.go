@@ -242,25 +242,28 @@ func (d *tables) asks() {
 	rows := d.take("a", nil, nil, []string{"w1", "w2", "w3"})
 	d.free(rows[2])
 	for range 2 { // a second time changes nothing
-		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, time.Second)
-		require.NoError(d, err)
-		require.Equal(d, rows[1:2], wanted)
-		require.Empty(d, locked)
+		require.Equal(d, rows[1:2], must(d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, time.Second))(d.T))
 	}
-	require.Equal(d, rows[1:2], must(d.Wanted(d.Context(), "a", "", "", 10, time.Second))(d.T))
-	require.Empty(d, must(d.Wanted(d.Context(), "a", "tenant", "w2", 10, time.Second))(d.T))
+	wanted := func(session string, after objects.Claim) []objects.Claim {
+		d.Helper()
+		return must(d.Wanted(d.Context(), session, after, 10, time.Second))(d.T)
+	}
+	require.Equal(d, rows[1:2], wanted("a", objects.Claim{}))
+	require.Empty(d, wanted("a", rows[1]))
 	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
 	require.Equal(d, []bool{true}, []bool{sessions[0].Wanted})
 	d.free(rows[1])
 	next := d.take("b", []string{"w2"}, nil, nil)
 	require.Len(d, next, 1)
-	require.Empty(d, must(d.Wanted(d.Context(), "b", "", "", 10, time.Second))(d.T), "the next owner was not asked")
+	require.Empty(d, wanted("b", objects.Claim{}), "the next owner was not asked")
+	ended := rows[1]
+	ended.Gone = true
+	require.Equal(d, []objects.Claim{ended}, wanted("a", objects.Claim{}))
+	require.Empty(d, wanted("a", objects.Claim{}), "its request was deleted")
 	if d.lock != nil {
 		unlock := d.lock(next[0])
-		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute)
-		require.NoError(d, err)
-		require.Equal(d, rows[:1], wanted)
-		require.Equal(d, []string{"w2"}, idsOf(locked))
+		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute))(d.T), 2)
+		require.Equal(d, next, wanted("b", objects.Claim{}))
 		unlock()
 	}
 }

@@ -34,6 +34,7 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 // knows, or of a join, it may expect so many that it walks all rows of the kind.
 func newClaimStatements(n names) claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
+	const hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 	return claimStatements{
 		counts: n.in(claimCounts), list: n.in(claimList), forget: n.in(claimForget),
 		look: n.in(`
@@ -47,7 +48,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
-				UPDATE {claims} SET session = $2, wanted = false,
+				UPDATE {claims} SET session = $2,
 					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
 				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING kind, id, session, token),
 			made AS (
@@ -78,23 +79,26 @@ func newClaimStatements(n names) claimStatements {
 			SELECT kind, id, session, token, false FROM {claims}
 			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
 
-		// Says of each row whether it should be wanted and is not, because somebody has locked
-		// it, or its owner has just changed.
 		request: n.in(`
 			WITH owned AS MATERIALIZED (
 				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
-			locked AS MATERIALIZED (
-				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM owned WHERE NOT wanted)) AND session IS NOT NULL
-					AND (id, token) IN (SELECT id, token FROM owned)
-				FOR NO KEY UPDATE SKIP LOCKED),
 			asked AS (
-				UPDATE {claims} SET wanted = true
-				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
-			SELECT kind, id, session, token, NOT wanted AND id NOT IN (SELECT id FROM asked) FROM owned`),
+				INSERT INTO {requests} (session, kind, id, token)
+				SELECT session, kind, id, token FROM owned ORDER BY session, id ON CONFLICT DO NOTHING)
+			SELECT kind, id, session, token, false FROM owned`),
 
+		// Deletes the requests for claims that have ended, and says of each whether it is one. A
+		// claim that does not stand when its request is visible never stands again.
 		wanted: n.in(`
-			SELECT kind, id, session, token, false FROM {claims}
-			WHERE session = $1 AND (kind, id) > ($2, $3) AND wanted ORDER BY session, kind, id LIMIT $4`),
+			WITH page AS MATERIALIZED (
+				SELECT r.*, ` + hasEnded + ` AS ended FROM {requests} r
+				WHERE session = $1 AND (kind, id, token) > ($2, $3, $4) ORDER BY session, kind, id, token LIMIT $5),
+			locked AS MATERIALIZED (
+				SELECT kind, id, token FROM {requests}
+				WHERE session = $1 AND (kind, id, token) IN (SELECT kind, id, token FROM page WHERE ended) FOR UPDATE SKIP LOCKED),
+			deleted AS (
+				DELETE FROM {requests} WHERE session = $1 AND (kind, id, token) IN (SELECT * FROM locked))
+			SELECT kind, id, session, token, ended FROM page ORDER BY kind, id, token`),
 
 		// Looks up the next session in the index, and not at each row.
 		sessions: n.in(`
@@ -104,7 +108,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
 				FROM named WHERE session IS NOT NULL)
 			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
-				EXISTS (SELECT FROM {claims} c WHERE c.session = named.session AND wanted)
+				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session)
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 
@@ -149,24 +153,16 @@ func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, 
 	return c.claims(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
 }
 
-// Request asks the owners of rows to give them back. It returns the rows that are wanted now,
-// and those that should be and are not, because somebody has locked them.
-func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
-	rows, err := c.claims(ctx, limit, c.sql.request, kind, ids)
-	for _, r := range rows {
-		if r.Gone { // which is what the statement says of those
-			locked = append(locked, r)
-		} else {
-			wanted = append(wanted, r)
-		}
-	}
-	return wanted, locked, err
+// Request asks the owners of rows to give them back, and returns these rows. It waits for no
+// fenced write.
+func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.request, kind, ids)
 }
 
-// Wanted returns at most n rows that a session owns and that somebody asks for, those after
-// another row.
-func (c *Claims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.wanted, session, afterKind, afterID, n)
+// Wanted returns at most n claims of a session that somebody asks for, those after another one.
+// Gone says that the claim has ended, and that the request was deleted.
+func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.wanted, session, after.Kind, after.ID, after.Token, n)
 }
 
 // Sessions returns the sessions that rows name.
