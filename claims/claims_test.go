@@ -417,6 +417,38 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 	})
 }
 
+// Not all that the session owns is read, however much that is.
+func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(3000)...)
+		time.Sleep(time.Second)
+		looked := map[string]int{}
+		a.table.looks = func(ids []string) {
+			for _, id := range ids {
+				looked[id]++
+			}
+		}
+		lose := func(id string) {
+			a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+			_, err := a.keys.Claim(w.Context(), id)
+			require.ErrorIs(w, err, kit.ErrReset)
+		}
+		lose("one")
+		time.Sleep(20 * time.Second)
+		lose("two") // for which there is more time
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
+		time.Sleep(3 * ttl)
+		require.Zero(w, traffic.Take()["owned"])
+		require.Len(w, looked, 2)
+		require.LessOrEqual(w, looked["one"], 7)
+		require.LessOrEqual(w, looked["two"], 7)
+		require.Equal(w, 3000, a.keys.Len())
+		require.Len(w, w.start("b").claim("one", "two"), 2)
+	})
+}
+
 func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "answers lost": kit.LoseAnswer, "hanging": kit.Hang} {
 		t.Run(name, func(t *testing.T) {

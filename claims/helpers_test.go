@@ -193,7 +193,8 @@ func (w *world) owned(session string) []objects.Claim {
 // faultyTable sends each call through a hook.
 type faultyTable struct {
 	claims.Table
-	hook atomic.Pointer[storetest.Hook]
+	hook  atomic.Pointer[storetest.Hook]
+	looks func(ids []string) // is told what is looked at, unless nil
 }
 
 // takerKey is the key under which the context of a statement that takes rows has its session.
@@ -224,6 +225,9 @@ func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Du
 }
 
 func (f *faultyTable) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	if f.looks != nil {
+		f.looks(ids)
+	}
 	return faulty(ctx, f, "look", limit, func(ctx context.Context) ([]objects.Claim, error) { return f.Table.Look(ctx, kind, ids, limit) })
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -49,8 +50,14 @@ type holdings struct {
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
-	lost    map[string]int64 // keys of claims that may have landed without an answer; 0, or the token of a claim that was passed on
-	unsure  time.Time        // until then a claim whose answer was lost may land; zero: there is none
+	lost    map[string]*lostClaim
+	settles bool // a goroutine looks after those that were lost
+}
+
+// lostClaim is a claim without an answer, which may have landed.
+type lostClaim struct {
+	until    time.Time // it may land until then
+	passedOn int64     // the token under which the key was passed on since; 0: it was not
 }
 
 // call is one call of Do.
@@ -92,7 +99,7 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 
 // enter begins to claim under a term. The caller holds the mutex.
 func (k *Keys) enter(t *term) {
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]int64)}
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]*lostClaim)}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.
@@ -256,15 +263,17 @@ func (k *Keys) lostAnswer(h *holdings, ids []string) {
 	if h.term.over != nil { // then all rows are freed
 		return
 	}
-	if h.unsure.IsZero() {
+	until := time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
+	for _, id := range ids {
+		if h.lost[id] == nil {
+			h.lost[id] = &lostClaim{}
+		}
+		h.lost[id].until = until
+	}
+	if !h.settles {
+		h.settles = true
 		h.term.busy.Go(func() { k.settle(h) })
 	}
-	for _, id := range ids {
-		if _, known := h.lost[id]; !known {
-			h.lost[id] = 0
-		}
-	}
-	h.unsure = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
 }
 
 // adopts reports whether a row that names the session is of a claim whose answer was lost, and
@@ -279,12 +288,12 @@ func (k *Keys) adopts(h *holdings, r objects.Claim) bool {
 // caller holds the mutex.
 func (h *holdings) unknown(r objects.Claim) bool {
 	_, held := h.tokens[r.ID]
-	passedOn, lost := h.lost[r.ID]
-	return lost && !held && !h.freeing[r.ID] && r.Token != passedOn
+	lost := h.lost[r.ID]
+	return lost != nil && !held && !h.freeing[r.ID] && r.Token != lost.passedOn
 }
 
-// settle frees rows that name the session although it knows of no claim, until no statement
-// whose answer was lost can land any more. Whoever claims such a key again before gets it.
+// settle frees rows of claims whose answers were lost, until none can land any more. Whoever
+// claims such a key again before gets it.
 func (k *Keys) settle(h *holdings) {
 	for {
 		select {
@@ -292,38 +301,43 @@ func (k *Keys) settle(h *holdings) {
 			return
 		case <-time.After(2 * k.s.limit): // the statement has ended by then, unless it was on its way for long
 		}
-		err := k.freeUnknown(h)
+		began := time.Now()
 		k.s.mu.Lock()
-		settled := err == nil && time.Now().After(h.unsure)
-		if settled {
-			h.unsure = time.Time{}
-			clear(h.lost)
-		}
+		ids := slices.Collect(maps.Keys(h.lost))
 		k.s.mu.Unlock()
-		if settled {
+		for some := range slices.Chunk(ids, perStatement) {
+			if k.freeUnknown(h, some, began) != nil { // the next round tries again
+				break
+			}
+		}
+		k.s.mu.Lock()
+		h.settles = len(h.lost) > 0
+		settles := h.settles
+		k.s.mu.Unlock()
+		if !settles {
 			return
 		}
 	}
 }
 
-// freeUnknown frees the rows of which the session does not know.
-func (k *Keys) freeUnknown(h *holdings) error {
-	for after, more := "", true; more; {
-		k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
-		rows, err := k.s.table.Owned(h.term.ctx, h.term.id, k.kind, after, perStatement, k.s.limit)
-		if more = len(rows) == perStatement && rows[len(rows)-1].Kind == k.kind; more {
-			after = rows[len(rows)-1].ID
-		}
-		k.s.mu.Lock()
-		if h.term.over == nil {
-			k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool {
-				return r.Kind != k.kind || !h.unknown(r)
-			})...)
-		}
-		k.s.mu.Unlock()
-		<-k.turn
-		if err != nil {
-			return err
+// freeUnknown frees those of the rows that name the session although it knows of no claim. It
+// forgets the keys whose claims can't have landed since a time.
+func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
+	k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
+	defer func() { <-k.turn }()
+	rows, err := k.s.table.Look(h.term.ctx, k.kind, ids, k.s.limit)
+	if err != nil {
+		return err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if h.term.over != nil {
+		return nil
+	}
+	k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != h.term.id || !h.unknown(r) })...)
+	for _, id := range ids {
+		if lost := h.lost[id]; lost.until.Before(since) {
+			delete(h.lost, id)
 		}
 	}
 	return nil
