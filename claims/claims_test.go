@@ -312,6 +312,27 @@ func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 	})
 }
 
+// Keys that are used once, at any rate.
+func TestAllRowsThatNobodyHasClaimedForADayAreDeleted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		require.NoError(w, a.keys.Release(w.Context(), a.claim(names(5500)...)...))
+		a.stop()
+		time.Sleep(25 * time.Hour)
+		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Minute})
+		b.claimOne("held")
+		require.NoError(w, b.keys.Release(w.Context(), b.claimOne("free")))
+		time.Sleep(50 * time.Minute) // it may live no longer
+		count := func() (n int) {
+			require.NoError(w, w.store.(*tenure.SQLiteStore).DB().QueryRow(`SELECT count(*) FROM objects_claims`).Scan(&n))
+			return n
+		}
+		require.Equal(w, 2, count())
+		time.Sleep(26 * time.Hour)
+		require.Equal(w, 1, count())
+	})
+}
+
 // S7.
 func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -326,7 +347,9 @@ func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 		require.InDelta(w, 96, counts["put"], 1)
 		require.LessOrEqual(w, counts["sessions"], 43, "once per TTL, at a random moment")
 		require.LessOrEqual(w, counts["list"], 6)
+		require.LessOrEqual(w, counts["prune"], 1, "once an hour")
 		delete(counts, "put")
+		delete(counts, "prune")
 		delete(counts, "sessions")
 		delete(counts, "list")
 		require.Empty(w, counts)

@@ -254,9 +254,16 @@ func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	return faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
 }
 
-func (f *faultyTable) Prune(ctx context.Context, limit time.Duration) error {
-	_, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f.Table.Prune(ctx, limit) })
-	return err
+func (f *faultyTable) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	type answer struct {
+		last   int64
+		pruned int
+	}
+	a, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (a answer, err error) {
+		a.last, a.pruned, err = f.Table.Prune(ctx, after, n, limit)
+		return a, err
+	})
+	return a.last, a.pruned, err
 }
 
 func names(n int) (ids []string) {

@@ -320,15 +320,21 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	return sessions, nil
 }
 
-func (d *memDB) Prune(context.Context, time.Duration) error {
+func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last int64, pruned int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for k, r := range d.rows {
-		if r.Session == "" && !r.isLocked() && r.Token < d.now().Add(-objects.TombstoneAge).UnixMicro() {
+		if pruned < n && r.Session == "" && !r.isLocked() && r.Token < d.now().Add(-objects.TombstoneAge).UnixMicro() {
 			delete(d.rows, k)
+			pruned++
 		}
 	}
-	return nil
+	for c := range d.wanted {
+		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
+			delete(d.wanted, c)
+		}
+	}
+	return 0, pruned, nil
 }
 
 // OfKinds and Forget are for [claims.Session.List] and [claims.Keys.Forget].

@@ -269,6 +269,13 @@ func (d *tables) asks() {
 }
 
 func (d *tables) prunes() {
+	prune := func(after int64, n int) (last int64, pruned int) {
+		d.Helper()
+		last, pruned, err := d.Prune(d.Context(), after, n, time.Second)
+		require.NoError(d, err)
+		return last, pruned
+	}
+	prune(0, 1000) // requests of the rules before
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
 	d.free(rows[0])
@@ -276,10 +283,26 @@ func (d *tables) prunes() {
 	long := time.Now().Add(-objects.TombstoneAge - time.Minute).UnixMicro()
 	d.setToken("p1", long)
 	d.setToken("p3", long)
-	require.NoError(d, d.Prune(d.Context(), time.Second))
+	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p3"}, time.Second))(d.T), 1)
+	_, pruned := prune(0, 10)
+	require.Equal(d, 1, pruned)
 	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, time.Second))(d.T))
 	require.Equal(d, rows[1].Token, d.look("p2").Token)
 	require.Equal(d, long, d.look("p3").Token)
+
+	more := d.take("a", nil, nil, []string{"p4", "p5", "p6"})
+	for i, r := range more {
+		d.free(r)
+		d.setToken(r.ID, long+int64(i))
+	}
+	last, pruned := prune(0, 2)
+	require.Equal(d, 2, pruned)
+	_, pruned = prune(last, 2)
+	require.Equal(d, 1, pruned, "the rest")
+	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, time.Second))(d.T), 1, "its claim stands, whatever its age")
+	d.setToken("p3", long+1) // as if it had been claimed again, by a session that ended since
+	prune(0, 10)
+	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, time.Second))(d.T))
 }
 
 func (d *tables) listsAndForgets() {

@@ -9,6 +9,8 @@ CREATE TABLE IF NOT EXISTS {claims} (
 );
 -- Not unique, because then a claim would wait for whoever has a foreign key to its row.
 CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);
+-- For those that are deleted because nobody has claimed them for long.
+CREATE INDEX IF NOT EXISTS {claims_by_age} ON {claims} (token) WHERE session IS NULL;
 -- Which claims somebody asks for. They are not part of the rows above, which fenced writes lock:
 -- as long as such writes overlap, no row could be marked.
 CREATE TABLE IF NOT EXISTS {requests} (

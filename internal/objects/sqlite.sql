@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS {claims} (
     PRIMARY KEY (kind, id)
 );
 CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);
+-- For those that are deleted because nobody has claimed them for long.
+CREATE INDEX IF NOT EXISTS {claims_by_age} ON {claims} (token) WHERE session IS NULL;
 -- Which claims somebody asks for.
 CREATE TABLE IF NOT EXISTS {requests} (
     session TEXT    NOT NULL,

@@ -7,7 +7,7 @@ import _ "embed"
 const TombstonesSuffix = "_tombstones"
 
 // The tables as SQL. {objects}, {tombstones}, {claims}, {requests} and the indexes
-// {tombstones_by_age} and {claims_by_session} stand for quoted names.
+// {tombstones_by_age}, {claims_by_session} and {claims_by_age} stand for quoted names.
 var (
 	//go:embed postgres_objects.sql
 	PostgresObjects string

@@ -115,9 +115,16 @@ func newClaimStatements(n names) claimStatements {
 		// The next claim of a row that is gone gets a greater token all the same: the time, of
 		// which the row's was a day behind.
 		prune: n.in(`
-			DELETE FROM {claims} WHERE ctid = ANY (ARRAY(
-				SELECT ctid FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us})
-				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),
+			WITH old AS MATERIALIZED (
+				SELECT ctid, token FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us}) AND token >= $1
+				ORDER BY token LIMIT $2 FOR UPDATE SKIP LOCKED),
+			deleted AS (
+				DELETE FROM {claims} WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))),
+			ended AS MATERIALIZED (
+				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
+			forgotten AS (
+				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
+			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`),
 
 		fence: n.in(claimFence),
 	}
@@ -186,9 +193,12 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 	return sessions, unreadable(err)
 }
 
-// Prune deletes rows that have been free for a day.
-func (c *Claims) Prune(ctx context.Context, limit time.Duration) error {
-	return c.query(ctx, limit, c.sql.prune, nil, func(pgx.Rows) error { return nil })
+// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as
+// many requests for claims that have ended. It returns how many, and the token behind which the
+// next call begins: where the dead rows are that this one leaves in the index.
+func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	err = c.query(ctx, limit, c.sql.prune, []any{after, n}, func(rows pgx.Rows) error { return rows.Scan(&last, &pruned) })
+	return last, pruned, err
 }
 
 func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, args ...any) (claims []objects.Claim, err error) {

@@ -17,7 +17,7 @@ type names struct {
 	claims     string
 	requests   string
 
-	claimsBySession string // an index, whose name has no schema
+	claimsBySession, claimsByAge string // indexes, whose names have no schema
 }
 
 const pruneAtMost = 10000 // tombstones in one statement
@@ -38,6 +38,7 @@ func newNames(schema, table string) names {
 
 		// No longer than the name of the tombstones, for which there is room.
 		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
+		claimsByAge:     pgx.Identifier{table + objects.ClaimsSuffix + "_age"}.Sanitize(),
 	}
 }
 
@@ -49,6 +50,7 @@ func (n names) in(sql string) string {
 		"{claims}", n.claims,
 		"{requests}", n.requests,
 		"{claims_by_session}", n.claimsBySession,
+		"{claims_by_age}", n.claimsByAge,
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",

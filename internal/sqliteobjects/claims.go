@@ -1,6 +1,7 @@
 package sqliteobjects
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -22,7 +23,7 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, request, owners, wanted, forgetRequests, sessions, prune, fence, fenceStatement, counts, list, forget string }
+type claimStatements struct{ look, take, free, owned, request, owners, wanted, forgetRequests, sessions, prune, pruneRequests, fence, fenceStatement, counts, list, forget string }
 
 func newClaimStatements(named func(string) string) claimStatements {
 	const columns = `kind, id, coalesce(session, ''), token, `
@@ -68,7 +69,9 @@ func newClaimStatements(named func(string) string) claimStatements {
 		// The next claim of a row that is gone gets a greater token all the same: the time, of
 		// which the row's was a day behind.
 		prune: named(`
-			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 LIMIT 1000)`),
+			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 ORDER BY token LIMIT ?2)`),
+		pruneRequests: named(`
+			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` LIMIT ?1)`),
 		fence: named(`
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`),
 		// As the fence of a lease does, it writes nothing or fails.
@@ -177,12 +180,25 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 	return sessions, explain(rows.Err())
 }
 
-// Prune deletes rows that have been free for a day.
-func (c *Claims) Prune(ctx context.Context, limit time.Duration) error {
-	return c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, c.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro())
-		return err
+// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as
+// many requests for claims that have ended. It returns how many. SQLite finds the next ones at
+// once, so last is always 0.
+func (c *Claims) Prune(ctx context.Context, _ int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		rows, err := tx.ExecContext(ctx, c.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro(), n)
+		if err != nil {
+			return err
+		}
+		requests, err := tx.ExecContext(ctx, c.sql.pruneRequests, n)
+		if err != nil {
+			return err
+		}
+		deleted, err := rows.RowsAffected()
+		forgotten, requestsErr := requests.RowsAffected()
+		pruned = int(max(deleted, forgotten))
+		return cmp.Or(err, requestsErr)
 	})
+	return 0, pruned, err
 }
 
 func (c *Claims) read(ctx context.Context, limit time.Duration, query string, args ...any) ([]objects.Claim, error) {

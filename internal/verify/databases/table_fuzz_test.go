@@ -24,7 +24,7 @@ var tableNames = []string{
 	"objects", "leases", "Objects", "my objects", "main.objects", "public.objects", " ", "'", `"`, `""`, `a"b`, `a""b`, `\`, "`", "[a]",
 	"select", "order", "1", "-- ", "/*", "*/", ";", ";\n", "a;\nb", "\n", "\t", "\r\n", "?", "?1", "$1", ":a", "@a", "%s", "%!",
 	`x"; DROP TABLE objects; --`, `objects" WHERE true --`, `objects"; DELETE FROM bystander; SELECT "`,
-	"{objects}", "{tombstones}", "{tombstones_by_age}", "{claims}", "{claims_by_session}", "{requests}", "{ms}", "{now_ms}", "{now_us}", "{version}", "{lock_timeout}", "{from_wait}", "{wait_and}", "{prune_at_most}",
+	"{objects}", "{tombstones}", "{tombstones_by_age}", "{claims}", "{claims_by_session}", "{claims_by_age}", "{requests}", "{ms}", "{now_ms}", "{now_us}", "{version}", "{lock_timeout}", "{from_wait}", "{wait_and}", "{prune_at_most}",
 	"a\x00", "\x00", "objects\x00x", "bystander\x00", "\xff", "a\xc3", "é", "e\u0301", "表", "\U0001f512", "\u202e", "\ufeff", "\u0130",
 	"sqlite_master", "sqlite_x", "SQLITE_X", "sqlite_sequence", "pragma_table_info", "json_each", "rowid", "pg_class", "pg_x", "information_schema", "temp", "temp.a",
 	"objects_tombstones", "bystander", "Bystander", "bystander_tombstones", "a_tombstones", "A_TOMBSTONES", "_tombstones", "tombstones", "a_tombstones_by_age",

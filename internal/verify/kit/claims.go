@@ -142,7 +142,14 @@ func (c linkedClaims) Forget(ctx context.Context, kind string, limit time.Durati
 	return err
 }
 
-func (c linkedClaims) Prune(ctx context.Context, limit time.Duration) error {
-	_, err := through(ctx, c.l, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.l.table.Prune(ctx, limit) })
-	return err
+func (c linkedClaims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	type answer struct {
+		last   int64
+		pruned int
+	}
+	a, err := through(ctx, c.l, "prune", limit, func(ctx context.Context) (a answer, err error) {
+		a.last, a.pruned, err = c.l.table.Prune(ctx, after, n, limit)
+		return a, err
+	})
+	return a.last, a.pruned, err
 }
