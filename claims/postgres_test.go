@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -127,6 +128,68 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 	case <-time.After(kit.Patience):
 		t.Fatal("not woken")
 	}
+}
+
+// S4 as well: the application uses all connections of its pool.
+func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
+	url := pgtest.URL(t)
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { store.Close() })
+	cfg := claims.SessionConfig{TTL: 3 * time.Second}
+	a := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).startWith("a", cfg)
+	b := newWorld(t, store).startWith("b", cfg)
+	b.claimOne("mine")
+	a.claim("one", "two")
+	for range 2 {
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+	}
+	id := b.session.ID()
+	a.crash()
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	got, err := b.keys.Wait(ctx, "one")
+	require.NoError(t, err, "the session of a is not buried")
+	require.NoError(t, b.keys.Release(ctx, got...))
+	_, err = b.keys.Owner(ctx, "mine")
+	require.NoError(t, err)
+	require.NoError(t, b.keys.RequestRelease(ctx, "mine"))
+	require.Equal(t, id, b.session.ID())
+}
+
+// S4: a session is not lost because its process claims much.
+func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	p := w.startWith("a", claims.SessionConfig{TTL: 3 * time.Second})
+	p.claimOne("mine")
+	id := p.session.ID()
+	var many sync.WaitGroup
+	defer many.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	err := pgx.BeginFunc(ctx, kit.PostgresPool(t, url), func(tx pgx.Tx) error {
+		kit.ExecPostgres(t, tx, `LOCK TABLE objects_claims`)
+		for range 20 { // each waits for the table
+			many.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = w.table.Look(ctx, "tenant", []string{"one"}, time.Minute)
+				}
+			})
+		}
+		<-ctx.Done()
+		return nil
+	})
+	require.Error(t, err)
+	require.Equal(t, id, p.session.ID())
 }
 
 // A transaction that hangs before its commit holds up its own key, and no other.

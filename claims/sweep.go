@@ -242,7 +242,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
-	deleting, cancel := s.uncut(ctx)
+	deleting, cancel := s.uncut(objects.WithLeaseCall(ctx))
 	defer cancel()
 	err := s.store.DeleteIf(deleting, tenure.Key{Type: objects.SessionType, ID: id}, o.Version)
 	switch {
@@ -274,7 +274,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 		return
 	}
 	asked := time.Now()
-	listing, cancel := context.WithTimeout(ctx, w.s.limit)
+	listing, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), w.s.limit)
 	defer cancel()
 	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Claims is the table of claims that belongs to a table of objects. Its statements go through
-// the application's pool, so that no renewal ever waits for one of them. All methods are safe
-// for concurrent use.
+// Claims is the table of claims that belongs to a table of objects. Its statements have
+// connections of their own, so that they don't wait for the application's queries, and no
+// renewal waits for them. All methods are safe for concurrent use.
 //
 // Each statement has a time limit that the server keeps, so that one whose answer was lost has
 // ended when the limit has passed.
@@ -218,21 +219,23 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
-	batch := &pgx.Batch{}
-	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true),
-			set_config('random_page_cost', '0.1', true)`,
-		strconv.FormatInt(max(1, limit.Milliseconds()), 10))
-	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			if err := row(rows); err != nil {
-				return err
+	return c.table.setups.explain(c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		batch := &pgx.Batch{}
+		batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`,
+			strconv.FormatInt(max(1, limit.Milliseconds()), 10))
+		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				if err := row(rows); err != nil {
+					return err
+				}
 			}
-		}
-		return rows.Err()
-	})
-	return c.table.setups.explain(c.table.conns.Pool.SendBatch(ctx, batch).Close())
+			return rows.Err()
+		})
+		return pool.SendBatch(ctx, batch).Close()
+	}))
 }
 
 // fencedOut explains the failure of a transaction that depended on a claim.
