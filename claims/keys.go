@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,8 @@ func (k *Keys) stop(t *term, cause error) {
 // is no session; [ErrClosed] says that there will be none.
 //
 // A statement that was sent is waited for even if ctx is done: beside an error, Claim may
-// return claims, which the caller owns nevertheless. No keys, a key twice, or one that is not
+// return claims, which the caller owns nevertheless. So it does if a constraint or a trigger of
+// the table refuses a key. No keys, a key twice, or one that is not
 // valid text is [tenure.ErrInvalid], and then nothing is claimed.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
@@ -162,21 +164,25 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 	k.s.mu.Lock()
 	h := k.now
 	k.s.mu.Unlock()
+	var refused error
 	for some := range slices.Chunk(ids, perStatement) {
 		if ctx.Err() != nil {
 			return got, locked, context.Cause(ctx)
 		}
 		rows, left, err := k.take(ctx, h, some)
-		if err != nil {
-			return got, locked, err
-		}
-		kept, err := k.keep(h, rows)
-		if err != nil { // then none of this term is valid
-			return nil, locked, err
+		kept, over := k.keep(h, rows)
+		if over != nil { // then none of this term is valid
+			return nil, locked, cmp.Or(err, over)
 		}
 		got, locked = append(got, kept...), locked || left
+		switch {
+		case errors.As(err, new(*objects.Refused)):
+			refused = cmp.Or(refused, err)
+		case err != nil:
+			return got, locked, err
+		}
 	}
-	return got, locked, nil
+	return got, locked, refused
 }
 
 // take makes the term the owner of those rows that it may take. They are read before they are
@@ -213,14 +219,33 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 		return taken, false, nil
 	}
 	slices.Sort(gone)
-	ctx, cancel := k.s.uncut(ctx)
+	rows, err = k.write(ctx, h, free, slices.Compact(gone), missing)
+	return append(taken, rows...), err == nil && len(rows) < len(free)+len(missing), err
+}
+
+// write sends the statement of take. If the database refuses a row, it takes the others, and
+// returns why besides.
+func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) ([]objects.Claim, error) {
+	sending, cancel := k.s.uncut(ctx)
 	defer cancel()
-	rows, err = k.s.table.Take(ctx, h.term.id, k.kind, free, slices.Compact(gone), missing, k.s.limit)
-	if err != nil {
-		k.lostAnswer(h, append(free, missing...))
-		return nil, false, err
+	rows, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
+	ids := slices.Concat(free, missing)
+	switch {
+	case err == nil:
+		return rows, nil
+	case !errors.As(err, new(*objects.Refused)):
+		k.lostAnswer(h, ids)
+		return nil, err
+	case len(ids) == 1:
+		return nil, fmt.Errorf("the database refuses the key %q: %w", ids[0], err)
 	}
-	return append(taken, rows...), len(rows) < len(free)+len(missing), nil
+	f, m := (len(free)+1)/2, len(missing)/2
+	rows, err = k.write(ctx, h, free[:f], gone, missing[:m])
+	if _, over := k.wanted(h, nil); over != nil { // it took long
+		return rows, over
+	}
+	more, moreErr := k.write(ctx, h, free[f:], gone, missing[m:])
+	return append(rows, more...), cmp.Or(err, moreErr)
 }
 
 // wanted returns those of the keys that the session may claim, none after its end: the rows would

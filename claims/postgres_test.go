@@ -130,6 +130,48 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 	}
 }
 
+// A constraint or a trigger refuses one row of a thousand. It stays as it is, and the others are
+// claimed and freed.
+func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		w := newWorld(t, open())
+		switch store := w.store.(type) {
+		case *tenure.PostgresStore:
+			c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "any"}, Session: "any", Token: 1}
+			rows, err := w.table.Take(t.Context(), c.Session, c.Key.Type, nil, nil, []string{c.Key.ID}, time.Minute)
+			require.NoError(t, err)
+			c.Token = rows[0].Token
+			require.NoError(t, claims.FencedPostgres(t.Context(), store, c, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `ALTER TABLE objects_claims ADD CHECK (id <> 't000500'), ADD CHECK (id <> 't000700' OR session IS NOT NULL)`)
+				return err
+			}))
+		case *tenure.SQLiteStore:
+			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = 't000500' BEGIN SELECT RAISE(ABORT, 'never'); END`)
+			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER stuck BEFORE UPDATE ON objects_claims WHEN NEW.id = 't000700' AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'stuck'); END`)
+		}
+		a, b := w.start("a"), newWorld(t, open()).startWith("b", claims.SessionConfig{TTL: 2 * time.Second})
+		ids := names(1200)
+		got, err := a.keys.Claim(t.Context(), ids...)
+		require.ErrorContains(t, err, `"t000500"`)
+		require.Len(t, got, 1199)
+		_, err = a.keys.Claim(t.Context(), "t000500")
+		require.ErrorContains(t, err, `the database refuses the key "t000500"`)
+
+		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+		defer cancel()
+		require.NoError(t, a.keys.Release(ctx, got...))
+		id := a.session.ID()
+		require.Equal(t, []string{"t000700"}, idsOf(w.owned(id)))
+		require.Empty(t, a.claim("t000700"))
+		got, err = b.keys.Claim(t.Context(), ids...)
+		require.Error(t, err)
+		require.Len(t, got, 1198)
+		a.stop() // does not wait for the row
+		require.Equal(t, []string{"t000700"}, idsOf(w.owned(id)))
+		require.Equal(t, "t000700", b.claimOne("t000700").Key.ID, "its session is gone")
+	})
+}
+
 // S4 as well: the application uses all connections of its pool.
 func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	url := pgtest.URL(t)

@@ -3,12 +3,14 @@ package pgobjects
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // Claims is the table of claims that belongs to a table of objects. Its statements have
@@ -221,7 +223,7 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
 	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
-	return c.table.setups.explain(c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+	err := c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		batch := &pgx.Batch{}
 		batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`,
@@ -235,7 +237,13 @@ func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, arg
 			return rows.Err()
 		})
 		return pool.SendBatch(ctx, batch).Close()
-	}))
+	})
+	explained := c.table.setups.explain(err)
+	switch state := pgconns.SQLState(err); {
+	case strings.HasPrefix(state, "22"), strings.HasPrefix(state, "23"), strings.HasPrefix(state, "P0"): // data, constraints, triggers
+		return &objects.Refused{Cause: explained}
+	}
+	return explained
 }
 
 // fencedOut explains the failure of a transaction that depended on a claim.

@@ -223,6 +223,9 @@ func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context
 		return fn(ctx, tx)
 	})
 	pace.Sleep(ctx, time.Since(began))
+	if isConstraint(err) {
+		return &objects.Refused{Cause: explain(err)}
+	}
 	return explain(err)
 }
 
