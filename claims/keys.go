@@ -12,6 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // perStatement is how many keys one statement claims or frees.
@@ -96,6 +97,15 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 		k.enter(s.term)
 	}
 	return k, nil
+}
+
+func init() {
+	reach.DropKeys = func(keys any) {
+		k := keys.(*Keys)
+		k.s.mu.Lock()
+		defer k.s.mu.Unlock()
+		delete(k.s.kinds, k.kind)
+	}
 }
 
 // enter begins to claim under a term. The caller holds the mutex.
