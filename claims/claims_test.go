@@ -472,6 +472,32 @@ func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 	})
 }
 
+func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		arrives := []time.Duration{8 * time.Second, 15 * time.Second} // the first is found after 10 s
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			switch call.Op {
+			case "take":
+				time.AfterFunc(arrives[0], func() { _ = do(context.WithoutCancel(ctx)) })
+				arrives = arrives[1:]
+				return kit.ErrReset
+			case "free":
+				return kit.LoseAnswer(ctx, call, do)
+			}
+			return do(ctx)
+		})
+		for range arrives {
+			_, err := a.keys.Claim(w.Context(), "one")
+			require.ErrorIs(w, err, kit.ErrReset)
+		}
+		time.Sleep(time.Minute)
+		a.fault(nil)
+		time.Sleep(20 * time.Second)
+		w.start("b").claimOne("one")
+	})
+}
+
 func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "answers lost": kit.LoseAnswer, "hanging": kit.Hang} {
 		t.Run(name, func(t *testing.T) {

@@ -371,7 +371,8 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
 	}
 	k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != h.term.id || !h.unknown(r) })...)
 	for _, id := range ids {
-		if lost := h.lost[id]; lost.until.Before(since) {
+		// While one claim of a key is being freed, the row may be another's that was lost.
+		if lost := h.lost[id]; lost.until.Before(since) && !h.freeing[id] {
 			delete(h.lost, id)
 		}
 	}
