@@ -347,7 +347,7 @@ var mutants = []mutant{
 		`as %%XX", parseProblem(err))`, `as %%XX", err)`,
 		"the password is in the log"},
 	{"a part of the password that is parsed as the host is not noticed", "internal/pgconns/url.go",
-		`return strings.Contains(rest, "@")`, "return false && rest != rest",
+		`if strings.Contains(rest, "@") {`, `if rest == "@" {`,
 		"the password is in the log"},
 
 	// The stores, fences and gates.
