@@ -498,6 +498,36 @@ func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
 	})
 }
 
+// Goroutines of one process take turns.
+func TestAWaitForAKeyOfTheOwnSessionEndsWhenItIsReleased(t *testing.T) {
+	for name, release := range map[string]func(p *process, c claims.Claim){
+		"released":  func(p *process, c claims.Claim) { require.NoError(p.w, p.keys.Release(context.Background(), c)) },
+		"passed on": func(p *process, c claims.Claim) { p.passOn(c); p.w.releaseValue(c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a := w.start("a")
+				c := a.claimOne("one")
+				time.AfterFunc(3*time.Second, func() { release(a, c) })
+				began := time.Now()
+				next := a.wait("one")
+				require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond))
+				require.Greater(w, next.Token, c.Token)
+			})
+		})
+	}
+}
+
+func TestTheConfigOfASessionHasItsDefaults(t *testing.T) {
+	session, err := claims.NewSession(kit.OpenSQLite(t, ":memory:"), claims.SessionConfig{})
+	require.NoError(t, err)
+	cfg := session.Config()
+	require.Equal(t, []time.Duration{30 * time.Second, time.Second, 10 * time.Second, 20 * time.Second, 5 * time.Second},
+		[]time.Duration{cfg.TTL, cfg.Margin, cfg.RenewInterval, cfg.RenewDeadline, cfg.PollInterval})
+	require.NotEmpty(t, cfg.Holder)
+	require.NotNil(t, cfg.Logger)
+}
+
 func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "answers lost": kit.LoseAnswer, "hanging": kit.Hang} {
 		t.Run(name, func(t *testing.T) {

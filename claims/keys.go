@@ -380,7 +380,9 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
 }
 
 // Wait is [Keys.Claim], except that it waits until it gets at least one of the keys. Errors of
-// the store do not end it, except [tenure.ErrSetup].
+// the store do not end it, except [tenure.ErrSetup]. It waits for keys that this session has
+// itself, or has passed on, as for any others: until they are released. A caller that is the one
+// to release them waits until ctx is done.
 func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
 		return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)

@@ -121,6 +121,7 @@ func tableOf(store tenure.Store) (table, error) {
 
 func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, error) {
 	cfg.TTL = cmp.Or(cfg.TTL, tenure.DefaultTTL)
+	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
 	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, cfg.TTL/3)
 	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, cfg.TTL*2/3)
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, min(cfg.TTL/6, 10*time.Second))
