@@ -1,12 +1,15 @@
 package claims_test
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	osexec "os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -130,6 +133,92 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 	}
 }
 
+// otherProcess is where the test of this process keeps its database. If it is set, this process is the
+// other one.
+const otherProcess = "TENURE_TEST_OTHER_PROCESS"
+
+// A process of its own claims a key, and releases it when it is told to.
+func TestOnSQLiteAWaitEndsWhenAnotherProcessReleases(t *testing.T) {
+	if path := os.Getenv(otherProcess); path != "" {
+		p := newWorld(t, kit.OpenSQLite(t, path)).start("other")
+		c := p.claimOne("one")
+		fmt.Println("claimed")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until it is closed
+		require.NoError(t, p.keys.Release(t.Context(), c))
+		return
+	}
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	p := newWorld(t, kit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 100 * time.Millisecond})
+	other := osexec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	other.Env = append(os.Environ(), otherProcess+"="+path)
+	tell, err := other.StdinPipe()
+	require.NoError(t, err)
+	says, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	line, err := bufio.NewReader(says).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "claimed\n", line)
+
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
+	began := time.Now()
+	_, err = p.keys.Wait(ctx, "one")
+	require.NoError(t, err)
+	require.Greater(t, time.Since(began), 250*time.Millisecond)
+	require.Less(t, time.Since(began), ttl/2, "not because the other's session has ended")
+}
+
+// In transaction mode each transaction may meet another session, without the settings of the last.
+func TestClaimsThroughPgBouncer(t *testing.T) {
+	direct := pgtest.URL(t)
+	url := pgtest.Bouncer(t, direct) + "&default_query_exec_mode=exec"
+	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	cfg := claims.SessionConfig{TTL: 5 * time.Second, PollInterval: 100 * time.Millisecond} // it hears nothing
+	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
+	ids := names(1200)
+	got := a.claim(ids...)
+	require.Len(t, got, len(ids))
+	require.Empty(t, b.claim(ids...))
+	c := got[0]
+	require.NoError(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }))
+	require.NoError(t, a.keys.Release(t.Context(), got...))
+	require.ErrorIs(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }), tenure.ErrLost)
+	returned := b.work(b.claimOne("one"), 0)
+	a.request("one")
+	wantResigned(t, returned)
+	a.wait("one")
+	listing, err := b.session.List(t.Context(), "tenant")
+	require.NoError(t, err)
+	require.Len(t, listing.Claims, 1)
+	a.crash()
+	b.wait("one")
+	_, _, err = b.w.table.Prune(t.Context(), 0, 10, time.Second)
+	require.NoError(t, err)
+}
+
+// Without that setting pgx prepares statements, which a pooler may give to others.
+func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) {
+	direct := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
+	store := kit.OpenPostgres(t, pgtest.Bouncer(t, direct), tenure.PostgresConfig{})
+	table := kit.Must(claims.TableOf(store))
+	var all sync.WaitGroup
+	for i := range 10 {
+		all.Go(func() {
+			for j := range 20 {
+				_, err := table.Look(t.Context(), "tenant", []string{fmt.Sprint(i, j)}, kit.Patience)
+				if err != nil && !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 // A constraint or a trigger refuses one row of a thousand. It stays as it is, and the others are
 // claimed and freed.
 func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
@@ -149,7 +238,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = 't000500' BEGIN SELECT RAISE(ABORT, 'never'); END`)
 			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER stuck BEFORE UPDATE ON objects_claims WHEN NEW.id = 't000700' AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'stuck'); END`)
 		}
-		a, b := w.start("a"), newWorld(t, open()).startWith("b", claims.SessionConfig{TTL: 2 * time.Second})
+		a, b := w.start("a"), newWorld(t, open()).start("b")
 		ids := names(1200)
 		got, err := a.keys.Claim(t.Context(), ids...)
 		require.ErrorContains(t, err, `"t000500"`)
