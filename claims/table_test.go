@@ -262,9 +262,9 @@ func (d *tables) asks() {
 	require.Empty(d, wanted("a", objects.Claim{}), "its request was deleted")
 	if d.lock != nil {
 		unlock := d.lock(next[0])
-		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute))(d.T), 2)
+		defer unlock()
+		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Second))(d.T), 2)
 		require.Equal(d, next, wanted("b", objects.Claim{}))
-		unlock()
 	}
 }
 

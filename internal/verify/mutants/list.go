@@ -766,7 +766,7 @@ var mutants = []mutant{
 		"(kind, id, token) <= (?2, ?3, ?4) AND ` + hasEnded", "(kind, id, token) <= (?2, ?3, ?4) AND ?1 = '' AND ` + hasEnded",
 		"their owner reads more and more of them"},
 	{"claims: a claim that was passed on counts as one whose answer was lost", "claims/keys.go",
-		"return lost != nil && !held && !h.freeing[r.ID] && r.Token != lost.passedOn", "return !held && !h.freeing[r.ID]",
+		"return lost != nil && !held && !h.freeing[r.ID] && r.Token != lost.passedOn", "return (lost != nil || !held) && !held && !h.freeing[r.ID]",
 		"S5: its key is freed, or claimed, while another process works under it"},
 	{"claims: a claim that was passed on after a lost answer is freed", "claims/keys.go",
 		"&& r.Token != lost.passedOn", "&& r.Token != 0",
