@@ -128,8 +128,8 @@ func (k *Keys) stop(t *term, cause error) {
 //
 // A statement that was sent is waited for even if ctx is done: beside an error, Claim may
 // return claims, which the caller owns nevertheless. So it does if a constraint or a trigger of
-// the table refuses a key. No keys, a key twice, or one that is not
-// valid text is [tenure.ErrInvalid], and then nothing is claimed.
+// the table refuses a key. No keys, a key twice, or one that is not valid text is
+// [tenure.ErrInvalid], and then nothing is claimed.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
 		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)

@@ -25,7 +25,8 @@ import (
 const closeTimeout = 4 * time.Second
 
 // Conns are the connections of a store: the application's pool, those that only leases
-// use, those that only claims use, and the one that listens. All methods are safe for concurrent use.
+// use, those that only claims use, and the one that listens. All methods are safe for
+// concurrent use.
 type Conns struct {
 	Pool *pgxpool.Pool // the application's pool
 

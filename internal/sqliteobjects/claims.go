@@ -148,10 +148,11 @@ func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim
 		return rows, err
 	}
 	last := rows[len(rows)-1]
-	return rows, c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+	_ = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error { // else the next call deletes them
 		_, err := tx.ExecContext(ctx, c.sql.forgetRequests, session, last.Kind, last.ID, last.Token)
 		return err
 	})
+	return rows, nil
 }
 
 // Sessions returns the sessions that rows name.
