@@ -868,7 +868,7 @@ var mutants = []mutant{
 		"\tcfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)\n", "",
 		"a caller that computes the trust from it is wrong"},
 	{"a connection string whose password has become a setting is accepted", "internal/pgconns/url.go",
-		"if strings.Contains(value, \"@\") &&", "if strings.Contains(name, \"@\") &&",
+		"if strings.Contains(value, \"@\") &&", "if strings.Contains(value, \"@\") && value == \"@\" &&",
 		"an error shows a part of the password"},
 	{"claims: who waits where nobody can wake it does not look", "claims/keys.go",
 		"if hints.Live() && err == nil {", "if err == nil {",
