@@ -111,7 +111,7 @@ func (sh *Shards) goesOn(s *shard) bool {
 		return false
 	case s.cause == nil:
 		return true
-	case s.claim.Session != sh.me.Session || !v.counts() || v.running >= v.share():
+	case s.claim.Session != sh.me.Session || !v.counts() || v.running >= v.share:
 		return false
 	}
 	s.cause = nil

@@ -298,9 +298,10 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		return false, 0, errNoMember
 	}
 	var ages []time.Duration
+	var has []int
 	sessions := make([]string, 0, len(members))
 	for _, m := range members {
-		ages, sessions = append(ages, listing.Age(m)), append(sessions, m.Session)
+		ages, has, sessions = append(ages, listing.Age(m)), append(has, owned.count[m.Session]), append(sessions, m.Session)
 	}
 	n, in := counted(ages, sh.cfg.Settle)
 	if n < len(members) {
@@ -310,7 +311,7 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		}
 		next = min(next, in)
 	}
-	v := sh.update(view{shards: len(sh.ids), members: len(members), counted: n, rank: rank})
+	v := sh.update(newView(len(sh.ids), has, n, rank))
 	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
 		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
 	}
@@ -325,8 +326,8 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	// the same shards.
 	begin := 0
 	if free := len(seen.free); free > 0 {
-		for i := range rank {
-			begin += max(0, quota(v.shards, v.members, i)-owned.count[members[i].Session])
+		for i, least := range shares(v.shards, has)[:rank] {
+			begin += max(0, least-has[i])
 		}
 		begin %= free
 	}

@@ -38,10 +38,7 @@ func (sh *Shards) Status() Status {
 	v := sh.current()
 	status := Status{
 		Kind: sh.cfg.Kind, Session: sh.me.Session, Members: v.members, Counted: v.counted,
-		Count: v.shards, Shards: make([]ShardStatus, 0, len(sh.shards)),
-	}
-	if v.counts() {
-		status.Share = v.share()
+		Share: v.share, Count: v.shards, Shards: make([]ShardStatus, 0, len(sh.shards)),
 	}
 	if sh.sick != nil {
 		status.Unhealthy = sh.sick.Error()
