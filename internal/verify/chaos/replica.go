@@ -37,6 +37,7 @@ type replicaConfig struct {
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
 	Keys      int           // number of keys that the replicas claim; if it is 0 they do everything else
+	Shards    bool          // the replicas share the few keys that have a func, and claim no others
 }
 
 // replica is a process that faults are injected into.
@@ -136,9 +137,12 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		return err
 	}
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
-	if cfg.Keys > 0 {
+	switch {
+	case cfg.Shards:
+		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
+	case cfg.Keys > 0:
 		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
-	} else {
+	default:
 		r.do(ctx, &wg)
 	}
 	err = coordinator.Run(ctx)
