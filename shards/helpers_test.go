@@ -64,6 +64,7 @@ type process struct {
 
 	mu     sync.Mutex
 	causes map[string]error // why a func was told to return the last time
+	onStop func()           // when a func is told to return; nil: nothing
 }
 
 // start begins a process, which ends with the test at the latest.
@@ -159,6 +160,9 @@ func (p *process) work(ctx context.Context, id string) error {
 	<-ctx.Done()
 	p.mu.Lock()
 	p.causes[id] = context.Cause(ctx)
+	if p.onStop != nil {
+		p.onStop()
+	}
 	p.mu.Unlock()
 	time.Sleep(time.Duration(p.stops.Load()))
 	return nil

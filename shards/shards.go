@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -268,8 +267,9 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 	}
 }
 
-// spreadMoves is the time in which members begin to move shards to one that counts by now.
-const spreadMoves = 100 * time.Millisecond
+// spreadMoves is the time in which members, one after another, stop what moves to one that
+// counts by now.
+const spreadMoves = 150 * time.Millisecond
 
 // floodPace is how often hints are followed that lead to nothing, after the first few.
 const floodPace = 100 * time.Millisecond
@@ -306,8 +306,8 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	n, in := counted(ages, sh.cfg.Settle)
 	if n < len(members) {
 		in += time.Millisecond
-		if rank < n { // the others are ready by then, and not all move shards at the same moment
-			in += rand.N(spreadMoves)
+		if rank < n { // the others are ready by then, and have claimed what one has freed before the next frees more
+			in += spreadMoves * time.Duration(rank+1) / time.Duration(n)
 		}
 		next = min(next, in)
 	}
@@ -317,7 +317,7 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	}
 	did = sh.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
-		_ = sh.members.Forget(ctx) // else their rows are deleted a day later
+		defer func() { _ = sh.members.Forget(ctx) }() // else their rows are deleted a day later; their shards come first
 	}
 	seen.members = sessions
 

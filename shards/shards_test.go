@@ -53,6 +53,25 @@ func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
 	})
 }
 
+// Else the new one would claim what some have freed while others free more, which would wait.
+func TestMembersStopTheirSurplusOneAfterAnother(t *testing.T) {
+	inBubble(t, 40, func(w *world) {
+		ps := w.together(4)
+		stopped := make([]time.Time, len(ps))
+		for i, p := range ps {
+			p.mu.Lock()
+			p.onStop = func() { stopped[i] = time.Now() }
+			p.mu.Unlock()
+		}
+		w.start("q")
+		time.Sleep(settle + moment)
+		require.Equal(w, 8, w.takeMoves())
+		for i := range stopped[1:] {
+			require.Greater(w, stopped[i+1].Sub(stopped[i]), 25*time.Millisecond)
+		}
+	})
+}
+
 func TestAProcessThatStaysShortlyMovesNothing(t *testing.T) {
 	inBubble(t, 10, func(w *world) {
 		ps := w.together(2)
