@@ -74,6 +74,7 @@ type Shards struct {
 	me      claims.Claim
 	shards  map[string]*shard // those for which a goroutine runs
 	claimed int               // how many were claimed so far
+	givenUp int               // how many of these were freed for others
 	over    error             // why no func begins any more; nil: they may
 	sick    error             // why this process is not fit to work
 }

@@ -105,9 +105,14 @@ func TestAFuncThatDoesNotStopHoldsUpOnlyItsShard(t *testing.T) {
 		for _, s := range ps[0].shards.Status().Shards {
 			if s.ID == hung {
 				require.NotZero(w, s.Stopping)
+				require.False(w, s.Stuck)
 			}
 		}
+		time.Sleep(15 * time.Second)
+		require.Equal(w, 3, ps[0].shards.Status().Stuck)
+		require.Zero(w, ps[1].shards.Status().Stuck)
 		time.Sleep(10 * time.Minute)
+		require.Zero(w, ps[0].shards.Status().Stuck)
 		w.spread([]int{3, 3, 3, 3}, ps[0], ps[1], c, d)
 	})
 }
@@ -188,6 +193,8 @@ func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 		require.Greater(w, status.Shards[1].Failures, 20)
 		require.Less(w, status.Shards[1].Failures, 40)
 		require.Zero(w, status.Shards[0].Failures)
+		require.True(w, status.Shards[1].Failing)
+		require.Equal(w, 1, status.Failing)
 		q := w.start("q") // what waits is told as well
 		time.Sleep(settle + moment)
 		require.Len(w, q.shards.Status().Shards, 1)
@@ -425,6 +432,11 @@ func TestStatusIsShownAsJSON(t *testing.T) {
 		require.NoError(w, err)
 		require.Contains(w, string(text), `"kind":"job"`)
 		require.NotContains(w, string(text), "stopping")
+		require.True(w, status.Settled)
+		require.Equal(w, []int{2, 0}, []int{status.Claimed, status.GivenUp})
+		w.start("q")
+		time.Sleep(settle + moment)
+		require.Equal(w, []int{2, 1}, []int{ps[1].shards.Status().Claimed, ps[1].shards.Status().GivenUp})
 		ps[1].stop()
 		status = ps[1].shards.Status()
 		require.Empty(w, status.Session)
