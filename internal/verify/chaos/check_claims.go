@@ -125,7 +125,7 @@ func (r *record) claimFuncs() map[string][]job {
 			runs[e.Note] = append(runs[e.Note], job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token, until: forever})
 		case claimEnded:
 			for i, j := range runs[e.Note] {
-				if j.term == e.Term {
+				if j.term == e.Term && j.to == forever { // a shard's func may run again under the same claim
 					runs[e.Note][i].from, runs[e.Note][i].to, runs[e.Note][i].until = e.From, e.At, e.Until
 				}
 			}

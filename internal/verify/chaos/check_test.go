@@ -198,6 +198,7 @@ func TestTwoFuncsOfAShardAreFound(t *testing.T) {
 	}{
 		"one after the other":             {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 3*s), begins("b", "y", 3*s)}, nil, nil, 0},
 		"the first has not returned":      {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 4*s), begins("b", "y", 3*s)}, nil, nil, 1},
+		"it runs again where it is":       {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 2*s), begins("a", "x", 3*s), ends("a", "x", 3*s, 4*s, 4*s)}, nil, nil, 0},
 		"the first was killed":            {[]event{begins("a", "x", 1*s), {Kind: killed, Replica: "a", At: 2 * s}, begins("b", "y", 3*s)}, nil, nil, 0},
 		"nobody has told of its end":      {[]event{begins("a", "x", 1*s), begins("b", "y", 3*s)}, nil, nil, 1},
 		"the process of the first paused": {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 5*s), begins("b", "y", 4*s)}, []span{stop}, []*fault{{kind: paused, target: "a", from: 2 * s, to: 5 * s}}, 0},
