@@ -256,7 +256,9 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 		timer := time.NewTimer(next - ignored)
 		woken = false
 		select {
-		case <-ctx.Done():
+		case <-ctx.Done(): // the others wait for the membership to end
+			timer.Stop()
+			return nil
 		case <-timer.C:
 		case <-sh.kick:
 		case <-members.C():

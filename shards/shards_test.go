@@ -72,6 +72,39 @@ func TestMembersStopTheirSurplusOneAfterAnother(t *testing.T) {
 	})
 }
 
+// A shard that moves waits for five statements, one after another: the old owner frees it and
+// sends a hint, and the new one lists, reads and claims it. Beyond these it waits at most for a
+// look that was under way.
+func TestAMovedShardWaitsForFiveStatements(t *testing.T) {
+	inBubble(t, 200, func(w *world) {
+		const statement = 1500 * time.Microsecond
+		slow := func(p *process, _ *shards.Config) {
+			p.link.Hinted = true
+			p.fault(kit.Slowly(statement))
+		}
+		ps := w.together(10, slow)
+		gaps := func(what string, moves int) {
+			w.Helper()
+			time.Sleep(moment)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.Logf("%s: the gaps are %v in the middle, %v at the 99th percentile", what, kit.Percentile(w.gaps, 50), kit.Percentile(w.gaps, 99))
+			require.Len(w, w.gaps, moves)
+			require.LessOrEqual(w, kit.Percentile(w.gaps, 50), 5*statement+time.Millisecond)
+			require.LessOrEqual(w, kit.Percentile(w.gaps, 99), 8*statement+time.Millisecond)
+			w.gaps = nil
+		}
+		q := w.start("q", slow)
+		time.Sleep(settle)
+		gaps("join", 18)
+		time.Sleep(ttl)
+		ps[3].stop()
+		gaps("leave", 18)
+		q.stop()
+		gaps("another leave", 20)
+	})
+}
+
 func TestAProcessThatStaysShortlyMovesNothing(t *testing.T) {
 	inBubble(t, 10, func(w *world) {
 		ps := w.together(2)
