@@ -2,9 +2,9 @@ package shards
 
 import (
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -170,7 +170,7 @@ func (g *group) look(n *node) (did bool) {
 	}
 	ids := make([]string, g.shards)
 	for i := range ids {
-		ids[i] = fmt.Sprint(i)
+		ids[i] = strconv.Itoa(i)
 		_, noted := n.free[i]
 		switch {
 		case g.owner[i] != nil:
@@ -184,7 +184,7 @@ func (g *group) look(n *node) (did bool) {
 	}
 	wanted, _ := s.wanted(ids, v, g.random.IntN(len(s.free)+1), g.now, g.settle)
 	for _, id := range wanted {
-		i := slices.Index(ids, id)
+		i, _ := strconv.Atoi(id)
 		if g.last[i] != nil && g.last[i] != n {
 			g.moves++
 			g.movesOf[i]++
