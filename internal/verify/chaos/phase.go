@@ -30,7 +30,7 @@ type phase struct {
 	log    func(format string, args ...any)
 
 	processes []*process
-	began     time.Duration // time from the start of the replicas until one held the lease
+	began     time.Duration // time from the start of the replicas until one held the lease, and all shards ran
 	episodes  int
 	record    *record
 	left      string // which keys nobody had claimed when the faults had ended; empty: few
@@ -98,6 +98,9 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	}
 	if !p.awaitHolder(ctx, time.Minute) {
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
+	}
+	if p.shards {
+		p.awaitFuncs(ctx, time.Minute)
 	}
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
