@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,6 +49,7 @@ type replica struct {
 	birth     string // makes the names of this process's objects unique
 	late      sync.WaitGroup
 	lateTurns chan struct{} // held during a late write by a claim
+	notes     atomic.Int64  // of writes by claims so far, so that no two are the same
 	ending    context.Context
 }
 

@@ -123,7 +123,7 @@ func (r *replica) serve(ctx context.Context, holds func(claims.Claim) bool, c cl
 		if ctx.Err() != nil {
 			break
 		}
-		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, n)
+		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1))
 		limited, cancel := context.WithTimeout(ctx, r.TTL)
 		err := r.backend.fencedByClaim(limited, c, note, 0)
 		cancel()
@@ -141,11 +141,11 @@ func (r *replica) serve(ctx context.Context, holds func(claims.Claim) bool, c cl
 // writeLateByClaim is [replica.writeLate] for a claim. It begins at a random moment, and ends
 // when the claim does.
 func (r *replica) writeLateByClaim(c claims.Claim) {
-	for n := 0; r.ending.Err() == nil; n++ {
+	for r.ending.Err() == nil {
 		if !pause(r.ending, about(r.TTL)) {
 			return
 		}
-		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, n)
+		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1))
 		r.lateTurns <- struct{}{}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
 		err := r.backend.fencedByClaim(ctx, c, note, rand.N(200*time.Millisecond))
