@@ -1,10 +1,13 @@
 package etcdtenure_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,6 +90,15 @@ func start(t testing.TB, args ...string) *server {
 	return s
 }
 
+// startDurable is start with a server that syncs, and may be killed.
+func startDurable(t testing.TB) *server {
+	t.Helper()
+	s := newServer(t, "test", quickDir(t))
+	s.begin(t)
+	s.awaitHealth(t)
+	return s
+}
+
 // begin starts the process.
 func (s *server) begin(t testing.TB) {
 	t.Helper()
@@ -142,6 +154,49 @@ func (s *server) pause(t testing.TB) {
 func (s *server) resume(t testing.TB) {
 	t.Helper()
 	require.NoError(t, s.process.Process.Signal(syscall.SIGCONT))
+}
+
+// metric returns a number that the server tells of itself.
+func (s *server) metric(t testing.TB, name string) int {
+	t.Helper()
+	resp, err := http.Get(s.client + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		var n int
+		if _, err := fmt.Sscanf(lines.Text(), name+" %d", &n); err == nil {
+			return n
+		}
+	}
+	t.Fatal("no metric ", name)
+	return 0
+}
+
+// snapshot saves a snapshot of a server and returns its path.
+func (s *server) snapshot(t testing.TB) string {
+	t.Helper()
+	r, err := connect(t, s.client).Snapshot(t.Context())
+	require.NoError(t, err)
+	defer r.Close()
+	path := filepath.Join(t.TempDir(), "snapshot")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	_, err = io.Copy(f, r)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	return path
+}
+
+// restore starts the server again with what a snapshot has.
+func (s *server) restore(t testing.TB, snapshot, token string, args ...string) {
+	t.Helper()
+	s.kill()
+	require.NoError(t, os.RemoveAll(s.dir))
+	out, err := exec.Command(etcdutl(), append([]string{"snapshot", "restore", snapshot, "--data-dir", s.dir, "--name", s.name,
+		"--initial-cluster", s.name + "=" + s.peer, "--initial-advertise-peer-urls", s.peer, "--initial-cluster-token", token}, args...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	s.begin(t)
+	s.awaitHealth(t)
 }
 
 // quickDir is a directory in memory where there is one.
