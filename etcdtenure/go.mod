@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/tenurelib/tenure => ../
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/stretchr/testify v1.11.1
 	github.com/tenurelib/tenure v0.0.0
 	go.etcd.io/etcd/api/v3 v3.7.3

@@ -1,8 +1,11 @@
+//go:build unix
+
 package etcdtenure_test
 
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -27,6 +30,15 @@ import (
 )
 
 var quiet = slog.New(slog.DiscardHandler)
+
+// TestMain runs more tests at once than there are cores, since they mostly wait.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
 
 // program returns the path of a program of etcd, which the go command builds once.
 func program(path string) string {
