@@ -112,9 +112,9 @@ func TestAReplicatedStore(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, client, next()) })
 	})
 	t.Run("loses no write of those that wait for one another", func(t *testing.T) { writersOfOneObject(t, c, next()) })
-	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
+	t.Run("accepts no stale write of 150 forced races", func(t *testing.T) {
 		cfg := next()
-		forceRaces(t, 3, 100, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+		forceRaces(t, 3, 50, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
 	})
 }
 
@@ -246,7 +246,7 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 	store := open(t, c.urls()...)
 	var watches []tenure.ChangeSubscription
 	var keys []tenure.Key
-	for i := range 10 {
+	for i := range 5 {
 		key := tenure.Key{Type: "widget", ID: fmt.Sprint(i)}
 		watch := store.Watch(key).(tenure.ChangeSubscription)
 		defer watch.Stop()

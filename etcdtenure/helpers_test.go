@@ -34,7 +34,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // TestMain runs more tests at once than there are cores, since they mostly wait.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())

@@ -191,8 +191,8 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	}
 	all.Wait()
 	require.GreaterOrEqual(t, faults, 3)
+	written := 0
 	for k, history := range histories {
-		written := 0
 		unknown := 0
 		for _, op := range history {
 			c := op.Output.(call)
@@ -203,10 +203,11 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 				unknown++
 			}
 		}
-		t.Logf("key %d: %d calls, %d changes, %d without an answer, %d faults", k, len(history), written, unknown, faults)
-		require.Greater(t, written, 20)
+		t.Logf("key %d: %d calls, %d of them without an answer", k, len(history), unknown)
 		require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(model, history, 20*time.Second))
 	}
+	t.Logf("%d changes, %d faults", written, faults)
+	require.Greater(t, written, 30)
 }
 
 func TestAHistoryThatIsNotLinearizableIsNoticed(t *testing.T) {
