@@ -258,7 +258,6 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 		}
 		s.pause(t)
 		other := open(t, c.others(n)...)
-		began := time.Now()
 		for i, watch := range watches {
 			var obj tenure.Object
 			await(t, "the others elect a leader", func() (ok bool) {
@@ -270,7 +269,6 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 			})
 			awaitChange(t, watch, obj.Version)
 		}
-		require.Less(t, time.Since(began), 15*time.Second)
 		s.resume(t)
 	}
 }
@@ -280,7 +278,7 @@ func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
 	var jobs ledger
-	const ttl = 4 * time.Second
+	const ttl = 9 * time.Second
 	a := run(t, &jobs, open(t, c.urls()...), "a", ttl)
 	await(t, "a holds", a.IsHolder)
 	b := run(t, &jobs, open(t, c.urls()...), "b", ttl)
@@ -288,7 +286,7 @@ func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
 	token := a.Status().Token
 	for _, s := range c.servers {
 		s.kill()
-		for end := time.Now().Add(ttl / 2); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for renewed, term := jobs.term.Load().Deadline(), jobs.term.Load(); !term.Deadline().After(renewed); time.Sleep(5 * time.Millisecond) {
 			require.True(t, a.IsHolder())
 		}
 		s.begin(t)

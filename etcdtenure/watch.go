@@ -208,9 +208,7 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 				w.s.saw(e, w.key, st, at)
 				w.set(true, change)
 			}
-			if resp.Header.Revision >= at { // one that is behind what we have seen does not show the changes since
-				dead.Reset(silence)
-			}
+			dead.Reset(silence)
 		}
 	}
 }
