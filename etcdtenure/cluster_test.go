@@ -37,8 +37,7 @@ func startCluster(t testing.TB) *cluster {
 		members = append(members, s.name+"="+link.url)
 	}
 	for i, s := range c.servers {
-		s.args = []string{"--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500",
-			"--initial-advertise-peer-urls", c.links[i].url, "--initial-cluster", strings.Join(members, ",")}
+		s.args = []string{"--unsafe-no-fsync", "--initial-advertise-peer-urls", c.links[i].url, "--initial-cluster", strings.Join(members, ",")}
 		s.begin(t)
 	}
 	for _, s := range c.servers {
@@ -190,6 +189,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			}()
 			await(t, "b holds", b.IsHolder)
 			require.False(t, a.IsHolder())
+			await(t, "b's job runs", func() bool { return jobs.term.Load().Token() > term })
 			after, err := b.fence(t).PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("after")}, tenure.Unconditional())
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

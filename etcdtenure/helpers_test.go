@@ -267,7 +267,7 @@ func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.
 
 func await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		require.True(t, time.Now().Before(end), "waited until %s", what)
 	}
 }
