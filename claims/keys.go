@@ -24,6 +24,9 @@ type Claim struct {
 	Key     tenure.Key `json:"key"` // its Type is the kind
 	Session string     `json:"session"`
 	Token   int64      `json:"token"` // of two claims of one key, the later always has the greater one
+
+	// Attempt says how often the row has been taken, if [RowsConfig.Attempts] counts that.
+	Attempt int `json:"attempt,omitempty"`
 }
 
 func (c Claim) String() string { return c.Key.String() }

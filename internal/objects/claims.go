@@ -16,6 +16,7 @@ type Claim struct {
 	Kind, ID string
 	Session  string // that owns it; empty: it is free
 	Token    int64
+	Attempts int // of a row of the user's table, if they are counted
 
 	// Gone says that the session has no record, so the row is free as well. It stays so, because
 	// a session begins with its record, and its ID is never used again. Only one plain SELECT
