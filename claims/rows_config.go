@@ -82,7 +82,9 @@ func (cfg RowsConfig) withDefaults(ttl time.Duration) RowsConfig {
 	return cfg
 }
 
-func backoff(c Claim) time.Duration { return min(time.Second<<min(max(c.Attempt-1, 0), 10), 5*time.Minute) }
+func backoff(c Claim) time.Duration {
+	return min(time.Second<<min(max(c.Attempt-1, 0), 10), 5*time.Minute)
+}
 
 // validate returns an [tenure.ErrInvalid] that says everything that is wrong with the config.
 func (cfg RowsConfig) validate() error {

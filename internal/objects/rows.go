@@ -16,19 +16,44 @@ type RowsConfig struct {
 type Ending struct {
 	Done, Exhausted bool          // sets what the config says
 	After           time.Duration // keeps them from being taken for so long
+
+	// All frees none of the rows if one of the claims has ended.
+	All bool
 }
 
 // RowsTable is a table of the user with claims on its rows, of either database. The kind of its
-// claims is left empty.
+// claims is the name of the table.
 type RowsTable interface {
 	// Check returns an [ErrSetup] that names what is wrong with the table.
 	Check(ctx context.Context, limit time.Duration) error
 	// TakeReady makes a session the owner of at most n rows that are ready, in their order,
 	// except those to skip.
 	TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]Claim, error)
-	// End frees rows, unless one of the claims has ended: then it returns those that have.
+	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
+	// The following are as of the claims' table.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []Claim, err error)
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
 	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
+}
+
+// Without returns the claims that are not among those that ended.
+func Without(claims, ended []Claim) (lost []Claim) {
+	if len(claims) == len(ended) {
+		return nil
+	}
+	type row struct {
+		id    string
+		token int64
+	}
+	among := make(map[row]bool, len(ended))
+	for _, c := range ended {
+		among[row{c.ID, c.Token}] = true
+	}
+	for _, c := range claims {
+		if !among[row{c.ID, c.Token}] {
+			lost = append(lost, c)
+		}
+	}
+	return lost
 }

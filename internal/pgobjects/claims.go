@@ -176,8 +176,12 @@ func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim
 }
 
 // Sessions returns the sessions that rows name.
-func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []objects.Session, err error) {
-	err = c.query(ctx, limit, c.sql.sessions, nil, func(rows pgx.Rows) error {
+func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	return c.namedBy(ctx, limit, c.sql.sessions)
+}
+
+func (c *Claims) namedBy(ctx context.Context, limit time.Duration, statement string) (sessions []objects.Session, err error) {
+	err = c.query(ctx, limit, statement, nil, func(rows pgx.Rows) error {
 		var s objects.Session
 		var r objects.Row
 		var gone bool

@@ -1,6 +1,217 @@
 package pgobjects
 
-import "github.com/tenurelib/tenure/internal/objects"
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
 
-// RowsDDL returns what the table lacks.
-func RowsDDL(cfg objects.RowsConfig) string { return "" }
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+// Rows is a table of the user with claims on its rows. It sends statements as [Claims] does,
+// and all its methods are safe for concurrent use.
+type Rows struct {
+	claims *Claims
+	cfg    objects.RowsConfig
+	logger *slog.Logger
+	names  *strings.Replacer // for statements that need not know the type of an ID
+	found  atomic.Pointer[rowStatements]
+}
+
+// Rows returns the table of a valid config. It does no I/O.
+func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) *Rows {
+	return &Rows{claims: &t.claims, cfg: cfg, logger: logger, names: rowNames(cfg, "", t.setups.names)}
+}
+
+// rowNames returns what puts names and the user's SQL into a statement.
+func rowNames(cfg objects.RowsConfig, idType string, own names) *strings.Replacer {
+	quote := func(name string) string { return pgx.Identifier{name}.Sanitize() }
+	table := pgx.Identifier{cfg.Table}
+	if cfg.Schema != "" {
+		table = pgx.Identifier{cfg.Schema, cfg.Table}
+	}
+	line := func(sql string) string { return sql + "\n" } // it may end in a comment
+	ready, attempts, count := "", "0", ""
+	if cfg.Ready != "" {
+		ready += " AND (" + line(cfg.Ready) + ")"
+	}
+	if cfg.NotBefore != "" {
+		ready += " AND (" + quote(cfg.NotBefore) + " IS NULL OR " + quote(cfg.NotBefore) + " <= clock_timestamp())"
+	}
+	if idType == "text" { // an empty key is none
+		ready += " AND " + quote(cfg.ID) + " <> ''"
+	}
+	order := quote(cfg.ID)
+	if cfg.OrderBy != "" {
+		order = line(cfg.OrderBy)
+	}
+	if cfg.Attempts != "" {
+		attempts = "coalesce(" + quote(cfg.Attempts) + ", 0)"
+		count = ", " + quote(cfg.Attempts) + " = " + attempts + " + 1"
+	}
+	return strings.NewReplacer(
+		"{rows}", table.Sanitize(), "{objects}", own.objects,
+		"{id}", quote(cfg.ID), "{session}", quote(cfg.Session), "{token}", quote(cfg.Token),
+		"{attempts}", attempts, "{count}", count, "{and_ready}", ready, "{order}", order, "{type}", idType,
+		"{done}", assignment(cfg.Done), "{exhausted}", assignment(cfg.Exhausted), "{not_before}", quote(cfg.NotBefore),
+		"{next_token}", own.in("greatest(CASE WHEN "+quote(cfg.Token)+" < {version_limit} THEN "+quote(cfg.Token)+" + 1 END, {now_us})"),
+		"{now_us}", own.in("{now_us}"),
+	)
+}
+
+func assignment(sql string) string {
+	if sql == "" {
+		return ""
+	}
+	return ", " + sql + "\n"
+}
+
+type rowStatements struct{ take, free, owned, sessions, stand, done, exhausted, after, release string }
+
+// newRowStatements returns the statements for IDs of a type. What [newClaimStatements] says of
+// plans holds here as well: rows are locked in one step and written by their IDs in the next, and
+// IS NOT DISTINCT FROM keeps the planner from the index on the session.
+func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStatements {
+	in := rowNames(cfg, idType, own).Replace
+	const columns = `{id}::text, coalesce({session}, ''), {token}, {attempts}`
+	end := func(set string) string {
+		return in(`
+			UPDATE {rows} r SET {session} = NULL` + set + `
+			WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
+				SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
+				WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})
+			RETURNING {id}::text, '', {token}, 0`)
+	}
+	return &rowStatements{
+		// The order of the rows that an UPDATE returns is any. ORDER BY would mean the column of
+		// the result rather than the table's if the two had the same name.
+		take: in(`
+			WITH ready AS MATERIALIZED (
+				SELECT {id} AS tenure_id FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])
+				ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
+			numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM ready),
+			taken AS (
+				UPDATE {rows} SET {session} = $1, {token} = {next_token}{count}
+				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
+			SELECT id::text, $1, token, attempts FROM taken JOIN numbered USING (id) ORDER BY number`),
+		free: in(`
+			WITH wanted AS MATERIALIZED (
+				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows}
+				WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
+					AND ({id}, {token}) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))),
+			locked AS MATERIALIZED (
+				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT id FROM wanted)) AND {session} IS NOT DISTINCT FROM $1
+					AND ({id}, {token}) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
+				FOR NO KEY UPDATE SKIP LOCKED),
+			freed AS (
+				UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id} AS id)
+			SELECT id::text, session, token, 0 FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
+		owned: in(`
+			SELECT ` + columns + ` FROM {rows}
+			WHERE {session} = $1 AND ($2 = '' OR {id} > nullif($2, '')::{type}) ORDER BY {session}, {id} LIMIT $3`),
+		// Looks up the next session in the index, and not at each row.
+		sessions: in(`
+			WITH RECURSIVE named(session) AS (
+				(SELECT {session} FROM {rows} WHERE {session} IS NOT NULL ORDER BY {session} LIMIT 1)
+				UNION ALL
+				SELECT (SELECT {session} FROM {rows} r WHERE r.{session} > named.session ORDER BY {session} LIMIT 1)
+				FROM named WHERE named.session IS NOT NULL)
+			SELECT named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce(` + own.in("{version}") + `, 0), created_at_ms, updated_at_ms, {now_us}, false
+			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = named.session
+			WHERE named.session IS NOT NULL`),
+		stand: in(`
+			SELECT ` + columns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`),
+		done:      end(`{done}`),
+		exhausted: end(`{exhausted}`),
+		after:     end(`, {not_before} = clock_timestamp() + $4 * interval '1 microsecond'`),
+		release:   end(``),
+	}
+}
+
+// ready returns the statements, after the table was checked.
+func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowStatements, error) {
+	if found := r.found.Load(); found != nil {
+		return found, nil
+	}
+	if err := r.Check(ctx, limit); err != nil {
+		return nil, err
+	}
+	return r.found.Load(), nil
+}
+
+// TakeReady makes a session the owner of at most n rows that are ready, in their order, except
+// those to skip. Rows that somebody has locked it leaves.
+func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]objects.Claim, error) {
+	if skip == nil {
+		skip = []string{}
+	}
+	return r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip)
+}
+
+// Owned returns at most n rows that a session owns, those after another row.
+func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, func(s *rowStatements) string { return s.owned }, session, afterID, n)
+}
+
+// Free frees the rows that a session owns under these tokens, and returns those that it could
+// not free because somebody has locked them. A row that the database refuses to change is logged
+// and left, so that it does not keep the others.
+func (r *Rows) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	locked, err := r.query(ctx, limit, func(s *rowStatements) string { return s.free }, session, ids, tokens)
+	if !refusesRow(err) {
+		return locked, err
+	}
+	if len(ids) == 1 {
+		r.logger.Error("a row cannot be freed", "table", r.cfg.Table, "id", ids[0], "error", logtext.OneLine(err))
+		return nil, nil
+	}
+	half := len(ids) / 2
+	locked, err = r.Free(ctx, session, kind, ids[:half], tokens[:half], limit)
+	if err != nil {
+		return nil, err
+	}
+	more, err := r.Free(ctx, session, kind, ids[half:], tokens[half:], limit)
+	return append(locked, more...), err
+}
+
+// refusesRow reports whether a statement failed because of what a row contains: a constraint, or
+// a trigger.
+func refusesRow(err error) bool {
+	code := pgconns.SQLState(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "P0")
+}
+
+// Sessions returns the sessions that rows name.
+func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return r.claims.namedBy(ctx, limit, s.sessions)
+}
+
+func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*rowStatements) string, args ...any) (claims []objects.Claim, err error) {
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	err = r.claims.query(ctx, limit, statement(s), args, func(rows pgx.Rows) error {
+		c := objects.Claim{Kind: r.cfg.Table}
+		err := rows.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
+		claims = append(claims, c)
+		return err
+	})
+	if err != nil {
+		if outdated(err) { // the table may have changed since it was checked
+			r.found.CompareAndSwap(s, nil)
+		}
+		return nil, err
+	}
+	return claims, nil
+}

@@ -1,0 +1,178 @@
+package pgobjects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// RowsDDL returns what a table lacks for claims on its rows.
+func RowsDDL(cfg objects.RowsConfig) string {
+	var b strings.Builder
+	n := rowNames(cfg, "", names{})
+	b.WriteString(n.Replace("ALTER TABLE {rows}\n\tADD COLUMN IF NOT EXISTS {session} text,\n\tADD COLUMN IF NOT EXISTS {token} bigint NOT NULL DEFAULT 0"))
+	if cfg.Attempts != "" {
+		b.WriteString(",\n\tADD COLUMN IF NOT EXISTS " + pgx.Identifier{cfg.Attempts}.Sanitize() + " integer NOT NULL DEFAULT 0")
+	}
+	if cfg.NotBefore != "" {
+		b.WriteString(n.Replace(",\n\tADD COLUMN IF NOT EXISTS {not_before} timestamptz"))
+	}
+	b.WriteString(";\n" + bySession(cfg) + ";\n")
+	b.WriteString("-- If Ready depends on the time, leave that part of it out here.\n")
+	ready := ""
+	if cfg.Ready != "" {
+		ready = " AND (" + cfg.Ready + ")"
+	}
+	b.WriteString(n.Replace("CREATE INDEX IF NOT EXISTS "+rowIndex(cfg, "_ready")+" ON {rows} (") +
+		strings.TrimSuffix(n.Replace("{order}"), "\n") + n.Replace(") WHERE {session} IS NULL") + ready + ";\n")
+	return b.String()
+}
+
+func bySession(cfg objects.RowsConfig) string {
+	return rowNames(cfg, "", names{}).Replace(
+		"CREATE INDEX IF NOT EXISTS " + rowIndex(cfg, "_by_session") + " ON {rows} ({session}, {id}) WHERE {session} IS NOT NULL")
+}
+
+// rowIndex is the name of an index, which Postgres must not cut off.
+func rowIndex(cfg objects.RowsConfig, suffix string) string {
+	const longest = 63
+	name := cfg.Table[:min(len(cfg.Table), longest-len(suffix))]
+	for !utf8.ValidString(name) {
+		name = name[:len(name)-1]
+	}
+	return pgx.Identifier{name + suffix}.Sanitize()
+}
+
+// rowTable is what was found out about a table of the user.
+type rowTable struct {
+	exists, hidden, unique, bySession bool
+	kind, isolation, lacks            string
+	types                             map[string]string
+	notNull, keyed                    []string // columns that are NOT NULL, that are in a unique key
+	triggers                          []string
+}
+
+const inspectRows = `
+	WITH looked AS MATERIALIZED (SELECT to_regclass($1)::oid AS rel),
+	keys AS MATERIALIZED (
+		SELECT i.*, ARRAY(SELECT attname::text FROM unnest((indkey::int2[])[0:indnkeyatts - 1]) WITH ORDINALITY k(num, at)
+			JOIN pg_attribute ON attrelid = indrelid AND attnum = num ORDER BY at) AS columns,
+			coalesce(pg_get_expr(indpred, indrelid), '') AS predicate
+		FROM looked JOIN pg_index i ON indrelid = rel WHERE indisvalid AND indisready)
+	SELECT rel IS NOT NULL, coalesce(row_security_active(rel), false),
+		EXISTS (SELECT FROM keys WHERE indisunique AND indimmediate AND predicate = '' AND indexprs IS NULL AND columns = ARRAY[$2]),
+		EXISTS (SELECT FROM keys WHERE columns[1:2] = ARRAY[$3, $2] AND predicate IN ('', format('(%I IS NOT NULL)', $3))),
+		coalesce((SELECT relkind::text FROM pg_class WHERE oid = rel), ''),
+		current_setting('default_transaction_isolation'),
+		coalesce((SELECT string_agg(p, ', ') FROM unnest(ARRAY['SELECT', 'UPDATE']) p WHERE NOT has_any_column_privilege(rel, p)), ''),
+		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
+		ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
+		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
+		ARRAY(SELECT tgname::text FROM pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0)
+	FROM looked`
+
+// idTypes are the types that an ID may have, as Postgres writes them.
+var idTypes = []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"}
+
+// Check returns an [objects.ErrSetup] that names everything that is wrong with the table.
+func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	t, cfg := r.claims.table, r.cfg
+	var found rowTable
+	err := t.conns.QueryRow(ctx, inspectRows, []any{r.names.Replace("{rows}"), cfg.ID, cfg.Session},
+		&found.exists, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.isolation, &found.lacks,
+		&found.types, &found.notNull, &found.keyed, &found.triggers)
+	if err != nil {
+		return t.setups.explain(err)
+	}
+	if wrong := found.wrong(cfg); len(wrong) > 0 {
+		return objects.SetupError(fmt.Errorf("%w: table %s can't have claims on its rows: %s", objects.ErrSetup, r.names.Replace("{rows}"), strings.Join(wrong, "; ")))
+	}
+	idType := found.types[cfg.ID]
+	if idType == "character varying" {
+		idType = "text"
+	}
+	statements := newRowStatements(cfg, idType, t.setups.names)
+	if err := r.parse(ctx, statements); err != nil {
+		return err
+	}
+	if len(found.triggers) > 0 && r.found.Load() == nil {
+		r.logger.Warn("triggers run before each update of a row, also when it is claimed and freed", "table", cfg.Table, "triggers", found.triggers)
+	}
+	r.found.Store(statements)
+	return nil
+}
+
+func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
+	say := func(is bool, format string, args ...any) {
+		if is {
+			wrong = append(wrong, fmt.Sprintf(format, args...))
+		}
+	}
+	if !found.exists {
+		return []string{"it does not exist (set Schema if search_path does not find it)"}
+	}
+	if found.kind != "r" && found.kind != "p" {
+		return []string{"it is a view or a foreign table (name the table behind it)"}
+	}
+	missing := false
+	column := func(name, what string, types ...string) {
+		if name == "" {
+			return
+		}
+		is, exists := found.types[name]
+		missing = missing || !exists
+		say(!exists, "column %q for the %s is missing", name, what)
+		say(exists && !slices.Contains(types, is), "column %q for the %s is of type %s (it must be %s)", name, what, is, strings.Join(types, " or "))
+	}
+	column(cfg.ID, "ID", idTypes...)
+	column(cfg.Session, "session", "text", "character varying")
+	column(cfg.Token, "token", "bigint")
+	column(cfg.Attempts, "attempts", "integer", "bigint", "smallint")
+	column(cfg.NotBefore, "time before which a row is not ready", "timestamp with time zone")
+	if !missing {
+		say(!found.unique || !slices.Contains(found.notNull, cfg.ID), "column %q does not identify a row (it must be NOT NULL and alone in a unique index)", cfg.ID)
+		say(slices.Contains(found.notNull, cfg.Session), "column %q is NOT NULL (NULL is a free row: ALTER TABLE … ALTER COLUMN … DROP NOT NULL)", cfg.Session)
+		for _, name := range []string{cfg.Session, cfg.Token} {
+			say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
+		}
+	}
+	say(!missing && !found.bySession, "no index finds the rows of a session (%s)", bySession(cfg))
+	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
+	say(found.lacks != "", "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
+	say(found.isolation != "read committed" && found.isolation != "read uncommitted",
+		"default_transaction_isolation is %s, under which claims fail (set it to read committed for this role)", found.isolation)
+	if missing {
+		wrong = append(wrong, "this adds what is missing:\n"+RowsDDL(cfg))
+	}
+	return wrong
+}
+
+// parse has the server read the statements that contain the user's SQL.
+func (r *Rows) parse(ctx context.Context, s *rowStatements) error {
+	conn, err := r.claims.table.conns.Pool.Acquire(ctx)
+	if err != nil {
+		return r.claims.table.setups.explain(err)
+	}
+	defer conn.Release()
+	for _, part := range []struct{ what, sql string }{{"Ready and OrderBy", s.take}, {"Done", s.done}, {"Exhausted", s.exhausted}} {
+		// Without a name, it needs no closing, and passes through poolers.
+		if _, err := conn.Conn().PgConn().Prepare(ctx, "", part.sql, nil); err != nil {
+			err = r.claims.table.setups.explain(err)
+			if errors.Is(err, objects.ErrSetup) {
+				err = fmt.Errorf("the statement with the SQL of %s: %w", part.what, err)
+			}
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package pgobjects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+func (s *rowStatements) ending(how objects.Ending) string {
+	switch {
+	case how.Done:
+		return s.done
+	case how.Exhausted:
+		return s.exhausted
+	case how.After > 0:
+		return s.after
+	}
+	return s.release
+}
+
+func endingArgs(how objects.Ending, claims []objects.Claim) []any {
+	ids, sessions, tokens := make([]string, len(claims)), make([]string, len(claims)), make([]int64, len(claims))
+	for i, c := range claims {
+		ids[i], sessions[i], tokens[i] = c.ID, c.Session, c.Token
+	}
+	args := []any{ids, sessions, tokens}
+	if !how.Done && !how.Exhausted && how.After > 0 {
+		args = append(args, how.After.Microseconds())
+	}
+	return args
+}
+
+// End frees rows, and returns the claims that had ended before.
+func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) (lost []objects.Claim, err error) {
+	if how.All && len(claims) > 1 {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		lost, _, err = r.end(ctx, how, claims, limit, nil)
+		return lost, err
+	}
+	ended, err := r.query(ctx, limit, func(s *rowStatements) string { return s.ending(how) }, endingArgs(how, claims)...)
+	if err != nil {
+		return nil, invalidID(err)
+	}
+	return objects.Without(claims, ended), nil
+}
+
+// Finish ends the claims of rows, and what fn writes is written with it, in one transaction.
+// It returns the claims that had ended before: then nothing is written and fn is not called.
+// The transaction may be idle for at most idle.
+func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
+	return r.end(ctx, objects.Ending{Done: true}, claims, idle, fn)
+}
+
+func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
+	t := r.claims.table
+	s, err := r.ready(ctx, idle)
+	if err != nil {
+		return nil, nil, err
+	}
+	idle = max(min(idle, math.MaxInt32*time.Millisecond), time.Millisecond)
+	if found, err := t.setups.get(ctx); err != nil {
+		return nil, nil, t.setups.explain(err)
+	} else if found.idleTimeout > 0 {
+		idle = min(idle, found.idleTimeout)
+	}
+	conn, err := t.conns.Pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, t.setups.explain(err)
+	}
+	xid := ""
+	lost, fnErr, sent, err := endTx(ctx, conn, idle, s.ending(how), endingArgs(how, claims), claims, &xid, fn)
+	if sent && err != nil && pgconns.SQLState(err) == "" {
+		err = r.outcome(ctx, xid, err)
+	}
+	return lost, fnErr, t.setups.explain(invalidID(err))
+}
+
+// endTx runs fn between the statement that ends claims, the guard, and COMMIT. It reports whether
+// COMMIT was sent.
+func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard string, args []any, claims []objects.Claim, xid *string, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
+	defer conn.Release() // closes it if it is still in a transaction
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
+		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
+	if err != nil {
+		return nil, nil, false, err
+	}
+	defer tx.Rollback(ctx) // even if fn panics; after a commit this does nothing
+	rows, err := tx.Query(ctx, guard+", pg_current_xact_id()::text", args...)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
+		return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, xid)
+	})
+	if err != nil {
+		return nil, nil, false, err
+	}
+	if lost = objects.Without(claims, ended); len(lost) > 0 {
+		return lost, nil, false, nil
+	}
+	if fn != nil {
+		if err := fn(unendingTx{tx}); err != nil {
+			return nil, err, false, nil
+		}
+	}
+	if conn.Conn().PgConn().TxStatus() == 'I' {
+		return nil, nil, false, fmt.Errorf("%w: fn has ended the transaction itself", objects.ErrInvalid)
+	}
+	return nil, nil, true, tx.Commit(ctx)
+}
+
+// outcome finds out whether a transaction has committed whose COMMIT was not answered.
+func (r *Rows) outcome(ctx context.Context, xid string, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		var status string
+		err := r.claims.table.conns.QueryRow(ctx, `SELECT coalesce(pg_xact_status($1::text::xid8), 'unknown')`, []any{xid}, &status)
+		switch {
+		case err == nil && status == "committed":
+			return nil
+		case err == nil && status == "aborted":
+			return fmt.Errorf("nothing is written: %w", cause)
+		case err == nil && status == "unknown" || !pace.Sleep(ctx, pause):
+			return fmt.Errorf("unknown whether it is written: %w", errors.Join(cause, err))
+		}
+	}
+}
+
+const stateInvalidText = "22P02"
+
+// invalidID explains that an ID is none of the column's type.
+func invalidID(err error) error {
+	if code := pgconns.SQLState(err); code == stateInvalidText || code == stateOutOfRange {
+		return fmt.Errorf("%w: %w", objects.ErrInvalid, err)
+	}
+	return err
+}
+
+// EndStatement returns a statement that ends the claim of a row as Finish does, or fails.
+func (r *Rows) EndStatement(c objects.Claim) (query string, args []any) {
+	return r.names.Replace(`
+		WITH ended AS (
+			UPDATE {rows} SET {session} = NULL{done}
+			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `ended`,
+		[]any{c.ID, c.Session, c.Token}
+}
