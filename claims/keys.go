@@ -38,13 +38,15 @@ func (c Claim) row() objects.Claim {
 // Keys are the claims of a session on the keys of one kind. All methods are safe for
 // concurrent use.
 type Keys struct {
-	s    *Session
-	kind string
-	turn chan struct{} // held by the call that claims, so there is one such statement at a time
+	s     *Session
+	kind  string
+	turn  chan struct{} // held by the call that claims, so there is one such statement at a time
+	table naming        // that has the rows
 
 	// The session's mu guards the fields below.
 	now     *holdings        // nil before the first term
 	running map[string]*call // the funcs of Do, also those of terms that were lost
+	strays  map[string]bool  // of rows: those of running whose claim has ended
 }
 
 // holdings are the claims of one kind under one term. The session's mu guards all fields.
@@ -57,6 +59,10 @@ type holdings struct {
 	asked   map[string]bool  // claims that somebody else asks for
 	lost    map[string]*lostClaim
 	settles bool // a goroutine looks after those that were lost
+
+	// Of rows, whose statements don't know in advance what they take.
+	unsure   time.Time        // until then one whose answer was lost may land
+	passedOn map[string]int64 // the tokens of claims that were passed on
 }
 
 // lostClaim is a claim without an answer, which may have landed.
@@ -68,7 +74,9 @@ type lostClaim struct {
 // call is one call of Do.
 type call struct {
 	of     *holdings
+	token  int64
 	cancel context.CancelCauseFunc
+	kept   bool          // of a row: it is not freed when the func returns, or is free already
 	freed  chan struct{} // closed when the func has returned and its key is free
 }
 
@@ -89,12 +97,20 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	if err := objects.ValidText("kind", kind); err != nil {
 		return nil, fmt.Errorf("tenure: new keys: %w", err)
 	}
+	k, err := newKeys(s, kind, s.table)
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new keys: %w", err)
+	}
+	return k, nil
+}
+
+func newKeys(s *Session, kind string, table naming) (*Keys, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kinds[kind] != nil {
-		return nil, fmt.Errorf("tenure: new keys: %w: the session has keys of kind %q already", tenure.ErrInvalid, kind)
+		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, kind)
 	}
-	k := &Keys{s: s, kind: kind, turn: make(chan struct{}, 1), running: make(map[string]*call)}
+	k := &Keys{s: s, kind: kind, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
 	s.kinds[kind] = k
 	if s.term != nil {
 		k.enter(s.term)
@@ -113,7 +129,10 @@ func init() {
 
 // enter begins to claim under a term. The caller holds the mutex.
 func (k *Keys) enter(t *term) {
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]*lostClaim)}
+	for id := range k.running {
+		k.strays[id] = true
+	}
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64)}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.

@@ -32,7 +32,7 @@ func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	}
 	defer k.finish(c, call) // also after a panic
 	err = fn(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) {
+	if cause := context.Cause(ctx); errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) {
 		err = errors.Join(fmt.Errorf("tenure: do %s: %w", c, cause), err)
 	}
 	return err
@@ -47,7 +47,7 @@ func (k *Keys) begin(c Claim, cancel context.CancelCauseFunc) (*call, error) {
 	if k.running[c.Key.ID] != nil {
 		return nil, fmt.Errorf("%w: a func runs for it", tenure.ErrInvalid)
 	}
-	call := &call{of: k.now, cancel: cancel, freed: make(chan struct{})}
+	call := &call{of: k.now, token: c.Token, cancel: cancel, freed: make(chan struct{})}
 	k.running[c.Key.ID] = call
 	if k.now.asked[c.Key.ID] {
 		cancel(errRequested)
@@ -62,7 +62,11 @@ func (k *Keys) finish(c Claim, call *call) {
 	defer close(call.freed)
 	k.s.mu.Lock()
 	delete(k.running, c.Key.ID)
-	batches := k.free(call.of, c.row())
+	delete(k.strays, c.Key.ID)
+	var batches []*batch
+	if !call.kept {
+		batches = k.free(call.of, c.row())
+	}
 	k.s.mu.Unlock()
 	for _, b := range batches {
 		<-b.done
@@ -213,7 +217,7 @@ func (k *Keys) freeBatches(h *holdings) {
 // long as the session lives. A row that the database refuses to free is the session's until then.
 func (k *Keys) freeBatch(t *term, rows []objects.Claim) {
 	for failures := 0; len(rows) > 0 && t.ctx.Err() == nil; failures++ {
-		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), t.id, k.kind, rows)
+		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
 		pause := 5 * time.Millisecond << min(failures, 7) // for a fenced write that is about to commit
 		if err == nil {
 			rows = locked

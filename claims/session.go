@@ -57,6 +57,13 @@ type SessionConfig struct {
 // table is the claims' table of either database.
 type table = objects.ClaimsTable
 
+// naming is a table whose rows may name sessions: that of the claims, or one of [Rows].
+type naming interface {
+	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []objects.Claim, err error)
+	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error)
+	Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error)
+}
+
 // Session is the liveness of one process, and what the process has claimed. If it is lost,
 // because the store could not be reached for too long, Run begins another, with another ID.
 //
@@ -285,7 +292,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 		err := t.lease.Seal(sealing, t.Term)
 		cancel()
 		if err == nil {
-			_, err = s.freeRows(ctx, t.id, s.isBusy)
+			_, err = s.freeAll(ctx, t.id, s.isBusy)
 		}
 		if err == nil {
 			break
@@ -300,17 +307,36 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	}
 	<-idle
 	if ctx.Err() == nil {
-		_, _ = s.freeRows(ctx, t.id, nil) // those of a claim whose answer was lost
+		_, _ = s.freeAll(ctx, t.id, nil) // those of a claim whose answer was lost
 	}
 }
 
-// freeRows frees all rows that name a session, except those to skip, and returns how many.
-func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
+// freeAll frees all rows that name a session, except those to skip, and returns how many.
+func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
+	for _, table := range s.tables() { // one that fails does not keep the others
+		n, failed := s.freeRows(ctx, table, id, skip)
+		freed, err = freed+n, cmp.Or(err, failed)
+	}
+	return freed, err
+}
+
+// tables returns the tables whose rows may name sessions, the claims' first.
+func (s *Session) tables() []naming {
+	tables := []naming{s.table}
+	for _, k := range s.allKinds() {
+		if k.table != naming(s.table) {
+			tables = append(tables, k.table)
+		}
+	}
+	return tables
+}
+
+func (s *Session) freeRows(ctx context.Context, table naming, id string, skip func(objects.Claim) bool) (freed int, err error) {
 	const first = 20 // they are free in a moment, however many there are
 	var last objects.Claim
 	var hinted time.Time
 	for n := first; ; n = min(2*n, perStatement) {
-		rows, err := s.table.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
+		rows, err := table.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
 		if err != nil || len(rows) == 0 {
 			return freed, err
 		}
@@ -323,7 +349,7 @@ func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Cla
 		}
 		hint := len(rows) < n || time.Since(hinted) > coalesce
 		for kind, rows := range ofKind {
-			locked, refused, err := s.free(ctx, id, kind, rows)
+			locked, refused, err := s.free(ctx, table, id, kind, rows)
 			if err != nil {
 				return freed, err
 			}
@@ -338,8 +364,8 @@ func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Cla
 
 // free frees rows of a session, and returns those that it could not free because somebody has
 // locked them. If the database refuses a row, it frees the others, and leaves that one.
-func (s *Session) free(ctx context.Context, id, kind string, rows []objects.Claim) (locked []objects.Claim, refused int, err error) {
-	locked, err = s.table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked []objects.Claim, refused int, err error) {
+	locked, err = table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 	if !errors.As(err, new(*objects.Refused)) {
 		return locked, 0, err
 	}
@@ -348,7 +374,7 @@ func (s *Session) free(ctx context.Context, id, kind string, rows []objects.Clai
 		return nil, 1, nil
 	}
 	for half := range slices.Chunk(rows, (len(rows)+1)/2) {
-		more, n, err := s.free(ctx, id, kind, half)
+		more, n, err := s.free(ctx, table, id, kind, half)
 		if err != nil {
 			return nil, 0, err
 		}

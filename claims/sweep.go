@@ -38,6 +38,7 @@ type sweeper struct {
 
 	seen     map[string]*seenSession // the records of sessions, by their IDs
 	shortest time.Duration           // the shortest TTL of a session
+	orphans  map[string]time.Time    // sessions that were gone when rows of the user named them, and since when
 	expiry   time.Time               // until then no session expires that the next sweep does not know of
 	after    string                  // where the next look for sessions that no row names begins
 	round    int                     // of these looks, each of which comes to all sessions
@@ -61,6 +62,7 @@ type seenSession struct {
 
 func (w *sweeper) init(s *Session) {
 	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
+	w.orphans = make(map[string]time.Time)
 	w.slots, w.shortest = make(chan struct{}, freeAtMost), s.cfg.TTL
 }
 
@@ -149,7 +151,7 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	began := time.Now()
 	// A session that owned nothing yet claims until its RenewDeadline.
 	w.expiry = began.Add(s.cfg.TTL - s.cfg.RenewDeadline)
-	sessions, err := s.table.Sessions(ctx, s.limit)
+	sessions, err := w.named(ctx)
 	answered := time.Now()
 	if err != nil {
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
@@ -171,12 +173,17 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 			s.wanted(own)
 		}
 		switch r := session.Record; {
-		case r == nil && regular:
+		case r == nil && (regular || session.InRows && w.orphaned(session.ID, began)):
 			w.free(ctx, session.ID)
 		case r != nil && session.ID != own:
 			w.judge(ctx, session.ID, record.Object{
 				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
 			}, began, answered)
+		}
+	}
+	for id := range w.orphans {
+		if !known[id] {
+			delete(w.orphans, id)
 		}
 	}
 	if !regular {
@@ -194,6 +201,55 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 		w.pruned = time.Now()
 		w.prune(ctx)
 	}
+}
+
+// named returns the sessions that rows of any table name. A record that is missing in one of the
+// snapshots stays missing.
+func (w *sweeper) named(ctx context.Context) ([]objects.Session, error) {
+	s := w.s
+	sessions, err := s.table.Sessions(ctx, s.limit)
+	if err != nil {
+		return nil, err
+	}
+	at := make(map[string]int, len(sessions))
+	for i, session := range sessions {
+		at[session.ID] = i
+	}
+	for _, table := range s.tables()[1:] {
+		more, err := table.Sessions(ctx, s.limit)
+		if err != nil { // the user's table must not keep the others from being swept
+			w.failed(ctx, "rows cannot be looked at; the next look is in a TTL", err)
+		}
+		for _, session := range more {
+			session.InRows = true
+			i, named := at[session.ID]
+			if !named {
+				at[session.ID] = len(sessions)
+				sessions = append(sessions, session)
+				continue
+			}
+			sessions[i].InRows = true
+			if session.Record == nil {
+				sessions[i].Record = nil
+			}
+		}
+	}
+	return sessions, nil
+}
+
+// orphaned reports whether rows of the user's table still name a session that was gone some time
+// before: whoever buried it may not know the table. It notes the others, to look again.
+func (w *sweeper) orphaned(id string, now time.Time) bool {
+	const patience = 50 * time.Millisecond
+	since, noted := w.orphans[id]
+	if !noted {
+		w.orphans[id], since = now, now
+	}
+	if now.Sub(since) >= patience {
+		return true
+	}
+	w.canExpire(now.Add(patience + rand.N(2*patience)))
+	return false
 }
 
 // prune deletes the rows that nobody has claimed for a day, in a goroutine. It pauses for as long as
@@ -310,7 +366,7 @@ func (w *sweeper) free(ctx context.Context, id string) {
 		case <-ctx.Done():
 			return
 		}
-		freed, err := w.s.freeRows(ctx, id, nil)
+		freed, err := w.s.freeAll(ctx, id, nil)
 		w.freed.Add(int64(freed))
 		if err != nil {
 			w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)

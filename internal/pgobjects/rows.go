@@ -9,9 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // Rows is a table of the user with claims on its rows. It sends statements as [Claims] does,
@@ -160,31 +158,9 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 }
 
 // Free frees the rows that a session owns under these tokens, and returns those that it could
-// not free because somebody has locked them. A row that the database refuses to change is logged
-// and left, so that it does not keep the others.
-func (r *Rows) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	locked, err := r.query(ctx, limit, func(s *rowStatements) string { return s.free }, session, ids, tokens)
-	if !refusesRow(err) {
-		return locked, err
-	}
-	if len(ids) == 1 {
-		r.logger.Error("a row cannot be freed", "table", r.cfg.Table, "id", ids[0], "error", logtext.OneLine(err))
-		return nil, nil
-	}
-	half := len(ids) / 2
-	locked, err = r.Free(ctx, session, kind, ids[:half], tokens[:half], limit)
-	if err != nil {
-		return nil, err
-	}
-	more, err := r.Free(ctx, session, kind, ids[half:], tokens[half:], limit)
-	return append(locked, more...), err
-}
-
-// refusesRow reports whether a statement failed because of what a row contains: a constraint, or
-// a trigger.
-func refusesRow(err error) bool {
-	code := pgconns.SQLState(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "P0")
+// not free because somebody has locked them.
+func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, func(s *rowStatements) string { return s.free }, session, ids, tokens)
 }
 
 // Sessions returns the sessions that rows name.
