@@ -4,29 +4,206 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // ErrOverdue is why a func's context ends at [RowsConfig.Deadline].
 var ErrOverdue = errors.New("the claim's deadline has passed")
 
-// Rows are claims of a session on the rows of one table of the user. The claim of a row stands in the row
-// itself: which session owns it, and under which fencing token. Holding it costs nothing.
+// Rows are claims of a session on the rows of a table of the user. The claim of a row stands in
+// the row itself: which session owns it, and under which fencing token. Holding it costs nothing.
 //
-// A [Claim] of a row has the table's name as its Key.Type, and the ID as text in Key.ID.
+// A [Claim] of a row has the table's name as its Key.Type, and the row's ID as text in Key.ID.
 //
-// All methods are safe for concurrent use. Methods that are said to need no session can be used
+// All methods are safe for concurrent use. Those that are said to need no session can be used
 // if [Session.Run] is never called.
 type Rows struct {
-	s   *Session
-	cfg RowsConfig
+	s     *Session
+	cfg   RowsConfig
+	table objects.RowsTable
+	keys  *Keys // which knows what the session holds
+
+	leads chan struct{} // held by the call of Take that takes for all others
+	mu    sync.Mutex    // guards the fields below; never held across I/O, nor with the session's
+	takes []*taking     // calls of Take that have got nothing yet, the longest waiting first
+	ends  []*ending     // rows to be finished one by one
+	busy  bool          // a goroutine finishes them
+
+	// The session's mu guards it.
+	due overdue
 }
 
-// LostError is the error of a call that depends on claims of which some have ended: the rows were
-// freed, or are another's, or were deleted. Then the call has written nothing. It is
+// NewRows returns the rows of a table as claims of a session, which has at most one Rows for
+// each table. It does no I/O. An [tenure.ErrInvalid] names everything that is wrong with the
+// config.
+func NewRows(s *Session, cfg RowsConfig) (*Rows, error) {
+	if s == nil {
+		return nil, fmt.Errorf("tenure: new rows: %w: session is nil", tenure.ErrInvalid)
+	}
+	return newRows(s, cfg, func(cfg objects.RowsConfig) (objects.RowsTable, error) {
+		switch store := s.store.(type) {
+		case *tenure.PostgresStore:
+			return reach.Postgres(store).Rows(cfg, s.cfg.Logger), nil
+		case *tenure.SQLiteStore:
+			return reach.SQLite(store).Rows(cfg, s.cfg.Logger), nil
+		}
+		return nil, fmt.Errorf("%w: %T has no rows", errors.ErrUnsupported, s.store)
+	})
+}
+
+func newRows(s *Session, cfg RowsConfig, open func(objects.RowsConfig) (objects.RowsTable, error)) (*Rows, error) {
+	cfg = cfg.withDefaults(s.cfg.TTL)
+	err := cfg.validate()
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new rows: %w", err)
+	}
+	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1)}
+	if r.table, err = open(cfg.statements()); err == nil {
+		r.keys, err = newKeys(s, cfg.Table, r.table)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new rows: %w", err)
+	}
+	return r, nil
+}
+
+// Check returns a [tenure.ErrSetup] if the table is not fit for claims. Its text says what is
+// missing, with the DDL that adds it. The first statement checks that too; Check is for programs
+// that want to fail when they start. It needs no session.
+func (r *Rows) Check(ctx context.Context) error {
+	return r.failed("check", r.table.Check(ctx, r.s.limit))
+}
+
+func (r *Rows) failed(what string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("tenure: %s rows of %s: %w", what, r.cfg.Table, err)
+	}
+	return err
+}
+
+// OwnedBy returns all claims of a session on rows of the table, by its ID. It needs no session.
+func (r *Rows) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
+	owned, err := r.owned(ctx, session)
+	if err != nil {
+		return nil, r.failed("list", err)
+	}
+	return r.claimsOf(owned), nil
+}
+
+func (r *Rows) owned(ctx context.Context, session string) (owned []objects.Claim, err error) {
+	for after := ""; ; {
+		some, err := r.table.Owned(ctx, session, "", after, perStatement, r.s.limit)
+		owned = append(owned, some...)
+		if err != nil || len(some) < perStatement {
+			return owned, err
+		}
+		after = some[len(some)-1].ID
+	}
+}
+
+func (r *Rows) claimsOf(rows []objects.Claim) []Claim {
+	claims := make([]Claim, 0, len(rows))
+	for _, row := range rows {
+		claims = append(claims, Claim{Key: tenure.Key{Type: r.cfg.Table, ID: row.ID}, Session: row.Session, Token: row.Token, Attempt: row.Attempts})
+	}
+	return claims
+}
+
+// Do calls fn with a context that ends when the claim does, and frees the row when fn has
+// returned, unless fn has ended the claim itself. Otherwise it is as [Keys.Do]. At
+// [RowsConfig.Deadline] the cause is [ErrOverdue], which is then an error of Do as well.
+func (r *Rows) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
+	return r.keys.Do(ctx, c, fn)
+}
+
+// Release gives rows back: others may take them at once. The rows of this session it releases as
+// [Keys.Release] does: a func of Do is told to return, and waited for. Those of other sessions, and
+// those that were passed on, it releases by value, see [Rows.PassOn].
+//
+// If one of the claims has ended, it returns a [*LostError] and none is released.
+func (r *Rows) Release(ctx context.Context, claims ...Claim) error {
+	if err := r.valid(claims); err != nil {
+		return r.failed("release", err)
+	}
+	var own, values []Claim
+	for _, c := range claims {
+		if r.Holds(c) {
+			own = append(own, c)
+		} else {
+			values = append(values, c)
+		}
+	}
+	if len(values) > 0 {
+		if err := r.end(ctx, objects.Ending{All: true}, values); err != nil {
+			return r.failed("release", err)
+		}
+		r.keys.Wake()
+	}
+	if len(own) == 0 {
+		return nil
+	}
+	return r.keys.Release(ctx, own...)
+}
+
+// ReleaseAfter gives rows back, and nobody takes them for that long by the database's clock. It
+// does not wait for funcs: one that releases its own row returns soon afterwards. Without
+// [RowsConfig.NotBefore] it is [tenure.ErrInvalid]. It needs no session.
+//
+// If one of the claims has ended, it returns a [*LostError] and none is released.
+func (r *Rows) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Claim) error {
+	err := r.valid(claims)
+	switch {
+	case r.cfg.NotBefore == "":
+		err = fmt.Errorf("%w: ReleaseAfter needs a column that keeps the time: set NotBefore", tenure.ErrInvalid)
+	case d < 0:
+		err = fmt.Errorf("%w: %v is negative", tenure.ErrInvalid, d)
+	}
+	if err == nil {
+		err = r.end(ctx, objects.Ending{After: max(d, time.Microsecond), All: true}, claims)
+	}
+	return r.failed("release", err)
+}
+
+// PassOn is [Keys.PassOn]: another process finishes or releases the rows by value, or this one
+// does.
+func (r *Rows) PassOn(claims ...Claim) error { return r.keys.PassOn(claims...) }
+
+// Holds reports whether this session holds the claim, and may rely on it: see
+// [tenure.Term.Valid]. It does no I/O.
+func (r *Rows) Holds(c Claim) bool { return r.keys.Holds(c) }
+
+// Len returns how many claims the session holds.
+func (r *Rows) Len() int { return r.keys.Len() }
+
+// Wake wakes those that wait for rows, in other processes too. Call it after rows were added,
+// once for all of them. Errors don't matter: a hint may be lost in any case.
+func (r *Rows) Wake() { r.keys.Wake() }
+
+// valid rejects what can't be claims of rows of this table.
+func (r *Rows) valid(claims []Claim) error {
+	var errs []error
+	for _, c := range claims {
+		switch {
+		case c.Key.Type != r.cfg.Table:
+			errs = append(errs, fmt.Errorf("%w: %s is not of table %q", tenure.ErrInvalid, c, r.cfg.Table))
+		case c.Session == "" || c.Token <= 0:
+			errs = append(errs, fmt.Errorf("%w: no claim is given: %q has no session or no token", tenure.ErrInvalid, c))
+		}
+		errs = append(errs, objects.ValidText("session", c.Session))
+	}
+	errs = append(errs, validIDs(keysOf(claims)))
+	return errors.Join(errs...)
+}
+
+// LostError is the error of a call that depends on claims of which some have ended: the rows
+// were freed, or are another's, or were deleted. Then the call has written nothing. It is
 // [tenure.ErrLost].
 type LostError struct {
 	Claims []Claim // that have ended
@@ -41,79 +218,45 @@ func (e *LostError) Error() string {
 	if more := len(e.Claims) - most; more > 0 {
 		names = append(names, fmt.Sprint(more, " more"))
 	}
-	return fmt.Sprintf("%v: freed, deleted or taken by another: %s", tenure.ErrLost, strings.Join(names, ", "))
+	return fmt.Sprintf("%v: finished, freed, deleted or taken by another: %s", tenure.ErrLost, strings.Join(names, ", "))
 }
 
 // Is makes the error match [tenure.ErrLost].
 func (e *LostError) Is(target error) bool { return target == tenure.ErrLost }
 
-// NewRows returns the rows of a table as claims of a session, which has at most one Rows for each table. It does no I/O.
-// An [tenure.ErrInvalid] names everything that is wrong with the config.
-func NewRows(s *Session, cfg RowsConfig) (*Rows, error) {
-	return nil, errors.ErrUnsupported
+// lost makes the error of claims that had ended, which this session may believe it has.
+func (r *Rows) lost(given []Claim, rows []objects.Claim) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	var lost []Claim
+	for _, row := range rows {
+		i := slices.IndexFunc(given, func(c Claim) bool { return c.Key.ID == row.ID })
+		lost = append(lost, given[i])
+	}
+	err := &LostError{lost}
+	r.ended(err, lost...)
+	return err
 }
 
-// Check returns a [tenure.ErrSetup] if the table is not fit for claims. Its text says what is
-// missing, with the DDL that adds it. The first statement checks too, so calling it is only of use to fail
-// at start. It needs no session.
-func (r *Rows) Check(ctx context.Context) error { return errors.ErrUnsupported }
-
-// Take takes at most n rows that are free and ready, in order, and at most 1,000; it waits until there is at
-// least one. Rows that somebody else has locked are passed over. Calls at the same time share a
-// statement. Take waits while there is no session; [ErrClosed] says that there will be none.
-// Errors of the store do not end it, except [tenure.ErrSetup].
-//
-// Rows that were taken before ctx was done are returned without an error. The caller works on each, by [Rows.Do] or on its own, and ends its
-// claim by a Finish method, Release or ReleaseAfter. An attempt is counted when a row is taken,
-// even if nobody learns of it.
-func (r *Rows) Take(ctx context.Context, n int) ([]Claim, error) { return nil, errors.ErrUnsupported }
-
-// TakeFor takes at most n rows that are free and ready for another session, by its ID, and does
-// not wait: it may return none. It is for the server of workers that don't reach the database
-// themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not hold them. If the
-// answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
-func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
-	return nil, errors.ErrUnsupported
+// ended notes that claims have ended. If that is a loss, it tells their funcs to return.
+func (r *Rows) ended(lost error, claims ...Claim) {
+	k := r.keys
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, c := range claims {
+		h, id := k.now, c.Key.ID
+		if h != nil && h.term.id == c.Session && h.tokens[id] == c.Token {
+			delete(h.tokens, id)
+		}
+		if h != nil && h.term.id == c.Session && h.passedOn[id] == c.Token {
+			delete(h.passedOn, id)
+		}
+		if call := k.running[id]; call != nil && call.of.term.id == c.Session && call.token == c.Token {
+			call.kept, k.strays[id] = true, true
+			if lost != nil {
+				call.cancel(lost)
+			}
+		}
+	}
 }
-
-// OwnedBy returns all claims of a session on rows of the table, by its ID. It needs no session.
-func (r *Rows) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// Do calls fn with a context that ends when the claim does, and frees the row when fn has
-// returned unless fn has ended the claim itself. Otherwise it is as [Keys.Do]. At
-// [RowsConfig.Deadline] the cause is [ErrOverdue], which is then an error of Do as well.
-func (r *Rows) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
-	return errors.ErrUnsupported
-}
-
-// Release gives rows back: others may take them at once. The rows of this session it releases as
-// [Keys.Release] does: a func of Do is told to return, and waited for. Those of
-// other sessions, or that were passed on, it releases by value, see [Rows.PassOn].
-//
-// If one of the claims has ended, it returns a [*LostError] and none is released.
-func (r *Rows) Release(ctx context.Context, claims ...Claim) error { return errors.ErrUnsupported }
-
-// ReleaseAfter gives rows back, and nobody takes them for that long by the database's clock. It
-// does not wait for funcs: one that releases its own row returns afterwards. Without
-// [RowsConfig.NotBefore] it is [tenure.ErrInvalid]. It needs no session.
-//
-// If one of the claims has ended, it returns a [*LostError] and none is released.
-func (r *Rows) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Claim) error {
-	return errors.ErrUnsupported
-}
-
-// PassOn is [Keys.PassOn]: another process, or this one by value, finishes or releases the rows.
-func (r *Rows) PassOn(claims ...Claim) error { return errors.ErrUnsupported }
-
-// Holds reports whether this session holds the claim, and may rely on it: see
-// [tenure.Term.Valid]. It does no I/O.
-func (r *Rows) Holds(c Claim) bool { return false }
-
-// Len returns how many claims the session holds.
-func (r *Rows) Len() int { return 0 }
-
-// Wake wakes those that wait for rows, in other processes too. Call it after rows were added, once
-// for all of them. Errors don't matter: a hint may be lost in any case.
-func (r *Rows) Wake() {}

@@ -4,47 +4,248 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgobjects"
+	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
 
-// FinishPostgres finishes rows, and what fn writes is written with it: the rows are freed and
-// [RowsConfig.Done] is set, then fn is called, and all of it is one transaction of the store's pool. If one of the
-// claims has ended, it returns a [*LostError] that lists them, fn is not called and nothing is
-// written. What [tenure.PostgresStore.Fenced] says of fn holds here as well; fn may
-// delete the rows. The rows are locked until it returns.
+// ending is a row that is to be finished on its own.
+type ending struct {
+	claim objects.Claim
+	done  chan endingResult // receives once
+}
+
+type endingResult struct {
+	lost []objects.Claim
+	err  error
+}
+
+// FinishPostgres finishes rows, and what fn writes is written with it: in one transaction of the
+// store's pool the rows are freed and [RowsConfig.Done] is set, and then fn is called. If one of
+// the claims has ended, it returns a [*LostError] that lists them, fn is not called and nothing is
+// written. What [tenure.PostgresStore.Fenced] says of fn holds here as well. fn may delete the
+// rows, which are locked until it returns.
 //
-// It goes by the database alone, so it also finishes claims by value: those that were passed
-// on, or are another session's. A func of [Rows.Do] finishes its row last, because others may
-// take it from then on. It needs no session.
+// It goes by the database alone, so it also finishes claims by value: those that were passed on,
+// or are another session's. A func of [Rows.Do] does it last, because others may take the row
+// from then on. It needs no session.
 //
-// If the connection breaks during COMMIT, it asks the database what became of the transaction; an
-// error that says "unknown" is returned if that fails too. Then another call finds out: it is a [*LostError] if
-// the first succeeded.
+// If the connection breaks during COMMIT, the database is asked what became of the transaction.
+// If that fails too, the error says "unknown"; then another call finds out, which returns a
+// [*LostError] if the first one was written.
 func (r *Rows) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pgx.Tx) error) error {
-	return errors.ErrUnsupported
+	table, ok := r.table.(*pgobjects.Rows)
+	if err := r.mayFinish(claims, ok, fn != nil); err != nil {
+		return r.failed("finish", err)
+	}
+	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), r.idle(claims), fn)
+	return r.finished(claims, lost, fnErr, err)
 }
 
-// FinishSQLite is FinishPostgres on SQLite. Nobody else can write to the database while fn runs, so it must be short beside the TTL.
+// FinishSQLite is FinishPostgres on SQLite. Nobody else can write to the database while fn runs,
+// so it must be short beside the TTL.
 func (r *Rows) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sql.Tx) error) error {
-	return errors.ErrUnsupported
+	table, ok := r.table.(*sqliteobjects.Rows)
+	if err := r.mayFinish(claims, ok, fn != nil); err != nil {
+		return r.failed("finish", err)
+	}
+	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), fn)
+	return r.finished(claims, lost, fnErr, err)
 }
 
-// FinishTx is FinishPostgres in a transaction of db, by whatever driver. db must be the database of the
-// store. If opts ask for more than READ COMMITTED, it is tried again when the rows were
-// changed meanwhile.
+// FinishTx is FinishPostgres in a transaction of db, by whatever driver. db must be the database
+// of the store.
 func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
-	return errors.ErrUnsupported
+	if err := r.mayFinish(claims, db != nil, fn != nil); err != nil {
+		return r.failed("finish", err)
+	}
+	fnErr, err := r.finishTx(ctx, claims, db, opts, fn)
+	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
+		lost, standsErr := r.standing(ctx, claims)
+		if standsErr == nil && len(lost) > 0 {
+			return r.finished(claims, lost, nil, nil)
+		}
+	}
+	return r.finished(claims, nil, fnErr, err)
 }
 
-// Finish is FinishPostgres or FinishSQLite with nothing to write but [RowsConfig.Done]. Calls at
-// the same time share a statement, on any store.
-func (r *Rows) Finish(ctx context.Context, claims ...Claim) error { return errors.ErrUnsupported }
+func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) (fnErr, err error) {
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback() // also after a panic
+	for _, c := range claims {
+		query, args, err := r.FinishStatement(c)
+		if err == nil {
+			_, err = tx.ExecContext(ctx, query, args...)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := fn(tx); err != nil {
+		return err, nil
+	}
+	return nil, tx.Commit()
+}
 
-// FinishStatement returns a statement that finishes a row or fails, and its transaction with it: for
+// standing returns which of the claims have ended.
+func (r *Rows) standing(ctx context.Context, claims []Claim) (lost []objects.Claim, err error) {
+	stand, err := r.table.Look(ctx, idsOf(rowsOf(claims)), r.s.limit)
+	if err != nil {
+		return nil, err
+	}
+	owners := make(map[string]objects.Claim, len(stand))
+	for _, row := range stand {
+		owners[row.ID] = row
+	}
+	for _, row := range rowsOf(claims) {
+		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {
+			lost = append(lost, row)
+		}
+	}
+	return lost, nil
+}
+
+// FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for
 // transactions by an ORM or another driver. [tenure.FenceError] makes its failure
-// [tenure.ErrLost]. It should be the first statement, and the transaction short: it keeps the row locked until COMMIT. It
-// does no I/O. The session learns of it when [Rows.Do] returns or the claim is released.
+// [tenure.ErrLost]. It should come first, in a short transaction: it keeps the row locked until
+// COMMIT. The session hears of it when the func of [Rows.Do] returns, or the claim is released. It
+// does no I/O.
 func (r *Rows) FinishStatement(c Claim) (query string, args []any, err error) {
-	return "", nil, errors.ErrUnsupported
+	if err := r.valid([]Claim{c}); err != nil {
+		return "", nil, r.failed("finish", err)
+	}
+	query, args = r.table.EndStatement(c.row())
+	return query, args, nil
+}
+
+// Finish is FinishPostgres and FinishSQLite with nothing to write but [RowsConfig.Done]. Calls for
+// one row that come at the same time share a statement.
+func (r *Rows) Finish(ctx context.Context, claims ...Claim) error {
+	err := r.valid(claims)
+	switch {
+	case err != nil:
+	case len(claims) == 1:
+		err = r.endOne(ctx, claims[0])
+	default:
+		err = r.end(ctx, objects.Ending{Done: true, All: true}, claims)
+	}
+	return r.failed("finish", err)
+}
+
+// endOne finishes a row together with others.
+func (r *Rows) endOne(ctx context.Context, c Claim) error {
+	e := &ending{claim: c.row(), done: make(chan endingResult, 1)}
+	r.mu.Lock()
+	r.ends = append(r.ends, e)
+	if !r.busy {
+		r.busy = true
+		go r.endTogether(context.WithoutCancel(ctx))
+	}
+	r.mu.Unlock()
+	result := <-e.done // a statement that was sent may land even if ctx is done
+	return r.finished([]Claim{c}, result.lost, nil, result.err)
+}
+
+func (r *Rows) endTogether(ctx context.Context) {
+	for {
+		r.mu.Lock()
+		some := r.ends[:min(len(r.ends), perStatement)]
+		r.ends = r.ends[len(some):]
+		r.busy = len(some) > 0
+		r.mu.Unlock()
+		if len(some) == 0 {
+			return
+		}
+		// The same row twice would be one too many for either.
+		seen, rows := make(map[objects.Claim]bool), []objects.Claim(nil)
+		for _, e := range some {
+			if !seen[e.claim] {
+				rows = append(rows, e.claim)
+			}
+			seen[e.claim] = true
+		}
+		lost, err := r.table.End(ctx, objects.Ending{Done: true}, rows, r.s.limit)
+		if errors.As(err, new(*objects.Refused)) && len(some) > 1 { // of one row, which must not keep the others
+			for _, e := range some {
+				lost, err := r.table.End(ctx, objects.Ending{Done: true}, []objects.Claim{e.claim}, r.s.limit)
+				e.done <- endingResult{lost, err}
+			}
+			continue
+		}
+		gone := make(map[objects.Claim]bool, len(lost))
+		for _, row := range lost {
+			gone[row] = true
+		}
+		for _, e := range some {
+			result := endingResult{err: err}
+			if gone[e.claim] || err == nil && !seen[e.claim] {
+				result.lost = []objects.Claim{e.claim}
+			}
+			delete(seen, e.claim) // the second one comes too late
+			e.done <- result
+		}
+	}
+}
+
+// end ends claims in one statement, all or none.
+func (r *Rows) end(ctx context.Context, how objects.Ending, claims []Claim) error {
+	how.All = true
+	ctx, cancel := r.s.uncut(ctx)
+	defer cancel()
+	lost, err := r.table.End(ctx, how, rowsOf(claims), r.s.limit)
+	return r.finished(claims, lost, nil, err)
+}
+
+// finished makes the error of claims that were to be ended, and notes those that have.
+func (r *Rows) finished(claims []Claim, lost []objects.Claim, fnErr, err error) error {
+	switch {
+	case fnErr != nil:
+		return fnErr
+	case err != nil:
+		return err
+	case len(lost) > 0:
+		return r.lost(claims, lost)
+	}
+	r.ended(nil, claims...)
+	return nil
+}
+
+func (r *Rows) mayFinish(claims []Claim, database, fn bool) error {
+	err := r.valid(claims)
+	switch {
+	case !database:
+		err = errors.Join(err, fmt.Errorf("%w: the session's store is another database's, or db is nil", tenure.ErrInvalid))
+	case !fn:
+		err = errors.Join(err, fmt.Errorf("%w: fn is nil: Finish needs none", tenure.ErrInvalid))
+	}
+	return err
+}
+
+// idle is how long a transaction that finishes rows may idle: no longer than the session is
+// trusted, if it is this one's.
+func (r *Rows) idle(claims []Claim) time.Duration {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term == nil || claims[0].Session != s.term.id {
+		return longestIdle
+	}
+	return min(longestIdle, max(s.term.Remaining(), time.Second))
+}
+
+func rowsOf(claims []Claim) []objects.Claim {
+	rows := make([]objects.Claim, 0, len(claims))
+	for _, c := range claims {
+		rows = append(rows, c.row())
+	}
+	return rows
 }

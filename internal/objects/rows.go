@@ -31,6 +31,11 @@ type RowsTable interface {
 	TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]Claim, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
+	// EndStatement returns a statement that ends a claim as Done says, or fails.
+	EndStatement(claim Claim) (query string, args []any)
+	// Look returns those of the rows that exist.
+	Look(ctx context.Context, ids []string, limit time.Duration) ([]Claim, error)
+
 	// The following are as of the claims' table.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []Claim, err error)
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)

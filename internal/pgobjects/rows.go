@@ -152,6 +152,11 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip []stri
 	return r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip)
 }
 
+// Look returns those of the rows that exist.
+func (r *Rows) Look(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, func(s *rowStatements) string { return s.stand }, ids)
+}
+
 // Owned returns at most n rows that a session owns, those after another row.
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	return r.query(ctx, limit, func(s *rowStatements) string { return s.owned }, session, afterID, n)

@@ -1,0 +1,424 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// taking is a call of Take.
+type taking struct {
+	n   int
+	got chan []Claim // receives once
+}
+
+// Take takes at most n rows that are free and ready, in order, and at most 1,000. It waits until
+// there is one. Rows that somebody else has locked are passed over. Calls at the same time share
+// a statement. Take waits while there is no session; [ErrClosed] says that there will be none.
+// Errors of the store do not end it, except [tenure.ErrSetup].
+//
+// The caller works on each row, by [Rows.Do] or on its own, and ends its claim by a Finish
+// method, Release or ReleaseAfter. An attempt is counted when a row is taken, even if the
+// database's answer is lost. What was taken before ctx was done is returned without an error.
+func (r *Rows) Take(ctx context.Context, n int) ([]Claim, error) {
+	if n < 1 {
+		return nil, r.failed("take", fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n))
+	}
+	t := &taking{n: min(n, perStatement), got: make(chan []Claim, 1)}
+	r.mu.Lock()
+	r.takes = append(r.takes, t)
+	r.mu.Unlock()
+	var err error
+	select {
+	case got := <-t.got:
+		return got, nil
+	case r.leads <- struct{}{}:
+		err = r.lead(ctx, t)
+		<-r.leads
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	r.mu.Lock()
+	if i := slices.Index(r.takes, t); i >= 0 {
+		r.takes = slices.Delete(r.takes, i, i+1)
+	}
+	r.mu.Unlock()
+	select {
+	case got := <-t.got: // also if ctx ended at the same moment
+		return got, nil
+	default:
+		return nil, r.failed("take", err)
+	}
+}
+
+// lead takes rows for all calls of Take, until this one has got some.
+func (r *Rows) lead(ctx context.Context, t *taking) error {
+	k := r.keys
+	var hints tenure.Subscription = noHints{}
+	var done func()
+	defer func() {
+		if done != nil {
+			hints.Stop()
+			done()
+		}
+	}()
+	var spurious pace.Limiter
+	for woken, failures := false, 0; len(t.got) == 0; {
+		err := r.takeForAll(ctx)
+		switch {
+		case len(t.got) > 0:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
+			return err
+		}
+		if done == nil { // subscribe, and look again before waiting, so that no hint is missed
+			hints, done = k.s.hints(keyOf(k.kind)), k.s.sweeper.waits()
+			continue
+		}
+		pause := pace.Jitter(r.cfg.PollInterval)
+		if err != nil {
+			pause = pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures)
+			k.s.cfg.Logger.Warn("rows are not taken, trying again", "table", r.cfg.Table, "error", err)
+			failures++
+		} else {
+			failures = 0
+		}
+		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
+	}
+	return nil
+}
+
+// takeForAll takes as many rows as all calls of Take want, and gives them to those that have
+// waited longest.
+func (r *Rows) takeForAll(ctx context.Context) error {
+	wants := func() (n int) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, t := range r.takes {
+			n = min(n+t.n, perStatement)
+		}
+		return n
+	}
+	got, err := r.take(ctx, wants)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(got) > 0 && len(r.takes) > 0 {
+		t := r.takes[0]
+		n := min(t.n, len(got))
+		t.got <- got[:n:n]
+		got, r.takes = got[n:], r.takes[1:]
+	}
+	if len(got) > 0 { // whoever wanted them has given up
+		go func() { _ = r.keys.Release(context.Background(), got...) }()
+	}
+	return err
+}
+
+// take takes rows once.
+func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
+	k := r.keys
+	if err := k.s.await(ctx); err != nil {
+		return nil, err
+	}
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	k.s.mu.Lock()
+	h, over, strays := k.now, error(nil), make([]string, 0, len(k.strays))
+	over = k.s.over(h.term)
+	unsure := time.Now().Before(h.unsure)
+	for id := range k.strays {
+		strays = append(strays, id)
+	}
+	k.s.mu.Unlock()
+	n := wants()
+	if over != nil || n == 0 {
+		return nil, over
+	}
+	sent := time.Now()
+	if unsure {
+		if got, err := r.adopt(ctx, h, n, sent); err != nil || len(got) > 0 {
+			return got, err
+		}
+	}
+	sending, cancel := k.s.uncut(ctx)
+	defer cancel()
+	rows, err := r.table.TakeReady(sending, h.term.id, n, strays, k.s.limit)
+	if err != nil {
+		if !errors.Is(err, tenure.ErrSetup) && !errors.As(err, new(*objects.Refused)) {
+			r.lostAnswer(h)
+		}
+		return nil, err
+	}
+	return r.keep(h, rows, sent)
+}
+
+// keep makes claims of rows that were taken by a statement that was sent at a time. Those that have
+// had all their attempts it gives to what the config says.
+func (r *Rows) keep(h *holdings, rows []objects.Claim, sent time.Time) ([]Claim, error) {
+	k := r.keys
+	kept, err := k.keep(h, rows)
+	if err != nil {
+		return nil, err
+	}
+	for i := range kept {
+		kept[i].Attempt = rows[i].Attempts
+	}
+	k.s.mu.Lock()
+	var back []objects.Claim
+	kept = slices.DeleteFunc(kept, func(c Claim) bool {
+		busy := k.running[c.Key.ID] != nil // a func that has ended its claim, and has not returned
+		if busy {
+			back = append(back, c.row())
+		}
+		return busy
+	})
+	if h.term.over == nil {
+		k.free(h, back...)
+	}
+	r.due.add(r, h, kept, sent)
+	k.s.mu.Unlock()
+
+	if r.cfg.MaxAttempts == 0 {
+		return kept, nil
+	}
+	var exhausted []Claim
+	kept = slices.DeleteFunc(kept, func(c Claim) bool {
+		if c.Attempt > r.cfg.MaxAttempts {
+			exhausted = append(exhausted, c)
+		}
+		return c.Attempt > r.cfg.MaxAttempts
+	})
+	r.giveUp(h, exhausted)
+	return kept, nil
+}
+
+// giveUp does with rows that have had all their attempts what the config says.
+func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
+	s := r.s
+	if len(exhausted) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.term.over != nil { // then all rows are freed
+		return
+	}
+	if r.cfg.OnExhausted == nil {
+		h.term.busy.Go(func() {
+			err := r.end(h.term.ctx, objects.Ending{Exhausted: true}, exhausted)
+			if err == nil || errors.Is(err, tenure.ErrLost) {
+				return
+			}
+			s.cfg.Logger.Warn("rows without attempts left are not given up, trying again", "table", r.cfg.Table, "error", err)
+			for _, c := range exhausted {
+				r.later(c, r.cfg.Backoff(c))
+			}
+		})
+		return
+	}
+	for _, c := range exhausted {
+		h.term.busy.Go(func() { r.work(h.term.ctx, c, r.cfg.OnExhausted, nil) })
+	}
+}
+
+// lostAnswer notes that a statement may have taken rows, or may yet.
+func (r *Rows) lostAnswer(h *holdings) {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.term.over != nil { // then all rows are freed
+		return
+	}
+	if h.unsure.IsZero() {
+		h.term.busy.Go(func() { r.settle(h) })
+	}
+	h.unsure = time.Now().Add(2*s.limit + s.cfg.TTL)
+}
+
+// adopt makes claims of rows that name the session and of which it does not know: those of a
+// statement whose answer was lost. The caller has the turn, so no other is under way.
+func (r *Rows) adopt(ctx context.Context, h *holdings, n int, now time.Time) ([]Claim, error) {
+	unknown, err := r.unknown(ctx, h)
+	if err != nil || len(unknown) == 0 {
+		return nil, err
+	}
+	return r.keep(h, unknown[:min(n, len(unknown))], now)
+}
+
+func (r *Rows) unknown(ctx context.Context, h *holdings) ([]objects.Claim, error) {
+	owned, err := r.owned(ctx, h.term.id)
+	if err != nil {
+		return nil, err
+	}
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return slices.DeleteFunc(owned, func(row objects.Claim) bool {
+		_, held := h.tokens[row.ID]
+		return held || h.freeing[row.ID] || h.passedOn[row.ID] == row.Token || r.keys.running[row.ID] != nil
+	}), nil
+}
+
+// settle frees rows of which the session does not know, until no statement whose answer was lost
+// can land any more. If somebody takes rows before, they get these.
+func (r *Rows) settle(h *holdings) {
+	k := r.keys
+	for {
+		select {
+		case <-h.term.ended: // then all rows are freed
+			return
+		case <-time.After(2 * k.s.limit):
+		}
+		began := time.Now()
+		k.turn <- struct{}{}
+		rows, err := r.unknown(h.term.ctx, h)
+		k.s.mu.Lock()
+		if h.term.over == nil && err == nil {
+			k.free(h, rows...)
+		}
+		settled := err == nil && began.After(h.unsure)
+		if settled {
+			h.unsure = time.Time{}
+		}
+		k.s.mu.Unlock()
+		<-k.turn
+		if settled {
+			return
+		}
+	}
+}
+
+// TakeFor takes at most n rows that are free and ready for another session, by its ID, and does
+// not wait: it may return none. It is for the server of workers that don't reach the database
+// themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not
+// hold them. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
+func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+	err := objects.ValidText("session", session)
+	switch {
+	case session == "":
+		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
+	case n < 1:
+		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
+	}
+	if err != nil {
+		return nil, r.failed("take", err)
+	}
+	rows, err := r.table.TakeReady(ctx, session, min(n, perStatement), nil, r.s.limit)
+	if err != nil {
+		return nil, r.failed("take", err)
+	}
+	var kept []Claim
+	for _, c := range r.claimsOf(rows) {
+		switch {
+		case r.cfg.MaxAttempts == 0 || c.Attempt <= r.cfg.MaxAttempts:
+			kept = append(kept, c)
+			continue
+		case r.cfg.OnExhausted == nil:
+			err = r.end(ctx, objects.Ending{Exhausted: true}, []Claim{c})
+		default:
+			err = r.cfg.OnExhausted(ctx, c)
+			_, _ = r.table.Free(ctx, session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, r.s.limit) // unless it was finished
+		}
+		if err != nil {
+			r.s.cfg.Logger.Warn("a row without attempts left is not given up, trying again", "table", r.cfg.Table, "id", c.Key.ID, "error", err)
+		}
+	}
+	return kept, nil
+}
+
+// overdue is when claims reach [RowsConfig.Deadline], the earliest first. All last as long, so
+// it is the order in which they were taken.
+type overdue struct {
+	claims []dueClaim
+	runs   bool // a goroutine waits for the first
+}
+
+type dueClaim struct {
+	of    *holdings
+	id    string
+	token int64
+	at    time.Time
+}
+
+func (d dueClaim) held() bool { return d.of.term.over == nil && d.of.tokens[d.id] == d.token }
+
+// add notes claims of a statement that was sent at a time. The caller holds the session's mutex.
+func (o *overdue) add(r *Rows, h *holdings, claims []Claim, sent time.Time) {
+	if r.cfg.Deadline == 0 || len(claims) == 0 || h.term.over != nil {
+		return
+	}
+	if len(o.claims) > 1000+2*r.keys.len() { // most have ended
+		o.claims = slices.DeleteFunc(o.claims, func(d dueClaim) bool { return !d.held() })
+	}
+	for _, c := range claims {
+		o.claims = append(o.claims, dueClaim{h, c.Key.ID, c.Token, sent.Add(r.cfg.Deadline)})
+	}
+	if !o.runs {
+		o.runs = true
+		go o.run(r)
+	}
+}
+
+// run ends claims at their deadlines, until there are none.
+func (o *overdue) run(r *Rows) {
+	s := r.s
+	for {
+		s.mu.Lock()
+		var late []dueClaim
+		for len(o.claims) > 0 && (!o.claims[0].held() || time.Until(o.claims[0].at) <= 0) {
+			late = append(late, o.claims[0])
+			o.claims = o.claims[1:]
+		}
+		r.endLate(late)
+		if len(o.claims) == 0 {
+			o.runs = false
+			s.mu.Unlock()
+			return
+		}
+		next, over := o.claims[0].at, o.claims[0].of.term.ended
+		s.mu.Unlock()
+		select {
+		case <-time.After(time.Until(next)):
+		case <-over:
+		}
+	}
+}
+
+// endLate tells the funcs of claims to return, and gives the rows away a while later. Rows without
+// a func it gives away at once. The caller holds the session's mutex.
+func (r *Rows) endLate(late []dueClaim) {
+	for _, d := range late {
+		call := r.keys.running[d.id]
+		switch {
+		case !d.held():
+		case call == nil || call.token != d.token:
+			r.keys.free(d.of, d.row())
+		default:
+			call.cancel(ErrOverdue)
+			time.AfterFunc(r.cfg.Grace, func() {
+				r.s.mu.Lock()
+				defer r.s.mu.Unlock()
+				if call := r.keys.running[d.id]; d.held() && call != nil && call.token == d.token {
+					r.s.cfg.Logger.Warn("a func did not return at its deadline, its row is given away", "table", r.cfg.Table, "id", d.id)
+					call.kept, r.keys.strays[d.id] = true, true
+					r.keys.free(d.of, d.row())
+				}
+			})
+		}
+	}
+}
+
+func (d dueClaim) row() objects.Claim {
+	return objects.Claim{ID: d.id, Session: d.of.term.id, Token: d.token}
+}
