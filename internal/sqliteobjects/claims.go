@@ -156,10 +156,14 @@ func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim
 }
 
 // Sessions returns the sessions that rows name.
-func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []objects.Session, err error) {
+func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	return c.namedBy(ctx, limit, c.sql.sessions)
+}
+
+func (c *Claims) namedBy(ctx context.Context, limit time.Duration, statement string) (sessions []objects.Session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	rows, err := c.table.db.QueryContext(ctx, c.sql.sessions)
+	rows, err := c.table.db.QueryContext(ctx, statement)
 	if err != nil {
 		return nil, explain(err)
 	}

@@ -1,0 +1,254 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// tasks is the table of most tests.
+var tasks = claims.RowsConfig{
+	Table: "tasks", Attempts: "attempts", NotBefore: "not_before",
+	Ready: "status = 'queued'", OrderBy: "priority DESC, id", Done: "status = 'done'", PollInterval: 50 * time.Millisecond,
+}
+
+// rowsDB is a database with a table of the user.
+type rowsDB struct {
+	*testing.T
+	sql    *sql.DB
+	open   func() tenure.Database // another process's store
+	finish func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error
+}
+
+// eachRowsServer runs a test on a real Postgres and on a SQLite file.
+func eachRowsServer(t *testing.T, cfg claims.RowsConfig, test func(db *rowsDB)) {
+	const create = `CREATE TABLE tasks (id %s PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`
+	t.Run("postgres", func(t *testing.T) {
+		db := rowsOnPostgres(t)
+		db.exec(fmt.Sprintf(create, "bigint"))
+		ddl, err := cfg.PostgresDDL()
+		require.NoError(t, err)
+		db.exec(ddl)
+		test(db)
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		db := rowsOnSQLite(t)
+		db.exec(fmt.Sprintf(create, "integer"))
+		ddl, err := cfg.SQLiteDDL()
+		require.NoError(t, err)
+		db.exec(ddl)
+		test(db)
+	})
+}
+
+func rowsOnPostgres(t *testing.T) *rowsDB {
+	url := pgtest.URL(t)
+	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
+	kit.Migrate(t, db.open())
+	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
+		return r.FinishPostgres(t.Context(), c, func(tx pgx.Tx) error {
+			return fn(func(ctx context.Context, query string, args ...any) error {
+				_, err := tx.Exec(ctx, query, args...)
+				return err
+			})
+		})
+	}
+	return db
+}
+
+func rowsOnSQLite(t *testing.T) *rowsDB {
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenSQLite(t, path) }}
+	kit.Migrate(t, db.open())
+	db.sql = kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)")
+	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
+		return r.FinishSQLite(t.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })
+	}
+	return db
+}
+
+func execIn(tx *sql.Tx) exec {
+	return func(ctx context.Context, query string, args ...any) error {
+		_, err := tx.ExecContext(ctx, query, args...)
+		return err
+	}
+}
+
+// writing returns a func that makes one write and returns an error.
+func writing(query string, err error) func(exec) error {
+	return func(do exec) error { return errors.Join(do(context.Background(), query), err) }
+}
+
+// byStatement finishes a row in a transaction of another driver.
+func (db *rowsDB) byStatement(r *claims.Rows, c claims.Claim) error {
+	tx, err := db.sql.Begin()
+	require.NoError(db, err)
+	defer tx.Rollback()
+	query, args, err := r.FinishStatement(c)
+	require.NoError(db, err)
+	if _, err := tx.Exec(query, args...); err != nil {
+		return tenure.FenceError(err)
+	}
+	return tx.Commit()
+}
+
+func (db *rowsDB) exec(query string) { db.Helper(); kit.ExecSQL(db.T, db.sql, query) }
+
+func (db *rowsDB) count(query string) (n int) {
+	db.Helper()
+	require.NoError(db, db.sql.QueryRow(query).Scan(&n))
+	return n
+}
+
+// add adds rows with the IDs from one to another.
+func (db *rowsDB) add(from, to int) {
+	db.Helper()
+	db.exec(fmt.Sprintf(`WITH RECURSIVE n(i) AS (SELECT %d UNION ALL SELECT i + 1 FROM n WHERE i < %d) INSERT INTO tasks (id) SELECT i FROM n`, from, to))
+}
+
+// worker is a process that works on rows.
+type worker struct {
+	db      *rowsDB
+	session *claims.Session
+	rows    *claims.Rows
+	store   tenure.Database
+	stop    func()
+}
+
+func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.RowsConfig) *worker {
+	db.Helper()
+	w := &worker{db: db, store: db.open()}
+	session.Logger = kit.Quiet
+	var err error
+	w.session, err = claims.NewSession(w.store, session)
+	require.NoError(db, err)
+	w.rows, err = claims.NewRows(w.session, cfg)
+	require.NoError(db, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = w.session.Run(ctx) })
+	w.stop = func() { cancel(); running.Wait() }
+	db.Cleanup(w.stop)
+	return w
+}
+
+func (w *worker) take(n int) []claims.Claim {
+	w.db.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	defer cancel()
+	got, err := w.rows.Take(ctx, n)
+	require.NoError(w.db, err)
+	return got
+}
+
+// takesNone checks that nothing is ready for a while.
+func (w *worker) takesNone() {
+	w.db.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	got, err := w.rows.Take(ctx, 1)
+	require.ErrorIs(w.db, err, context.DeadlineExceeded)
+	require.Empty(w.db, got)
+}
+
+func takenIDs(got []claims.Claim) (ids []string) {
+	for _, c := range got {
+		ids = append(ids, c.Key.ID)
+	}
+	return ids
+}
+
+func TestRowsAreTakenInOrderAndFinished(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 5)
+		db.exec(`UPDATE tasks SET priority = 1 WHERE id = 4`)
+		db.exec(`UPDATE tasks SET status = 'held' WHERE id = 2`)
+		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
+		got := a.take(3)
+		require.Equal(db, []string{"4", "1", "3"}, takenIDs(got))
+		for _, c := range got {
+			require.Equal(db, "tasks", c.Key.Type)
+			require.Equal(db, a.session.ID(), c.Session)
+			require.Equal(db, 1, c.Attempt)
+			require.True(db, a.rows.Holds(c))
+		}
+		rest := b.take(100)
+		require.Equal(db, []string{"5"}, takenIDs(rest))
+		b.takesNone()
+
+		require.NoError(db, db.finish(a.rows, got[:2], writing(`UPDATE tasks SET result = 'ok' WHERE id IN (4, 1)`, nil)))
+		require.False(db, a.rows.Holds(got[0]))
+		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND result = 'ok' AND session IS NULL AND attempts = 1`))
+		failure := errors.New("no")
+		require.ErrorIs(db, db.finish(a.rows, got[2:], writing(`UPDATE tasks SET result = 'ok' WHERE id = 3`, failure)), failure)
+		require.True(db, a.rows.Holds(got[2]))
+		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE result = 'ok'`))
+		require.NoError(db, a.rows.Finish(db.Context(), got[2]))
+		require.NoError(db, b.rows.Release(db.Context(), rest...))
+		again := a.take(1)
+		require.Equal(db, []string{"5"}, takenIDs(again))
+		require.Greater(db, again[0].Token, rest[0].Token)
+		require.Equal(db, 2, again[0].Attempt)
+		require.NoError(db, a.rows.ReleaseAfter(db.Context(), time.Second/2, again...))
+		began := time.Now()
+		a.takesNone()
+		require.Equal(db, []string{"5"}, takenIDs(b.take(1)))
+		require.Greater(db, time.Since(began), time.Second/3)
+		require.Equal(db, 1, b.rows.Len())
+		b.stop()
+		require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 3)
+		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
+		got := a.take(3)
+		db.exec(`UPDATE tasks SET session = NULL WHERE id = 2`) // as whoever buried the session does
+		other := b.take(1)
+		var lost *claims.LostError
+		for name, finish := range map[string]func() error{
+			"func":      func() error { return db.finish(a.rows, got, writing(`UPDATE tasks SET result = 'late'`, nil)) },
+			"no func":   func() error { return a.rows.Finish(db.Context(), got...) },
+			"one":       func() error { return a.rows.Finish(db.Context(), got[1]) },
+			"by value":  func() error { return b.rows.Finish(db.Context(), got[1]) },
+			"release":   func() error { return b.rows.Release(db.Context(), got...) },
+			"later":     func() error { return a.rows.ReleaseAfter(db.Context(), time.Hour, got...) },
+			"statement": func() error { return db.byStatement(a.rows, got[1]) },
+			"any driver": func() error {
+				return a.rows.FinishTx(db.Context(), got, db.sql, nil, func(tx *sql.Tx) error {
+					return writing(`UPDATE tasks SET result = 'late'`, nil)(execIn(tx))
+				})
+			},
+		} {
+			err := finish()
+			require.ErrorIs(db, err, tenure.ErrLost, name)
+			if name != "statement" {
+				require.ErrorAs(db, err, &lost, name)
+				require.Equal(db, []claims.Claim{got[1]}, lost.Claims, name)
+			}
+			require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE result IS NOT NULL OR status <> 'queued' OR not_before IS NOT NULL OR session IS NULL`), name)
+		}
+		require.False(db, a.rows.Holds(got[1]))
+		require.True(db, a.rows.Holds(got[0]))
+		require.True(db, b.rows.Holds(other[0]))
+		db.exec(`DELETE FROM tasks WHERE id = 3`)
+		require.ErrorAs(db, a.rows.Finish(db.Context(), got[0], got[2]), &lost)
+		require.Equal(db, []claims.Claim{got[2]}, lost.Claims)
+		require.NoError(db, a.rows.Finish(db.Context(), got[0]))
+	})
+}
