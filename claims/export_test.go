@@ -1,6 +1,9 @@
 package claims
 
-import "github.com/tenurelib/tenure"
+import (
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
 
 // Table is the claims' table of a store.
 type Table = table
@@ -11,4 +14,9 @@ func TableOf(store tenure.Store) (Table, error) { return tableOf(store) }
 // NewSessionOver returns a session over a store and a table that a test has put faults into.
 func NewSessionOver(store tenure.Store, table Table, cfg SessionConfig) (*Session, error) {
 	return newSession(store, table, cfg)
+}
+
+// NewRowsOver returns the rows of a table that a test has put faults into.
+func NewRowsOver(s *Session, cfg RowsConfig, table func(objects.RowsConfig) objects.RowsTable) (*Rows, error) {
+	return newRows(s, cfg, func(cfg objects.RowsConfig) (objects.RowsTable, error) { return table(cfg), nil })
 }

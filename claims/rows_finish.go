@@ -11,8 +11,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pgobjects"
-	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
 
 // ending is a row that is to be finished on its own.
@@ -40,7 +38,9 @@ type endingResult struct {
 // If that fails too, the error says "unknown"; then another call finds out, which returns a
 // [*LostError] if the first one was written.
 func (r *Rows) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pgx.Tx) error) error {
-	table, ok := r.table.(*pgobjects.Rows)
+	table, ok := r.table.(interface {
+		Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
+	})
 	if err := r.mayFinish(claims, ok, fn != nil); err != nil {
 		return r.failed("finish", err)
 	}
@@ -51,7 +51,9 @@ func (r *Rows) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pg
 // FinishSQLite is FinishPostgres on SQLite. Nobody else can write to the database while fn runs,
 // so it must be short beside the TTL.
 func (r *Rows) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sql.Tx) error) error {
-	table, ok := r.table.(*sqliteobjects.Rows)
+	table, ok := r.table.(interface {
+		Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
+	})
 	if err := r.mayFinish(claims, ok, fn != nil); err != nil {
 		return r.failed("finish", err)
 	}
@@ -67,7 +69,7 @@ func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 	}
 	fnErr, err := r.finishTx(ctx, claims, db, opts, fn)
 	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
-		lost, standsErr := r.standing(ctx, claims)
+		lost, _, standsErr := r.standing(ctx, rowsOf(claims))
 		if standsErr == nil && len(lost) > 0 {
 			return r.finished(claims, lost, nil, nil)
 		}
@@ -96,22 +98,24 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 	return nil, tx.Commit()
 }
 
-// standing returns which of the claims have ended.
-func (r *Rows) standing(ctx context.Context, claims []Claim) (lost []objects.Claim, err error) {
-	stand, err := r.table.Look(ctx, idsOf(rowsOf(claims)), r.s.limit)
+// standing returns which of the claims have ended, and which have not.
+func (r *Rows) standing(ctx context.Context, rows []objects.Claim) (lost, stand []objects.Claim, err error) {
+	now, err := r.table.Look(ctx, idsOf(rows), r.s.limit)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	owners := make(map[string]objects.Claim, len(stand))
-	for _, row := range stand {
+	owners := make(map[string]objects.Claim, len(now))
+	for _, row := range now {
 		owners[row.ID] = row
 	}
-	for _, row := range rowsOf(claims) {
+	for _, row := range rows {
 		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {
 			lost = append(lost, row)
+		} else {
+			stand = append(stand, row)
 		}
 	}
-	return lost, nil
+	return lost, stand, nil
 }
 
 // FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for

@@ -48,9 +48,10 @@ func (r *Rows) Serve(ctx context.Context, workers int, fn func(context.Context, 
 				default: // one is enough
 				}
 				cancel()
+				return
 			}
+			idle <- struct{}{}
 		}()
-		defer func() { idle <- struct{}{} }()
 		r.work(context.WithoutCancel(ctx), c, fn, r.finishDone)
 	}
 	err := r.serve(taking, idle, func(c Claim) {

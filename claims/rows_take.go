@@ -257,17 +257,29 @@ func (r *Rows) adopt(ctx context.Context, h *holdings, n int, now time.Time) ([]
 	return r.keep(h, unknown[:min(n, len(unknown))], now)
 }
 
+// unknown returns the rows that name the session and of which it does not know. The caller has the
+// turn.
 func (r *Rows) unknown(ctx context.Context, h *holdings) ([]objects.Claim, error) {
 	owned, err := r.owned(ctx, h.term.id)
 	if err != nil {
 		return nil, err
 	}
 	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
-	return slices.DeleteFunc(owned, func(row objects.Claim) bool {
+	owned = slices.DeleteFunc(owned, func(row objects.Claim) bool {
 		_, held := h.tokens[row.ID]
 		return held || h.freeing[row.ID] || h.passedOn[row.ID] == row.Token || r.keys.running[row.ID] != nil
-	}), nil
+	})
+	r.s.mu.Unlock()
+	// The claim of such a row may have ended after the row was read. Then it does not stand any more.
+	var unknown []objects.Claim
+	for some := range slices.Chunk(owned, perStatement) {
+		_, stand, err := r.standing(ctx, some)
+		if err != nil {
+			return nil, err
+		}
+		unknown = append(unknown, stand...)
+	}
+	return unknown, nil
 }
 
 // settle frees rows of which the session does not know, until no statement whose answer was lost

@@ -1,0 +1,487 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/sqliteobjects"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// The tests in this file run in virtual time, on SQLite in memory.
+
+// faultyRows sends what a process does with rows through its hook.
+type faultyRows struct {
+	objects.RowsTable
+	p     *process
+	taken *atomic.Int64 // rows, whether anybody hears of it or not
+}
+
+func (f *faultyRows) TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f.p.table, "take", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		rows, err := f.RowsTable.TakeReady(ctx, session, n, skip, limit)
+		f.taken.Add(int64(len(rows)))
+		return rows, err
+	})
+}
+
+func (f *faultyRows) End(ctx context.Context, how objects.Ending, c []objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f.p.table, "end", limit, func(ctx context.Context) ([]objects.Claim, error) { return f.RowsTable.End(ctx, how, c, limit) })
+}
+
+func (f *faultyRows) Finish(ctx context.Context, c []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
+	return f.RowsTable.(*sqliteobjects.Rows).Finish(ctx, c, fn)
+}
+
+func (f *faultyRows) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f.p.table, "free", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		return f.RowsTable.Free(ctx, session, kind, ids, tokens, limit)
+	})
+}
+
+func (f *faultyRows) Owned(ctx context.Context, session, kind, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f.p.table, "owned", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		return f.RowsTable.Owned(ctx, session, kind, after, n, limit)
+	})
+}
+
+func (f *faultyRows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	return faulty(ctx, f.p.table, "rows' sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.RowsTable.Sessions(ctx, limit) })
+}
+
+// rowsWorld is a world with a table of tasks.
+type rowsWorld struct {
+	*world
+	db    *sql.DB
+	taken atomic.Int64
+}
+
+func inRowsBubble(t *testing.T, cfg claims.RowsConfig, rows int, test func(w *rowsWorld)) {
+	t.Helper()
+	inBubble(t, func(w *world) {
+		db := w.store.(*tenure.SQLiteStore).DB()
+		ddl, err := cfg.SQLiteDDL()
+		require.NoError(w, err)
+		for _, query := range []string{`CREATE TABLE tasks (id INTEGER PRIMARY KEY, status TEXT NOT NULL DEFAULT 'queued', priority INTEGER NOT NULL DEFAULT 0, effects INTEGER NOT NULL DEFAULT 0)`, ddl} {
+			_, err := db.Exec(query)
+			require.NoError(w, err)
+		}
+		for i := range rows {
+			_, err := db.Exec(`INSERT INTO tasks (id) VALUES (?)`, i+1)
+			require.NoError(w, err)
+		}
+		test(&rowsWorld{world: w, db: db})
+	})
+}
+
+// rowsOf returns the rows of a process.
+func (w *rowsWorld) rowsOf(p *process, cfg claims.RowsConfig) *claims.Rows {
+	w.Helper()
+	rows, err := claims.NewRowsOver(p.session, cfg, func(cfg objects.RowsConfig) objects.RowsTable {
+		return &faultyRows{reach.SQLite(w.store).Rows(cfg, kit.Quiet), p, &w.taken}
+	})
+	require.NoError(w, err)
+	return rows
+}
+
+func (w *rowsWorld) count(query string) (n int) {
+	w.Helper()
+	require.NoError(w, w.db.QueryRow(query).Scan(&n))
+	return n
+}
+
+func takeOf(w *rowsWorld, rows *claims.Rows, n int) []claims.Claim {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*ttl)
+	defer cancel()
+	got, err := rows.Take(ctx, n)
+	require.NoError(w, err)
+	return got
+}
+
+// effect is what is done to a row.
+var effect = func() claims.RowsConfig {
+	cfg := tasks
+	cfg.Done = "status = 'done', effects = effects + 1"
+	return cfg
+}()
+
+// S4.
+func TestRowsOfACrashedProcessAreTakenWithinATTL(t *testing.T) {
+	inRowsBubble(t, effect, 3000, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		for range 3 {
+			takeOf(w, ofA, 1000)
+		}
+		time.Sleep(time.Minute)
+		crashed := time.Now()
+		a.crash()
+		got := takeOf(w, ofB, 1)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(crashed), ttl+60*time.Millisecond)
+		require.Greater(w, time.Since(crashed), ttl/2)
+		time.Sleep(2 * time.Second)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+// A process that buries sessions need not know all tables that name them.
+func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
+	inRowsBubble(t, effect, 10, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		takeOf(w, ofA, 10)
+		id := a.session.ID()
+		got := make(chan time.Time)
+		go func() {
+			_, _ = ofB.Take(context.Background(), 1)
+			got <- time.Now()
+		}()
+		time.Sleep(time.Second)
+		a.crash()
+		buried := time.Now()
+		obj, err := w.store.Get(w.Context(), tenure.Key{Type: "tenure.session", ID: id})
+		require.NoError(w, err)
+		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, obj.Version))
+		require.Less(w, (<-got).Sub(buried), ttl*3/2)
+	})
+}
+
+func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 5, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		held := takeOf(w, rows, 1)
+		passed := takeOf(w, rows, 1)
+		require.NoError(w, rows.PassOn(passed...))
+		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		got := takeOf(w, rows, 2)
+		require.Equal(w, []string{"3", "4"}, takenIDs(got))
+		require.Equal(w, 1, got[0].Attempt)
+		require.True(w, rows.Holds(held[0]))
+		require.Equal(w, 4, w.count(`SELECT sum(attempts) FROM tasks`))
+		require.NoError(w, rows.Finish(w.Context(), passed...), "by value")
+		require.NoError(w, rows.Finish(w.Context(), got...))
+
+		ctx, cancel := context.WithCancel(context.Background())
+		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			cancel()
+			return kit.LoseAnswer(ctx, call, send)
+		})))
+		_, err := rows.Take(ctx, 1) // and nobody takes again
+		require.Error(w, err)
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+		time.Sleep(ttl)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+		require.True(w, rows.Holds(held[0]))
+	})
+}
+
+func TestAFuncIsToldAtItsDeadlineAndLosesItsRowAfterTheGrace(t *testing.T) {
+	cfg := effect
+	cfg.Deadline, cfg.Grace = 10*time.Second, 2*time.Second
+	inRowsBubble(t, cfg, 2, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, cfg), w.rowsOf(b, cfg)
+		began := time.Now()
+		got := takeOf(w, ofA, 2)
+		var told time.Duration
+		returned, goOn := make(chan error, 1), make(chan struct{})
+		go func() {
+			returned <- ofA.Do(w.Context(), got[0], func(ctx context.Context) error {
+				<-ctx.Done()
+				told = time.Since(began)
+				if !errors.Is(context.Cause(ctx), claims.ErrOverdue) {
+					w.Error(context.Cause(ctx))
+				}
+				<-goOn // hangs
+				if err := ofA.Finish(context.Background(), got[0]); !errors.Is(err, tenure.ErrLost) {
+					w.Errorf("a late result: %v", err)
+				}
+				return nil
+			})
+		}()
+		other := takeOf(w, ofB, 1) // the one without a func
+		require.Equal(w, []string{"2"}, takenIDs(other))
+		require.InDelta(w, 10, time.Since(began).Seconds(), 0.2)
+		require.False(w, ofA.Holds(got[1]))
+		other = takeOf(w, ofB, 1)
+		require.Equal(w, []string{"1"}, takenIDs(other))
+		require.InDelta(w, 12, time.Since(began).Seconds(), 0.2)
+		require.InDelta(w, 10, told.Seconds(), 0.1)
+		require.NoError(w, ofB.Release(w.Context(), other...))
+		ctx, cancel := context.WithTimeout(w.Context(), 5*time.Second)
+		defer cancel()
+		_, err := ofA.Take(ctx, 1)
+		require.Error(w, err, "a func of this process still runs for it")
+		close(goOn)
+		require.ErrorIs(w, <-returned, claims.ErrOverdue)
+		require.Equal(w, []string{"1"}, takenIDs(takeOf(w, ofA, 1)))
+	})
+}
+
+func TestAProcessThatHasLostItsSessionDoesNotRunARowTwice(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		got := takeOf(w, rows, 1)
+		hangs, returned := make(chan struct{}), make(chan error, 1)
+		go func() {
+			returned <- rows.Do(w.Context(), got[0], func(context.Context) error { <-hangs; return nil })
+		}()
+		time.Sleep(time.Second)
+		a.fault(kit.Refuse)
+		time.Sleep(2 * ttl)
+		a.fault(nil)
+		ctx, cancel := context.WithTimeout(w.Context(), 5*ttl)
+		defer cancel()
+		_, err := rows.Take(ctx, 1)
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`), "others may take it")
+		close(hangs)
+		require.Error(w, <-returned)
+		require.Len(w, takeOf(w, rows, 1), 1)
+	})
+}
+
+func TestRowsWithoutAttemptsLeftAreGivenUpOnce(t *testing.T) {
+	cfg := effect
+	cfg.MaxAttempts, cfg.Exhausted = 3, "status = 'failed', effects = effects + 1"
+	cfg.Backoff = func(c claims.Claim) time.Duration { return time.Duration(c.Attempt) * time.Second }
+	byFunc := cfg
+	byFunc.Exhausted = ""
+	for name, cfg := range map[string]claims.RowsConfig{"sql": cfg, "func": byFunc} {
+		t.Run(name, func(t *testing.T) {
+			inRowsBubble(t, effect, 10, func(w *rowsWorld) {
+				var rows *claims.Rows
+				failing := errors.New("no")
+				var tried, given atomic.Int64
+				if cfg.Exhausted == "" {
+					cfg.OnExhausted = func(ctx context.Context, c claims.Claim) error {
+						if given.Add(1)%2 == 1 {
+							return failing
+						}
+						return rows.FinishSQLite(ctx, []claims.Claim{c}, writingSQL(`UPDATE tasks SET status = 'failed' WHERE id = `+c.Key.ID))
+					}
+				}
+				rows = w.rowsOf(w.start("a"), cfg)
+				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+				defer cancel()
+				require.NoError(w, rows.Serve(ctx, 4, func(ctx context.Context, c claims.Claim) error {
+					tried.Add(1)
+					if c.Key.ID == "7" {
+						return nil
+					}
+					return failing
+				}))
+				require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND attempts = 1`))
+				require.Equal(w, 9, w.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`))
+				require.Equal(w, 10, w.count(`SELECT sum(effects) FROM tasks`))
+				require.EqualValues(w, 1+9*3, tried.Load())
+			})
+		})
+	}
+}
+
+func writingSQL(query string) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error { return writing(query, nil)(execIn(tx)) }
+}
+
+func TestAPoisonRowDoesNotLoop(t *testing.T) {
+	without := effect
+	without.NotBefore = ""
+	for name, cfg := range map[string]claims.RowsConfig{"with a column for the time": effect, "without": without} {
+		t.Run(name, func(t *testing.T) {
+			inRowsBubble(t, cfg, 3, func(w *rowsWorld) {
+				rows := w.rowsOf(w.start("a"), cfg)
+				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+				defer cancel()
+				var tried atomic.Int64
+				require.NoError(w, rows.Serve(ctx, 2, func(ctx context.Context, c claims.Claim) error {
+					tried.Add(1)
+					return errors.New("no")
+				}))
+				require.LessOrEqual(w, tried.Load(), int64(3*6), "1, 2, 4, … seconds between two attempts")
+				require.GreaterOrEqual(w, tried.Load(), int64(3*5))
+			})
+		})
+	}
+}
+
+func TestAPanicReleasesTheRowAndIsPassedOn(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		rows := w.rowsOf(w.start("a"), effect)
+		require.PanicsWithValue(w, "boom", func() {
+			_ = rows.Serve(w.Context(), 1, func(context.Context, claims.Claim) error { panic("boom") })
+		})
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL OR effects > 0`))
+	})
+}
+
+func TestServeStopsCleanly(t *testing.T) {
+	inRowsBubble(t, effect, 20, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		ctx, cancel := context.WithCancel(w.Context())
+		served := make(chan error, 1)
+		var begun atomic.Int64
+		go func() {
+			served <- rows.Serve(ctx, 3, func(ctx context.Context, c claims.Claim) error {
+				begun.Add(1)
+				select {
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				case <-time.After(10 * time.Second):
+					return nil
+				}
+			})
+		}()
+		time.Sleep(15 * time.Second)
+		cancel()
+		require.NoError(w, <-served)
+		require.EqualValues(w, 6, begun.Load())
+		require.Equal(w, 6, w.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND effects = 1`))
+		require.Equal(w, 6, w.count(`SELECT sum(attempts) FROM tasks`), "none was taken and not worked on")
+
+		go func() {
+			served <- rows.Serve(w.Context(), 3, func(ctx context.Context, c claims.Claim) error { <-ctx.Done(); return context.Cause(ctx) })
+		}()
+		time.Sleep(time.Second)
+		a.stop()
+		require.NoError(w, <-served)
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+		_, err := rows.Take(w.Context(), 1)
+		require.ErrorIs(w, err, claims.ErrClosed)
+	})
+}
+
+// The effect of each row is written exactly once, whatever happens to the processes and what
+// they send, and each time that a row was taken is counted.
+func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			inRowsBubble(t, effect, 200, func(w *rowsWorld) { simulateRows(w, seed) })
+		})
+	}
+}
+
+func simulateRows(w *rowsWorld, seed uint64) {
+	var mu sync.Mutex
+	rng := rand.New(rand.NewPCG(seed, 17))
+	n := func(below int) int { mu.Lock(); defer mu.Unlock(); return rng.IntN(below) }
+	upTo := func(d time.Duration) time.Duration {
+		return time.Duration(n(int(d/time.Millisecond))+1) * time.Millisecond
+	}
+	cfg := effect
+	cfg.PollInterval = 2 * time.Second
+	if seed%3 == 0 {
+		cfg.Deadline, cfg.Grace = 20*time.Second, 15*time.Second // longer than its last statements take
+	}
+	weather := storetest.Hook(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+		switch n(40) {
+		case 0:
+			return kit.LoseAnswer(ctx, call, send)
+		case 1:
+			return kit.Refuse(ctx, call, send)
+		case 2:
+			return kit.Slowly(upTo(8*time.Second))(ctx, call, send)
+		case 3:
+			return kit.AnswerAfter(upTo(8*time.Second))(ctx, call, send)
+		}
+		return send(ctx)
+	})
+	type life struct {
+		*process
+		cancel context.CancelFunc
+	}
+	alive, started := map[int]life{}, 0
+	done := func() bool { return w.count(`SELECT count(*) FROM tasks WHERE status <> 'done'`) == 0 }
+	start := func() {
+		started++
+		p := w.start(fmt.Sprint("p", started))
+		p.fault(weather)
+		rows := w.rowsOf(p, cfg)
+		ctx, cancel := context.WithCancel(context.Background())
+		w.Cleanup(cancel)
+		alive[started] = life{p, cancel}
+		go func() {
+			_ = rows.Serve(ctx, 5, func(ctx context.Context, c claims.Claim) error {
+				p.begin(c)
+				defer p.end(c)
+				select {
+				case <-ctx.Done():
+					if n(2) == 0 {
+						return context.Cause(ctx)
+					}
+				case <-time.After(upTo(5 * time.Second)):
+				}
+				if n(30) == 0 { // hangs longer than it may, unless it is stopped
+					select {
+					case <-ctx.Done():
+					case <-time.After(2 * ttl):
+					}
+				}
+				if n(10) == 0 {
+					return errors.New("no")
+				}
+				if p.dead.Load() || n(2) == 0 {
+					return nil
+				}
+				return rows.Finish(ctx, c)
+			})
+		}()
+	}
+	for range 3 {
+		start()
+	}
+	for began := time.Now(); !done(); {
+		time.Sleep(upTo(15 * time.Second))
+		if time.Since(began) > 2*time.Hour {
+			w.Fatalf("not done: %d rows left", w.count(`SELECT count(*) FROM tasks WHERE status <> 'done'`))
+		}
+		victim := slices.Sorted(maps.Keys(alive))[n(len(alive))]
+		p := alive[victim]
+		switch n(6) {
+		case 0:
+			p.crash()
+			delete(alive, victim)
+			start()
+		case 1: // cut off, or paused before it sends anything
+			p.fault(kit.Hang)
+			time.Sleep(upTo(2 * ttl))
+			p.fault(weather)
+		case 2:
+			p.cancel()
+			p.fault(nil)
+			p.stop()
+			delete(alive, victim)
+			start()
+		}
+	}
+	for _, p := range alive {
+		p.cancel()
+		p.fault(nil)
+		p.stop()
+	}
+	time.Sleep(2 * ttl)
+	require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE effects <> 1`))
+	require.EqualValues(w, w.taken.Load(), w.count(`SELECT sum(attempts) FROM tasks`))
+	w.Logf("%d processes, %d attempts", started, w.taken.Load())
+}
