@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -29,6 +30,7 @@ var tasks = claims.RowsConfig{
 type rowsDB struct {
 	*testing.T
 	sql    *sql.DB
+	pool   *pgxpool.Pool          // nil on SQLite
 	open   func() tenure.Database // another process's store
 	finish func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error
 }
@@ -56,7 +58,7 @@ func eachRowsServer(t *testing.T, cfg claims.RowsConfig, test func(db *rowsDB)) 
 
 func rowsOnPostgres(t *testing.T) *rowsDB {
 	url := pgtest.URL(t)
-	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
+	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
 	kit.Migrate(t, db.open())
 	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishPostgres(t.Context(), c, func(tx pgx.Tx) error {

@@ -54,7 +54,7 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 // rowTable is what was found out about a table of the user.
 type rowTable struct {
 	exists, hidden, unique, bySession bool
-	kind, isolation, lacks            string
+	kind, lacks                       string
 	types                             map[string]string
 	notNull, keyed                    []string // columns that are NOT NULL, that are in a unique key
 	triggers                          []string
@@ -71,7 +71,6 @@ const inspectRows = `
 		EXISTS (SELECT FROM keys WHERE indisunique AND indimmediate AND predicate = '' AND indexprs IS NULL AND columns = ARRAY[$2]),
 		EXISTS (SELECT FROM keys WHERE columns[1:2] = ARRAY[$3, $2] AND predicate IN ('', format('(%I IS NOT NULL)', $3))),
 		coalesce((SELECT relkind::text FROM pg_class WHERE oid = rel), ''),
-		current_setting('default_transaction_isolation'),
 		coalesce((SELECT string_agg(p, ', ') FROM unnest(ARRAY['SELECT', 'UPDATE']) p WHERE NOT has_any_column_privilege(rel, p)), ''),
 		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
 		ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
@@ -89,7 +88,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	t, cfg := r.claims.table, r.cfg
 	var found rowTable
 	err := t.conns.QueryRow(ctx, inspectRows, []any{r.names.Replace("{rows}"), cfg.ID, cfg.Session},
-		&found.exists, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.isolation, &found.lacks,
+		&found.exists, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.lacks,
 		&found.types, &found.notNull, &found.keyed, &found.triggers)
 	if err != nil {
 		return t.setups.explain(err)
@@ -149,8 +148,6 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 	say(!missing && !found.bySession, "no index finds the rows of a session (%s)", bySession(cfg))
 	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
 	say(found.lacks != "", "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
-	say(found.isolation != "read committed" && found.isolation != "read uncommitted",
-		"default_transaction_isolation is %s, under which claims fail (set it to read committed for this role)", found.isolation)
 	if missing {
 		wrong = append(wrong, "this adds what is missing:\n"+RowsDDL(cfg))
 	}

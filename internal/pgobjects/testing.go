@@ -27,3 +27,19 @@ func (t *Table) ForceGroups() {
 		g.mu.Unlock()
 	}
 }
+
+// Statements returns the statements on rows, by name, with arguments for them. The table must have
+// been checked.
+func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map[string]string, args map[string][]any) {
+	s := r.found.Load()
+	sessions := make([]string, len(ids))
+	for i := range sessions {
+		sessions[i] = session
+	}
+	return map[string]string{
+			"take": s.take, "free": s.free, "owned": s.owned, "sessions": s.sessions, "stand": s.stand, "done": s.done, "after": s.after, "release": s.release,
+		}, map[string][]any{
+			"take": {session, 10, []string{}}, "free": {session, ids, tokens}, "owned": {session, ids[0], 1000}, "sessions": nil, "stand": {ids},
+			"done": {ids, sessions, tokens}, "after": {ids, sessions, tokens, 1}, "release": {ids, sessions, tokens},
+		}
+}

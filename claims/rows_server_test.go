@@ -1,0 +1,486 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+)
+
+var (
+	lateTrials = flag.Int("rows.trials", 200, "late results that are forced on each database")
+	manyRows   = flag.Int("rows.many", 100_000, "rows of the table whose plans are looked at")
+)
+
+// S2: the worker is paused, its row is taken by another, and then its result comes.
+func TestALateResultIsNeverAccepted(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.exec(`CREATE TABLE results (task integer NOT NULL, worker text NOT NULL)`)
+		cfg := tasks
+		cfg.Done = "" // the row may be finished again and again
+		a, b := db.worker(claims.SessionConfig{}, cfg), db.worker(claims.SessionConfig{}, cfg)
+		db.add(1, 1)
+		refused, first := 0, 0
+		insert := func(who string) func(exec) error {
+			return writing(fmt.Sprintf(`INSERT INTO results VALUES (1, '%s')`, who), nil)
+		}
+		for trial := range *lateTrials {
+			got := a.take(1)
+			var both sync.WaitGroup
+			var late, released error
+			both.Go(func() {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				switch trial % 3 {
+				case 0:
+					late = db.finish(a.rows, got, insert("late"))
+				case 1:
+					late = a.rows.FinishTx(context.Background(), got, db.sql, nil, func(tx *sql.Tx) error { return insert("late")(execIn(tx)) })
+				case 2: // by value, where no session is
+					late = db.finish(b.rows, got, insert("late"))
+				}
+			})
+			// What whoever has buried the session of a does.
+			time.Sleep(rand.N(2 * time.Millisecond))
+			_, released = db.sql.Exec(`UPDATE tasks SET session = NULL WHERE id = 1 AND token = ` + fmt.Sprint(got[0].Token))
+			require.NoError(db, released)
+			next := b.take(1)
+			before := db.count(`SELECT count(*) FROM results WHERE worker = 'late'`)
+			both.Wait()
+			after := db.count(`SELECT count(*) FROM results WHERE worker = 'late'`)
+			require.Equal(db, before, after, "it was written after the next claim began")
+			switch {
+			case late == nil:
+				first++
+			case errors.Is(late, tenure.ErrLost):
+				refused++
+			default:
+				db.Fatal(late)
+			}
+			require.Equal(db, first, after)
+			require.NoError(db, db.finish(b.rows, next, insert("next")))
+			if a.rows.Len() > 0 {
+				_ = a.rows.Finish(db.Context(), got...)
+			}
+		}
+		db.Logf("%d were first, %d were refused", first, refused)
+		require.NotZero(db, refused)
+		require.NotZero(db, first)
+		require.Equal(db, *lateTrials, db.count(`SELECT count(*) FROM results WHERE worker = 'next'`))
+	})
+}
+
+// Many workers of several processes, some of which crash, finish each row once.
+func TestEachRowIsFinishedOnceOnAServer(t *testing.T) {
+	cfg := tasks
+	cfg.Done = "status = 'done', priority = priority + 1"
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		const n = 1500
+		db.add(1, n)
+		ctx, cancel := context.WithCancel(db.Context())
+		defer cancel()
+		var served sync.WaitGroup
+		for range 3 {
+			w := db.worker(claims.SessionConfig{}, cfg)
+			served.Go(func() {
+				err := w.rows.Serve(ctx, 16, func(ctx context.Context, c claims.Claim) error {
+					if rand.N(20) == 0 {
+						return db.finish(w.rows, []claims.Claim{c}, writing(`UPDATE tasks SET result = 'x' WHERE id = `+c.Key.ID, nil))
+					}
+					return nil
+				})
+				if err != nil {
+					db.Error(err)
+				}
+			})
+		}
+		kit.AwaitThat(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'queued'`) == 0 })
+		cancel()
+		served.Wait()
+		require.Equal(db, n, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND priority = 1 AND attempts = 1 AND session IS NULL`))
+	})
+}
+
+func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 50)
+		cfg := claims.SessionConfig{TTL: 3 * time.Second}
+		a, b := db.worker(cfg, tasks), db.worker(cfg, tasks)
+		got := a.take(50)
+		require.Len(db, got, 50)
+		crashed := time.Now()
+		require.NoError(db, a.store.Close())
+		more := b.take(50)
+		require.NotEmpty(db, more)
+		require.Less(db, time.Since(crashed), 3*time.Second+500*time.Millisecond)
+		require.Greater(db, more[0].Token, got[0].Token)
+		require.Equal(db, 2, more[0].Attempt)
+	})
+}
+
+// A server keeps a session for a worker that does not reach the database.
+func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 4)
+		store := db.open()
+		server, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet}) // which is never run
+		require.NoError(db, err)
+		rows, err := claims.NewRows(server, tasks)
+		require.NoError(db, err)
+		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: "worker 1"}})
+		kit.MustAcquire(db.T, lease)
+		got, err := rows.TakeFor(db.Context(), "worker 1", 3)
+		require.NoError(db, err)
+		require.Equal(db, []string{"1", "2", "3"}, takenIDs(got))
+		owned, err := rows.OwnedBy(db.Context(), "worker 1")
+		require.NoError(db, err)
+		require.Equal(db, got, owned)
+
+		wire, err := json.Marshal(got)
+		require.NoError(db, err)
+		var came []claims.Claim
+		require.NoError(db, json.Unmarshal(wire, &came))
+		require.NoError(db, db.finish(rows, came[:2], writing(`UPDATE tasks SET result = 'ok' WHERE id < 3`, nil)))
+		require.ErrorIs(db, rows.Finish(db.Context(), came[0]), tenure.ErrLost)
+		require.NoError(db, rows.Release(db.Context(), came[2]))
+		require.NoError(db, db.byStatementOf(rows, "worker 1"))
+		require.Equal(db, 3, db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`))
+	})
+}
+
+func (db *rowsDB) byStatementOf(rows *claims.Rows, session string) error {
+	got, err := rows.TakeFor(db.Context(), session, 1)
+	require.NoError(db, err)
+	require.Len(db, got, 1)
+	return db.byStatement(rows, got[0])
+}
+
+// A row that the database refuses to change keeps no other.
+func TestARowThatCannotBeFreedKeepsNoOther(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 30)
+		cfg := claims.SessionConfig{TTL: 3 * time.Second}
+		a, b := db.worker(cfg, tasks), db.worker(cfg, tasks)
+		require.Len(db, a.take(30), 30)
+		if strings.HasSuffix(db.Name(), "postgres") {
+			db.exec(`ALTER TABLE tasks ADD CHECK (id <> 7 OR session IS NOT NULL) NOT VALID`)
+		} else {
+			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 7 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		}
+		require.NoError(db, a.store.Close())
+		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		defer cancel()
+		for taken := 0; taken < 29; {
+			got, err := b.rows.Take(ctx, 100)
+			require.NoError(db, err)
+			taken += len(got)
+		}
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 7 AND attempts = 1`))
+	})
+}
+
+// Takes that come at the same time share a statement, and nobody gets what another got.
+func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 200)
+		w := db.worker(claims.SessionConfig{}, tasks)
+		w.take(1)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		seen := map[string]bool{"1": true}
+		var given atomic.Int64
+		for i := range 40 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+				if i%10 == 0 {
+					ctx, cancel = context.WithTimeout(db.Context(), time.Millisecond)
+				}
+				defer cancel()
+				got, err := w.rows.Take(ctx, 1+i%5)
+				if err != nil && i%10 != 0 {
+					db.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, c := range got {
+					if seen[c.Key.ID] || !w.rows.Holds(c) {
+						db.Errorf("%s was given before, or is not held", c)
+					}
+					seen[c.Key.ID] = true
+				}
+				given.Add(int64(len(got)))
+			})
+		}
+		all.Wait()
+		kit.AwaitThat(db.T, "what nobody got is free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
+	})
+}
+
+func TestIDsOfEachType(t *testing.T) {
+	cfg := claims.RowsConfig{Table: `my "tasks"`, ID: "the id", Session: "Owner", Token: "fence", OrderBy: `"the id"`}
+	take := func(db *rowsDB, ids ...string) {
+		w := db.worker(claims.SessionConfig{}, cfg)
+		got := w.take(10)
+		require.Equal(db, ids, takenIDs(got))
+		require.NoError(db, w.rows.Finish(db.Context(), got[0]))
+		require.NoError(db, w.rows.Release(db.Context(), got[1]))
+		require.NoError(db, db.byStatement(w.rows, got[2]))
+		require.ErrorIs(db, db.byStatement(w.rows, got[2]), tenure.ErrLost)
+		other := got[0]
+		other.Key.ID = "no such row"
+		require.Error(db, w.rows.Finish(db.Context(), other))
+		require.ErrorIs(db, w.rows.Finish(db.Context(), got[0]), tenure.ErrLost)
+		owned, err := w.rows.OwnedBy(db.Context(), w.session.ID())
+		require.NoError(db, err)
+		require.Empty(db, owned)
+	}
+	const table = `CREATE TABLE "my ""tasks""" ("the id" %s PRIMARY KEY)`
+	for kind, ids := range map[string][]string{
+		"text": {"", "a", "b", "c'\"d"}, "varchar(40)": {"", "1", "10", "2"}, "integer": {"", "-3", "1", "20"}, "bigint": {"", "1", "20", "9007199254740993"},
+		"uuid": {"", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002", "f0000000-0000-0000-0000-000000000003"},
+	} {
+		add := func(db *rowsDB, ddl string, err error) {
+			require.NoError(db, err)
+			db.exec(ddl)
+			for _, id := range ids[1:] {
+				_, err := db.sql.Exec(`INSERT INTO "my ""tasks""" ("the id") VALUES ($1)`, id)
+				require.NoError(db, err)
+			}
+			take(db, ids[1:]...)
+		}
+		t.Run("postgres "+kind, func(t *testing.T) {
+			db := rowsOnPostgres(t)
+			db.exec(fmt.Sprintf(table, kind))
+			ddl, err := cfg.PostgresDDL()
+			add(db, ddl, err)
+		})
+		if kind == "uuid" {
+			continue
+		}
+		t.Run("sqlite "+kind, func(t *testing.T) {
+			db := rowsOnSQLite(t)
+			db.exec(fmt.Sprintf(table, kind))
+			ddl, err := cfg.SQLiteDDL()
+			add(db, ddl, err)
+		})
+	}
+}
+
+func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
+	check := func(db *rowsDB, cfg claims.RowsConfig) error {
+		s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(db, err)
+		rows, err := claims.NewRows(s, cfg)
+		require.NoError(db, err)
+		return rows.Check(db.Context())
+	}
+	type wrong struct{ ddl, says string }
+	cases := func(db *rowsDB, fit string, cases []wrong) {
+		for _, c := range cases {
+			db.exec(`DROP TABLE IF EXISTS tasks`)
+			if fit != "" && strings.HasPrefix(c.ddl, "+") {
+				db.exec(fit)
+			}
+			db.exec(strings.TrimPrefix(c.ddl, "+"))
+			err := check(db, tasks)
+			require.ErrorIs(db, err, tenure.ErrSetup, c.ddl)
+			require.ErrorContains(db, err, c.says, c.ddl)
+		}
+	}
+	t.Run("postgres", func(t *testing.T) {
+		db := rowsOnPostgres(t)
+		ddl, err := tasks.PostgresDDL()
+		require.NoError(t, err)
+		fit := `CREATE TABLE tasks (id bigint PRIMARY KEY, status text, priority int); ` + ddl
+		cases(db, fit, []wrong{
+			{`SELECT 1`, "does not exist"},
+			{`CREATE TABLE tasks (id bigint PRIMARY KEY, status text, priority int)`, ddl},
+			{`+ALTER TABLE tasks DROP COLUMN token`, `column "token" for the token is missing`},
+			{`+DROP INDEX tasks_by_session`, `CREATE INDEX IF NOT EXISTS "tasks_by_session"`},
+			{`+ALTER TABLE tasks DROP CONSTRAINT tasks_pkey`, "alone in a unique index"},
+			{`+ALTER TABLE tasks ALTER token TYPE integer`, "it must be bigint"},
+			{`+ALTER TABLE tasks DROP COLUMN status`, "Ready and OrderBy"},
+			{`+CREATE UNIQUE INDEX ON tasks (session)`, "part of a unique key"},
+			{`+ALTER TABLE tasks ALTER session SET NOT NULL`, "NULL is a free row"},
+			{`+DROP INDEX tasks_by_session; CREATE INDEX ON tasks (session, id) WHERE session = 'x'`, "no index"},
+		})
+		db.exec(`DROP TABLE tasks; ` + fit)
+		require.NoError(t, check(db, tasks))
+		db.exec(`ALTER TABLE tasks RENAME TO others; CREATE VIEW tasks AS SELECT * FROM others`)
+		require.ErrorContains(t, check(db, tasks), "a view")
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		db := rowsOnSQLite(t)
+		ddl, err := tasks.SQLiteDDL()
+		require.NoError(t, err)
+		fit := `CREATE TABLE tasks (id INTEGER PRIMARY KEY, status TEXT, priority INTEGER); ` + ddl
+		cases(db, fit, []wrong{
+			{`SELECT 1`, "does not exist"},
+			{`CREATE TABLE tasks (id INTEGER PRIMARY KEY, status TEXT, priority INTEGER)`, ddl},
+			{`+DROP INDEX tasks_by_session`, `CREATE INDEX IF NOT EXISTS "tasks_by_session"`},
+			{`+DROP INDEX tasks_ready; ALTER TABLE tasks DROP COLUMN status`, "Ready and OrderBy"},
+			{strings.Replace(fit, "id INTEGER PRIMARY KEY", "id INTEGER", 1), "primary key"},
+		})
+		db.exec(`DROP TABLE tasks; ` + fit)
+		require.NoError(t, check(db, tasks))
+	})
+	t.Run("role", func(t *testing.T) {
+		url, owner := kit.AsWorker(t)
+		ddl, err := tasks.PostgresDDL()
+		require.NoError(t, err)
+		kit.ExecPostgres(t, owner, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text, priority int); `+ddl+`; GRANT SELECT ON tasks TO public`)
+		db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
+		require.ErrorContains(t, check(db, tasks), "GRANT UPDATE")
+		kit.ExecPostgres(t, owner, `GRANT UPDATE ON tasks TO public; ALTER TABLE tasks ENABLE ROW LEVEL SECURITY`)
+		require.ErrorContains(t, check(db, tasks), "row-level security")
+	})
+}
+
+func TestBadInputToRows(t *testing.T) {
+	store := kit.OpenSQLite(t, ":memory:")
+	s, err := claims.NewSession(store, claims.SessionConfig{})
+	require.NoError(t, err)
+	fail := func(context.Context, claims.Claim) error { return nil }
+	for says, cfg := range map[string]claims.RowsConfig{
+		"Table is empty":                   {},
+		"both the column":                  {Table: "t", Session: "x", Token: "x"},
+		"set Attempts":                     {Table: "t", MaxAttempts: 1, Exhausted: "x = 1"},
+		"set Exhausted or OnExhausted":     {Table: "t", MaxAttempts: 1, Attempts: "a"},
+		"need MaxAttempts":                 {Table: "t", Exhausted: "x = 1"},
+		"one of them decides":              {Table: "t", MaxAttempts: 1, Attempts: "a", Exhausted: "x = 1", OnExhausted: fail},
+		"MaxAttempts -1 is negative":       {Table: "t", MaxAttempts: -1},
+		"Deadline -1s is negative":         {Table: "t", Deadline: -time.Second},
+		"Grace -1s is negative":            {Table: "t", Grace: -time.Second},
+		"PollInterval -1s is negative":     {Table: "t", PollInterval: -time.Second},
+		`Ready "\x00" is not UTF-8 text`:   {Table: "t", Ready: "\x00"},
+		`Session "\xff" is not UTF-8 text`: {Table: "t", Session: "\xff"},
+	} {
+		_, err := claims.NewRows(s, cfg)
+		require.ErrorIs(t, err, tenure.ErrInvalid, says)
+		require.ErrorContains(t, err, says)
+		_, err = cfg.PostgresDDL()
+		require.ErrorContains(t, err, says)
+	}
+	_, err = claims.NewRows(nil, tasks)
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	without := tasks
+	without.NotBefore = ""
+	rows, err := claims.NewRows(s, without)
+	require.NoError(t, err)
+	_, err = claims.NewRows(s, tasks)
+	require.ErrorIs(t, err, tenure.ErrInvalid, "twice")
+	c := claims.Claim{Key: tenure.Key{Type: "tasks", ID: "1"}, Session: "s", Token: 1}
+	never := func(*sql.Tx) error { t.Error("called"); return nil }
+	ctx := t.Context()
+	for i, err := range []error{
+		rows.Finish(ctx), rows.Finish(ctx, c, c), rows.Finish(ctx, claims.Claim{}), rows.Release(ctx),
+		rows.Finish(ctx, claims.Claim{Key: tenure.Key{Type: "other", ID: "1"}, Session: "s", Token: 1}),
+		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.ReleaseAfter(ctx, time.Second, c),
+		rows.FinishSQLite(ctx, nil, never), rows.FinishSQLite(ctx, []claims.Claim{c}, nil), rows.FinishPostgres(ctx, []claims.Claim{c}, nil),
+		rows.FinishTx(ctx, []claims.Claim{c}, nil, nil, never), rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
+		second(rows.Take(ctx, 0)), second(rows.TakeFor(ctx, "", 1)), second(rows.TakeFor(ctx, "s", 0)), second(rows.TakeFor(ctx, "\xff", 1)),
+	} {
+		require.ErrorIs(t, err, tenure.ErrInvalid, i)
+	}
+	_, _, err = rows.FinishStatement(claims.Claim{})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	kit.Migrate(t, store)
+	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// The statements find what they need by the partial indexes, however many rows are done.
+func TestThePlansUseThePartialIndexes(t *testing.T) {
+	many := func(db *rowsDB, ddl string) {
+		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`)
+		db.exec(ddl)
+		db.add(1, *manyRows)
+		db.exec(`UPDATE tasks SET token = 1, status = CASE WHEN id % 100 < 80 THEN 'done' ELSE 'queued' END, session = CASE WHEN id % 100 >= 90 THEN 's' || id % 3 END`)
+		db.exec(`ANALYZE`)
+	}
+	judge := func(t *testing.T, name, plan string) {
+		t.Log(name, plan)
+		require.NotContains(t, plan, "Seq Scan on tasks", name)
+		require.NotRegexp(t, `SCAN (tasks|r)\b[^\n]*($|\n)`, strings.ReplaceAll(plan, "SCAN tasks USING", ""), name)
+		switch name {
+		case "take", "ready":
+			if name == "take" && strings.Contains(plan, "SEARCH") {
+				break // SQLite's takes by ID what ready has found
+			}
+			require.Contains(t, plan, "tasks_ready", name)
+		case "owned", "owned after", "sessions":
+			require.Contains(t, plan, "tasks_by_session", name)
+		default:
+			require.NotContains(t, plan, "tasks_by_session", name)
+		}
+	}
+	t.Run("postgres", func(t *testing.T) {
+		db := rowsOnPostgres(t)
+		ddl, err := tasks.PostgresDDL()
+		require.NoError(t, err)
+		many(db, ddl)
+		store := db.open().(*tenure.PostgresStore)
+		rows := reach.Postgres(store).Rows(objects.RowsConfig{
+			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
+		}, kit.Quiet)
+		require.NoError(t, rows.Check(t.Context(), time.Minute))
+		var ids []string
+		var tokens []int64
+		for i := range 1000 {
+			ids, tokens = append(ids, fmt.Sprint(90+i*100)), append(tokens, 1)
+		}
+		statements, args := rows.Statements("s0", ids, tokens)
+		for name, query := range statements {
+			err := pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
+				kit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL random_page_cost = 0.1`) // as all are sent
+				got, err := tx.Query(t.Context(), "EXPLAIN (COSTS off) "+query, args[name]...)
+				if err != nil {
+					return err
+				}
+				lines, err := pgx.CollectRows(got, pgx.RowTo[string])
+				judge(t, name, strings.Join(lines, "\n"))
+				return err
+			})
+			require.NoError(t, err, name)
+		}
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		db := rowsOnSQLite(t)
+		ddl, err := tasks.SQLiteDDL()
+		require.NoError(t, err)
+		many(db, ddl)
+		rows := reach.SQLite(db.open()).Rows(objects.RowsConfig{
+			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
+		}, kit.Quiet)
+		for name, query := range rows.Statements() {
+			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3")
+			require.NoError(t, err, name)
+			var plan []string
+			for got.Next() {
+				var id, parent, unused int
+				var detail string
+				require.NoError(t, got.Scan(&id, &parent, &unused, &detail))
+				plan = append(plan, detail)
+			}
+			got.Close()
+			judge(t, name, strings.Join(plan, "\n"))
+		}
+	})
+}
