@@ -61,7 +61,7 @@ func rowsOnPostgres(t *testing.T) *rowsDB {
 	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
 	kit.Migrate(t, db.open())
 	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
-		return r.FinishPostgres(t.Context(), c, func(tx pgx.Tx) error {
+		return r.FinishPostgres(db.Context(), c, func(tx pgx.Tx) error {
 			return fn(func(ctx context.Context, query string, args ...any) error {
 				_, err := tx.Exec(ctx, query, args...)
 				return err
@@ -77,7 +77,7 @@ func rowsOnSQLite(t *testing.T) *rowsDB {
 	kit.Migrate(t, db.open())
 	db.sql = kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
-		return r.FinishSQLite(t.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })
+		return r.FinishSQLite(db.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })
 	}
 	return db
 }

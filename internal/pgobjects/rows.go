@@ -110,9 +110,10 @@ func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStat
 			freed AS (
 				UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id} AS id)
 			SELECT id::text, session, token, 0 FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
+		// Without the name of the table, ORDER BY would mean the ID as text.
 		owned: in(`
-			SELECT ` + columns + ` FROM {rows}
-			WHERE {session} = $1 AND ($2 = '' OR {id} > nullif($2, '')::{type}) ORDER BY {session}, {id} LIMIT $3`),
+			SELECT ` + columns + ` FROM {rows} r
+			WHERE {session} = $1 AND ($2 = '' OR {id} > nullif($2, '')::{type}) ORDER BY r.{session}, r.{id} LIMIT $3`),
 		// Looks up the next session in the index, and not at each row.
 		sessions: in(`
 			WITH RECURSIVE named(session) AS (
