@@ -276,8 +276,7 @@ func TestIDsOfEachType(t *testing.T) {
 				db.exec(fmt.Sprintf(`CREATE TABLE "my ""tasks""" ("the id" %s PRIMARY KEY)`, name))
 				db.exec(ddl)
 				for _, id := range ids {
-					_, err := db.sql.Exec(`INSERT INTO "my ""tasks""" ("the id") VALUES ($1)`, id)
-					require.NoError(t, err)
+					db.exec(`INSERT INTO "my ""tasks""" ("the id") VALUES ('` + strings.ReplaceAll(id, "'", "''") + `')`)
 				}
 				take(db, ids...)
 				db.exec(`DROP TABLE "my ""tasks"""`)

@@ -70,7 +70,8 @@ var own = map[string][]string{
 	"nats":     {"natstenure/"},
 	"etcd":     {"etcdtenure/"},
 	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
-		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
+		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go",
+		"internal/pgobjects/rows", "internal/sqliteobjects/rows"},
 	"shards": {"shards/"},
 }
 
