@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ func (w *world) start(name string) *process { return w.startWith(name, claims.Se
 func (w *world) startWith(name string, cfg claims.SessionConfig) *process {
 	w.Helper()
 	p := &process{w: w, name: name, store: storetest.Faulty(w.store, nil), table: &faultyTable{Table: w.table}}
-	cfg.Holder, cfg.Logger = name, kit.Quiet
+	cfg.Holder, cfg.Logger = name, cmp.Or(cfg.Logger, kit.Quiet)
 	var err error
 	p.session, err = claims.NewSessionOver(p.store, p.table, cfg)
 	require.NoError(w, err)

@@ -70,6 +70,7 @@ type rowsWorld struct {
 	*world
 	db    *sql.DB
 	taken atomic.Int64
+	log   kit.SyncBuffer
 }
 
 func inRowsBubble(t *testing.T, cfg claims.RowsConfig, rows int, test func(w *rowsWorld)) {
@@ -369,6 +370,52 @@ func TestServeStopsCleanly(t *testing.T) {
 		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 		_, err := rows.Take(w.Context(), 1)
 		require.ErrorIs(w, err, claims.ErrClosed)
+	})
+}
+
+// S3.
+func TestTokensOfRowsIncreaseWhateverTheClockSays(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 2)
+		ahead := time.Now().Add(time.Hour).UnixMicro()
+		db.exec(fmt.Sprintf(`UPDATE tasks SET token = CASE WHEN id = 1 THEN %d ELSE 9223372036854775807 END`, ahead))
+		got := db.worker(claims.SessionConfig{}, tasks).take(2)
+		require.Equal(db, ahead+1, got[0].Token)
+		require.Less(db, got[1].Token, ahead, "the greatest token can't be followed, and keeps no other row")
+	})
+}
+
+func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&w.log)})
+		rows := w.rowsOf(a, effect)
+		a.fault(kit.Only("end", kit.Once(kit.LoseAnswer)))
+		ctx, cancel := context.WithTimeout(w.Context(), ttl)
+		defer cancel()
+		require.NoError(w, rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }))
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE effects = 1 AND attempts = 1 AND session IS NULL`))
+		require.NotContains(w, w.log.String(), "a row is not finished")
+	})
+}
+
+func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
+	inRowsBubble(t, effect, 3, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		a.fault(kit.Only("take", kit.AnswerAfter(2*time.Second)))
+		ctx, cancel := context.WithTimeout(w.Context(), 3*time.Second)
+		defer cancel()
+		var others sync.WaitGroup
+		for range 2 { // the second one takes for the third, too
+			others.Go(func() { takeOf(w, rows, 1) })
+			time.Sleep(time.Millisecond)
+		}
+		_, err := rows.Take(ctx, 1)
+		require.Error(w, err)
+		others.Wait()
+		require.Equal(w, 3, w.count(`SELECT sum(attempts) FROM tasks`))
+		time.Sleep(10 * time.Second)
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 	})
 }
 

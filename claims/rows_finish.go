@@ -138,7 +138,8 @@ func (r *Rows) Finish(ctx context.Context, claims ...Claim) error {
 	switch {
 	case err != nil:
 	case len(claims) == 1:
-		err = r.endOne(ctx, claims[0])
+		lost, failed := r.endOne(ctx, claims[0])
+		err = r.finished(claims, lost, nil, failed)
 	default:
 		err = r.end(ctx, objects.Ending{Done: true, All: true}, claims)
 	}
@@ -146,7 +147,7 @@ func (r *Rows) Finish(ctx context.Context, claims ...Claim) error {
 }
 
 // endOne finishes a row together with others.
-func (r *Rows) endOne(ctx context.Context, c Claim) error {
+func (r *Rows) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err error) {
 	e := &ending{claim: c.row(), done: make(chan endingResult, 1)}
 	r.mu.Lock()
 	r.ends = append(r.ends, e)
@@ -156,7 +157,7 @@ func (r *Rows) endOne(ctx context.Context, c Claim) error {
 	}
 	r.mu.Unlock()
 	result := <-e.done // a statement that was sent may land even if ctx is done
-	return r.finished([]Claim{c}, result.lost, nil, result.err)
+	return result.lost, result.err
 }
 
 func (r *Rows) endTogether(ctx context.Context) {

@@ -140,9 +140,13 @@ func (r *Rows) finishDone(ctx context.Context, c Claim) error {
 		return errUnfinished
 	}
 	for failures := 0; ; failures++ {
-		err := r.Finish(ctx, c)
+		lost, err := r.endOne(ctx, c)
+		if len(lost) > 0 && failures > 0 { // to an earlier statement, unless the session was lost meanwhile
+			lost = nil
+		}
+		err = r.finished([]Claim{c}, lost, nil, err)
 		switch {
-		case err == nil, errors.Is(err, tenure.ErrLost) && failures > 0 && ctx.Err() == nil: // an earlier one was written
+		case err == nil:
 			return nil
 		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), errors.As(err, new(*objects.Refused)):
 			return err
