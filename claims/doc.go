@@ -6,7 +6,8 @@
 // A [Session] says that a process is alive. Its record is a lease like any other, which the
 // process renews. A [Claim] is the right to one thing: a row that names the session that owns
 // it, and a fencing token. A claim is never renewed; it is valid as long as the session's term
-// is, unless it is released. [Keys] are the claims of one kind, by key.
+// is, unless it is released. [Keys] are the claims of one kind, by key; [Rows] are claims on the
+// rows of a table of the application, which workers take and finish.
 //
 // # What is guaranteed
 //
