@@ -62,12 +62,16 @@ func (r *Rows) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sql
 }
 
 // FinishTx is FinishPostgres in a transaction of db, by whatever driver. db must be the database
-// of the store.
+// of the store. Above READ COMMITTED, Postgres may refuse to free a row that has just changed; that
+// is tried again, before fn is called.
 func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	if err := r.mayFinish(claims, db != nil, fn != nil); err != nil {
 		return r.failed("finish", err)
 	}
-	fnErr, err := r.finishTx(ctx, claims, db, opts, fn)
+	fnErr, begun, err := r.finishTx(ctx, claims, db, opts, fn)
+	for tries := 0; !begun && isSerialization(err) && tries < 10; tries++ {
+		fnErr, begun, err = r.finishTx(ctx, claims, db, opts, fn)
+	}
 	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
 		lost, _, standsErr := r.standing(ctx, rowsOf(claims))
 		if standsErr == nil && len(lost) > 0 {
@@ -77,10 +81,18 @@ func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 	return r.finished(claims, nil, fnErr, err)
 }
 
-func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) (fnErr, err error) {
+// isSerialization reports whether an error of any driver says that a transaction was refused
+// because of a concurrent one.
+func isSerialization(err error) bool {
+	var coded interface{ SQLState() string }
+	return errors.As(err, &coded) && coded.SQLState() == "40001"
+}
+
+// finishTx also reports whether fn was called.
+func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) (fnErr error, begun bool, err error) {
 	tx, err := db.BeginTx(ctx, opts)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer tx.Rollback() // also after a panic
 	for _, c := range claims {
@@ -89,13 +101,13 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 			_, err = tx.ExecContext(ctx, query, args...)
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
 	if err := fn(tx); err != nil {
-		return err, nil
+		return err, true, nil
 	}
-	return nil, tx.Commit()
+	return nil, true, tx.Commit()
 }
 
 // standing returns which of the claims have ended, and which have not.

@@ -91,7 +91,9 @@ func (r *Rows) lead(ctx context.Context, t *taking) error {
 		} else {
 			failures = 0
 		}
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
+		waiting, cancel := k.s.untilEnd(ctx)
+		woken, _ = pace.Await(waiting, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
+		cancel()
 	}
 	return nil
 }

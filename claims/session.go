@@ -389,6 +389,24 @@ func (s *Session) uncut(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(context.WithoutCancel(ctx), s.limit)
 }
 
+// untilEnd returns a context that also ends with the current term.
+func (s *Session) untilEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	s.mu.Lock()
+	t := s.term
+	s.mu.Unlock()
+	if t != nil {
+		go func() {
+			defer cancel()
+			select {
+			case <-t.ended:
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, cancel
+}
+
 // ID returns the ID of the current session; empty while there is none.
 func (s *Session) ID() string {
 	s.mu.Lock()

@@ -33,7 +33,7 @@ type Status struct {
 	SweepErrors int64 `json:"sweep_errors"` // failed looks for such sessions and their rows; all are tried again
 }
 
-// KindStatus is what a session knows about the keys of one kind.
+// KindStatus is what a session knows about the keys of one kind, or the rows of one table.
 type KindStatus struct {
 	Kind    string `json:"kind"`
 	Claims  int    `json:"claims"`  // that it holds
