@@ -254,3 +254,19 @@ func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
 		require.NoError(db, a.rows.Finish(db.Context(), got[0]))
 	})
 }
+
+// What a session did under a former claim is late, too, if it has the row again.
+func TestAFinishUnderAFormerClaimOfTheSameSessionIsLate(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 1)
+		a := db.worker(claims.SessionConfig{}, tasks)
+		former := a.take(1)
+		require.NoError(db, a.rows.Release(db.Context(), former...))
+		got := a.take(1)
+		require.ErrorIs(db, db.byStatement(a.rows, former[0]), tenure.ErrLost)
+		require.ErrorIs(db, db.finish(a.rows, former, writing(`UPDATE tasks SET result = 'late'`, nil)), tenure.ErrLost)
+		require.ErrorIs(db, a.rows.Release(db.Context(), former...), tenure.ErrLost)
+		require.True(db, a.rows.Holds(got[0]))
+		require.NoError(db, db.byStatement(a.rows, got[0]))
+	})
+}

@@ -3,6 +3,7 @@ package pgobjects
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -99,17 +100,11 @@ func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStat
 				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
 			SELECT id::text, $1, token, attempts FROM taken JOIN numbered USING (id) ORDER BY number`),
 		free: in(`
-			WITH wanted AS MATERIALIZED (
-				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows}
-				WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
-					AND ({id}, {token}) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))),
-			locked AS MATERIALIZED (
-				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT id FROM wanted)) AND {session} IS NOT DISTINCT FROM $1
+			WITH locked AS MATERIALIZED (
+				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
 					AND ({id}, {token}) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
-				FOR NO KEY UPDATE SKIP LOCKED),
-			freed AS (
-				UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id} AS id)
-			SELECT id::text, session, token, 0 FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
+				FOR NO KEY UPDATE SKIP LOCKED)
+			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id}::text, '', {token}, 0`),
 		// Without the name of the table, ORDER BY would mean the ID as text.
 		owned: in(`
 			SELECT ` + columns + ` FROM {rows} r
@@ -166,7 +161,23 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 // Free frees the rows that a session owns under these tokens, and returns those that it could
 // not free because somebody has locked them.
 func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return r.query(ctx, limit, func(s *rowStatements) string { return s.free }, session, ids, tokens)
+	freed, err := r.query(ctx, limit, func(s *rowStatements) string { return s.free }, session, ids, tokens)
+	if err != nil || len(freed) == len(ids) {
+		return nil, err
+	}
+	given := make([]objects.Claim, len(ids))
+	for i, id := range ids {
+		given[i] = objects.Claim{Kind: r.cfg.Table, ID: id, Session: session, Token: tokens[i]}
+	}
+	var rest []string
+	for _, c := range objects.Without(given, freed) {
+		rest = append(rest, c.ID)
+	}
+	stand, err := r.Look(ctx, rest, limit)
+	return slices.DeleteFunc(stand, func(c objects.Claim) bool {
+		c.Attempts = 0
+		return !slices.Contains(given, c)
+	}), err
 }
 
 // Sessions returns the sessions that rows name.
