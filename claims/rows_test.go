@@ -56,8 +56,9 @@ func eachRowsServer(t *testing.T, cfg claims.RowsConfig, test func(db *rowsDB)) 
 	})
 }
 
-func rowsOnPostgres(t *testing.T) *rowsDB {
-	url := pgtest.URL(t)
+func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, pgtest.URL(t)) }
+
+func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
 	kit.Migrate(t, db.open())
 	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
