@@ -25,6 +25,7 @@ const atOnce = 8 // tasks of one worker
 type worker struct {
 	servers []string
 	do      func(ctx context.Context, payload string) (string, error)
+	sending context.Context // ends a while after run's does
 
 	mu   sync.Mutex
 	have map[claims.Claim]bool
@@ -38,6 +39,10 @@ func newWorker(servers []string, do func(context.Context, string) (string, error
 // run works until ctx is done. When a session is lost, all that was done under it has returned
 // before the next one begins.
 func (w *worker) run(ctx context.Context) {
+	var cancel context.CancelFunc
+	w.sending, cancel = context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(ttl, cancel) })()
 	for ctx.Err() == nil {
 		var s session
 		sent := time.Now()
@@ -67,7 +72,7 @@ func (w *worker) work(ctx context.Context, s session, sent time.Time) {
 			continue
 		}
 		var got []task
-		if err := w.call(live, "/claim", claim{Session: s.ID, N: atOnce - len(have), Have: have}, &got); err != nil {
+		if err := w.call(live, "/claim", claim{Session: s.ID, N: atOnce - len(have), Have: have}, &got); err != nil && live.Err() == nil {
 			log.Print(err)
 			sleep(live, patience)
 		}
@@ -78,9 +83,7 @@ func (w *worker) work(ctx context.Context, s session, sent time.Time) {
 	}
 	running.Wait()
 	if ctx.Err() != nil {
-		stopping, cancel := context.WithTimeout(context.Background(), ttl)
-		defer cancel()
-		if err := w.call(stopping, "/goodbye", s, nil); err != nil {
+		if err := w.call(w.sending, "/goodbye", s, nil); err != nil {
 			log.Print(err)
 		}
 	}
@@ -108,16 +111,14 @@ func (w *worker) workOn(ctx context.Context, t task) {
 	defer w.drop(t.Claim)
 	text, err := w.do(ctx, t.Payload)
 	// It is the database that finds out whether a result comes too late.
-	sending, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
-	defer cancel()
 	switch back := (setBack{Claims: []claims.Claim{t.Claim}, After: time.Second}); {
 	case err == nil:
-		err = w.call(sending, "/submit", []result{{t.Claim, text}}, nil)
+		err = w.call(w.sending, "/submit", []result{{t.Claim, text}}, nil)
 	case ctx.Err() != nil:
-		err = w.call(sending, "/abandon", back, nil)
+		err = w.call(w.sending, "/abandon", back, nil)
 	default:
 		log.Printf("%s: %v", t.Claim, err)
-		err = w.call(sending, "/nack", back, nil)
+		err = w.call(w.sending, "/nack", back, nil)
 	}
 	if err != nil {
 		log.Printf("%s: %v", t.Claim, err)

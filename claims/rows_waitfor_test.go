@@ -1,0 +1,69 @@
+package claims_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+)
+
+// remote begins the session of a worker that doesn't reach the database, and returns its ID.
+func (db *rowsDB) remote(id string, ttl time.Duration) string {
+	db.Helper()
+	kit.MustAcquire(db, kit.NewLease(db, db.open(), tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: id}, TTL: ttl}))
+	return id
+}
+
+func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
+	cfg := tasks
+	cfg.PollInterval = time.Hour
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		const short = time.Second
+		// By itself it would look every few seconds.
+		server := db.worker(claims.SessionConfig{TTL: 8 * short, RenewDeadline: 8*short - short*3/4}, cfg)
+		patient := db.remote("patient", time.Hour)
+		soon, cancel := context.WithTimeout(db.Context(), 50*time.Millisecond)
+		defer cancel()
+		none, err := server.rows.WaitFor(soon, patient, 1)
+		require.NoError(db, err)
+		require.Empty(db, none)
+		_, err = server.rows.WaitFor(db.Context(), "", 1)
+		require.ErrorIs(db, err, tenure.ErrInvalid)
+
+		got := make(chan []claims.Claim)
+		wait := func() {
+			claims, err := server.rows.WaitFor(db.Context(), patient, 5)
+			if err != nil {
+				db.Error(err)
+			}
+			got <- claims
+		}
+		go wait()
+		time.Sleep(50 * time.Millisecond)
+		db.add(1, 2)
+		server.rows.Wake()
+		first := <-got
+		require.Equal(db, []string{"1", "2"}, takenIDs(first))
+		require.Equal(db, patient, first[0].Session)
+		require.Zero(db, server.rows.Len(), "the claims are the worker's")
+
+		// A session that expires is found at once.
+		db.add(3, 4)
+		began := time.Now()
+		taken, err := server.rows.WaitFor(db.Context(), db.remote("short", short), 5)
+		require.NoError(db, err)
+		require.Equal(db, []string{"3", "4"}, takenIDs(taken))
+		go wait()
+		require.Equal(db, []string{"3", "4"}, takenIDs(<-got))
+		took := time.Since(began)
+		require.Greater(db, took, short*9/10)
+		require.Less(db, took, 4*short, "it was found by a look that would have come anyway")
+		require.ErrorIs(db, server.rows.Finish(db.Context(), taken...), tenure.ErrLost)
+		require.NoError(db, server.rows.Finish(db.Context(), first...))
+	})
+}
