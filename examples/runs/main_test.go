@@ -1,0 +1,195 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// steps is how many calls of step a run has.
+const steps = 8
+
+// The tests run this test binary as the program. It sends itself a signal at one of its steps.
+func TestMain(m *testing.M) {
+	at := os.Getenv("RUNS_SIGNAL_AT")
+	if at == "" {
+		pgtest.Main(m)
+	}
+	var done atomic.Int32
+	n, _ := strconv.Atoi(at)
+	signal, _ := strconv.Atoi(os.Getenv("RUNS_SIGNAL"))
+	if n > 0 {
+		atOnce = 1
+	}
+	step = func() {
+		if int(done.Add(1)) == n {
+			fmt.Fprintln(os.Stderr, "at step", n)
+			syscall.Kill(os.Getpid(), syscall.Signal(signal))
+			time.Sleep(time.Second / 10) // the signal comes soon
+		}
+	}
+	main()
+}
+
+// scene is a database, a provider, and drivers in processes of their own.
+type scene struct {
+	*testing.T
+	url      string
+	pool     *pgxpool.Pool
+	provider *provider
+	web      *httptest.Server
+}
+
+func newScene(t *testing.T) *scene {
+	s := &scene{T: t, url: pgtest.URL(t), provider: newProvider()}
+	store := kit.OpenPostgres(t, s.url, tenure.PostgresConfig{})
+	require.NoError(t, migrate(t.Context(), store))
+	s.pool = store.Pool()
+	s.web = httptest.NewServer(s.provider)
+	t.Cleanup(s.web.Close)
+	_, err := s.pool.Exec(t.Context(), `INSERT INTO runs SELECT 'order ' || n FROM generate_series(1, $1) n`, steps)
+	require.NoError(t, err)
+	return s
+}
+
+type driver struct {
+	cmd *exec.Cmd
+	log kit.SyncBuffer
+}
+
+// driver starts a driver that gets a signal at a step, or never if that is 0.
+func (s *scene) driver(at int, signal syscall.Signal) *driver {
+	s.Helper()
+	d := &driver{cmd: exec.Command(os.Args[0], "drive")}
+	d.cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "PROVIDER="+s.web.URL, "GORACE=atexit_sleep_ms=0",
+		fmt.Sprint("RUNS_SIGNAL_AT=", at), fmt.Sprint("RUNS_SIGNAL=", int(signal)))
+	d.cmd.Stderr = &d.log
+	require.NoError(s, d.cmd.Start())
+	s.Cleanup(func() {
+		d.cmd.Process.Kill()
+		d.cmd.Wait()
+		if s.Failed() {
+			s.Logf("the log of the driver with a signal at %d:\n%s", at, d.log.String())
+		}
+	})
+	return d
+}
+
+// drivers starts a driver for each step, which get the signal there, and waits until they have
+// got it. Each has begun one run.
+func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
+	s.Helper()
+	for at := 1; at <= steps; at++ {
+		drivers = append(drivers, s.driver(at, signal))
+	}
+	for _, d := range drivers {
+		await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
+	}
+	return drivers
+}
+
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for began := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > kit.Patience {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func (s *scene) count(query string) (n int) {
+	s.Helper()
+	require.NoError(s, s.pool.QueryRow(context.Background(), query).Scan(&n))
+	return n
+}
+
+// succeed lets a driver go on with all runs.
+func (s *scene) succeed() {
+	s.Helper()
+	began := time.Now()
+	s.driver(0, 0)
+	await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
+	s.Logf("all runs are done %v after a successor was started", time.Since(began).Round(time.Millisecond))
+}
+
+// wantJournals checks that each run has each event once.
+func (s *scene) wantJournals() {
+	s.Helper()
+	for n := range steps {
+		run := fmt.Sprint("order ", n+1)
+		rows, err := s.pool.Query(s.Context(), `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, run)
+		require.NoError(s, err)
+		events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+		require.NoError(s, err)
+		receipt, parcel := "/"+run+"/charge is done", "/"+run+"/ship is done"
+		require.Equal(s, []event{
+			{"charge dispatched", ""}, {"charge done", receipt}, {"ship dispatched", ""}, {"ship done", parcel}, {"finished", receipt + ", " + parcel},
+		}, events, run)
+	}
+	require.Len(s, s.calls(), 2*steps)
+}
+
+// calls returns how often each call was made.
+func (s *scene) calls() map[string]int {
+	s.provider.mu.Lock()
+	defer s.provider.mu.Unlock()
+	return maps.Clone(s.provider.calls)
+}
+
+func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	for _, d := range s.drivers(syscall.SIGKILL) {
+		require.ErrorContains(t, d.cmd.Wait(), "killed")
+	}
+	require.Equal(t, steps-1, s.count(`SELECT count(*) FROM runs WHERE session IS NOT NULL`), "all but the run that is done are a dead driver's")
+	for events, want := range map[int]int{0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1} {
+		require.Equal(t, want, s.count(fmt.Sprintf(`SELECT count(*) FROM runs WHERE (SELECT count(*) FROM events WHERE run = id) = %d`, events)), "runs with %d events", events)
+	}
+	s.succeed()
+	s.wantJournals()
+	for key, calls := range s.calls() {
+		require.Equal(t, 1, calls, key)
+	}
+	require.Equal(t, 1, s.count(`SELECT min(attempts) FROM runs`))
+	require.Equal(t, 2*steps-1, s.count(`SELECT sum(attempts) FROM runs`))
+}
+
+func TestADriverThatWasPausedAddsNothing(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	paused := s.drivers(syscall.SIGSTOP)
+	s.succeed()
+	s.wantJournals()
+	for i, d := range paused {
+		require.NoError(t, d.cmd.Process.Signal(syscall.SIGCONT))
+		switch at := i + 1; at {
+		case 1, 3, 4, 6, 7: // before it adds to the journal, or finishes the run
+			await(t, fmt.Sprint("the driver that was paused at step ", at, " is refused"), func() bool { return strings.Contains(d.log.String(), tenure.ErrLost.Error()) })
+		}
+	}
+	for _, d := range paused {
+		require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
+		require.NoError(t, d.cmd.Wait())
+	}
+	s.wantJournals()
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+// atOnce is how many runs one process drives at the same time.
+var atOnce = 8
+
+// step is called before each step. The test ends the process there.
+var step = func() {}
+
+// order is the program of a run. It is called again from its beginning whenever a process takes
+// the run over, so it may depend on nothing but its journal.
+func order(ctx context.Context, j *journal) error {
+	if err := j.read(ctx); err != nil {
+		return err
+	}
+	receipt, err := j.call(ctx, "charge")
+	if err != nil {
+		return err
+	}
+	parcel, err := j.call(ctx, "ship")
+	if err != nil {
+		return err
+	}
+	return j.finish(ctx, receipt+", "+parcel)
+}
+
+// journal is what has happened in a run.
+type journal struct {
+	rows     *claims.Rows
+	db       *pgxpool.Pool
+	provider string
+	claim    claims.Claim
+	events   []event
+}
+
+type event struct{ Name, Data string }
+
+// read reads what has happened before. Nobody else adds to it from now on.
+func (j *journal) read(ctx context.Context) error {
+	rows, err := j.db.Query(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
+	if err == nil {
+		j.events, err = pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	}
+	return err
+}
+
+func (j *journal) find(name string) (data string, ok bool) {
+	for _, e := range j.events {
+		if e.Name == name {
+			return e.Data, true
+		}
+	}
+	return "", false
+}
+
+// add adds an event. The lock on the run's row keeps it from being another's before the event is
+// written; if it is another's already, nothing is. If it is not known whether the event is
+// written, the next driver finds out.
+func (j *journal) add(ctx context.Context, name, data string) error {
+	step()
+	ctx, cancel := uncut(ctx)
+	defer cancel()
+	c, e := j.claim, event{name, data}
+	tag, err := j.db.Exec(ctx, `
+		INSERT INTO events (run, seq, name, data)
+		SELECT id, $4, $5, $6 FROM runs WHERE id = $1 AND session = $2 AND token = $3 FOR SHARE`,
+		c.Key.ID, c.Session, c.Token, len(j.events)+1, e.Name, e.Data)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = fmt.Errorf("add %q to the journal of %s: %w", name, c, tenure.ErrLost)
+	}
+	if err == nil {
+		j.events = append(j.events, e)
+	}
+	return err
+}
+
+// call makes a call to the provider, and returns its outcome, now or from the journal. It is made
+// once if drivers are killed. One that was paused may make it late, in the same moment as
+// another, so the provider must know it by its key.
+func (j *journal) call(ctx context.Context, name string) (outcome string, err error) {
+	if outcome, done := j.find(name + " done"); done {
+		return outcome, nil
+	}
+	key, made := j.claim.Key.ID+"/"+name, false
+	if _, dispatched := j.find(name + " dispatched"); dispatched { // by a driver that did not record the outcome
+		outcome, made, err = find(ctx, j.provider, key)
+	} else {
+		err = j.add(ctx, name+" dispatched", "")
+	}
+	if err == nil && !made {
+		step()
+		outcome, err = call(ctx, j.provider, key)
+	}
+	if err != nil { // the next driver finds out whether it was made
+		return "", err
+	}
+	return outcome, j.add(ctx, name+" done", outcome)
+}
+
+// finish writes the last event and ends the run in one transaction.
+func (j *journal) finish(ctx context.Context, result string) error {
+	step()
+	ctx, cancel := uncut(ctx)
+	defer cancel()
+	err := j.rows.FinishPostgres(ctx, []claims.Claim{j.claim}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO events VALUES ($1, $2, 'finished', $3)`, j.claim.Key.ID, len(j.events)+1, result)
+		return err
+	})
+	step()
+	return err
+}
+
+// uncut returns a context for a write, which is not cut off when the driver is told to stop: it
+// would not know whether it was written.
+func uncut(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), ttl)
+}
