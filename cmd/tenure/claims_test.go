@@ -47,7 +47,7 @@ func (s *site) exec(t *testing.T, statements string) {
 
 func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		owner := func(key string, want int, lines ...string) (v ownerView) {
 			t.Helper()
 			status, stdout, stderr := tenureCommand(t, "owner", "-store", s.store, "-key", key)
@@ -120,7 +120,7 @@ func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 
 func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		if got := s.ask(t, "list", "-sessions", "-json"); got != "[]\n" {
 			t.Errorf("at first the list is %q", got)
@@ -180,7 +180,7 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 
 func TestWithoutTheTableOfClaimsTheRemedyIsNamedInOneLine(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		s.exec(t, `DROP TABLE objects_claims`) // as an earlier version leaves it
 		for _, args := range [][]string{{"list", "-sessions"}, {"owner", "-key", "tenant/acme"}} {
