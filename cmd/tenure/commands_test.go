@@ -24,6 +24,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
@@ -655,7 +656,23 @@ func environOf(t *testing.T, pid int) string {
 func TestAPasswordIsNeverShown(t *testing.T) {
 	t.Parallel()
 	const password = "s3cret"
-	s := newSite(t, strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1))
+	for name, store := range map[string]func(t *testing.T) string{
+		"postgres": func(t *testing.T) string {
+			return strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1)
+		},
+		"nats": func(t *testing.T) string {
+			url := startNATS(t, func(opts *server.Options) { opts.Username, opts.Password = "app", password })
+			return strings.Replace(url, "//", "//app:"+password+"@", 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			passwordIsNeverShown(t, newSite(t, store(t)), password)
+		})
+	}
+}
+
+func passwordIsNeverShown(t *testing.T, s *site, password string) {
 	if !strings.Contains(s.store, password) {
 		t.Fatal("the test has no password")
 	}
@@ -709,6 +726,8 @@ func TestAPasswordIsNeverShown(t *testing.T) {
 		{"status", "-key", "svc", "-store", "sslpassword=" + password},
 		{"status", "-key", "svc", "-store", `application_name='a b' sslpassword = 'x\'` + password + "'"},
 		{"status", "-key", "svc", "-store", "POSTGRES://u:" + password + "@h/db"},
+		{"status", "-key", "svc", "-store", "NATS://u:" + password + "@h"},
+		{"status", "-key", "svc", "-store", "nats://u:" + password + "@h:port"},
 		{"status", strings.Replace(s.store, password, `a" `+password, 1)},
 		{"run", "-ttl", s.store},
 		{s.store},

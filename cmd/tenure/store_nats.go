@@ -35,6 +35,8 @@ type natsURL struct {
 // The parameters of a nats:// URL.
 const natsParameters = "stream, replicas, sync, creds, nkey, tls, ca, cert and key"
 
+var natsToken = regexp.MustCompile(`^[!"#%-)+-\-0-=?-\[\]-~]+$`) // printable, without . * > / \ $
+
 var natsHost = regexp.MustCompile(`^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?$`)
 
 // parseNATS parses a URL such as
@@ -62,7 +64,7 @@ func parseNATS(text string) (natsURL, error) {
 	}
 	if user != "" {
 		parsed, err := url.Parse("nats://" + user + "@host")
-		if err != nil || parsed.Host != "host" || parsed.User == nil {
+		if err != nil || parsed.Host != "host" || parsed.User == nil || strings.Contains(user, "@") {
 			return u, errors.New("the store's URL cannot be parsed: write special characters in user and password as %XX")
 		}
 		name := parsed.User.Username()
@@ -95,6 +97,9 @@ func (u *natsURL) set(parameters url.Values) error {
 		}
 		switch name {
 		case "stream":
+			if !natsToken.MatchString(value) {
+				return fmt.Errorf("stream=%s of the store's URL is not one token of a subject", value)
+			}
 			u.stream = value
 		case "replicas":
 			if _, err := fmt.Sscanf(value+"\n", "%d\n", &u.replicas); err != nil || u.replicas < 1 || u.replicas > 5 {
@@ -140,6 +145,12 @@ func (u *natsURL) set(parameters url.Values) error {
 	}
 	if cert != "" {
 		u.options = append(u.options, nats.ClientCert(cert, key))
+	}
+	options := nats.GetDefaultOptions()
+	for _, option := range u.options {
+		if err := option(&options); err != nil { // a file that can be read has something else in it
+			return fmt.Errorf("a file that the store's URL names does not fit: %w", err)
+		}
 	}
 	return nil
 }
