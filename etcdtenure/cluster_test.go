@@ -1,0 +1,254 @@
+//go:build unix
+
+package etcdtenure_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// cluster is three servers that reach each other through proxies.
+type cluster struct {
+	servers []*server
+	links   []*proxy // to each server's peer address
+	ids     []string // of the members
+}
+
+func startCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := new(cluster)
+	var members []string
+	for i := range 3 {
+		s := newServer(t, fmt.Sprint("test", i), quickDir(t))
+		link := newProxy(t, s.peer)
+		c.servers, c.links = append(c.servers, s), append(c.links, link)
+		members = append(members, s.name+"="+link.url)
+	}
+	for i, s := range c.servers {
+		s.args = []string{"--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500",
+			"--initial-advertise-peer-urls", c.links[i].url, "--initial-cluster", strings.Join(members, ",")}
+		s.begin(t)
+	}
+	for _, s := range c.servers {
+		s.awaitHealth(t)
+		is, err := connect(t, s.client).Status(t.Context(), s.client)
+		require.NoError(t, err)
+		c.ids = append(c.ids, fmt.Sprintf("%x", is.Header.MemberId))
+	}
+	return c
+}
+
+func (c *cluster) urls() (all []string) {
+	for _, s := range c.servers {
+		all = append(all, s.client)
+	}
+	return all
+}
+
+// others returns the addresses for clients of all servers but one.
+func (c *cluster) others(but int) (all []string) {
+	for i, s := range c.servers {
+		if i != but {
+			all = append(all, s.client)
+		}
+	}
+	return all
+}
+
+// leader returns the number of the server that leads.
+func (c *cluster) leader(t testing.TB) (n int) {
+	t.Helper()
+	client := connect(t, c.urls()...)
+	await(t, "the cluster has a leader", func() bool {
+		for i, s := range c.servers {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			is, err := client.Status(ctx, s.client)
+			cancel()
+			if err == nil && is.Leader == is.Header.MemberId {
+				n = i
+				return true
+			}
+		}
+		return false
+	})
+	return n
+}
+
+// isolate cuts a server off from the others, but not from its clients.
+func (c *cluster) isolate(n int) {
+	for i, link := range c.links {
+		link.refuse(func(from string) bool { return i == n || from == c.ids[n] })
+	}
+}
+
+func (c *cluster) heal() {
+	for _, link := range c.links {
+		link.restore()
+	}
+}
+
+func TestAReplicatedStore(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	stores := 0
+	next := func() etcdtenure.Config {
+		stores++
+		return etcdtenure.Config{Prefix: fmt.Sprint("s", stores, "/")}
+	}
+	t.Run("keeps the contract", func(t *testing.T) {
+		client := connect(t, c.urls()...)
+		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, client, next()) })
+	})
+	t.Run("loses no write of those that wait for one another", func(t *testing.T) { writersOfOneObject(t, c, next()) })
+	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
+		cfg := next()
+		forceRaces(t, 3, 100, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+	})
+}
+
+func writersOfOneObject(t *testing.T, c *cluster, cfg etcdtenure.Config) {
+	key := tenure.Key{Type: "widget", ID: "a"}
+	const writers, writes = 6, 25
+	var all sync.WaitGroup
+	var stores []*etcdtenure.Store
+	for i := range writers {
+		stores = append(stores, openOn(t, connect(t, c.servers[i%3].client), cfg))
+	}
+	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
+	require.NoError(t, err)
+	for _, store := range stores {
+		all.Go(func() {
+			for range writes {
+				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
+					var n int
+					fmt.Sscan(string(obj.Payload), &n)
+					obj.Payload = fmt.Append(nil, n+1)
+					return obj, nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	obj, err := stores[0].Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
+}
+
+// The server that leads is cut off, with the connection of the holder and its writes: it stops,
+// or it sees no other server while its clients still see it. It follows again when another
+// leads and another replica holds.
+func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testing.T) {
+	for what, fault := range map[string]struct {
+		cut, heal func(*testing.T, *cluster, int)
+	}{
+		"paused": {
+			func(t *testing.T, c *cluster, n int) { c.servers[n].pause(t) },
+			func(t *testing.T, c *cluster, n int) { c.servers[n].resume(t) },
+		},
+		"partitioned": {
+			func(_ *testing.T, c *cluster, n int) { c.isolate(n) },
+			func(_ *testing.T, c *cluster, _ int) { c.heal() },
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := startCluster(t)
+			var jobs ledger
+			const ttl = 2 * time.Second
+			n := c.leader(t)
+			a := run(t, &jobs, open(t, c.servers[n].client), "a", ttl)
+			await(t, "a holds", a.IsHolder)
+			b := run(t, &jobs, open(t, c.others(n)...), "b", ttl)
+			await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+			term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
+			before, err := b.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+			require.NoError(t, err)
+			fence := a.fence(t)
+
+			fault.cut(t, c, n)
+			stale := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+				defer cancel()
+				_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
+				stale <- err
+			}()
+			await(t, "b holds", b.IsHolder)
+			require.False(t, a.IsHolder())
+			after, err := b.fence(t).PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("after")}, tenure.Unconditional())
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err = a.store.Get(ctx, key)
+			require.Error(t, err, "a read of what is outdated")
+			fault.heal(t, c, n)
+			require.Error(t, <-stale)
+			await(t, "the server follows", func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				is, err := a.store.Get(ctx, key)
+				return err == nil && is.Version == after.Version
+			})
+			require.Greater(t, b.Status().Token, term)
+			require.EqualValues(t, 1, jobs.most.Load())
+			b.stop()
+			await(t, "a holds again", a.IsHolder)
+			require.EqualValues(t, 1, jobs.most.Load())
+		})
+	}
+}
+
+// A server that follows and is cut off goes on to answer to its clients. A watch on it must not
+// seem to be live for long.
+func TestAWatchOnAServerWithoutALeaderBreaks(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	n := (c.leader(t) + 1) % 3
+	key := tenure.Key{Type: "widget", ID: "a"}
+	cut, other := open(t, c.servers[n].client), open(t, c.others(n)...)
+	watch := cut.Watch(key).(tenure.ChangeSubscription)
+	defer watch.Stop()
+	await(t, "the watch is live", watch.Live)
+	c.isolate(n)
+	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	require.NoError(t, err)
+	await(t, "the watch has broken", func() bool { return !watch.Live() })
+	c.heal()
+	awaitChange(t, watch, obj.Version)
+}
+
+// A client that has all addresses goes on by itself when one server is killed.
+func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	var jobs ledger
+	const ttl = 4 * time.Second
+	a := run(t, &jobs, open(t, c.urls()...), "a", ttl)
+	await(t, "a holds", a.IsHolder)
+	b := run(t, &jobs, open(t, c.urls()...), "b", ttl)
+	await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	token := a.Status().Token
+	for _, s := range c.servers {
+		s.kill()
+		for end := time.Now().Add(ttl / 2); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			require.True(t, a.IsHolder())
+		}
+		s.begin(t)
+		s.awaitHealth(t)
+	}
+	require.Equal(t, token, a.Status().Token)
+	require.EqualValues(t, 1, jobs.most.Load())
+}

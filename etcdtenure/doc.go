@@ -1,0 +1,13 @@
+// Package etcdtenure keeps leases, and other objects, in etcd.
+//
+//	client, err := clientv3.New(config) // a client of the caller's
+//	store, err := etcdtenure.New(client, etcdtenure.Config{})
+//	err = store.Migrate(ctx)
+//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+//
+// Everything else is as on any store of package tenure. An object's version, and with it a
+// fencing token, is the cluster's revision at the object's last write. Every change is an event,
+// so standbys are woken by it and read nothing while the holder renews. The store has no clock:
+// a standby takes over when it has itself seen no change for the TTL, see [tenure.Observed].
+// The leases of etcd itself are not used.
+package etcdtenure

@@ -1,0 +1,88 @@
+//go:build unix
+
+package etcdtenure_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"os/exec"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/etcdtenure"
+)
+
+// runReplica is a replica of a program whose job only one of them does at a time.
+func runReplica(ctx context.Context, urls []string, job func(context.Context) error) error {
+	client, err := clientv3.New(clientv3.Config{ // with your credentials and TLS
+		Endpoints:            urls,
+		DialKeepAliveTime:    10 * time.Second, // so that a server that vanished is given up
+		DialKeepAliveTimeout: 5 * time.Second,
+	})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	store, err := etcdtenure.New(client, etcdtenure.Config{})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil { // creates the key tenure/epoch if it is missing
+		return err
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{TTL: 15 * time.Second})
+	if err != nil {
+		return err
+	}
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job})
+	if err != nil {
+		return err
+	}
+	return coordinator.Run(ctx)
+}
+
+func Example() {
+	url, shutdown := serverForExample()
+	defer shutdown()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	err := runReplica(ctx, []string{url}, func(ctx context.Context) error {
+		fmt.Println("this replica holds the lease:", tenure.TermFromContext(ctx).Valid())
+		cancel() // the example ends; a job runs until its context does
+		<-ctx.Done()
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// this replica holds the lease: true
+	// <nil>
+}
+
+// serverForExample stands in for the servers of a deployment.
+func serverForExample() (url string, shutdown func()) {
+	dir, err := os.MkdirTemp("", "etcdtenure")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var urls [2]string
+	for i := range urls {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			log.Fatal(err)
+		}
+		urls[i] = "http://" + l.Addr().String()
+		_ = l.Close()
+	}
+	server := exec.Command(etcd(), "--data-dir", dir, "--log-level", "error", "--listen-client-urls", urls[0], "--advertise-client-urls", urls[0],
+		"--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1], "--initial-cluster", "default="+urls[1])
+	if err := server.Start(); err != nil {
+		log.Fatal(err)
+	}
+	return urls[0], func() { _ = server.Process.Kill(); _ = server.Wait(); _ = os.RemoveAll(dir) }
+}

@@ -1,0 +1,434 @@
+package etcdtenure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Config configures a [Store]. The zero value is ready to use.
+type Config struct {
+	// Prefix begins the keys of the store, which belong to it alone, and ends in a slash.
+	// Default "tenure/".
+	Prefix string
+
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Store keeps objects in etcd. It implements [tenure.Store], [tenure.Lister],
+// [tenure.Fencer], [tenure.Watcher] and [tenure.Clockless]. All methods are safe for
+// concurrent use.
+type Store struct {
+	*shared
+	term *tenure.Term // whose fence the writes have to pass; nil: none
+}
+
+// shared is what a store and the fenced stores made from it have in common.
+type shared struct {
+	client *clientv3.Client
+	owned  bool // Open has made the client
+	cfg    Config
+
+	mu       sync.Mutex
+	epoch    epoch // once it has been read
+	newest   int64 // the greatest revision that we know of the epoch's cluster
+	wentBack bool  // the cluster has told of an older one since
+	known    map[tenure.Key]known
+	watches  map[tenure.Key]*watch // that have subscriptions
+	stream   int                   // of the watches; another number is another stream
+	closed   context.Context       // done when the store is closed
+	close    context.CancelCauseFunc
+	ends     sync.WaitGroup // of the watches' goroutines
+}
+
+// known is an object as this process saw it last.
+type known struct {
+	state
+	at int64 // the revision of the cluster at that time
+}
+
+// New returns a store on a client, which remains the caller's, with its credentials and TLS.
+// It does no I/O; call [Store.Migrate] before the first use.
+func New(client *clientv3.Client, cfg Config) (*Store, error) {
+	if client == nil {
+		return nil, fmt.Errorf("etcdtenure: new store: %w: client is nil", tenure.ErrInvalid)
+	}
+	cfg.Prefix = cmp.Or(cfg.Prefix, "tenure/")
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	if !strings.HasSuffix(cfg.Prefix, "/") {
+		return nil, fmt.Errorf("etcdtenure: new store: %w: Prefix %q does not end in a slash", tenure.ErrInvalid, cfg.Prefix)
+	}
+	s := &shared{client: client, cfg: cfg, known: make(map[tenure.Key]known), watches: make(map[tenure.Key]*watch)}
+	s.closed, s.close = context.WithCancelCause(context.Background())
+	return &Store{shared: s}, nil
+}
+
+// Open returns a store on a client of its own, which [Store.Close] closes. The URL is
+// etcd://host:port,host:port or, with TLS, etcds://…; a path, if there is one, is the Prefix.
+// All else, such as certificates and a password, is in the client's config, whose Endpoints
+// are ignored. Unless that says otherwise, a server that is silent for 15 s is given up. Only
+// with a user name does it do I/O; call [Store.Migrate] before the first use.
+func Open(ctx context.Context, url string, client clientv3.Config, cfg Config) (*Store, error) {
+	store, err := open(ctx, url, client, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("etcdtenure: open: %w", err)
+	}
+	return store, nil
+}
+
+func open(ctx context.Context, text string, config clientv3.Config, cfg Config) (*Store, error) {
+	at, err := url.Parse(text)
+	if err != nil { // its text quotes the URL, which may hold a password
+		return nil, fmt.Errorf("%w: the URL can't be parsed; it should be etcd://host:port,host:port/prefix", tenure.ErrInvalid)
+	}
+	scheme := map[string]string{"etcd": "http://", "etcds": "https://"}[at.Scheme]
+	switch {
+	case scheme == "" || at.Host == "":
+		return nil, fmt.Errorf("%w: the URL is not etcd://host:port,host:port or etcds://host:port", tenure.ErrInvalid)
+	case at.User != nil || at.RawQuery != "" || at.Fragment != "":
+		return nil, fmt.Errorf("%w: the URL may have hosts and a prefix; the user name and all else belong into the client's config", tenure.ErrInvalid)
+	case scheme == "http://" && config.TLS != nil:
+		return nil, fmt.Errorf("%w: the client's config has TLS, which needs an etcds:// URL", tenure.ErrInvalid)
+	}
+	config.Endpoints = nil
+	for host := range strings.SplitSeq(at.Host, ",") {
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
+		}
+		config.Endpoints = append(config.Endpoints, scheme+host)
+	}
+	if prefix := strings.Trim(at.Path, "/"); prefix != "" {
+		cfg.Prefix = prefix + "/"
+	}
+	config.DialKeepAliveTime = cmp.Or(config.DialKeepAliveTime, 10*time.Second)
+	config.DialKeepAliveTimeout = cmp.Or(config.DialKeepAliveTimeout, 5*time.Second)
+	config.DialTimeout = cmp.Or(config.DialTimeout, requestTimeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		config.DialTimeout = min(config.DialTimeout, max(time.Until(deadline), time.Millisecond))
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, explained(err)
+	}
+	store, err := New(client, cfg)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	store.owned = true
+	return store, nil
+}
+
+// Migrate prepares the cluster for the store. It may be called at every start, by many
+// processes at once. An [tenure.ErrSetup] names what does not fit.
+//
+// The versions of a store that Migrate begins are above the time in microseconds, so they go
+// on above those of an earlier store, unless the clock is wrong.
+func (s *Store) Migrate(ctx context.Context) error {
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	err := s.oldServer(ctx)
+	if err == nil {
+		err = s.begin(ctx)
+	}
+	if err == nil {
+		_, err = s.ready(ctx)
+	}
+	if err != nil {
+		return s.failed(ctx, "migrate", "prefix "+s.cfg.Prefix, err)
+	}
+	return nil
+}
+
+// begin begins the first epoch, if there is none.
+func (s *Store) begin(ctx context.Context) error {
+	key := s.cfg.Prefix + ofEpoch
+	is, err := s.client.Get(requiringLeader(ctx), key)
+	if err != nil || len(is.Kvs) > 0 {
+		return explained(err)
+	}
+	s.mu.Lock()
+	first := beginEpoch(is.Header.ClusterId, s.epoch.version(s.newest)) // it is 0 at a start
+	s.epoch, s.newest, s.wentBack = epoch{}, 0, false
+	s.mu.Unlock()
+	_, err = s.client.Txn(requiringLeader(ctx)).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpPut(key, first.text)).Commit()
+	return explained(err)
+}
+
+// oldest is the oldest version of a server whose members cannot disagree after a crash.
+var oldest = [3]int{3, 5, 3}
+
+// oldServer asks the servers that can be reached for their versions.
+func (s *Store) oldServer(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	endpoints := s.client.Endpoints()
+	errs := make([]error, len(endpoints))
+	var all sync.WaitGroup
+	for i, endpoint := range endpoints {
+		all.Go(func() {
+			is, err := s.client.Status(ctx, endpoint)
+			if err != nil {
+				return // if none can be reached the next call says so
+			}
+			errs[i] = tooOld(endpoint, is.Version)
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func tooOld(endpoint, version string) error {
+	var is [3]int
+	if _, err := fmt.Sscanf(version, "%d.%d.%d", &is[0], &is[1], &is[2]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: the server %s has version %s and must have %d.%d.%d or later", tenure.ErrSetup, endpoint, version, oldest[0], oldest[1], oldest[2])
+}
+
+// ready returns the epoch, after it was read once. If the cluster is not the one of which the
+// epoch was written, or its revisions have gone back, it was restored from a snapshot or is a
+// copy; then the next epoch begins, whose versions are above all that were given.
+func (s *Store) ready(ctx context.Context) (epoch, error) {
+	s.mu.Lock()
+	had, newest, wentBack := s.epoch, s.newest, s.wentBack
+	s.mu.Unlock()
+	if s.closed.Err() != nil {
+		return epoch{}, context.Cause(s.closed)
+	}
+	if had.text != "" && !wentBack {
+		return had, nil
+	}
+	key := s.cfg.Prefix + ofEpoch
+	for {
+		resp, err := s.client.Get(requiringLeader(ctx), key)
+		if err != nil {
+			return epoch{}, explained(err)
+		}
+		if len(resp.Kvs) == 0 {
+			return epoch{}, fmt.Errorf("%w: there is no key %s: call Migrate", tenure.ErrSetup, key)
+		}
+		is, err := decodeEpoch(resp.Kvs[0].Value)
+		if err != nil {
+			return epoch{}, fmt.Errorf("%w: the key %s can't be read: remove it, and call Migrate (%w)", tenure.ErrSetup, key, err)
+		}
+		if is.Cluster == resp.Header.ClusterId && !(wentBack && is == had) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.epoch, s.newest, s.wentBack = is, resp.Header.Revision, false
+			clear(s.known)
+			return is, nil
+		}
+		next := beginEpoch(resp.Header.ClusterId, is.version(max(newest, resp.Header.Revision)))
+		s.cfg.Logger.Warn("the etcd cluster was restored or copied; tokens go on above the old ones, but what was written since the snapshot is lost",
+			"prefix", s.cfg.Prefix, "cluster", fmt.Sprintf("%x", next.Cluster), "revision", resp.Header.Revision, "above", next.Above)
+		_, err = s.client.Txn(requiringLeader(ctx)).If(clientv3.Compare(clientv3.Value(key), "=", is.text)).
+			Then(clientv3.OpPut(key, next.text)).Commit()
+		if err != nil {
+			return epoch{}, explained(err)
+		}
+	}
+}
+
+// errWentBack says that the cluster is not as new as we know it, so that what was written has
+// a version that may have been given before. The next call begins another epoch.
+var errWentBack = errors.New("the cluster was restored from a snapshot, or is another one")
+
+// follows checks that an answer is not older than what was known when the request was sent.
+func (s *shared) follows(e epoch, newest int64, header *etcdserverpb.ResponseHeader) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch != e {
+		return nil // we know better by now
+	}
+	if header.ClusterId != e.Cluster || header.Revision < newest {
+		s.wentBack = true
+		return fmt.Errorf("%w: revision %d of cluster %x came after %d of %x", errWentBack, header.Revision, header.ClusterId, newest, e.Cluster)
+	}
+	s.newest = max(s.newest, header.Revision)
+	return nil
+}
+
+// overtaken forgets an epoch that is over.
+func (s *shared) overtaken(e epoch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch == e {
+		s.epoch, s.newest, s.wentBack = epoch{}, 0, false
+	}
+}
+
+var errClosed = errors.New("the store is closed")
+
+// Close ends the subscriptions. A client that was given to [New] remains open.
+func (s *Store) Close() error {
+	s.close(errClosed)
+	s.ends.Wait()
+	if s.owned {
+		return s.client.Close()
+	}
+	return nil
+}
+
+// Clockless returns true: etcd does not tell how long ago a key was written. CreatedAt and
+// UpdatedAt are by the clocks of those that write.
+func (s *Store) Clockless() bool { return true }
+
+const requestTimeout = 5 * time.Second
+
+// limited gives a context without a deadline one. The request would wait forever otherwise,
+// if the server is gone.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, requestTimeout)
+}
+
+// failed says which operation failed, on what, and whether its context has ended.
+func (s *Store) failed(ctx context.Context, op, what string, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) && !answered(err) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	return fmt.Errorf("etcdtenure: %s %s: %w", op, what, err)
+}
+
+// answered reports whether an error leaves no doubt about what was written.
+func answered(err error) bool {
+	return slices.ContainsFunc([]error{tenure.ErrNotFound, tenure.ErrExists, tenure.ErrConflict, tenure.ErrTaken,
+		tenure.ErrInvalid, tenure.ErrSetup, tenure.ErrLost}, func(known error) bool { return errors.Is(err, known) })
+}
+
+// Get returns the object, or [tenure.ErrNotFound].
+func (s *Store) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	obj, err := s.get(ctx, key)
+	if err != nil {
+		return tenure.Object{}, s.failed(ctx, "get", key.String(), err)
+	}
+	return obj, nil
+}
+
+func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return tenure.Object{}, err
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	st, obj, _, err := s.read(ctx, key)
+	if err == nil && st.revision == 0 {
+		err = tenure.ErrNotFound
+	}
+	return obj, err
+}
+
+// read returns what the cluster has for a key, and at which revision of the cluster.
+func (s *Store) read(ctx context.Context, key tenure.Key) (st state, obj tenure.Object, at int64, err error) {
+	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofObjects, key)))
+	if err != nil {
+		return st, obj, 0, err
+	}
+	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+		st, obj = decode(e, key, kvs[0])
+	}
+	s.saw(e, key, st, resp.Header.Revision)
+	return st, obj, resp.Header.Revision, nil
+}
+
+// mostKnown limits what a store remembers of objects.
+const mostKnown = 4096
+
+// saw remembers the state of an object at a revision of the cluster.
+func (s *shared) saw(e epoch, key tenure.Key, st state, at int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, ok := s.known[key]
+	if s.epoch != e || ok && was.at > at {
+		return
+	}
+	if !ok && len(s.known) >= mostKnown {
+		for other := range s.known {
+			delete(s.known, other)
+			break
+		}
+	}
+	s.known[key] = known{st, at}
+}
+
+// recall returns what is known of an object.
+func (s *shared) recall(e epoch, key tenure.Key) state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch != e {
+		return state{}
+	}
+	return s.known[key].state
+}
+
+func (s *shared) forget(key tenure.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.known, key)
+}
+
+// List returns at most limit objects of a type, those whose IDs come after the given one, in
+// the order of the IDs' bytes.
+func (s *Store) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
+	found, err := s.list(ctx, objectType, after, limit)
+	if err != nil {
+		return nil, s.failed(ctx, "list", objectType, err)
+	}
+	return found, nil
+}
+
+func (s *Store) list(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
+	if err := (tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}).Validate(); err != nil {
+		return nil, err
+	}
+	if limit < 1 {
+		return nil, fmt.Errorf("%w: limit %d is not positive", tenure.ErrInvalid, limit)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	from := s.keyOf(ofObjects, tenure.Key{Type: objectType, ID: after})
+	end := clientv3.GetPrefixRangeEnd(s.keyOf(ofObjects, tenure.Key{Type: objectType}))
+	if after != "" {
+		from += "\x00"
+	}
+	for {
+		e, resp, err := s.look(ctx, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(limit-len(found)))))
+		if err != nil {
+			return nil, err
+		}
+		page := resp.Responses[0].GetResponseRange()
+		for _, kv := range page.Kvs {
+			from = string(kv.Key) + "\x00"
+			key := tenure.Key{Type: objectType, ID: s.idOf(kv.Key)}
+			if key.Validate() == nil { // others may write anything
+				_, obj := decode(e, key, kv)
+				found = append(found, obj)
+			}
+		}
+		if len(found) >= limit || !page.More {
+			return found, nil
+		}
+	}
+}

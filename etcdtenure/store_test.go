@@ -1,0 +1,572 @@
+//go:build unix
+
+package etcdtenure_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestTheStoreKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	client := connect(t, start(t).client)
+	stores := 0
+	storetest.Run(t, func(t *testing.T) tenure.Store {
+		stores++
+		return openOn(t, client, etcdtenure.Config{Prefix: fmt.Sprint("s", stores, "/")})
+	})
+}
+
+func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
+	store := open(t, start(t).client)
+	ctx := t.Context()
+	a, b := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.Object{Key: tenure.Key{Type: "widget", ID: "b"}}
+	put := func(obj tenure.Object, name string) (tenure.Object, error) {
+		obj.Name = name
+		return store.PutIf(ctx, obj, tenure.Unconditional())
+	}
+	remove := func(obj tenure.Object) {
+		t.Helper()
+		is, err := store.Get(ctx, obj.Key)
+		require.NoError(t, err)
+		require.NoError(t, store.DeleteIf(ctx, obj.Key, is.Version))
+	}
+	wantTaken := func(obj tenure.Object, name string) {
+		t.Helper()
+		_, err := put(obj, name)
+		require.ErrorIs(t, err, tenure.ErrTaken)
+	}
+	want := func(obj tenure.Object, name string) {
+		t.Helper()
+		is, err := put(obj, name)
+		require.NoError(t, err)
+		require.Equal(t, name, is.Name)
+	}
+	for range 3 {
+		want(a, "x")
+		remove(a)
+		want(a, "x")
+		wantTaken(b, "x")
+		remove(a)
+		want(b, "x")
+		wantTaken(a, "x") // although it had that name in its last life
+		want(a, "y")
+		want(b, "z")
+		want(a, "x")
+		wantTaken(b, "x")
+		remove(a)
+		remove(b)
+		want(b, "x")
+		wantTaken(a, "x")
+		remove(b)
+	}
+}
+
+func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
+	url := start(t).client
+	const writers, rounds = 4, 40
+	var stores []*etcdtenure.Store
+	for range writers { // each knows of the others' writes only by the server
+		stores = append(stores, open(t, url))
+	}
+	ctx := t.Context()
+	written := 0
+	for round := range rounds {
+		var all sync.WaitGroup
+		for _, store := range stores {
+			all.Go(func() {
+				for range 3 {
+					key := tenure.Key{Type: "widget", ID: fmt.Sprint(rand.N(3))}
+					if rand.N(2) == 0 {
+						if is, err := store.Get(ctx, key); err == nil {
+							_ = store.DeleteIf(ctx, key, is.Version)
+						}
+						continue
+					}
+					_, _ = store.PutIf(ctx, tenure.Object{Key: key, Name: fmt.Sprint("name", rand.N(2))}, tenure.Unconditional())
+				}
+			})
+		}
+		all.Wait()
+		owner := make(map[string]tenure.Key)
+		for obj, err := range tenure.List(ctx, stores[0], "widget") {
+			require.NoError(t, err)
+			require.NotContains(t, owner, obj.Name, "round %d: %s", round, obj.Key)
+			owner[obj.Name] = obj.Key
+			written++
+		}
+	}
+	require.Greater(t, written, rounds/4)
+}
+
+func TestAKeyOfAnyLengthIsListed(t *testing.T) {
+	store := open(t, start(t).client)
+	var want []string
+	for _, id := range []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"} {
+		want = append(want, id)
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.MustCreate())
+		require.NoError(t, err)
+	}
+	for range 2 {
+		var got []string
+		for obj, err := range tenure.List(t.Context(), store, strings.Repeat("> ", 600)) {
+			require.NoError(t, err)
+			got = append(got, obj.Key.ID)
+		}
+		require.Equal(t, want, got)
+	}
+}
+
+// Who removes an object by hand leaves the claim to its name.
+func TestANameOfAnObjectThatWasRemovedByHandIsFree(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	client, store := connect(t, url), open(t, url)
+	put := func(id, name string) error {
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: id}, Name: name}, tenure.Unconditional())
+		return err
+	}
+	for _, id := range []string{"b", "a"} {
+		require.NoError(t, put("a", "x"))
+		require.ErrorIs(t, put("b", "x"), tenure.ErrTaken)
+		_, err := client.Delete(t.Context(), "tenure/o/widget/a")
+		require.NoError(t, err)
+		require.NoError(t, put(id, "x"))
+		if id == "b" {
+			require.ErrorIs(t, put("a", "x"), tenure.ErrTaken)
+			require.NoError(t, put("b", "y"))
+		}
+	}
+}
+
+func TestADeletedObjectLeavesNothing(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	client, store := connect(t, url), open(t, url)
+	for i := range 3 {
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: fmt.Sprint(i)}, tenure.MustCreate())
+		require.NoError(t, err)
+		obj.Name += "!"
+		obj, err = store.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version))
+		require.NoError(t, err)
+		require.NoError(t, store.DeleteIf(t.Context(), obj.Key, obj.Version))
+	}
+	is, err := client.Get(t.Context(), "", clientv3.WithPrefix())
+	require.NoError(t, err)
+	require.Len(t, is.Kvs, 1)
+	require.Equal(t, "tenure/epoch", string(is.Kvs[0].Key))
+}
+
+func TestAValueOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	client, store := connect(t, url), open(t, url)
+	_, err := client.Put(t.Context(), "tenure/o/reconciler_lease/singleton", "held by me")
+	require.NoError(t, err)
+	_, err = client.Put(t.Context(), "tenure/o/reconciler_lease/", "nobody's")
+	require.NoError(t, err)
+	lease := newLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	_, err = lease.AcquireOrSteal(t.Context())
+	require.ErrorIs(t, err, tenure.ErrHeld)
+	require.ErrorContains(t, err, "unknown")
+	obj, err := store.Get(t.Context(), lease.Key())
+	require.NoError(t, err)
+	require.Equal(t, "held by me", string(obj.Payload))
+	found, err := store.List(t.Context(), lease.Key().Type, "", 1)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	time.Sleep(500 * time.Millisecond)
+	_, err = lease.AcquireOrSteal(t.Context())
+	require.NoError(t, err)
+}
+
+func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
+	t.Parallel()
+	store := open(t, start(t, "--max-request-bytes", "1048576").client)
+	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
+	_, err := store.PutIf(t.Context(), obj, tenure.MustCreate())
+	require.NoError(t, err)
+	obj.Payload = make([]byte, tenure.MaxPayload)
+	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "max-request-bytes")
+	obj.Payload = nil
+	obj.Labels = map[string]string{"a": strings.Repeat("x", 3<<20)} // more than the client sends
+	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+}
+
+func TestAFullServerIsNamedAndGoesOnWhenItIsRepaired(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--quota-backend-bytes", fmt.Sprint(16<<20))
+	client, store := connect(t, s.client), open(t, s.client)
+	key := tenure.Key{Type: "widget", ID: "a"}
+	var err error
+	for range 100 {
+		if _, err = store.PutIf(t.Context(), tenure.Object{Key: key, Payload: make([]byte, tenure.MaxPayload)}, tenure.Unconditional()); err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "compact")
+	is, err := store.Get(t.Context(), key)
+	require.NoError(t, err)
+	at, err := client.Get(t.Context(), "x")
+	require.NoError(t, err)
+	_, err = client.Compact(t.Context(), at.Header.Revision, clientv3.WithCompactPhysical())
+	require.NoError(t, err)
+	_, err = client.Defragment(t.Context(), s.client)
+	require.NoError(t, err)
+	_, err = client.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
+	require.NoError(t, err)
+	_, err = store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(is.Version))
+	require.NoError(t, err)
+}
+
+func TestAConfigThatCannotBeIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := etcdtenure.New(nil, etcdtenure.Config{})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	client := connect(t, "http://127.0.0.1:1")
+	_, err = etcdtenure.New(client, etcdtenure.Config{Prefix: "a"})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "Prefix")
+	for _, url := range []string{"", "etcd://", "http://host:1", "etcd://host:x", "etcd://user:secret@host", "etcd://host?x=secret", "%secret"} {
+		_, err := etcdtenure.Open(t.Context(), url, clientv3.Config{}, etcdtenure.Config{})
+		require.ErrorIs(t, err, tenure.ErrInvalid, url)
+		require.ErrorContains(t, err, "etcd")
+		require.NotContains(t, err.Error(), "secret")
+	}
+	_, err = etcdtenure.Open(t.Context(), "etcd://host", clientv3.Config{TLS: new(tls.Config)}, etcdtenure.Config{})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "etcds://")
+}
+
+func TestAURLNamesServersAndThePrefix(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	url := "etcd://127.0.0.1:1," + strings.TrimPrefix(s.client, "http://") + "/a/b"
+	store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+	require.NoError(t, err)
+	require.NoError(t, store.Migrate(t.Context()))
+	is, err := connect(t, s.client).Get(t.Context(), "a/b/epoch")
+	require.NoError(t, err)
+	require.Len(t, is.Kvs, 1)
+	require.NoError(t, store.Close())
+	_, err = store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
+	require.Error(t, err)
+}
+
+func TestWithoutMigrateTheErrorSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	store, err := etcdtenure.New(connect(t, start(t).client), etcdtenure.Config{})
+	require.NoError(t, err)
+	defer store.Close()
+	_, err = store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "Migrate")
+}
+
+func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	client := connect(t, start(t).client)
+	var all sync.WaitGroup
+	for range 10 {
+		all.Go(func() {
+			store, err := etcdtenure.New(client, etcdtenure.Config{})
+			if err == nil {
+				err = store.Migrate(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			_ = store.Close()
+		})
+	}
+	all.Wait()
+	is, err := client.Get(t.Context(), "tenure/epoch")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, is.Kvs[0].Version)
+}
+
+// fake is a server that says what a test wants.
+type fake struct {
+	etcdserverpb.UnimplementedMaintenanceServer
+	etcdserverpb.UnimplementedKVServer
+	version string
+	txn     func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error)
+}
+
+func (f *fake) Status(context.Context, *etcdserverpb.StatusRequest) (*etcdserverpb.StatusResponse, error) {
+	return &etcdserverpb.StatusResponse{Header: new(etcdserverpb.ResponseHeader), Version: f.version}, nil
+}
+
+// Range has the epoch, whatever the key.
+func (f *fake) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	resp := new(etcdserverpb.RangeResponse)
+	err := json.Unmarshal([]byte(`{"header":{"cluster_id":1,"revision":5},"kvs":[{"value":"eyJhYm92ZSI6MSwiY2x1c3RlciI6IjEifQ=="}]}`), resp)
+	return resp, err
+}
+
+func (f *fake) Txn(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	return f.txn(ctx, r)
+}
+
+func (f *fake) start(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := grpc.NewServer()
+	etcdserverpb.RegisterMaintenanceServer(s, f)
+	etcdserverpb.RegisterKVServer(s, f)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	return "http://" + l.Addr().String()
+}
+
+// A real server of that age is not at hand.
+func TestAServerThatIsTooOldIsRefused(t *testing.T) {
+	t.Parallel()
+	for version, ok := range map[string]bool{"3.4.36": false, "3.5.2": false, "3.5.3": true, "3.7.3": true, "4.0.0-rc.1": true} {
+		f := &fake{version: version}
+		store, err := etcdtenure.New(connect(t, f.start(t)), etcdtenure.Config{Logger: quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		if err = store.Migrate(t.Context()); ok {
+			require.NoError(t, err, version)
+			continue
+		}
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "3.5.3")
+	}
+}
+
+// The client sends a transaction again if the server says DeadlineExceeded, also one that was
+// executed. Then the second one would fail, as if another write had come first.
+func TestAWriteIsNotSentTwice(t *testing.T) {
+	t.Parallel()
+	sent := 0
+	f := &fake{version: "3.7.3", txn: func(ctx context.Context, _ *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		sent++
+		if _, limited := ctx.Deadline(); limited {
+			return nil, status.Error(codes.DeadlineExceeded, "by the server's clock")
+		}
+		return nil, rpctypes.ErrGRPCTimeout // nobody knows whether it was executed
+	}}
+	store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.MustCreate())
+	require.ErrorIs(t, err, rpctypes.ErrTimeout)
+	require.Equal(t, 1, sent)
+}
+
+// Without a leader, or with too much to do, a server has written nothing.
+func TestAWriteThatWasRefusedForNowIsSentAgain(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []error{rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCRequestTooManyRequests} {
+		sent := 0
+		f := &fake{version: "3.7.3", txn: func(context.Context, *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+			if sent++; sent < 3 {
+				return nil, refusal
+			}
+			return &etcdserverpb.TxnResponse{Succeeded: true, Header: &etcdserverpb.ResponseHeader{ClusterId: 1, Revision: 7}}, nil
+		}}
+		store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.MustCreate())
+		require.NoError(t, err)
+		require.EqualValues(t, 8, obj.Version)
+		require.Equal(t, 3, sent)
+	}
+}
+
+func TestACallerWithoutADeadlineDoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	store := open(t, s.client)
+	s.pause(t)
+	sent := time.Now()
+	_, err := store.Get(context.Background(), tenure.Key{Type: "a", ID: "b"})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(sent), 10*time.Second)
+	s.resume(t)
+}
+
+func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	plain, client := connect(t, url), connect(t, url)
+	client.KV, client.Watcher = namespace.NewKV(client.KV, "ns/"), namespace.NewWatcher(client.Watcher, "ns/")
+	stores := 0
+	storetest.Run(t, func(t *testing.T) tenure.Store {
+		stores++
+		return openOn(t, client, etcdtenure.Config{Prefix: fmt.Sprint("s", stores, "/")})
+	})
+	all, err := plain.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	require.NoError(t, err)
+	require.NotEmpty(t, all.Kvs)
+	for _, kv := range all.Kvs {
+		require.True(t, strings.HasPrefix(string(kv.Key), "ns/"), "%s", kv.Key)
+	}
+}
+
+// A transaction of the caller's is fenced by the same conditions as a write of the store.
+func TestATransactionOfTheCallersIsFenced(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	client, store := connect(t, url), open(t, url)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	_, err := store.FenceConditions(t.Context(), nil)
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	put := func(value string) bool {
+		t.Helper()
+		conditions, err := store.FenceConditions(t.Context(), term)
+		require.NoError(t, err)
+		resp, err := client.Txn(t.Context()).If(conditions...).Then(clientv3.OpPut("mine", value)).Commit()
+		require.NoError(t, err)
+		return resp.Succeeded
+	}
+	require.True(t, put("1"))
+	require.NoError(t, lease.Renew(t.Context(), term))
+	require.True(t, put("2"))
+	require.NoError(t, lease.Release(t.Context(), term))
+	require.False(t, put("3"))
+	_, err = lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.False(t, put("4"))
+	is, err := client.Get(t.Context(), "mine")
+	require.NoError(t, err)
+	require.Equal(t, "2", string(is.Kvs[0].Value))
+}
+
+func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	admin := connect(t, url)
+	ctx := t.Context()
+	must := func(_ any, err error) {
+		t.Helper()
+		require.NoError(t, err)
+	}
+	must(admin.UserAdd(ctx, "root", "secret"))
+	must(admin.UserGrantRole(ctx, "root", "root"))
+	must(admin.RoleAdd(ctx, "tenure"))
+	must(admin.RoleGrantPermission(ctx, "tenure", "tenure/", clientv3.GetPrefixRangeEnd("tenure/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	must(admin.UserAdd(ctx, "app", "secret"))
+	must(admin.UserGrantRole(ctx, "app", "tenure"))
+	must(admin.UserAdd(ctx, "other", "secret"))
+	must(admin.AuthEnable(ctx))
+
+	endpoint := "etcd://" + strings.TrimPrefix(url, "http://")
+	openAs := func(user, password string) (*etcdtenure.Store, error) {
+		store, err := etcdtenure.Open(ctx, endpoint, clientv3.Config{Username: user, Password: password, Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+		if err == nil {
+			t.Cleanup(func() { _ = store.Close() })
+			err = store.Migrate(ctx)
+		}
+		return store, err
+	}
+	for user, password := range map[string]string{"": "", "app": "wrong", "other": "secret"} {
+		_, err := openAs(user, password)
+		require.ErrorIs(t, err, tenure.ErrSetup, "user %q", user)
+		require.NotContains(t, err.Error(), "wrong")
+	}
+	store, err := openAs("app", "secret")
+	require.NoError(t, err)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	watch := store.Watch(lease.Key())
+	await(t, "the watch is live", watch.Live)
+	term, err := lease.TryAcquire(ctx)
+	require.NoError(t, err)
+	fenced, err := store.Fence(term)
+	require.NoError(t, err)
+	must(fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.MustCreate()))
+	found, err := store.List(ctx, "widget", "", 10)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	time.Sleep(3 * time.Second) // the watch stays live
+	require.True(t, watch.Live())
+	require.NoError(t, lease.Release(ctx, term))
+}
+
+// certificates writes a key and a certificate for 127.0.0.1 and returns their files, and a
+// config by which a client knows the server, and the server the client.
+func certificates(t *testing.T) (cert, key string, client *tls.Config) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(crand.Reader, template, template, &private.PublicKey, private)
+	require.NoError(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
+	dir := t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	require.NoError(t, errors.Join(os.WriteFile(cert, certPEM, 0o600), os.WriteFile(key, keyPEM, 0o600)))
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(certPEM))
+	return cert, key, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
+}
+
+func TestAServerWithTLSAsksForTheClientsCertificate(t *testing.T) {
+	t.Parallel()
+	cert, key, config := certificates(t)
+	s := newServer(t, "test", quickDir(t), "--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)
+	s.client = strings.Replace(s.client, "http://", "https://", 1)
+	s.begin(t)
+	url := "etcds://" + strings.TrimPrefix(s.client, "https://")
+	migrate := func(config *tls.Config) error {
+		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		return store.Migrate(ctx)
+	}
+	await(t, "the server accepts the certificate", func() bool { return migrate(config) == nil })
+	require.Error(t, migrate(&tls.Config{RootCAs: config.RootCAs}))
+	require.Error(t, migrate(nil))
+}

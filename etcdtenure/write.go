@@ -1,0 +1,365 @@
+package etcdtenure
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tenurelib/tenure"
+)
+
+// errOvertaken says that a condition of a transaction did not hold. Nothing was written.
+var errOvertaken = errors.New("another write came first")
+
+const longestPause = 8 * time.Millisecond
+
+func pause(ctx context.Context, most time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(rand.N(most)):
+		return nil
+	}
+}
+
+// requiringLeader makes a server that sees no leader refuse a request at once, instead of
+// keeping it.
+//
+// It also hides the deadline from the client, which would pass it on to the server: after the
+// server's own DeadlineExceeded the client sends a transaction again, and if the first one was
+// executed, the second looks as if another write had come first.
+func requiringLeader(ctx context.Context) context.Context {
+	return clientv3.WithRequireLeader(withoutDeadline{ctx})
+}
+
+// withoutDeadline is still done when the deadline has passed.
+type withoutDeadline struct{ context.Context }
+
+func (withoutDeadline) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+
+// look reads at one revision.
+func (s *Store) look(ctx context.Context, reads ...clientv3.Op) (epoch, *clientv3.TxnResponse, error) {
+	for {
+		e, err := s.ready(ctx)
+		if err != nil {
+			return e, nil, err
+		}
+		resp, err := s.ask(ctx, e, nil, reads, nil)
+		if !errors.Is(err, errOvertaken) {
+			return e, resp, err
+		}
+	}
+}
+
+// ask sends a transaction, whose conditions also have that the epoch is still this one. If it
+// is not, the error is errOvertaken.
+func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+	key := s.cfg.Prefix + ofEpoch
+	conditions = append(conditions, clientv3.Compare(clientv3.Value(key), "=", e.text))
+	otherwise = append(otherwise, clientv3.OpGet(key))
+	reads := !slices.ContainsFunc(then, func(op clientv3.Op) bool { return !op.IsGet() })
+	for {
+		s.mu.Lock()
+		newest := s.newest
+		s.mu.Unlock()
+		resp, err := s.client.Txn(requiringLeader(ctx)).If(conditions...).Then(then...).Else(otherwise...).Commit()
+		if err != nil {
+			if ctx.Err() != nil || !again(err, reads) {
+				return nil, explained(err)
+			}
+			if ended := pause(ctx, longestPause); ended != nil {
+				return nil, fmt.Errorf("%w: %w", ended, err)
+			}
+			continue
+		}
+		if err := s.follows(e, newest, resp.Header); err != nil {
+			return nil, err
+		}
+		if !resp.Succeeded {
+			is := resp.Responses[len(resp.Responses)-1].GetResponseRange().Kvs
+			if len(is) == 0 || string(is[0].Value) != e.text {
+				s.overtaken(e)
+				return nil, errOvertaken
+			}
+		}
+		return resp, nil
+	}
+}
+
+// again reports whether a request had no effect and may have one soon.
+func again(err error, reads bool) bool {
+	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) || reads && code(err) == codes.Unavailable
+}
+
+func code(err error) codes.Code {
+	var known rpctypes.EtcdError
+	if errors.As(err, &known) {
+		return known.Code()
+	}
+	return status.Code(err)
+}
+
+// explained says what to do about an error of etcd.
+func explained(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrAuthFailed):
+		return fmt.Errorf("%w: the client's user needs a role that may read and write the prefix (%w)", tenure.ErrSetup, err)
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("%w: compact and defragment etcd, and disarm its alarm (%w)", tenure.ErrSetup, err)
+	case errors.Is(err, rpctypes.ErrRequestTooLarge), code(err) == codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrTooManyRequests):
+		return fmt.Errorf("%w: the object is too large for etcd's max-request-bytes or the client's MaxCallSendMsgSize (%w)", tenure.ErrInvalid, err)
+	}
+	return err
+}
+
+// PutIf writes the object if the condition holds. An object larger than the server's
+// max-request-bytes allows is [tenure.ErrInvalid].
+func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	written, err := s.put(ctx, obj, cond)
+	if err != nil {
+		return tenure.Object{}, s.failed(ctx, "put", obj.Key.String(), err)
+	}
+	return written, nil
+}
+
+func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if err := cmp.Or(obj.Validate(), cond.Validate(), s.notItself(obj.Key), ctx.Err()); err != nil {
+		return tenure.Object{}, err
+	}
+	var m meta
+	payload := bytes.Clone(obj.Payload)
+	e, revision, err := s.write(ctx, obj.Key, obj.Name, func(version int64) error { return cond.Check(obj.Key, version) }, func(before state) []clientv3.Op {
+		now := time.Now().UnixMicro()
+		m = meta{Type: obj.Key.Type, ID: obj.Key.ID, Name: obj.Name, Labels: obj.Labels, Created: now, Updated: now}
+		if before.revision != 0 {
+			m.Created, m.Updated = cmp.Or(before.Created, now), max(now, before.Updated)
+		}
+		ops := []clientv3.Op{clientv3.OpPut(s.keyOf(ofObjects, obj.Key), m.encode(payload))}
+		if before.revision == 0 || before.payload != sha256.Sum256(payload) {
+			ops = append(ops, clientv3.OpPut(s.keyOf(ofTerms, obj.Key), ""))
+		}
+		return ops
+	})
+	if err != nil {
+		return tenure.Object{}, err
+	}
+	m.Labels = maps.Clone(m.Labels)
+	s.saw(e, obj.Key, state{revision: revision, meta: m, payload: sha256.Sum256(payload)}, revision)
+	return tenure.Object{
+		Key: obj.Key, Name: m.Name, Labels: maps.Clone(m.Labels), Payload: payload, Version: e.version(revision),
+		CreatedAt: stamp(m.Created), UpdatedAt: stamp(m.Updated),
+	}, nil
+}
+
+// DeleteIf deletes the object if it is at that version. Nothing remains of it.
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	if err := s.delete(ctx, key, version); err != nil {
+		return s.failed(ctx, "delete", key.String(), err)
+	}
+	return nil
+}
+
+func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error {
+	cond := tenure.MatchVersion(version)
+	if err := cmp.Or(key.Validate(), cond.Validate(), s.notItself(key), ctx.Err()); err != nil {
+		return err
+	}
+	e, revision, err := s.write(ctx, key, "", func(is int64) error {
+		if is == 0 {
+			return tenure.ErrNotFound
+		}
+		return cond.Check(key, is)
+	}, func(state) []clientv3.Op {
+		return []clientv3.Op{clientv3.OpDelete(s.keyOf(ofObjects, key)), clientv3.OpDelete(s.keyOf(ofTerms, key))}
+	})
+	if err == nil {
+		s.saw(e, key, state{}, revision)
+	}
+	return err
+}
+
+// claim is who has a name.
+type claim struct {
+	revision int64 // of the claim; 0: nobody has the name
+	owner    tenure.Key
+	of       int64 // the revision of the owner, which is not called so; 0: there is none
+}
+
+// write replaces the keys of an object, if check allows it, by what make makes of what is
+// there, and gives it the name. It returns the revision. If this process happens to know the
+// object, no read comes first: the server compares.
+func (s *Store) write(ctx context.Context, key tenure.Key, name string, check func(version int64) error, make func(before state) []clientv3.Op) (epoch, int64, error) {
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	var had claim
+	for tries := 0; ; tries++ {
+		e, err := s.ready(ctx)
+		if err != nil {
+			return e, 0, err
+		}
+		before := s.recall(e, key)
+		if check(before.version(e)) != nil {
+			if before, _, _, err = s.read(ctx, key); err != nil {
+				return e, 0, err
+			}
+			if e, err = s.ready(ctx); err != nil {
+				return e, 0, err
+			}
+			if err := check(before.version(e)); err != nil {
+				return e, 0, s.lostOr(ctx, err)
+			}
+		}
+		object := s.keyOf(ofObjects, key)
+		conditions := []clientv3.Cmp{at(object, before.revision)}
+		reads := []clientv3.Op{clientv3.OpGet(object)}
+		ops := make(before)
+		if s.term != nil {
+			conditions = append(conditions, s.current(e, s.term))
+		}
+		claims := name != "" && (before.revision == 0 || before.Name != name)
+		if claims {
+			of := s.keyOf(ofNames, tenure.Key{Type: key.Type, ID: name})
+			conditions = append(conditions, at(of, had.revision))
+			if had.revision != 0 && had.owner != key {
+				conditions = append(conditions, at(s.keyOf(ofObjects, had.owner), had.of))
+			}
+			reads = append(reads, clientv3.OpGet(of))
+			ops = append(ops, clientv3.OpPut(of, key.ID))
+		}
+		if before.revision != 0 && before.Name != "" && before.Name != name {
+			ops = append(ops, clientv3.OpDelete(s.keyOf(ofNames, tenure.Key{Type: key.Type, ID: before.Name})))
+		}
+		resp, err := s.ask(ctx, e, conditions, ops, reads)
+		switch {
+		case err == nil && resp.Succeeded:
+			return e, resp.Header.Revision, nil
+		case err != nil && !errors.Is(err, errOvertaken):
+			s.forget(key)
+			return e, 0, err
+		case err == nil:
+			var is state
+			if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+				is, _ = decode(e, key, kvs[0])
+			}
+			s.saw(e, key, is, resp.Header.Revision)
+			if err := s.lostOr(ctx, check(is.version(e))); err != nil {
+				return e, 0, err
+			}
+			if claims {
+				if had, err = s.claim(ctx, key, name, resp.Responses[1].GetResponseRange()); err != nil {
+					return e, 0, s.lostOr(ctx, err)
+				}
+			}
+		}
+		if err := pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
+			return e, 0, fmt.Errorf("%w: %w", err, errOvertaken)
+		}
+	}
+}
+
+// at compares the revision of a key; 0: there is none.
+func at(key string, revision int64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
+}
+
+// claim returns the claim to a name that was found. An object that exists under a name has it;
+// of one that somebody has removed by hand, or renamed, only the claim is left.
+func (s *Store) claim(ctx context.Context, key tenure.Key, name string, found *etcdserverpb.RangeResponse) (claim, error) {
+	if len(found.Kvs) == 0 {
+		return claim{}, nil
+	}
+	c := claim{revision: found.Kvs[0].ModRevision, owner: tenure.Key{Type: key.Type, ID: string(found.Kvs[0].Value)}}
+	if c.owner == key {
+		return c, nil
+	}
+	is, _, _, err := s.read(ctx, c.owner) // after the claim, so that it cannot have claimed the name since
+	if err == nil && is.revision != 0 && is.Name == name {
+		err = fmt.Errorf("%w: name %q is %s's", tenure.ErrTaken, name, c.owner)
+	}
+	c.of = is.revision
+	return c, err
+}
+
+// Fence returns the store with its writes fenced by the term: each one is a transaction that
+// compares the revision of a key that is written when a term begins or ends. It does no I/O.
+func (s *Store) Fence(term *tenure.Term) (tenure.Store, error) {
+	switch {
+	case s.term != nil:
+		return nil, fmt.Errorf("etcdtenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+	case term == nil || term.ID() == "":
+		return nil, fmt.Errorf("etcdtenure: fence: %w: no term is given", tenure.ErrInvalid)
+	case term.Record() == nil: // a single replica's
+		return s, nil
+	}
+	return &Store{shared: s.shared, term: term}, nil
+}
+
+// FenceConditions returns the conditions under which a transaction of the caller's, on the
+// store's cluster, is fenced by the term. If they do not hold the term is over, and Renew says
+// so too.
+//
+//	conditions, err := store.FenceConditions(ctx, term)
+//	resp, err := client.Txn(ctx).If(conditions...).Then(clientv3.OpPut("mine", "x")).Commit()
+func (s *Store) FenceConditions(ctx context.Context, term *tenure.Term) ([]clientv3.Cmp, error) {
+	if term == nil || term.ID() == "" {
+		return nil, fmt.Errorf("etcdtenure: fence conditions: %w: no term is given", tenure.ErrInvalid)
+	}
+	if term.Record() == nil { // a single replica's
+		return nil, nil
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	e, err := s.ready(ctx)
+	if err != nil {
+		return nil, s.failed(ctx, "fence conditions", term.Key().String(), err)
+	}
+	return []clientv3.Cmp{s.current(e, term), clientv3.Compare(clientv3.Value(s.cfg.Prefix+ofEpoch), "=", e.text)}, nil
+}
+
+// current is the condition that a term is not over.
+func (s *shared) current(e epoch, term *tenure.Term) clientv3.Cmp {
+	return at(s.keyOf(ofTerms, term.Key()), term.Token()-e.Above)
+}
+
+// notItself rejects a fenced write to the record that its fence depends on.
+func (s *Store) notItself(key tenure.Key) error {
+	if s.term != nil && s.term.Key() == key {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
+	}
+	return nil
+}
+
+// lostOr returns an error of a write that was refused, unless the fence does not hold either:
+// that takes precedence.
+func (s *Store) lostOr(ctx context.Context, refusal error) error {
+	if s.term == nil || !(refusal == nil || answered(refusal)) {
+		return refusal
+	}
+	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofTerms, s.term.Key()), clientv3.WithKeysOnly()))
+	if err != nil {
+		return err
+	}
+	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 && e.version(kvs[0].ModRevision) == s.term.Token() {
+		return refusal
+	}
+	lost := &tenure.LostError{Key: s.term.Key()}
+	if lease, err := tenure.NewLease(s, tenure.LeaseConfig{Key: lost.Key}); err == nil {
+		if to, err := lease.Read(ctx); err == nil {
+			lost.To = &to
+		}
+	}
+	return lost
+}
