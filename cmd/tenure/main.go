@@ -1,6 +1,6 @@
 //go:build unix
 
-// Tenure runs a program in one place at a time, using a lease in Postgres, in NATS or in a
+// Tenure runs a program in one place at a time, using a lease in Postgres, NATS, etcd or a
 // SQLite file, and shows and moves such leases. docs/command.md says what it guarantees on
 // which operating system.
 package main
@@ -22,8 +22,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, in NATS JetStream or in a SQLite
-file.
+const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
+etcd or a SQLite file.
 
 Usage:
 
@@ -229,7 +229,7 @@ type concealer struct{ w io.Writer }
 
 // There is no telling where a URL or a password ends, so everything up to the next quote
 // is removed.
-var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
+var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
 // Write also replaces control characters: an error may quote what others have written to
 // the store.

@@ -21,7 +21,7 @@ var migrateCommand = command{
 	summary:  "create missing tables, or the stream, or print the SQL that does",
 	about: `
 Migrate creates what is missing in the store: the file, the table of objects, and the
-table of the versions of deleted objects; on NATS, the stream. It doesn't change anything
+table of the versions of deleted objects; the stream on NATS, and a key on etcd. It doesn't change anything
 that exists. Run does the same, so you need migrate only if run's role may not do it.
 
 With -print it prints the SQL statements and doesn't connect, for those who let another
@@ -53,7 +53,7 @@ func (s *storeFlag) printDDL(w io.Writer) error {
 		return err
 	}
 	if !isSQL(name) {
-		return usageError("-print needs a store on Postgres or SQLite; here, run migrate once as a user that may create the stream")
+		return usageError("-print needs a store on Postgres or SQLite; here, run migrate once as a user who may set the store up")
 	}
 	table := cmp.Or(s.table, "objects")
 	ddl := sqliteobjects.DDL(table)

@@ -35,8 +35,9 @@ var statusCommand = command{
 Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but a number that it cannot exceed.
-NATS has no clock: there, how long ago a renewal was is by the clocks of its host and of
-this one. Replicas don't go by that.
+NATS and etcd have no clock: there, how long ago a renewal was is by the clocks of its
+host and of this one. Replicas don't go by that. Etcd does not know of leases that were
+released.
 
 The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
 and 4 if the store knows nothing of it: it was never held, or released over a day ago.`,
@@ -209,6 +210,8 @@ func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, erro
 		if errors.As(err, new(*pgconn.PgError)) {
 			known, err = true, nil // leases do without tombstones, or the right to read them, so nobody can tell
 		}
+	case *etcdStore:
+		known = true // nobody can tell
 	case *natsStore:
 		known, err = store.everHeld(ctx, key)
 	case *tenure.SQLiteStore:

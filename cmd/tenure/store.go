@@ -41,17 +41,23 @@ type database interface {
 // scheme is a kind of store that is given by a URL. What is none of these is the path of a SQLite
 // file.
 type scheme struct {
-	names    []string                                                                                // before the URL's ://
-	check    func(url string) error                                                                  // before any I/O
-	describe func(url string) string                                                                 // without credentials
-	open     func(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error) // waits for a store that is down
-	another  string                                                                                  // how to have the leases elsewhere in the store, instead of by -table; empty: by -table
+	names []string // before the URL's ://
+
+	check    func(url string) error  // before any I/O
+	describe func(url string) string // without credentials
+
+	// Open waits for a store that is down until ctx is done.
+	open func(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error)
+
+	// Another says how to have other leases in the same store, where there are no tables.
+	another string
 }
 
 // A store of another system is one more entry here, with its funcs in a file of its own.
 var schemes = []scheme{
 	{names: []string{"postgres", "postgresql"}, check: checkPostgres, describe: describePostgres, open: openPostgres},
 	{names: []string{"nats", "tls"}, check: checkNATS, describe: describeNATS, open: openNATS, another: "add ?stream=NAME to the URL"},
+	{names: []string{"etcd", "etcds"}, check: checkEtcd, describe: describeEtcd, open: openEtcd, another: "add /PREFIX to the URL"},
 }
 
 // schemeOf returns the scheme of a URL, nil for a path.
@@ -67,7 +73,7 @@ func schemeOf(name string) *scheme {
 
 // looksLikeURL matches a URL that is mistyped. Taken for a path, each host would have its own
 // file, and run the program.
-var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd):|^[a-z][a-z0-9+.-]*://`)
+var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd|etcds):|^[a-z][a-z0-9+.-]*://`)
 
 // isSQL reports whether a store has tables.
 func isSQL(name string) bool {
@@ -79,7 +85,7 @@ func isSQL(name string) bool {
 type storeFlag struct{ flag, table, schema string }
 
 func (s *storeFlag) define(flags *flag.FlagSet) {
-	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres:// or nats:// URL;\nput a URL with a password into $"+storeEnv+" instead")
+	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
 	flags.StringVar(&s.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
 	flags.StringVar(&s.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
 }
@@ -98,7 +104,7 @@ func (s *storeFlag) name() (string, error) {
 	case scheme != nil:
 		return name, scheme.check(name)
 	case looksLikeURL.MatchString(name) && !strings.HasPrefix(name, "sqlite:"):
-		return "", usageError("no store: the URL is neither a postgres: or nats: URL, with // after it, nor the path of a SQLite file")
+		return "", usageError("no store: the URL is neither a postgres:, nats: or etcd: URL, with // after it, nor the path of a SQLite file")
 	}
 	path, err := storeurl.Path(name)
 	if err != nil {

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,64 +35,35 @@ const natsParameters = "stream, replicas, sync, creds, nkey, tls, ca, cert and k
 
 var natsToken = regexp.MustCompile(`^[!"#%-)+-\-0-=?-\[\]-~]+$`) // printable, without . * > / \ $
 
-var natsHost = regexp.MustCompile(`^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?$`)
-
 // parseNATS parses a URL such as
 //
 //	nats://user:password@host-a:4222,host-b:4222/?stream=TENURE&replicas=3&sync=always&ca=/etc/nats/ca.pem
-//
-// It is not quite a URL, because it may have several hosts. Its errors quote nothing that
-// could be a part of a password.
 func parseNATS(text string) (natsURL, error) {
-	u := natsURL{stream: "TENURE", replicas: 1}
-	scheme, rest, _ := strings.Cut(text, "://")
-	authority, query, _ := strings.Cut(rest, "?")
-	if strings.Contains(query, "@") {
-		return u, errors.New("the store's URL has an @ after the host: write special characters in user and password as %XX")
-	}
-	user, hosts := "", strings.TrimSuffix(authority, "/")
-	if i := strings.LastIndex(hosts, "@"); i >= 0 {
-		user, hosts = hosts[:i], hosts[i+1:]
-	}
-	for host := range strings.SplitSeq(hosts, ",") {
-		if !natsHost.MatchString(host) {
-			return u, errors.New("the store's URL cannot be parsed: after nats: come // and user:password@host:port, with special characters in user and password as %XX and other hosts behind a comma")
-		}
-		u.hosts = append(u.hosts, host)
-	}
-	if user != "" {
-		parsed, err := url.Parse("nats://" + user + "@host")
-		if err != nil || parsed.Host != "host" || parsed.User == nil || strings.Contains(user, "@") {
-			return u, errors.New("the store's URL cannot be parsed: write special characters in user and password as %XX")
-		}
-		name := parsed.User.Username()
-		if password, ok := parsed.User.Password(); ok {
-			u.options = append(u.options, nats.UserInfo(name, password))
-		} else {
-			u.options = append(u.options, nats.Token(name))
-		}
-	}
-	parameters, err := url.ParseQuery(query)
+	at, err := parseURL(text)
+	u := natsURL{hosts: at.hosts, stream: "TENURE", replicas: 1}
 	if err != nil {
-		return u, errors.New("the parameters of the store's URL cannot be parsed: write special characters as %XX")
+		return u, err
 	}
-	if scheme == "tls" && parameters.Get("tls") == "" {
-		parameters.Set("tls", "required")
+	if at.path != "" {
+		return u, errors.New("the store's URL has a path behind the host: the stream is a parameter, as in ?stream=NAME")
 	}
-	return u, u.set(parameters)
+	if at.user != nil {
+		if password, ok := at.user.Password(); ok {
+			u.options = append(u.options, nats.UserInfo(at.user.Username(), password))
+		} else {
+			u.options = append(u.options, nats.Token(at.user.Username()))
+		}
+	}
+	if at.scheme == "tls" && at.parameters["tls"] == "" {
+		at.parameters["tls"] = "required"
+	}
+	return u, u.set(at.parameters)
 }
 
 // set takes the parameters of the URL.
-func (u *natsURL) set(parameters url.Values) error {
+func (u *natsURL) set(parameters map[string]string) error {
 	secure := false
-	for name, values := range parameters {
-		value := values[0]
-		switch {
-		case len(values) > 1:
-			return fmt.Errorf("the store's URL has %s twice", name)
-		case value == "" && name != "":
-			return fmt.Errorf("the store's URL has no value for %q", name)
-		}
+	for name, value := range parameters {
 		switch name {
 		case "stream":
 			if !natsToken.MatchString(value) {
@@ -116,8 +85,8 @@ func (u *natsURL) set(parameters url.Values) error {
 			}
 			secure = true
 		case "creds", "nkey", "ca", "cert", "key":
-			if _, err := os.ReadFile(value); err != nil {
-				return fmt.Errorf("%s of the store's URL: %w", name, err)
+			if err := readable(name, value); err != nil {
+				return err
 			}
 		default:
 			return fmt.Errorf("the store's URL has a parameter %q; nats: URLs have %s", name, natsParameters)
@@ -126,20 +95,20 @@ func (u *natsURL) set(parameters url.Values) error {
 	if secure {
 		u.options = append(u.options, nats.Secure(&tls.Config{MinVersion: tls.VersionTLS12}))
 	}
-	if file := parameters.Get("creds"); file != "" {
+	if file := parameters["creds"]; file != "" {
 		u.options = append(u.options, nats.UserCredentials(file))
 	}
-	if file := parameters.Get("nkey"); file != "" {
+	if file := parameters["nkey"]; file != "" {
 		option, err := nats.NkeyOptionFromSeed(file)
 		if err != nil {
 			return fmt.Errorf("nkey of the store's URL: %s has no seed of an nkey", file)
 		}
 		u.options = append(u.options, option)
 	}
-	if file := parameters.Get("ca"); file != "" {
+	if file := parameters["ca"]; file != "" {
 		u.options = append(u.options, nats.RootCAs(file))
 	}
-	cert, key := parameters.Get("cert"), parameters.Get("key")
+	cert, key := parameters["cert"], parameters["key"]
 	if (cert == "") != (key == "") {
 		return errors.New("cert of the store's URL needs key, and key needs cert")
 	}
@@ -206,25 +175,15 @@ func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (
 			}
 		}),
 	)
-	waiting := false
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+	err = whenUp(ctx, "NATS", log, func() (down bool, err error) {
 		s.nc, err = nats.Connect("nats://"+strings.Join(u.hosts, ",nats://"), options...)
-		if err == nil {
-			break
+		if err != nil {
+			err = fmt.Errorf("no connection to NATS at %s: %w", strings.Join(u.hosts, ","), err)
 		}
-		err = fmt.Errorf("no connection to NATS at %s: %w", strings.Join(u.hosts, ","), err)
-		if refused(err) {
-			return nil, err
-		}
-		if !waiting {
-			log.Warn("waiting for NATS", "error", oneLine(err))
-			waiting = true
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
-		case <-time.After(pause):
-		}
+		return !refused(err), err
+	})
+	if err != nil {
+		return nil, err
 	}
 	js, err := jetstream.New(s.nc)
 	if err == nil {

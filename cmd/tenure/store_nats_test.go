@@ -68,7 +68,7 @@ func TestABadNATSURLIsRefusedAndNotQuoted(t *testing.T) {
 		"nats://":                                "cannot be parsed",
 		"nats:/app:s3cret@h":                     "with // after it",
 		"NATS://app:s3cret@h":                    "with // after it",
-		"etcd://app:s3cret@h":                    "with // after it",
+		"etcd:/app:s3cret@h":                     "with // after it",
 		"nats://app:s3cret@h:port":               "%XX",
 		"nats://app:s3cret/@h":                   "%XX",
 		"nats://app:s3/cret@h":                   "%XX",
@@ -112,7 +112,7 @@ func TestWhatNATSDoesNotHaveIsRefusedWithTheRemedy(t *testing.T) {
 	}{
 		{[]string{"list", "-sessions"}, "on Postgres or SQLite only"},
 		{[]string{"owner", "-key", "tenant/acme"}, "on Postgres or SQLite only"},
-		{[]string{"migrate", "-print"}, "run migrate once as a user that may create the stream"},
+		{[]string{"migrate", "-print"}, "run migrate once as a user who may set the store up"},
 		{[]string{"list", "-table", "mine"}, "add ?stream=NAME to the URL"},
 		{[]string{"list", "-schema", "mine"}, "needs a store on Postgres"},
 	} {
@@ -193,7 +193,7 @@ func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
 		{"a token that is not known", as("s3cret2") + secure, "uthorization"},
 		{"no permission", as("guest:s3cret") + secure, `Permissions Violation for Publish to "$JS.API.STREAM.`},
 		{"an unknown authority", as("app:s3cret") + "&cert=" + cert + "&key=" + key, "certificate"},
-		{"no certificate", as("app:s3cret") + "&ca=" + ca, "certificate"},
+		{"no certificate", as("app:s3cret") + "&ca=" + ca, "tls"},
 		{"a server without TLS", operated + "&creds=" + creds + "&tls=required", "secure connection not available"},
 		{"a server without TLS, again", strings.Replace(operated, "nats:", "tls:", 1) + "&creds=" + creds, "secure connection not available"},
 	} {

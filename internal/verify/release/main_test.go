@@ -22,7 +22,8 @@ func TestTheModulesOfAReleaseCanBeFetchedAndTheCommandInstalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := consumer(t, proxy(t, repo, map[string]string{
-		root: "v0.1.0", root + "/oteltenure": "oteltenure/v0.1.0", root + "/natstenure": "natstenure/v0.1.0", root + "/cmd/tenure": "cmd/tenure/v0.1.0",
+		root: "v0.1.0", root + "/oteltenure": "oteltenure/v0.1.0", root + "/natstenure": "natstenure/v0.1.0",
+		root + "/etcdtenure": "etcdtenure/v0.1.0", root + "/cmd/tenure": "cmd/tenure/v0.1.0",
 	}))
 
 	t.Run("the library", func(t *testing.T) {
@@ -90,7 +91,7 @@ func main() {
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
-		for _, m := range []string{"oteltenure", "natstenure", "cmd/tenure"} {
+		for _, m := range []string{"oteltenure", "natstenure", "etcdtenure", "cmd/tenure"} {
 			run(t, repo, nil, "git", "checkout", "--quiet", m+"/v0.1.0")
 			run(t, filepath.Join(repo, m), env, "go", "build", "-mod=readonly", "./...")
 		}
@@ -114,7 +115,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 	if refs := run(t, remote, nil, "git", "for-each-ref"); refs != "" {
 		t.Errorf("pushed: %s", refs)
 	}
-	want := "release-v0.1.0\ncmd/tenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
+	want := "release-v0.1.0\ncmd/tenure/v0.1.0\netcdtenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
 	if refs := run(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
 		t.Errorf("got the branch and tags %s, want %s", refs, want)
 	}
