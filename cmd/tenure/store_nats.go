@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -32,8 +31,6 @@ type natsURL struct {
 
 // The parameters of a nats:// URL.
 const natsParameters = "stream, replicas, sync, creds, nkey, tls, ca, cert and key"
-
-var natsToken = regexp.MustCompile(`^[!"#%-)+-\-0-=?-\[\]-~]+$`) // printable, without . * > / \ $
 
 // parseNATS parses a URL such as
 //
@@ -66,7 +63,7 @@ func (u *natsURL) set(parameters map[string]string) error {
 	for name, value := range parameters {
 		switch name {
 		case "stream":
-			if !natsToken.MatchString(value) {
+			if strings.ContainsAny(value, ` .*>/\$`) {
 				return fmt.Errorf("stream=%s of the store's URL is not one token of a subject", value)
 			}
 			u.stream = value
@@ -170,9 +167,13 @@ func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (
 		nats.PingInterval(2*time.Second),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.note(err) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil {
-				s.note(err)
+			if err != nil { // nil: Close
+				s.note(fmt.Errorf("the connection broke: %w", err))
 			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			s.note(nil)
+			log.Info("connected to NATS again", "server", nc.ConnectedAddr())
 		}),
 	)
 	err = whenUp(ctx, "NATS", log, func() (down bool, err error) {
@@ -209,13 +210,14 @@ func refused(err error) bool {
 	return errors.As(err, &certificate)
 }
 
-// note keeps an error that answers no request, and logs it unless it is the last one again.
+// note keeps an error that answers no request, and logs it unless it is the last one again. Nil
+// says that all is well.
 func (s *natsStore) note(err error) {
 	s.mu.Lock()
-	again := s.last != nil && s.last.Error() == err.Error()
+	again := s.last != nil && err != nil && s.last.Error() == err.Error()
 	s.last = err
 	s.mu.Unlock()
-	if !again {
+	if err != nil && !again {
 		s.log.Warn("NATS reports an error", "error", oneLine(err))
 	}
 }

@@ -199,7 +199,11 @@ func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			status, stdout, stderr := tenureCommand(t, "migrate", "-store", test.store)
+			args := []string{"migrate", "-store", test.store}
+			if strings.Contains(test.want, "uthorization") { // run does not wait for a server that refuses it
+				args = []string{"run", "-store", test.store, "-key", "k", "--", "true"}
+			}
+			status, stdout, stderr := tenureCommand(t, args...)
 			if test.want == "" {
 				if status != 0 || stderr != "" {
 					t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
