@@ -37,6 +37,14 @@ Try it in two terminals, and press Ctrl-C in the one where the program runs:
   tenure run -store /tmp/try.db -key web -replica a -- sh -c 'echo I run; exec sleep 1000'
   tenure run -store /tmp/try.db -key web -replica b -- sh -c 'echo I run; exec sleep 1000'
 
+Stores:
+
+  /var/lib/web.db                                       a SQLite file, for the processes of one host
+  postgres://user:password@host/db
+  nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
+                                                        TLS: ca=FILE, cert=FILE and key=FILE, tls=required
+  etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
+
 Environment:
 
   TENURE_STORE       the store, if -store is not given

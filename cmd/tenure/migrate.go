@@ -18,11 +18,12 @@ import (
 var migrateCommand = command{
 	name:     "migrate",
 	synopsis: "-store STORE [-print | -json]",
-	summary:  "create missing tables, or the stream, or print the SQL that does",
+	summary:  "create what is missing in the store, or print the SQL that does",
 	about: `
 Migrate creates what is missing in the store: the file, the table of objects, and the
-table of the versions of deleted objects; the stream on NATS, and a key on etcd. It doesn't change anything
-that exists. Run does the same, so you need migrate only if run's role may not do it.
+table of the versions of deleted objects; on NATS the stream, and on etcd a key. It doesn't
+change anything that exists. Run does the same, so you need migrate only if run's role may
+not do it.
 
 With -print it prints the SQL statements and doesn't connect, for those who let another
 tool or another person change their databases.`,

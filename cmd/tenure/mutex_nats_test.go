@@ -52,9 +52,9 @@ func TestOnNATSRunIsAProcessMutex(t *testing.T) {
 		checks := s.checks(t, "a")
 		for i, w := range writes[1:] {
 			if !slices.ContainsFunc(checks, func(c check) bool {
-				return c.role == "active" && c.at.After(writes[i].at) && c.at.Before(w.at)
+				return c.role == "active" && c.at.After(writes[i].stamp) && c.at.Before(w.stamp)
 			}) {
-				t.Errorf("there is no check between %v and %v: %+v", writes[i].at, w.at, checks)
+				t.Errorf("there is no check between %v and %v: %+v", writes[i].stamp, w.stamp, checks)
 			}
 		}
 	})
@@ -208,7 +208,8 @@ type wire struct {
 
 // write is one that was accepted.
 type write struct {
-	at       time.Time
+	at       time.Time // when it passed
+	stamp    time.Time // by the writer's clock, just before
 	subject  string
 	sequence uint64
 	expected uint64 // the sequence that the record had to be at
@@ -247,9 +248,14 @@ func (w *wire) note(m *nats.Msg) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if strings.HasPrefix(m.Subject, record) && !strings.HasPrefix(m.Reply, "$JS.ACK.") {
-		meta, payload, _ := bytes.Cut(m.Data, []byte("\n"))
+		line, payload, _ := bytes.Cut(m.Data, []byte("\n"))
+		var meta struct {
+			Deleted bool
+			Updated int64 `json:"updated_us"`
+		}
+		_ = json.Unmarshal(line, &meta)
 		wr := &wireWrite{reply: m.Reply, write: write{at: time.Now(), subject: m.Subject, data: string(m.Data)}}
-		wr.blank = bytes.Contains(meta, []byte(`"deleted":true`))
+		wr.blank, wr.stamp = meta.Deleted, time.UnixMicro(meta.Updated)
 		_ = json.Unmarshal(payload, &struct{ Holder *string }{&wr.holder})
 		wr.expected, _ = strconv.ParseUint(m.Header.Get("Nats-Expected-Last-Subject-Sequence"), 10, 64)
 		if m.Header.Get("Nats-Expected-Last-Subject-Sequence-Subject") != record+"*" {

@@ -92,7 +92,10 @@ func whenUp(ctx context.Context, what string, log *slog.Logger, connect func() (
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				err = fmt.Errorf("%w (%w)", err, cause)
+			}
+			return err
 		case <-time.After(pause):
 		}
 	}
