@@ -4,6 +4,7 @@ package etcdtenure_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
@@ -211,9 +213,9 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 	}
 }
 
-// A server that follows and is cut off goes on to answer to its clients. A watch on it must not
-// seem to be live for long.
-func TestAWatchOnAServerWithoutALeaderBreaks(t *testing.T) {
+// A server that follows and is cut off goes on to answer to its clients. It must refuse their
+// requests, and a watch on it must not seem to be live for long.
+func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
 	n := (c.leader(t) + 1) % 3
@@ -226,8 +228,51 @@ func TestAWatchOnAServerWithoutALeaderBreaks(t *testing.T) {
 	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
 	require.NoError(t, err)
 	await(t, "the watch has broken", func() bool { return !watch.Live() })
+	await(t, "requests are refused", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := cut.Get(ctx, key)
+		return errors.Is(err, rpctypes.ErrNoLeader)
+	})
 	c.heal()
 	awaitChange(t, watch, obj.Version)
+}
+
+// The watches of a store share a stream. When its server falls silent they find another one,
+// though they do not leave it all at once.
+func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	store := open(t, c.urls()...)
+	var watches []tenure.ChangeSubscription
+	var keys []tenure.Key
+	for i := range 10 {
+		key := tenure.Key{Type: "widget", ID: fmt.Sprint(i)}
+		watch := store.Watch(key).(tenure.ChangeSubscription)
+		defer watch.Stop()
+		keys, watches = append(keys, key), append(watches, watch)
+	}
+	for n, s := range c.servers {
+		for _, watch := range watches {
+			await(t, "the watch is live", watch.Live)
+		}
+		s.pause(t)
+		other := open(t, c.others(n)...)
+		began := time.Now()
+		for i, watch := range watches {
+			var obj tenure.Object
+			await(t, "the others elect a leader", func() (ok bool) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				var err error
+				obj, err = other.PutIf(ctx, tenure.Object{Key: keys[i]}, tenure.Unconditional())
+				return err == nil
+			})
+			awaitChange(t, watch, obj.Version)
+		}
+		require.Less(t, time.Since(began), 15*time.Second)
+		s.resume(t)
+	}
 }
 
 // A client that has all addresses goes on by itself when one server is killed.

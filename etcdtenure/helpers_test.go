@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 // program returns the path of a program of etcd, which the go command builds once.
 func program(path string) string {
 	cmd := exec.Command("go", "tool", "-n", path)
-	cmd.Dir = filepath.Join("internal", "etcd")
+	cmd.Dir = filepath.Join("..", "internal", "verify", "etcd")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -210,6 +210,29 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	}
 }
 
+// staysLive tests that a watch at which nothing happens does not break.
+func staysLive(t *testing.T, watch tenure.Subscription) {
+	t.Helper()
+	for len(watch.C()) > 0 {
+		<-watch.C()
+	}
+	time.Sleep(4 * time.Second)
+	require.True(t, watch.Live())
+	require.Empty(t, watch.C())
+}
+
+func TestAWatchInAClusterAtRestStaysLive(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	store := open(t, url)
+	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"})
+	await(t, "the watch is live", watch.Live)
+	another := store.Watch(tenure.Key{Type: "widget", ID: "b"})
+	await(t, "the watch is live", another.Live)
+	staysLive(t, watch)
+	require.True(t, another.Live())
+}
+
 // While the watch was broken the revisions after the one that it has seen were compacted, so
 // that it cannot go on from there.
 func TestAWatchSurvivesACompaction(t *testing.T) {
@@ -299,6 +322,9 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	a, b := newLease(t, store, tenure.LeaseConfig{Holder: "a"}), newLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	before, err := a.TryAcquire(t.Context())
 	require.NoError(t, err)
+	other := open(t, url) // knows the old versions
+	_, err = other.Get(t.Context(), before.Key())
+	require.NoError(t, err)
 	_, err = client.Delete(t.Context(), "tenure/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.ErrorIs(t, a.Renew(t.Context(), before), tenure.ErrSetup)
@@ -307,6 +333,10 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	after, err := b.TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.Greater(t, after.Token(), before.Token())
+	require.NoError(t, b.Release(t.Context(), after))
+	last, err := newLease(t, other, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, last.Token(), after.Token())
 }
 
 func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
@@ -370,9 +400,9 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			s.restore(t, snapshot, test.token)
 
 			if test.witness {
-				await(t, "the store has noticed", func() bool {
-					is, err := store.Get(ctx, widget)
-					return err == nil && is.Version > term.Token()
+				await(t, "the watch has noticed, by itself", func() bool {
+					change, ok := watch.Last()
+					return ok && change.Object.Version > term.Token()
 				})
 				_, err = fence.PutIf(ctx, tenure.Object{Key: widget, Payload: []byte("stale")}, tenure.Unconditional())
 				require.ErrorIs(t, err, tenure.ErrLost)

@@ -465,9 +465,17 @@ func TestATransactionOfTheCallersIsFenced(t *testing.T) {
 	require.True(t, put("2"))
 	require.NoError(t, lease.Release(t.Context(), term))
 	require.False(t, put("3"))
-	_, err = lease.TryAcquire(t.Context())
+	next, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.False(t, put("4"))
+	conditions, err := store.FenceConditions(t.Context(), next)
+	require.NoError(t, err)
+	_, err = client.Delete(t.Context(), "tenure/epoch")
+	require.NoError(t, err)
+	require.NoError(t, open(t, url).Migrate(t.Context())) // after a restore revisions mean other terms
+	resp, err := client.Txn(t.Context()).If(conditions...).Then(clientv3.OpPut("mine", "5")).Commit()
+	require.NoError(t, err)
+	require.False(t, resp.Succeeded)
 	is, err := client.Get(t.Context(), "mine")
 	require.NoError(t, err)
 	require.Equal(t, "2", string(is.Kvs[0].Value))
@@ -518,8 +526,7 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	found, err := store.List(ctx, "widget", "", 10)
 	require.NoError(t, err)
 	require.Len(t, found, 1)
-	time.Sleep(3 * time.Second) // the watch stays live
-	require.True(t, watch.Live())
+	staysLive(t, watch)
 	require.NoError(t, lease.Release(ctx, term))
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -134,31 +133,27 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// follow reads the object and watches it from there until the watch breaks. It reports whether
-// it was live.
+// follow watches the object until the watch breaks. It reports whether it was live.
 func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	limited, cancelRead := context.WithTimeout(ctx, silence)
-	defer cancelRead()
+	limited, cancelReady := context.WithTimeout(ctx, silence)
+	defer cancelReady()
 	e, err := w.s.ready(limited)
 	if err != nil {
 		return false, err
 	}
-	found, obj, at, err := w.s.read(limited, w.key)
-	if err != nil {
-		return false, err
-	}
-	last := tenure.Change{Object: obj, Deleted: found.revision == 0, Arrived: time.Now()}
-	if last.Deleted {
-		last.Object.Key = w.key
-	}
 
 	// The watches of a store share a stream of their own, which metadata tell from others. A
 	// server without a leader ends the stream.
+	//
+	// The watch begins with what comes next, and the object is read once that is certain. One
+	// that begins with a revision would not be told that there is nothing new: not before the
+	// server has that revision, and an old one is looked at only every 100 ms.
 	stream := w.s.streamNumber()
-	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "tenure-stream", fmt.Sprintf("%p-%s", w.s.shared, strconv.Itoa(stream)))
-	events := w.s.client.Watch(ctx, w.s.keyOf(ofObjects, w.key), clientv3.WithRev(at+1), clientv3.WithCreatedNotify())
+	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "tenure-stream", fmt.Sprintf("%p-%d", w.s.shared, stream))
+	events := w.s.client.Watch(ctx, w.s.keyOf(ofObjects, w.key), clientv3.WithCreatedNotify())
+	at := int64(0) // the revision up to which the object is known
 	dead := time.NewTimer(silence)
 	defer dead.Stop()
 	for {
@@ -186,14 +181,18 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 				return lived, errors.New("the client has ended the watch")
 			case resp.Err() != nil:
 				return lived, resp.Err()
-			case resp.Header.ClusterId != e.Cluster:
-				return lived, fmt.Errorf("%w: cluster %x answers", errWentBack, resp.Header.ClusterId)
-			case w.s.isOver(e):
-				return lived, errors.New("another epoch has begun")
+			}
+			if err := w.s.follows(e, 0, resp.Header); err != nil { // the server may be behind, but not of another cluster
+				return lived, err
 			}
 			if resp.Created {
+				if at, err = w.found(ctx); err != nil {
+					return lived, err
+				}
 				lived = true
-				w.set(true, last)
+			}
+			if w.s.isOver(e) {
+				return lived, errors.New("another epoch has begun")
 			}
 			for _, event := range resp.Events {
 				if event.Kv.ModRevision <= at {
@@ -214,6 +213,18 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 			}
 		}
 	}
+}
+
+// found makes the watch live with the object as it is, and returns the cluster's revision.
+func (w *watch) found(ctx context.Context) (at int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, silence)
+	defer cancel()
+	st, obj, at, err := w.s.read(ctx, w.key)
+	if err == nil {
+		obj.Key = w.key
+		w.set(true, tenure.Change{Object: obj, Deleted: st.revision == 0, Arrived: time.Now()})
+	}
+	return at, err
 }
 
 func (s *shared) streamNumber() int {

@@ -22,7 +22,7 @@ import (
 func startEtcd(t *testing.T) (address string) {
 	t.Helper()
 	tool := exec.Command("go", "tool", "-n", "go.etcd.io/etcd/server/v3") // builds it once
-	tool.Dir = filepath.Join("..", "..", "etcdtenure", "internal", "etcd")
+	tool.Dir = filepath.Join("..", "..", "internal", "verify", "etcd")
 	tool.Stderr = os.Stderr
 	program, err := tool.Output()
 	if err != nil {

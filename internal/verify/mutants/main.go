@@ -1,7 +1,7 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards|nats] [-run regexp] [-record]
+//	go run ./internal/verify/mutants [-suite quick|databases|simulation|whole|command|schedule|claims|shards|nats|etcd] [-run regexp] [-record]
 //
 // The test that killed a mutant before, which killers.txt names, is tried first, alone. With
 // -record that file is written anew for the mutants that were run.
@@ -9,7 +9,7 @@
 // It works on a copy of the module. The cheapest tests run first: the root package's
 // tests in virtual time, then those of the databases, the simulation, and finally all
 // tests of the root package, of the databases and storetest. Mutants of cmd/tenure, of schedule, of
-// claims, of shards and of natstenure must be killed by the tests of those packages.
+// claims, of shards, of natstenure and of etcdtenure must be killed by the tests of those packages.
 package main
 
 import (
@@ -68,6 +68,7 @@ var own = map[string][]string{
 	"command":  {"cmd/tenure/"},
 	"schedule": {"schedule/"},
 	"nats":     {"natstenure/"},
+	"etcd":     {"etcdtenure/"},
 	"claims": {"claims/", "internal/pgobjects/claims.go", "internal/pgobjects/claimcount.go", "internal/pgobjects/claimlist.go",
 		"internal/sqliteobjects/claims.go", "internal/sqliteobjects/claimcount.go", "internal/sqliteobjects/claimlist.go"},
 	"shards": {"shards/"},
@@ -97,6 +98,7 @@ func suites(dir string) ([]suite, error) {
 		{name: "claims", args: []string{"./claims"}},
 		{name: "shards", args: []string{"./shards"}},
 		{name: "nats", module: "natstenure", args: []string{"."}},
+		{name: "etcd", module: "etcdtenure", args: []string{"."}},
 	}, nil
 }
 

@@ -129,7 +129,7 @@ func inOrder(top string) (modules []published, err error) {
 	}
 	files, dirs := make(map[string]*modfile.File), make(map[string]string) // by the module's path
 	for _, name := range strings.Fields(names) {
-		if strings.Contains("/"+name, "/internal/") || strings.HasPrefix(name, "examples/") {
+		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "examples/") {
 			continue
 		}
 		file, err := parse(filepath.Join(top, name))

@@ -1,6 +1,6 @@
-// The servers and tools that the tests of etcdtenure run, as their own programs: a module of
-// its own, so that users of etcdtenure get etcd's client alone.
-module github.com/tenurelib/tenure/etcdtenure/internal/etcd
+// The programs of etcd that the tests of etcdtenure run, as go tool builds them. The module is
+// not etcdtenure's own, so that its users get the client of etcd alone.
+module github.com/tenurelib/tenure/internal/verify/etcd
 
 go 1.26.0
 
