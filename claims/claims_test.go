@@ -312,6 +312,27 @@ func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 	})
 }
 
+// Keys that are used once, at any rate.
+func TestAllRowsThatNobodyHasClaimedForADayAreDeleted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		require.NoError(w, a.keys.Release(w.Context(), a.claim(names(5500)...)...))
+		a.stop()
+		time.Sleep(25 * time.Hour)
+		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Minute})
+		b.claimOne("held")
+		require.NoError(w, b.keys.Release(w.Context(), b.claimOne("free")))
+		time.Sleep(50 * time.Minute) // it may live no longer
+		count := func() (n int) {
+			require.NoError(w, w.store.(*tenure.SQLiteStore).DB().QueryRow(`SELECT count(*) FROM objects_claims`).Scan(&n))
+			return n
+		}
+		require.Equal(w, 2, count())
+		time.Sleep(26 * time.Hour)
+		require.Equal(w, 1, count())
+	})
+}
+
 // S7.
 func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -326,7 +347,9 @@ func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 		require.InDelta(w, 96, counts["put"], 1)
 		require.LessOrEqual(w, counts["sessions"], 43, "once per TTL, at a random moment")
 		require.LessOrEqual(w, counts["list"], 6)
+		require.LessOrEqual(w, counts["prune"], 1, "once an hour")
 		delete(counts, "put")
+		delete(counts, "prune")
 		delete(counts, "sessions")
 		delete(counts, "list")
 		require.Empty(w, counts)
@@ -415,6 +438,94 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		b.claimOne("one")
 	})
+}
+
+// Not all that the session owns is read, however much that is.
+func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(3000)...)
+		time.Sleep(time.Second)
+		looked := map[string]int{}
+		a.table.looks = func(ids []string) {
+			for _, id := range ids {
+				looked[id]++
+			}
+		}
+		lose := func(id string) {
+			a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+			_, err := a.keys.Claim(w.Context(), id)
+			require.ErrorIs(w, err, kit.ErrReset)
+		}
+		lose("one")
+		time.Sleep(20 * time.Second)
+		lose("two") // for which there is more time
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
+		time.Sleep(3 * ttl)
+		require.Zero(w, traffic.Take()["owned"])
+		require.Len(w, looked, 2)
+		require.LessOrEqual(w, looked["one"], 7)
+		require.LessOrEqual(w, looked["two"], 7)
+		require.Equal(w, 3000, a.keys.Len())
+		require.Len(w, w.start("b").claim("one", "two"), 2)
+	})
+}
+
+func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		arrives := []time.Duration{8 * time.Second, 15 * time.Second} // the first is found after 10 s
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			switch call.Op {
+			case "take":
+				time.AfterFunc(arrives[0], func() { _ = do(context.WithoutCancel(ctx)) })
+				arrives = arrives[1:]
+				return kit.ErrReset
+			case "free":
+				return kit.LoseAnswer(ctx, call, do)
+			}
+			return do(ctx)
+		})
+		for range arrives {
+			_, err := a.keys.Claim(w.Context(), "one")
+			require.ErrorIs(w, err, kit.ErrReset)
+		}
+		time.Sleep(time.Minute)
+		a.fault(nil)
+		time.Sleep(20 * time.Second)
+		w.start("b").claimOne("one")
+	})
+}
+
+// Goroutines of one process take turns.
+func TestAWaitForAKeyOfTheOwnSessionEndsWhenItIsReleased(t *testing.T) {
+	for name, release := range map[string]func(p *process, c claims.Claim){
+		"released":  func(p *process, c claims.Claim) { require.NoError(p.w, p.keys.Release(context.Background(), c)) },
+		"passed on": func(p *process, c claims.Claim) { p.passOn(c); p.w.releaseValue(c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a := w.start("a")
+				c := a.claimOne("one")
+				time.AfterFunc(3*time.Second, func() { release(a, c) })
+				began := time.Now()
+				next := a.wait("one")
+				require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond))
+				require.Greater(w, next.Token, c.Token)
+			})
+		})
+	}
+}
+
+func TestTheConfigOfASessionHasItsDefaults(t *testing.T) {
+	session, err := claims.NewSession(kit.OpenSQLite(t, ":memory:"), claims.SessionConfig{})
+	require.NoError(t, err)
+	cfg := session.Config()
+	require.Equal(t, []time.Duration{30 * time.Second, time.Second, 10 * time.Second, 20 * time.Second, 5 * time.Second},
+		[]time.Duration{cfg.TTL, cfg.Margin, cfg.RenewInterval, cfg.RenewDeadline, cfg.PollInterval})
+	require.NotEmpty(t, cfg.Holder)
+	require.NotNil(t, cfg.Logger)
 }
 
 func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {

@@ -193,7 +193,8 @@ func (w *world) owned(session string) []objects.Claim {
 // faultyTable sends each call through a hook.
 type faultyTable struct {
 	claims.Table
-	hook atomic.Pointer[storetest.Hook]
+	hook  atomic.Pointer[storetest.Hook]
+	looks func(ids []string) // is told what is looked at, unless nil
 }
 
 // takerKey is the key under which the context of a statement that takes rows has its session.
@@ -224,6 +225,9 @@ func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Du
 }
 
 func (f *faultyTable) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	if f.looks != nil {
+		f.looks(ids)
+	}
 	return faulty(ctx, f, "look", limit, func(ctx context.Context) ([]objects.Claim, error) { return f.Table.Look(ctx, kind, ids, limit) })
 }
 
@@ -250,9 +254,16 @@ func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	return faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
 }
 
-func (f *faultyTable) Prune(ctx context.Context, limit time.Duration) error {
-	_, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f.Table.Prune(ctx, limit) })
-	return err
+func (f *faultyTable) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	type answer struct {
+		last   int64
+		pruned int
+	}
+	a, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (a answer, err error) {
+		a.last, a.pruned, err = f.Table.Prune(ctx, after, n, limit)
+		return a, err
+	})
+	return a.last, a.pruned, err
 }
 
 func names(n int) (ids []string) {

@@ -1,15 +1,18 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // perStatement is how many keys one statement claims or frees.
@@ -49,8 +52,14 @@ type holdings struct {
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
-	lost    map[string]int64 // keys of claims that may have landed without an answer; 0, or the token of a claim that was passed on
-	unsure  time.Time        // until then a claim whose answer was lost may land; zero: there is none
+	lost    map[string]*lostClaim
+	settles bool // a goroutine looks after those that were lost
+}
+
+// lostClaim is a claim without an answer, which may have landed.
+type lostClaim struct {
+	until    time.Time // it may land until then
+	passedOn int64     // the token under which the key was passed on since; 0: it was not
 }
 
 // call is one call of Do.
@@ -90,9 +99,18 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	return k, nil
 }
 
+func init() {
+	reach.DropKeys = func(keys any) {
+		k := keys.(*Keys)
+		k.s.mu.Lock()
+		defer k.s.mu.Unlock()
+		delete(k.s.kinds, k.kind)
+	}
+}
+
 // enter begins to claim under a term. The caller holds the mutex.
 func (k *Keys) enter(t *term) {
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]int64)}
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]*lostClaim)}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.
@@ -109,8 +127,9 @@ func (k *Keys) stop(t *term, cause error) {
 // is no session; [ErrClosed] says that there will be none.
 //
 // A statement that was sent is waited for even if ctx is done: beside an error, Claim may
-// return claims, which the caller owns nevertheless. No keys, a key twice, or one that is not
-// valid text is [tenure.ErrInvalid], and then nothing is claimed.
+// return claims, which the caller owns nevertheless. So it does if a constraint or a trigger of
+// the table refuses a key. No keys, a key twice, or one that is not valid text is
+// [tenure.ErrInvalid], and then nothing is claimed.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
 		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)
@@ -155,21 +174,25 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 	k.s.mu.Lock()
 	h := k.now
 	k.s.mu.Unlock()
+	var refused error
 	for some := range slices.Chunk(ids, perStatement) {
 		if ctx.Err() != nil {
 			return got, locked, context.Cause(ctx)
 		}
 		rows, left, err := k.take(ctx, h, some)
-		if err != nil {
-			return got, locked, err
-		}
-		kept, err := k.keep(h, rows)
-		if err != nil { // then none of this term is valid
-			return nil, locked, err
+		kept, over := k.keep(h, rows)
+		if over != nil { // then none of this term is valid
+			return nil, locked, cmp.Or(err, over)
 		}
 		got, locked = append(got, kept...), locked || left
+		switch {
+		case errors.As(err, new(*objects.Refused)):
+			refused = cmp.Or(refused, err)
+		case err != nil:
+			return got, locked, err
+		}
 	}
-	return got, locked, nil
+	return got, locked, refused
 }
 
 // take makes the term the owner of those rows that it may take. They are read before they are
@@ -206,14 +229,33 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 		return taken, false, nil
 	}
 	slices.Sort(gone)
-	ctx, cancel := k.s.uncut(ctx)
+	rows, err = k.write(ctx, h, free, slices.Compact(gone), missing)
+	return append(taken, rows...), err == nil && len(rows) < len(free)+len(missing), err
+}
+
+// write sends the statement of take. If the database refuses a row, it takes the others, and
+// returns why besides.
+func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) ([]objects.Claim, error) {
+	sending, cancel := k.s.uncut(ctx)
 	defer cancel()
-	rows, err = k.s.table.Take(ctx, h.term.id, k.kind, free, slices.Compact(gone), missing, k.s.limit)
-	if err != nil {
-		k.lostAnswer(h, append(free, missing...))
-		return nil, false, err
+	rows, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
+	ids := slices.Concat(free, missing)
+	switch {
+	case err == nil:
+		return rows, nil
+	case !errors.As(err, new(*objects.Refused)):
+		k.lostAnswer(h, ids)
+		return nil, err
+	case len(ids) == 1:
+		return nil, fmt.Errorf("the database refuses the key %q: %w", ids[0], err)
 	}
-	return append(taken, rows...), len(rows) < len(free)+len(missing), nil
+	f, m := (len(free)+1)/2, len(missing)/2
+	rows, err = k.write(ctx, h, free[:f], gone, missing[:m])
+	if _, over := k.wanted(h, nil); over != nil { // it took long
+		return rows, over
+	}
+	more, moreErr := k.write(ctx, h, free[f:], gone, missing[m:])
+	return append(rows, more...), cmp.Or(err, moreErr)
 }
 
 // wanted returns those of the keys that the session may claim, none after its end: the rows would
@@ -256,15 +298,17 @@ func (k *Keys) lostAnswer(h *holdings, ids []string) {
 	if h.term.over != nil { // then all rows are freed
 		return
 	}
-	if h.unsure.IsZero() {
+	until := time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
+	for _, id := range ids {
+		if h.lost[id] == nil {
+			h.lost[id] = &lostClaim{}
+		}
+		h.lost[id].until = until
+	}
+	if !h.settles {
+		h.settles = true
 		h.term.busy.Go(func() { k.settle(h) })
 	}
-	for _, id := range ids {
-		if _, known := h.lost[id]; !known {
-			h.lost[id] = 0
-		}
-	}
-	h.unsure = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
 }
 
 // adopts reports whether a row that names the session is of a claim whose answer was lost, and
@@ -279,12 +323,12 @@ func (k *Keys) adopts(h *holdings, r objects.Claim) bool {
 // caller holds the mutex.
 func (h *holdings) unknown(r objects.Claim) bool {
 	_, held := h.tokens[r.ID]
-	passedOn, lost := h.lost[r.ID]
-	return lost && !held && !h.freeing[r.ID] && r.Token != passedOn
+	lost := h.lost[r.ID]
+	return lost != nil && !held && !h.freeing[r.ID] && r.Token != lost.passedOn
 }
 
-// settle frees rows that name the session although it knows of no claim, until no statement
-// whose answer was lost can land any more. Whoever claims such a key again before gets it.
+// settle frees rows of claims whose answers were lost, until none can land any more. Whoever
+// claims such a key again before gets it.
 func (k *Keys) settle(h *holdings) {
 	for {
 		select {
@@ -292,45 +336,53 @@ func (k *Keys) settle(h *holdings) {
 			return
 		case <-time.After(2 * k.s.limit): // the statement has ended by then, unless it was on its way for long
 		}
-		err := k.freeUnknown(h)
+		began := time.Now()
 		k.s.mu.Lock()
-		settled := err == nil && time.Now().After(h.unsure)
-		if settled {
-			h.unsure = time.Time{}
-			clear(h.lost)
-		}
+		ids := slices.Collect(maps.Keys(h.lost))
 		k.s.mu.Unlock()
-		if settled {
+		for some := range slices.Chunk(ids, perStatement) {
+			if k.freeUnknown(h, some, began) != nil { // the next round tries again
+				break
+			}
+		}
+		k.s.mu.Lock()
+		h.settles = len(h.lost) > 0
+		settles := h.settles
+		k.s.mu.Unlock()
+		if !settles {
 			return
 		}
 	}
 }
 
-// freeUnknown frees the rows of which the session does not know.
-func (k *Keys) freeUnknown(h *holdings) error {
-	for after, more := "", true; more; {
-		k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
-		rows, err := k.s.table.Owned(h.term.ctx, h.term.id, k.kind, after, perStatement, k.s.limit)
-		if more = len(rows) == perStatement && rows[len(rows)-1].Kind == k.kind; more {
-			after = rows[len(rows)-1].ID
-		}
-		k.s.mu.Lock()
-		if h.term.over == nil {
-			k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool {
-				return r.Kind != k.kind || !h.unknown(r)
-			})...)
-		}
-		k.s.mu.Unlock()
-		<-k.turn
-		if err != nil {
-			return err
+// freeUnknown frees those of the rows that name the session although it knows of no claim. It
+// forgets the keys whose claims can't have landed since a time.
+func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
+	k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
+	defer func() { <-k.turn }()
+	rows, err := k.s.table.Look(h.term.ctx, k.kind, ids, k.s.limit)
+	if err != nil {
+		return err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if h.term.over != nil {
+		return nil
+	}
+	k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != h.term.id || !h.unknown(r) })...)
+	for _, id := range ids {
+		// While one claim of a key is being freed, the row may be another's that was lost.
+		if lost := h.lost[id]; lost.until.Before(since) && !h.freeing[id] {
+			delete(h.lost, id)
 		}
 	}
 	return nil
 }
 
 // Wait is [Keys.Claim], except that it waits until it gets at least one of the keys. Errors of
-// the store do not end it, except [tenure.ErrSetup].
+// the store do not end it, except [tenure.ErrSetup]. It waits for keys that this session has
+// itself, or has passed on, as for any others: until they are released. A caller that is the one
+// to release them waits until ctx is done.
 func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := validIDs(ids); err != nil {
 		return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)

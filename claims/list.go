@@ -83,8 +83,8 @@ func (w *watch) Stop() {
 // don't matter: a hint may be lost in any case.
 func (k *Keys) Wake() { k.s.hint(keyOf(k.kind)) }
 
-// Forget deletes the rows of keys of this kind that are free, which would be deleted a day
-// later anyway. It is for keys that are never claimed again, so that no token can repeat.
+// Forget deletes the rows of keys of this kind that are free, which would be deleted a day after
+// their last claim anyway. It is for keys that are never claimed again, so that no token can repeat.
 func (k *Keys) Forget(ctx context.Context) error {
 	if err := k.s.table.Forget(ctx, k.kind, k.s.limit); err != nil {
 		return fmt.Errorf("tenure: forget %s: %w", k.kind, err)

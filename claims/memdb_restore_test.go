@@ -38,6 +38,7 @@ func (d *memDB) restore(b backup) {
 	}
 	d.records.Now = d.now
 	clear(d.rows)
+	clear(d.wanted)
 	for _, c := range b.rows {
 		d.rows[rowKey{c.Kind, c.ID}] = &memRow{Claim: c}
 	}

@@ -29,7 +29,8 @@ type memDB struct {
 	mu      sync.Mutex // guards what follows; a watcher is called under it
 	records *storetest.Mem
 	rows    map[rowKey]*memRow
-	epoch   int // of the transactions; ends when the tables are restored
+	wanted  map[objects.Claim]bool // claims that somebody asks for
+	epoch   int                    // of the transactions; ends when the tables are restored
 
 	hintsLost bool
 }
@@ -38,7 +39,6 @@ type rowKey struct{ kind, id string }
 
 type memRow struct {
 	objects.Claim
-	wanted   bool          // somebody asks its owner to give it back
 	readers  int           // fenced transactions that have locked it
 	unlocked chan struct{} // closed when the statement that has locked it ends; nil: none has
 }
@@ -66,7 +66,7 @@ var errRestored = errors.New("terminating connection: the tables are being resto
 
 func newMemDB(now func() time.Time) *memDB {
 	d := &memDB{now: now, hub: wake.NewHub[tenure.Key](true), opens: func(context.Context) time.Duration { return 0 }, watcher: noWatcher{}}
-	d.records, d.rows = d.newRecords(), make(map[rowKey]*memRow)
+	d.records, d.rows, d.wanted = d.newRecords(), make(map[rowKey]*memRow), make(map[objects.Claim]bool)
 	return d
 }
 
@@ -184,7 +184,6 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 		}
 		for _, r := range rows {
 			before := r.Claim
-			r.wanted = false
 			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
 			taken = append(taken, r.Claim)
 			d.watcher.rowTaken(ctx, before, r.Claim)
@@ -250,42 +249,50 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	return left, nil
 }
 
-func (d *memDB) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
-	isOwned := func(r *memRow) bool { return r.Session != "" && !r.wanted }
-	d.locked(func() {
-		for _, id := range ids {
-			if r := d.rows[rowKey{kind, id}]; r != nil && r.Session != "" && r.wanted {
-				wanted = append(wanted, r.Claim)
-			}
-		}
-	})
-	locked, err = d.write(ctx, limit, kind, ids, isOwned, func(rows []*memRow) {
-		for _, r := range rows {
-			r.wanted = true
+func (d *memDB) Request(_ context.Context, kind string, ids []string, _ time.Duration) (wanted []objects.Claim, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		if r := d.rows[rowKey{kind, id}]; r != nil && r.Session != "" {
+			d.wanted[r.Claim] = true
 			wanted = append(wanted, r.Claim)
 		}
-	})
-	return wanted, locked, err
+	}
+	return wanted, nil
 }
 
-func (d *memDB) Wanted(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
-	return d.find(session, afterKind, afterID, n, func(r *memRow) bool { return r.wanted })
+func (d *memDB) Wanted(_ context.Context, session string, after objects.Claim, n int, _ time.Duration) (wanted []objects.Claim, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.wanted {
+		if c.Session == session && compareClaims(c, after) > 0 {
+			wanted = append(wanted, c)
+		}
+	}
+	slices.SortFunc(wanted, compareClaims)
+	wanted = wanted[:min(n, len(wanted))]
+	for i, c := range wanted {
+		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
+			wanted[i].Gone = true
+			delete(d.wanted, c)
+		}
+	}
+	return wanted, nil
 }
 
-func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) ([]objects.Claim, error) {
-	return d.find(session, afterKind, afterID, n, func(*memRow) bool { return true })
+func compareClaims(a, b objects.Claim) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Token, b.Token))
 }
 
-// find returns rows that a session owns, in order.
-func (d *memDB) find(session, afterKind, afterID string, n int, which func(*memRow) bool) (owned []objects.Claim, err error) {
+func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) (owned []objects.Claim, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range d.rows {
-		if r.Session == session && which(r) && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
+		if r.Session == session && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
 			owned = append(owned, r.Claim)
 		}
 	}
-	slices.SortFunc(owned, func(a, b objects.Claim) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(owned, compareClaims)
 	return owned[:min(n, len(owned))], nil
 }
 
@@ -299,8 +306,8 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	delete(named, "")
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		s := objects.Session{ID: id}
-		for _, r := range d.rows {
-			s.Wanted = s.Wanted || r.Session == id && r.wanted
+		for c := range d.wanted {
+			s.Wanted = s.Wanted || c.Session == id
 		}
 		if o, ok := d.record(id); ok {
 			s.Record = &objects.Row{
@@ -313,15 +320,21 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	return sessions, nil
 }
 
-func (d *memDB) Prune(context.Context, time.Duration) error {
+func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last int64, pruned int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for k, r := range d.rows {
-		if r.Session == "" && !r.isLocked() && r.Token < d.now().Add(-objects.TombstoneAge).UnixMicro() {
+		if pruned < n && r.Session == "" && !r.isLocked() && r.Token < d.now().Add(-objects.TombstoneAge).UnixMicro() {
 			delete(d.rows, k)
+			pruned++
 		}
 	}
-	return nil
+	for c := range d.wanted {
+		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
+			delete(d.wanted, c)
+		}
+	}
+	return 0, pruned, nil
 }
 
 // OfKinds and Forget are for [claims.Session.List] and [claims.Keys.Forget].

@@ -1,12 +1,15 @@
 package claims_test
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	osexec "os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -28,10 +32,12 @@ import (
 // the same database.
 func eachServer(t *testing.T, test func(t *testing.T, open func() tenure.Database)) {
 	t.Run("postgres", func(t *testing.T) {
+		t.Parallel() // most of these tests wait until something has expired
 		url := pgtest.URL(t)
 		test(t, func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
 	})
 	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
 		path := filepath.Join(t.TempDir(), "tenure.db")
 		test(t, func() tenure.Database { return kit.OpenSQLite(t, path) })
 	})
@@ -40,7 +46,7 @@ func eachServer(t *testing.T, test func(t *testing.T, open func() tenure.Databas
 func TestProcessesShareKeysOnAServer(t *testing.T) {
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
-		ids := names(2500)
+		ids := names(1200) // more than a statement has
 		var both sync.WaitGroup
 		var ofA, ofB []claims.Claim
 		both.Go(func() { ofA = a.claim(ids...) })
@@ -56,7 +62,7 @@ func TestProcessesShareKeysOnAServer(t *testing.T) {
 		}
 		require.Len(t, owners, len(ids))
 
-		for range 5 { // now all rows exist
+		for range 2 { // now all rows exist
 			if len(ofA) > 0 {
 				require.NoError(t, a.keys.Release(t.Context(), ofA...))
 			}
@@ -129,6 +135,196 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 	}
 }
 
+// otherProcess is where the test of this process keeps its database. If it is set, this process is the
+// other one.
+const otherProcess = "TENURE_TEST_OTHER_PROCESS"
+
+// A process of its own claims a key, and releases it when it is told to.
+func TestOnSQLiteAWaitEndsWhenAnotherProcessReleases(t *testing.T) {
+	if path := os.Getenv(otherProcess); path != "" {
+		p := newWorld(t, kit.OpenSQLite(t, path)).start("other")
+		c := p.claimOne("one")
+		fmt.Println("claimed")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until it is closed
+		require.NoError(t, p.keys.Release(t.Context(), c))
+		return
+	}
+	path := filepath.Join(t.TempDir(), "tenure.db")
+	p := newWorld(t, kit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 100 * time.Millisecond})
+	other := osexec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	other.Env = append(os.Environ(), otherProcess+"="+path)
+	tell, err := other.StdinPipe()
+	require.NoError(t, err)
+	says, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	line, err := bufio.NewReader(says).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "claimed\n", line)
+
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
+	began := time.Now()
+	_, err = p.keys.Wait(ctx, "one")
+	require.NoError(t, err)
+	require.Greater(t, time.Since(began), 250*time.Millisecond)
+	require.Less(t, time.Since(began), ttl/2, "not because the other's session has ended")
+}
+
+// In transaction mode each transaction may meet another session, without the settings of the last.
+func TestClaimsThroughPgBouncer(t *testing.T) {
+	direct := pgtest.URL(t)
+	url := pgtest.Bouncer(t, direct) + "&default_query_exec_mode=exec"
+	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	cfg := claims.SessionConfig{TTL: 5 * time.Second, PollInterval: 100 * time.Millisecond} // it hears nothing
+	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
+	ids := names(1200)
+	got := a.claim(ids...)
+	require.Len(t, got, len(ids))
+	require.Empty(t, b.claim(ids...))
+	c := got[0]
+	require.NoError(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }))
+	require.NoError(t, a.keys.Release(t.Context(), got...))
+	require.ErrorIs(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }), tenure.ErrLost)
+	returned := b.work(b.claimOne("one"), 0)
+	a.request("one")
+	wantResigned(t, returned)
+	a.wait("one")
+	listing, err := b.session.List(t.Context(), "tenant")
+	require.NoError(t, err)
+	require.Len(t, listing.Claims, 1)
+	a.crash()
+	b.wait("one")
+	_, _, err = b.w.table.Prune(t.Context(), 0, 10, time.Second)
+	require.NoError(t, err)
+}
+
+// Without that setting pgx prepares statements, which a pooler may give to others.
+func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) {
+	direct := pgtest.URL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
+	store := kit.OpenPostgres(t, pgtest.Bouncer(t, direct), tenure.PostgresConfig{})
+	table := kit.Must(claims.TableOf(store))
+	var all sync.WaitGroup
+	for i := range 10 {
+		all.Go(func() {
+			for j := range 20 {
+				_, err := table.Look(t.Context(), "tenant", []string{fmt.Sprint(i, j)}, kit.Patience)
+				if err != nil && !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A constraint or a trigger refuses one row of a thousand. It stays as it is, and the others are
+// claimed and freed.
+func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		w := newWorld(t, open())
+		switch store := w.store.(type) {
+		case *tenure.PostgresStore:
+			c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "any"}, Session: "any", Token: 1}
+			rows, err := w.table.Take(t.Context(), c.Session, c.Key.Type, nil, nil, []string{c.Key.ID}, time.Minute)
+			require.NoError(t, err)
+			c.Token = rows[0].Token
+			require.NoError(t, claims.FencedPostgres(t.Context(), store, c, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `ALTER TABLE objects_claims ADD CHECK (id <> 't000500'), ADD CHECK (id <> 't000700' OR session IS NOT NULL)`)
+				return err
+			}))
+		case *tenure.SQLiteStore:
+			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = 't000500' BEGIN SELECT RAISE(ABORT, 'never'); END`)
+			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER stuck BEFORE UPDATE ON objects_claims WHEN NEW.id = 't000700' AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'stuck'); END`)
+		}
+		a, b := w.start("a"), newWorld(t, open()).start("b")
+		ids := names(1200)
+		got, err := a.keys.Claim(t.Context(), ids...)
+		require.ErrorContains(t, err, `"t000500"`)
+		require.Len(t, got, 1199)
+		_, err = a.keys.Claim(t.Context(), "t000500")
+		require.ErrorContains(t, err, `the database refuses the key "t000500"`)
+
+		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+		defer cancel()
+		require.NoError(t, a.keys.Release(ctx, got...))
+		id := a.session.ID()
+		require.Equal(t, []string{"t000700"}, idsOf(w.owned(id)))
+		require.Empty(t, a.claim("t000700"))
+		got, err = b.keys.Claim(t.Context(), ids...)
+		require.Error(t, err)
+		require.Len(t, got, 1198)
+		a.stop() // does not wait for the row
+		require.Equal(t, []string{"t000700"}, idsOf(w.owned(id)))
+		require.Equal(t, "t000700", b.claimOne("t000700").Key.ID, "its session is gone")
+	})
+}
+
+// S4 as well: the application uses all connections of its pool.
+func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
+	url := pgtest.URL(t)
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { store.Close() })
+	cfg := claims.SessionConfig{TTL: 3 * time.Second}
+	a := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).startWith("a", cfg)
+	b := newWorld(t, store).startWith("b", cfg)
+	b.claimOne("mine")
+	a.claim("one", "two")
+	for range 2 {
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+	}
+	id := b.session.ID()
+	a.crash()
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	got, err := b.keys.Wait(ctx, "one")
+	require.NoError(t, err, "the session of a is not buried")
+	require.NoError(t, b.keys.Release(ctx, got...))
+	_, err = b.keys.Owner(ctx, "mine")
+	require.NoError(t, err)
+	require.NoError(t, b.keys.RequestRelease(ctx, "mine"))
+	require.Equal(t, id, b.session.ID())
+}
+
+// S4: a session is not lost because its process claims much.
+func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	p := w.startWith("a", claims.SessionConfig{TTL: 3 * time.Second})
+	p.claimOne("mine")
+	id := p.session.ID()
+	var many sync.WaitGroup
+	defer many.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	err := pgx.BeginFunc(ctx, kit.PostgresPool(t, url), func(tx pgx.Tx) error {
+		kit.ExecPostgres(t, tx, `LOCK TABLE objects_claims`)
+		for range 20 { // each waits for the table
+			many.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = w.table.Look(ctx, "tenant", []string{"one"}, time.Minute)
+				}
+			})
+		}
+		<-ctx.Done()
+		return nil
+	})
+	require.Error(t, err)
+	require.Equal(t, id, p.session.ID())
+}
+
 // A transaction that hangs before its commit holds up its own key, and no other.
 func TestARowThatIsLockedHoldsUpNoOther(t *testing.T) {
 	url := pgtest.URL(t)
@@ -170,7 +366,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "call Migrate once")
 	kit.Migrate(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims TO public`)
+	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims, objects_requests TO public`)
 	p.claimOne("one")
 }
 

@@ -210,12 +210,10 @@ func (k *Keys) freeBatches(h *holdings) {
 }
 
 // freeBatch frees rows. It tries until it has an answer, because nobody else would free them as
-// long as the session lives.
+// long as the session lives. A row that the database refuses to free is the session's until then.
 func (k *Keys) freeBatch(t *term, rows []objects.Claim) {
 	for failures := 0; len(rows) > 0 && t.ctx.Err() == nil; failures++ {
-		ctx, cancel := k.s.uncut(t.ctx)
-		locked, err := k.s.table.Free(ctx, t.id, k.kind, idsOf(rows), tokensOf(rows), k.s.limit)
-		cancel()
+		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), t.id, k.kind, rows)
 		pause := 5 * time.Millisecond << min(failures, 7) // for a fenced write that is about to commit
 		if err == nil {
 			rows = locked

@@ -8,7 +8,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // errRequested is why a func's context ends if another process asks for its key.
@@ -26,7 +25,8 @@ func requestsKey(session string) tenure.Key {
 // within a TTL: if the hint was lost, or in another process on SQLite.
 //
 // Keys that nobody owns need no request, and are left out. A request is for the claim that
-// stands, and the next owner is not asked. A claim that was passed on is not given back. This process need not have a session.
+// stands, and the next owner is not asked. A claim that was passed on is not given back. Fenced
+// writes under a claim delay no request for it. This process need not have a session.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	err := validIDs(ids)
 	for some := range slices.Chunk(ids, perStatement) {
@@ -42,21 +42,15 @@ func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 }
 
 func (k *Keys) request(ctx context.Context, ids []string) error {
-	for tries := 0; len(ids) > 0; tries++ {
-		wanted, locked, err := k.s.table.Request(ctx, k.kind, ids, k.s.limit)
-		if err != nil {
-			return err
-		}
-		told := make(map[string]bool)
-		for _, r := range wanted {
-			if !told[r.Session] {
-				told[r.Session] = true
-				k.s.hint(requestsKey(r.Session))
-			}
-		}
-		ids = idsOf(locked) // by a write that is about to commit
-		if len(ids) > 0 && !pace.Sleep(ctx, 5*time.Millisecond<<min(tries, 7)) {
-			return context.Cause(ctx)
+	wanted, err := k.s.table.Request(ctx, k.kind, ids, k.s.limit)
+	if err != nil {
+		return err
+	}
+	told := make(map[string]bool)
+	for _, r := range wanted {
+		if !told[r.Session] {
+			told[r.Session] = true
+			k.s.hint(requestsKey(r.Session))
 		}
 	}
 	return nil
@@ -98,12 +92,12 @@ func (s *Session) wanted(session string) {
 
 func (s *Session) giveBack(ctx context.Context, t *term) error {
 	for last := (objects.Claim{}); ; {
-		rows, err := s.table.Wanted(ctx, t.id, last.Kind, last.ID, perStatement, s.limit)
+		rows, err := s.table.Wanted(ctx, t.id, last, perStatement, s.limit)
 		if err != nil {
 			return err
 		}
 		for _, r := range rows {
-			if s.asked(t, r) && s.cfg.ReleaseRequested != nil {
+			if !r.Gone && s.asked(t, r) && s.cfg.ReleaseRequested != nil {
 				s.cfg.ReleaseRequested(Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token})
 			}
 		}

@@ -16,17 +16,15 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func (f *faultyTable) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
-	rows, err := faulty(ctx, f, "request", limit, func(ctx context.Context) (rows [2][]objects.Claim, err error) {
-		rows[0], rows[1], err = f.Table.Request(ctx, kind, ids, limit)
-		return rows, err
+func (f *faultyTable) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return faulty(ctx, f, "request", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		return f.Table.Request(ctx, kind, ids, limit)
 	})
-	return rows[0], rows[1], err
 }
 
-func (f *faultyTable) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+func (f *faultyTable) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
 	return faulty(ctx, f, "wanted", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Wanted(ctx, session, afterKind, afterID, n, limit)
+		return f.Table.Wanted(ctx, session, after, n, limit)
 	})
 }
 
@@ -145,7 +143,7 @@ func TestARequestIsForTheClaimThatStands(t *testing.T) {
 				c := a.claimOne("one")
 				a.request("one")
 				time.Sleep(time.Second)
-				rows, err := w.table.Wanted(w.Context(), c.Session, "", "", 10, time.Second)
+				rows, err := w.table.Wanted(w.Context(), c.Session, objects.Claim{}, 10, time.Second)
 				require.NoError(w, err)
 				require.Len(w, rows, 1)
 				free(a, c)
@@ -204,7 +202,7 @@ func TestAKeyIsGivenBackOnAServer(t *testing.T) {
 		b.wait("one")
 		require.ErrorIs(t, <-returned, tenure.ErrResigned)
 		require.Equal(t, 1500, a.keys.Len())
-		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), "", "", 10, time.Second)
+		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), objects.Claim{}, 10, time.Second)
 		require.NoError(t, err)
 		require.Empty(t, rows, "the next owner was not asked")
 	})
@@ -231,26 +229,51 @@ func wantResigned(t *testing.T, returned chan error) {
 	}
 }
 
-// A transaction that hangs before its commit holds up the request for its own key, and no other.
-func TestARequestForARowThatIsLockedHoldsUpNoOther(t *testing.T) {
+// Fenced writes that overlap lock the row of their claim without a gap.
+func TestFencedWritesDelayNoRequest(t *testing.T) {
 	url := pgtest.URL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a, b := w.start("a"), w.start("b")
-	one, two := a.work(a.claimOne("one"), 0), a.work(a.claimOne("two"), 0)
+	c, told := a.claimOne("one"), make(chan struct{})
+	go func() {
+		_ = a.keys.Do(t.Context(), c, func(ctx context.Context) error {
+			<-ctx.Done()
+			close(told)
+			return nil
+		})
+	}()
 	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'two' FOR SHARE`)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, b.keys.RequestRelease(ctx, "one", "two"), context.DeadlineExceeded)
-	wantResigned(t, one)
-	requested := make(chan error, 1)
-	go func() { requested <- b.keys.RequestRelease(context.Background(), "two") }()
-	time.Sleep(20 * time.Millisecond)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'one' FOR SHARE`)
+	b.request("one")
+	select {
+	case <-told:
+	case <-time.After(kit.Patience):
+		t.Fatal("not told")
+	}
+	require.Empty(t, b.claim("one"), "the write is still under way")
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.NoError(t, <-requested)
-	wantResigned(t, two)
+	b.wait("one")
+}
+
+// The sweep would send a statement for them each time, and read more and more of them.
+func TestRequestsForClaimsThatHaveEndedAreDeleted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.fault(kit.Only("wanted", kit.Refuse))
+		for range 5 {
+			c := a.claimOne("one")
+			b.request("one")
+			require.NoError(w, a.keys.Release(w.Context(), c))
+		}
+		a.fault(nil)
+		a.claimOne("two") // without a claim it has nothing to look for
+		time.Sleep(2 * ttl)
+		rows, err := w.table.Wanted(w.Context(), a.session.ID(), objects.Claim{}, 10, time.Second)
+		require.NoError(w, err)
+		require.Empty(w, rows)
+	})
 }
 
 func TestBadInputToRequests(t *testing.T) {
@@ -265,7 +288,7 @@ func TestBadInputToRequests(t *testing.T) {
 			require.ErrorIs(w, a.keys.RequestRelease(w.Context(), ids...), tenure.ErrInvalid, "%q", ids)
 		}
 		a.fault(nil)
-		rows, err := w.table.Wanted(w.Context(), a.session.ID(), "", "", 10, time.Second)
+		rows, err := w.table.Wanted(w.Context(), a.session.ID(), objects.Claim{}, 10, time.Second)
 		require.NoError(w, err)
 		require.Empty(w, rows, "half of it was done")
 		_, err = w.store.(*tenure.SQLiteStore).DB().Exec(`DROP TABLE objects_claims`)

@@ -121,6 +121,7 @@ func tableOf(store tenure.Store) (table, error) {
 
 func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, error) {
 	cfg.TTL = cmp.Or(cfg.TTL, tenure.DefaultTTL)
+	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
 	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, cfg.TTL/3)
 	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, cfg.TTL*2/3)
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, min(cfg.TTL/6, 10*time.Second))
@@ -322,17 +323,38 @@ func (s *Session) freeRows(ctx context.Context, id string, skip func(objects.Cla
 		}
 		hint := len(rows) < n || time.Since(hinted) > coalesce
 		for kind, rows := range ofKind {
-			locked, err := s.table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+			locked, refused, err := s.free(ctx, id, kind, rows)
 			if err != nil {
 				return freed, err
 			}
-			freed += len(rows) - len(locked)
+			freed += len(rows) - len(locked) - refused
 			if hint {
 				s.hint(keyOf(kind))
 				hinted = time.Now()
 			}
 		}
 	}
+}
+
+// free frees rows of a session, and returns those that it could not free because somebody has
+// locked them. If the database refuses a row, it frees the others, and leaves that one.
+func (s *Session) free(ctx context.Context, id, kind string, rows []objects.Claim) (locked []objects.Claim, refused int, err error) {
+	locked, err = s.table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+	if !errors.As(err, new(*objects.Refused)) {
+		return locked, 0, err
+	}
+	if len(rows) == 1 {
+		s.cfg.Logger.Warn("the database refuses to free a key, which stays as it is", "session", id, "kind", kind, "key", rows[0].ID, "error", err)
+		return nil, 1, nil
+	}
+	for half := range slices.Chunk(rows, (len(rows)+1)/2) {
+		more, n, err := s.free(ctx, id, kind, half)
+		if err != nil {
+			return nil, 0, err
+		}
+		locked, refused = append(locked, more...), refused+n
+	}
+	return locked, refused, nil
 }
 
 // uncut returns a context for a write that its caller's context must not cut off, because it

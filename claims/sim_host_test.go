@@ -100,7 +100,7 @@ func (h *host) start() {
 		_ = l.session.Run(ctx)
 	})
 	for range 3 {
-		h.a.running.Go(func() { l.work(ctx) })
+		h.a.running.Go(func() { l.work(context.WithValue(ctx, workerKey{}, true)) })
 	}
 }
 

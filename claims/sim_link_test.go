@@ -13,6 +13,9 @@ var errCrashed = errors.New("the process is gone")
 
 type senderKey struct{}
 
+// workerKey is the key under which the context of those who want keys has true.
+type workerKey struct{}
+
 // sender is who has sent a statement, and when it was called, before a pause perhaps.
 type sender struct {
 	life   *life
@@ -37,7 +40,11 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	if !l.halt() {
 		return errCrashed
 	}
-	l.h.a.locked(func() { l.h.a.judge.sent(l, call.Op) })
+	op := call.Op
+	if op == "look" && ctx.Value(workerKey{}) == nil {
+		op = "settle"
+	}
+	l.h.a.locked(func() { l.h.a.judge.sent(l, op) })
 	f := l.fate(call.Op)
 	err := f.Carry(ctx, l.h.dice, &l.h.a.running, do)
 	if call.Op == "take" && l.h.a.pausesClaims && l.h.dice.One(30) {

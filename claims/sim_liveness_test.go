@@ -199,7 +199,7 @@ func (j *judge) calmEnds() {
 		virtual.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"take": 0, "look": 0, "list": 2, "owned": 4 + 2*sent["delete"], // to free the rows of those that it buries
+			"take": 0, "look": 0, "settle": 0, "list": 2, "owned": 4 + 2*sent["delete"], // to free the rows of those that it buries
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)

@@ -40,7 +40,7 @@ var events = []event{
 		return string(weather)
 	}},
 	{15, func(a *arena, h *host) string {
-		weather, op := virtual.Weathers[a.rng.IntN(len(virtual.Weathers))], []string{"take", "take", "free", "put", "delete", "owned", "sessions"}[a.rng.IntN(7)]
+		weather, op := virtual.Weathers[a.rng.IntN(len(virtual.Weathers))], []string{"take", "take", "free", "put", "delete", "owned", "look", "sessions"}[a.rng.IntN(8)]
 		h.turn(weather, op, a.upTo(3*a.ttl))
 		return string(weather) + " of one kind of statement"
 	}},

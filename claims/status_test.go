@@ -135,9 +135,9 @@ func TestTheStatusCountsWhatWasBuriedAndFreed(t *testing.T) {
 func TestTheStatusOfManyClaimsTakesNoLonger(t *testing.T) {
 	inBubble(t, func(w *world) {
 		p := w.start("a")
-		p.claim(names(1000)...)
+		p.claim(names(100)...)
 		few := testing.AllocsPerRun(10, func() { p.session.Status() })
-		p.claim(names(20_000)...)
+		p.claim(names(3000)...)
 		require.Equal(w, few, testing.AllocsPerRun(10, func() { p.session.Status() }))
 		require.Less(w, few, 40.0)
 	})

@@ -20,7 +20,7 @@ const (
 	// row names.
 	collectEvery = 8
 
-	// pruneEvery is how often rows are deleted that have been free for a day.
+	// pruneEvery is how often rows are deleted that nobody has claimed for a day.
 	pruneEvery = time.Hour
 
 	// freeAtMost is how many sessions have their rows freed at the same time.
@@ -42,8 +42,9 @@ type sweeper struct {
 	after    string                  // where the next look for sessions that no row names begins
 	round    int                     // of these looks, each of which comes to all sessions
 	sweeps   int
-	failures int // since a sweep has succeeded
-	pruned   time.Time
+	failures int         // since a sweep has succeeded
+	pruned   time.Time   // when that was last begun
+	pruning  atomic.Bool // it is under way
 
 	frees   sync.WaitGroup
 	freeing sync.Map      // the IDs of sessions whose rows are being freed
@@ -95,7 +96,6 @@ func (w *sweeper) run(ctx context.Context) {
 	hints := w.s.hints(sessionsKey)
 	defer hints.Stop()
 	var spurious pace.Limiter
-	w.pruned = time.Now()
 	next, hinted := time.Now(), false
 	for ctx.Err() == nil {
 		regular := time.Until(next) <= 0
@@ -190,12 +190,31 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 	if w.sweeps++; w.sweeps%collectEvery == 0 {
 		w.collect(ctx, own)
 	}
-	if time.Since(w.pruned) > pruneEvery {
+	if w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than that
 		w.pruned = time.Now()
-		if err := s.table.Prune(ctx, s.limit); err != nil {
-			w.failed(ctx, "rows that were free for long are not deleted", err)
-		}
+		w.prune(ctx)
 	}
+}
+
+// prune deletes the rows that nobody has claimed for a day, in a goroutine. It pauses for as long as
+// each statement takes, so the database has as much time for others.
+func (w *sweeper) prune(ctx context.Context) {
+	if !w.pruning.CompareAndSwap(false, true) {
+		return
+	}
+	w.frees.Go(func() {
+		defer w.pruning.Store(false)
+		pruned := perStatement
+		for after := int64(0); pruned == perStatement; {
+			began := time.Now()
+			var err error
+			if after, pruned, err = w.s.table.Prune(ctx, after, perStatement, w.s.limit); err != nil {
+				w.failed(ctx, "rows that nobody has claimed for a day are not deleted", err)
+				return
+			}
+			pace.Sleep(ctx, time.Since(began))
+		}
+	})
 }
 
 // judge buries a session whose record has expired, as a standby would steal a lease. The record
@@ -223,7 +242,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
-	deleting, cancel := s.uncut(ctx)
+	deleting, cancel := s.uncut(objects.WithLeaseCall(ctx))
 	defer cancel()
 	err := s.store.DeleteIf(deleting, tenure.Key{Type: objects.SessionType, ID: id}, o.Version)
 	switch {
@@ -255,7 +274,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 		return
 	}
 	asked := time.Now()
-	listing, cancel := context.WithTimeout(ctx, w.s.limit)
+	listing, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), w.s.limit)
 	defer cancel()
 	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()

@@ -89,7 +89,7 @@ func testTables(t *testing.T, d *tables) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d.T = t
-			for _, s := range must(d.Sessions(t.Context(), time.Second))(t) { // of the rules before
+			for _, s := range must(d.Sessions(t.Context(), kit.Patience))(t) { // of the rules before
 				for _, r := range d.owned(s.ID) {
 					d.free(r)
 				}
@@ -124,7 +124,7 @@ func (d *tables) bury(session string) {
 
 func (d *tables) take(session string, ids, gone, missing []string) []objects.Claim {
 	d.Helper()
-	rows := must(d.Take(d.Context(), session, "tenant", ids, gone, missing, time.Second))(d.T)
+	rows := must(d.Take(d.Context(), session, "tenant", ids, gone, missing, kit.Patience))(d.T)
 	slices.SortFunc(rows, func(a, b objects.Claim) int { return cmp.Compare(a.ID, b.ID) })
 	for _, r := range rows {
 		require.Equal(d, objects.Claim{Kind: "tenant", ID: r.ID, Session: session, Token: r.Token}, r)
@@ -134,19 +134,19 @@ func (d *tables) take(session string, ids, gone, missing []string) []objects.Cla
 
 func (d *tables) look(id string) objects.Claim {
 	d.Helper()
-	rows := must(d.Look(d.Context(), "tenant", []string{id, "there is none"}, time.Second))(d.T)
+	rows := must(d.Look(d.Context(), "tenant", []string{id, "there is none"}, kit.Patience))(d.T)
 	require.Len(d, rows, 1)
 	return rows[0]
 }
 
 func (d *tables) owned(session string) []objects.Claim {
 	d.Helper()
-	return must(d.Owned(d.Context(), session, "", "", 1000, time.Second))(d.T)
+	return must(d.Owned(d.Context(), session, "", "", 1000, kit.Patience))(d.T)
 }
 
 func (d *tables) free(r objects.Claim) {
 	d.Helper()
-	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, time.Second))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, kit.Patience))(d.T))
 }
 
 func (d *tables) takesFreeRows() {
@@ -166,7 +166,7 @@ func (d *tables) takesFreeRows() {
 	d.setToken("f1", ahead)
 	second := d.take("b", []string{"f1", "f2"}, nil, nil)
 	require.Equal(d, []objects.Claim{{Kind: "tenant", ID: "f1", Session: "b", Token: ahead + 1}}, second)
-	require.Empty(d, must(d.Look(d.Context(), "other", []string{"f1"}, time.Second))(d.T))
+	require.Empty(d, must(d.Look(d.Context(), "other", []string{"f1"}, kit.Patience))(d.T))
 }
 
 func (d *tables) takesFromTheGone() {
@@ -188,11 +188,11 @@ func (d *tables) frees() {
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"r1", "r2", "r3"})
 	tokens := []int64{rows[0].Token, rows[1].Token + 1, rows[2].Token}
-	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, time.Second))(d.T)
+	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, kit.Patience))(d.T)
 	require.Empty(d, left)
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another token, and not asked for")
-	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], time.Second))(d.T))
-	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], time.Second))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], kit.Patience))(d.T))
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another session, another kind")
 }
 
@@ -203,13 +203,13 @@ func (d *tables) readsOwned() {
 		ids = append(ids, fmt.Sprintf("o%02d", 29-i))
 	}
 	d.take("a", nil, nil, ids)
-	_, err := d.Take(d.Context(), "a", "earlier", nil, nil, []string{"x"}, time.Second)
+	_, err := d.Take(d.Context(), "a", "earlier", nil, nil, []string{"x"}, kit.Patience)
 	require.NoError(d, err)
 	slices.Sort(ids)
-	require.Equal(d, append([]string{"x"}, ids[:19]...), idsOf(must(d.Owned(d.Context(), "a", "", "", 20, time.Second))(d.T)))
-	rest := must(d.Owned(d.Context(), "a", "earlier", "x", 100, time.Second))(d.T)
+	require.Equal(d, append([]string{"x"}, ids[:19]...), idsOf(must(d.Owned(d.Context(), "a", "", "", 20, kit.Patience))(d.T)))
+	rest := must(d.Owned(d.Context(), "a", "earlier", "x", 100, kit.Patience))(d.T)
 	require.Equal(d, ids, idsOf(rest), "after those of the other kind")
-	rest = must(d.Owned(d.Context(), "a", "tenant", "o27", 100, time.Second))(d.T)
+	rest = must(d.Owned(d.Context(), "a", "tenant", "o27", 100, kit.Patience))(d.T)
 	require.Equal(d, ids[28:], idsOf(rest))
 }
 
@@ -220,7 +220,7 @@ func (d *tables) readsSessions() {
 	d.take("a", nil, nil, []string{"s1", "s2"})
 	d.take("gone", nil, nil, []string{"s3"})
 	time.Sleep(20 * time.Millisecond)
-	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
+	sessions := must(d.Sessions(d.Context(), kit.Patience))(d.T)
 	require.Len(d, sessions, 2)
 	require.Equal(d, objects.Session{ID: "gone"}, sessions[1])
 	r := sessions[0].Record
@@ -242,30 +242,40 @@ func (d *tables) asks() {
 	rows := d.take("a", nil, nil, []string{"w1", "w2", "w3"})
 	d.free(rows[2])
 	for range 2 { // a second time changes nothing
-		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, time.Second)
-		require.NoError(d, err)
-		require.Equal(d, rows[1:2], wanted)
-		require.Empty(d, locked)
+		require.Equal(d, rows[1:2], must(d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, kit.Patience))(d.T))
 	}
-	require.Equal(d, rows[1:2], must(d.Wanted(d.Context(), "a", "", "", 10, time.Second))(d.T))
-	require.Empty(d, must(d.Wanted(d.Context(), "a", "tenant", "w2", 10, time.Second))(d.T))
-	sessions := must(d.Sessions(d.Context(), time.Second))(d.T)
+	wanted := func(session string, after objects.Claim) []objects.Claim {
+		d.Helper()
+		return must(d.Wanted(d.Context(), session, after, 10, kit.Patience))(d.T)
+	}
+	require.Equal(d, rows[1:2], wanted("a", objects.Claim{}))
+	require.Empty(d, wanted("a", rows[1]))
+	sessions := must(d.Sessions(d.Context(), kit.Patience))(d.T)
 	require.Equal(d, []bool{true}, []bool{sessions[0].Wanted})
 	d.free(rows[1])
 	next := d.take("b", []string{"w2"}, nil, nil)
 	require.Len(d, next, 1)
-	require.Empty(d, must(d.Wanted(d.Context(), "b", "", "", 10, time.Second))(d.T), "the next owner was not asked")
+	require.Empty(d, wanted("b", objects.Claim{}), "the next owner was not asked")
+	ended := rows[1]
+	ended.Gone = true
+	require.Equal(d, []objects.Claim{ended}, wanted("a", objects.Claim{}))
+	require.Empty(d, wanted("a", objects.Claim{}), "its request was deleted")
 	if d.lock != nil {
 		unlock := d.lock(next[0])
-		wanted, locked, err := d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Minute)
-		require.NoError(d, err)
-		require.Equal(d, rows[:1], wanted)
-		require.Equal(d, []string{"w2"}, idsOf(locked))
-		unlock()
+		defer unlock()
+		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Second))(d.T), 2)
+		require.Equal(d, next, wanted("b", objects.Claim{}))
 	}
 }
 
 func (d *tables) prunes() {
+	prune := func(after int64, n int) (last int64, pruned int) {
+		d.Helper()
+		last, pruned, err := d.Prune(d.Context(), after, n, kit.Patience)
+		require.NoError(d, err)
+		return last, pruned
+	}
+	prune(0, 1000) // requests of the rules before
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
 	d.free(rows[0])
@@ -273,10 +283,26 @@ func (d *tables) prunes() {
 	long := time.Now().Add(-objects.TombstoneAge - time.Minute).UnixMicro()
 	d.setToken("p1", long)
 	d.setToken("p3", long)
-	require.NoError(d, d.Prune(d.Context(), time.Second))
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, time.Second))(d.T))
+	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p3"}, kit.Patience))(d.T), 1)
+	_, pruned := prune(0, 10)
+	require.Equal(d, 1, pruned)
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, kit.Patience))(d.T))
 	require.Equal(d, rows[1].Token, d.look("p2").Token)
 	require.Equal(d, long, d.look("p3").Token)
+
+	more := d.take("a", nil, nil, []string{"p4", "p5", "p6"})
+	for i, r := range more {
+		d.free(r)
+		d.setToken(r.ID, long+int64(i))
+	}
+	last, pruned := prune(0, 2)
+	require.Equal(d, 2, pruned)
+	_, pruned = prune(last, 2)
+	require.Equal(d, 1, pruned, "the rest")
+	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its claim stands, whatever its age")
+	d.setToken("p3", long+1) // as if it had been claimed again, by a session that ended since
+	prune(0, 10)
+	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T))
 }
 
 func (d *tables) listsAndForgets() {
@@ -284,18 +310,18 @@ func (d *tables) listsAndForgets() {
 	rows := d.take("a", nil, nil, []string{"listed1", "listed2"})
 	gone := d.take("gone", nil, nil, []string{"listed3"})
 	d.free(rows[0])
-	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, time.Second)
+	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, kit.Patience)
 	require.NoError(d, err)
 	require.Contains(d, listed, rows[1])
 	require.NotContains(d, idsOf(listed), "listed1", "it is free")
 	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
 	require.WithinDuration(d, time.Now(), at, time.Minute)
-	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, time.Second)
+	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, kit.Patience)
 	require.NoError(d, err)
 	require.Empty(d, listed)
 
-	require.NoError(d, d.Forget(d.Context(), "tenant", time.Second))
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, time.Second))(d.T))
+	require.NoError(d, d.Forget(d.Context(), "tenant", kit.Patience))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, kit.Patience))(d.T))
 	require.Equal(d, rows[1].Token, d.look("listed2").Token)
 	require.Equal(d, gone[0].Token, d.look("listed3").Token)
 }

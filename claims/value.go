@@ -46,8 +46,8 @@ func (k *Keys) passOn(claims []Claim) error {
 	for _, c := range claims {
 		delete(k.now.tokens, c.Key.ID)
 		delete(k.now.asked, c.Key.ID)
-		if _, lost := k.now.lost[c.Key.ID]; lost {
-			k.now.lost[c.Key.ID] = c.Token
+		if lost := k.now.lost[c.Key.ID]; lost != nil {
+			lost.passedOn = c.Token
 		}
 	}
 	return nil

@@ -119,7 +119,7 @@ func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 			return kit.ErrReset
 		}
 		hooks := []storetest.Hook{nil, kit.Only("take", kit.Once(kit.LoseAnswer)), kit.Only("take", kit.Once(late)), kit.Only("free", kit.Once(late))}
-		ctx, cancel := context.WithTimeout(w.Context(), 30*time.Minute)
+		ctx, cancel := context.WithTimeout(w.Context(), 15*time.Minute)
 		defer cancel()
 		var working sync.WaitGroup
 		passed := 0
@@ -241,7 +241,7 @@ func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
 		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, time.Second)
 		require.NoError(t, err)
 		go func() { _, _ = b.keys.Wait(t.Context(), "one") }() // which looks when a session can expire
-		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 			_, err := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
 			require.NoError(t, err)
 			require.Len(t, w.owned(id), 1)

@@ -19,6 +19,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // DefaultSettle is the default of [Config.Settle].
@@ -126,6 +127,7 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 	}
 	members, err := claims.NewKeys(s, cfg.Kind+memberSuffix)
 	if err != nil {
+		reach.DropKeys(keys)
 		return nil, err
 	}
 	paces := s.Config()

@@ -440,6 +440,13 @@ func TestBadInput(t *testing.T) {
 	require.NoError(t, err)
 	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
 	require.ErrorContains(t, err, "already")
+
+	_, err = claims.NewKeys(session, "half/member")
+	require.NoError(t, err)
+	_, err = shards.New(session, shards.Config{Kind: "half", Count: 1, Run: run})
+	require.ErrorContains(t, err, "already")
+	_, err = claims.NewKeys(session, "half")
+	require.NoError(t, err, "a refused one has left it behind")
 }
 
 func TestASessionThatIsClosedEndsRunOfAProcessThatIsNotFit(t *testing.T) {

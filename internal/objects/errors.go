@@ -54,6 +54,13 @@ func Answered(err error) bool {
 	return false
 }
 
+// Refused is the error of a statement that has written nothing because a constraint or a trigger
+// refuses one of its rows. The other rows may be fine.
+type Refused struct{ Cause error }
+
+func (e *Refused) Error() string { return e.Cause.Error() }
+func (e *Refused) Unwrap() error { return e.Cause }
+
 // Conflict is the error of a write whose condition names a version that the object
 // does not have.
 type Conflict struct {

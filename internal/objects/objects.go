@@ -87,6 +87,17 @@ func WithLeaseCall(ctx context.Context) context.Context {
 // IsLeaseCall reports whether a call is one of a lease.
 func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) != nil }
 
+type claimCallKey struct{}
+
+// WithClaimCall marks a call to the store as one of claims, which have connections of their own
+// on Postgres as well.
+func WithClaimCall(ctx context.Context) context.Context {
+	return context.WithValue(ctx, claimCallKey{}, true)
+}
+
+// IsClaimCall reports whether a call is one of claims.
+func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCallKey{}) != nil }
+
 // Stamp returns a row's time, or the zero time if the column is NULL.
 func Stamp(ms sql.NullInt64) time.Time {
 	if !ms.Valid {

@@ -27,9 +27,16 @@ CREATE TABLE IF NOT EXISTS {claims} (
     id      TEXT    NOT NULL,
     session TEXT,
     token   INTEGER NOT NULL,
-    wanted  INTEGER NOT NULL DEFAULT 0, -- somebody asks the owner to give it back; the next owner was not asked
     PRIMARY KEY (kind, id)
 );
 CREATE INDEX IF NOT EXISTS {claims_by_session} ON {claims} (session, kind, id);
--- Few rows are wanted, so an owner of a million finds them at once.
-CREATE INDEX IF NOT EXISTS {claims_wanted} ON {claims} (session, kind, id) WHERE wanted;
+-- For those that are deleted because nobody has claimed them for long.
+CREATE INDEX IF NOT EXISTS {claims_by_age} ON {claims} (token) WHERE session IS NULL;
+-- Which claims somebody asks for.
+CREATE TABLE IF NOT EXISTS {requests} (
+    session TEXT    NOT NULL,
+    kind    TEXT    NOT NULL,
+    id      TEXT    NOT NULL,
+    token   INTEGER NOT NULL,
+    PRIMARY KEY (session, kind, id, token)
+);

@@ -6,8 +6,8 @@ import _ "embed"
 // tombstones' table.
 const TombstonesSuffix = "_tombstones"
 
-// The tables as SQL. {objects}, {tombstones}, {claims} and the indexes {tombstones_by_age},
-// {claims_by_session} and {claims_wanted} stand for quoted names.
+// The tables as SQL. {objects}, {tombstones}, {claims}, {requests} and the indexes
+// {tombstones_by_age}, {claims_by_session} and {claims_by_age} stand for quoted names.
 var (
 	//go:embed postgres_objects.sql
 	PostgresObjects string

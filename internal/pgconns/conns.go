@@ -25,7 +25,8 @@ import (
 const closeTimeout = 4 * time.Second
 
 // Conns are the connections of a store: the application's pool, those that only leases
-// use, and the one that listens. All methods are safe for concurrent use.
+// use, those that only claims use, and the one that listens. All methods are safe for
+// concurrent use.
 type Conns struct {
 	Pool *pgxpool.Pool // the application's pool
 
@@ -33,6 +34,7 @@ type Conns struct {
 	config  *pgxpool.Config // for connections outside of the pool
 	cutter  *Cutter         // for all connections except those of a caller's pool
 	leases  *leases
+	claims  *leases     // others of the same kind, so that no renewal waits for a claim
 	reached atomic.Bool // the database has answered at least once
 }
 
@@ -63,7 +65,9 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config := pool.Config()
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
-	return &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy())}
+	c := &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy()), claims: newLeases(config.Copy())}
+	c.claims.config.MaxConns = claimConns
+	return c
 }
 
 // Close closes the connections, and the pool if it is not the caller's. It calls stop to
@@ -74,6 +78,7 @@ func (c *Conns) Close(stop func()) {
 	var all sync.WaitGroup
 	all.Go(stop)
 	all.Go(c.leases.close)
+	all.Go(c.claims.close)
 	if c.owned {
 		all.Go(c.Pool.Close)
 	}
@@ -86,21 +91,33 @@ func (c *Conns) Reached() bool { return c.reached.Load() }
 // MayGroup reports whether the writes of several leases may share a transaction.
 func (c *Conns) MayGroup() bool { return c.leases.groups }
 
-// For returns the pool for a call: that of the leases, or the application's. bounded
+// own returns the connections of the store that a call uses; nil: it uses the application's pool.
+func (c *Conns) own(ctx context.Context) *leases {
+	switch {
+	case objects.IsClaimCall(ctx):
+		return c.claims
+	case objects.IsLeaseCall(ctx):
+		return c.leases
+	}
+	return nil
+}
+
+// For returns the pool for a call: that of the leases or the claims, or the application's. bounded
 // reports whether the sessions have a lock_timeout that suits the call. The caller must
 // call done when it has finished with the pool.
 func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
-	if !objects.IsLeaseCall(ctx) {
+	own := c.own(ctx)
+	if own == nil {
 		return c.Pool, false, func() {}, nil
 	}
-	set, bounded, err := c.leases.get(ctx)
+	set, bounded, err := own.get(ctx)
 	if err != nil {
 		return nil, false, nil, err
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < leaseLockTimeout {
 		bounded = false
 	}
-	return set.Pool, bounded, func() { c.leases.put(set) }, nil
+	return set.Pool, bounded, func() { own.put(set) }, nil
 }
 
 // Call runs send with the pool for ctx, and once more if it turns out that a pooler is now
@@ -115,10 +132,11 @@ func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded 
 		err = send(pool, bounded)
 		c.NoteResult(ctx, pool, began, err)
 		done()
-		if !objects.IsLeaseCall(ctx) || !RefusesSetting(err) || again {
+		own := c.own(ctx)
+		if own == nil || !RefusesSetting(err) || again {
 			return err
 		}
-		c.leases.forget()
+		own.forget()
 	}
 }
 
@@ -216,11 +234,12 @@ func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.T
 	case err == nil || errors.Is(err, pgx.ErrNoRows):
 		c.reached.Store(true)
 	case IsReadOnly(err):
-		if c.owned || c.leases.is(pool) {
+		if c.owned || c.leases.is(pool) || c.claims.is(pool) {
 			pool.Reset()
 		}
 	case unanswered(err, time.Since(began)):
-		c.leases.replace(ctx, pool) // does nothing for the application's pool
+		c.leases.replace(ctx, pool) // does nothing for another pool
+		c.claims.replace(ctx, pool)
 	}
 }
 

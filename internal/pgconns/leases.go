@@ -15,6 +15,7 @@ import (
 
 const (
 	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
+	claimConns       = 4           // at most, for the claims of a process
 	leaseLockTimeout = time.Second // of the leases' sessions, unless there is a pooler in between
 	connectTimeout   = 5 * time.Second
 )

@@ -3,6 +3,7 @@ package pgconns
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -41,8 +42,17 @@ func misplaced(url string, cfg *pgxpool.Config) bool {
 	if at := strings.IndexAny(rest, "@/"); at >= 0 && rest[at] == '@' {
 		rest = rest[at+1:]
 	}
-	rest, _, _ = strings.Cut(rest, "?")
-	return strings.Contains(rest, "@")
+	rest, query, _ := strings.Cut(rest, "?")
+	if strings.Contains(rest, "@") {
+		return true
+	}
+	for _, setting := range strings.Split(query, "&") {
+		name, value, _ := strings.Cut(setting, "=")
+		if strings.Contains(value, "@") && !slices.Contains([]string{"application_name", "options", "password", "user"}, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // parseProblem returns what the driver could not parse, but only from a fixed list of its

@@ -3,16 +3,19 @@ package pgobjects
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// Claims is the table of claims that belongs to a table of objects. Its statements go through
-// the application's pool, so that no renewal ever waits for one of them. All methods are safe
-// for concurrent use.
+// Claims is the table of claims that belongs to a table of objects. Its statements have
+// connections of their own, so that they don't wait for the application's queries, and no
+// renewal waits for them. All methods are safe for concurrent use.
 //
 // Each statement has a time limit that the server keeps, so that one whose answer was lost has
 // ended when the limit has passed.
@@ -34,6 +37,7 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 // knows, or of a join, it may expect so many that it walks all rows of the kind.
 func newClaimStatements(n names) claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
+	const hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 	return claimStatements{
 		counts: n.in(claimCounts), list: n.in(claimList), forget: n.in(claimForget),
 		look: n.in(`
@@ -47,7 +51,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
-				UPDATE {claims} SET session = $2, wanted = false,
+				UPDATE {claims} SET session = $2,
 					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
 				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING kind, id, session, token),
 			made AS (
@@ -78,23 +82,26 @@ func newClaimStatements(n names) claimStatements {
 			SELECT kind, id, session, token, false FROM {claims}
 			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
 
-		// Says of each row whether it should be wanted and is not, because somebody has locked
-		// it, or its owner has just changed.
 		request: n.in(`
 			WITH owned AS MATERIALIZED (
 				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
-			locked AS MATERIALIZED (
-				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM owned WHERE NOT wanted)) AND session IS NOT NULL
-					AND (id, token) IN (SELECT id, token FROM owned)
-				FOR NO KEY UPDATE SKIP LOCKED),
 			asked AS (
-				UPDATE {claims} SET wanted = true
-				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
-			SELECT kind, id, session, token, NOT wanted AND id NOT IN (SELECT id FROM asked) FROM owned`),
+				INSERT INTO {requests} (session, kind, id, token)
+				SELECT session, kind, id, token FROM owned ORDER BY session, id ON CONFLICT DO NOTHING)
+			SELECT kind, id, session, token, false FROM owned`),
 
+		// Deletes the requests for claims that have ended, and says of each whether it is one. A
+		// claim that does not stand when its request is visible never stands again.
 		wanted: n.in(`
-			SELECT kind, id, session, token, false FROM {claims}
-			WHERE session = $1 AND (kind, id) > ($2, $3) AND wanted ORDER BY session, kind, id LIMIT $4`),
+			WITH page AS MATERIALIZED (
+				SELECT r.*, ` + hasEnded + ` AS ended FROM {requests} r
+				WHERE session = $1 AND (kind, id, token) > ($2, $3, $4) ORDER BY session, kind, id, token LIMIT $5),
+			locked AS MATERIALIZED (
+				SELECT kind, id, token FROM {requests}
+				WHERE session = $1 AND (kind, id, token) IN (SELECT kind, id, token FROM page WHERE ended) FOR UPDATE SKIP LOCKED),
+			deleted AS (
+				DELETE FROM {requests} WHERE session = $1 AND (kind, id, token) IN (SELECT * FROM locked))
+			SELECT kind, id, session, token, ended FROM page ORDER BY kind, id, token`),
 
 		// Looks up the next session in the index, and not at each row.
 		sessions: n.in(`
@@ -104,16 +111,23 @@ func newClaimStatements(n names) claimStatements {
 				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
 				FROM named WHERE session IS NOT NULL)
 			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
-				EXISTS (SELECT FROM {claims} c WHERE c.session = named.session AND wanted)
+				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session)
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 
 		// The next claim of a row that is gone gets a greater token all the same: the time, of
 		// which the row's was a day behind.
 		prune: n.in(`
-			DELETE FROM {claims} WHERE ctid = ANY (ARRAY(
-				SELECT ctid FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us})
-				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`),
+			WITH old AS MATERIALIZED (
+				SELECT ctid, token FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us}) AND token >= $1
+				ORDER BY token LIMIT $2 FOR UPDATE SKIP LOCKED),
+			deleted AS (
+				DELETE FROM {claims} WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))),
+			ended AS MATERIALIZED (
+				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
+			forgotten AS (
+				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
+			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`),
 
 		fence: n.in(claimFence),
 	}
@@ -149,24 +163,16 @@ func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, 
 	return c.claims(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
 }
 
-// Request asks the owners of rows to give them back. It returns the rows that are wanted now,
-// and those that should be and are not, because somebody has locked them.
-func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
-	rows, err := c.claims(ctx, limit, c.sql.request, kind, ids)
-	for _, r := range rows {
-		if r.Gone { // which is what the statement says of those
-			locked = append(locked, r)
-		} else {
-			wanted = append(wanted, r)
-		}
-	}
-	return wanted, locked, err
+// Request asks the owners of rows to give them back, and returns these rows. It waits for no
+// fenced write.
+func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.request, kind, ids)
 }
 
-// Wanted returns at most n rows that a session owns and that somebody asks for, those after
-// another row.
-func (c *Claims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.wanted, session, afterKind, afterID, n)
+// Wanted returns at most n claims of a session that somebody asks for, those after another one.
+// Gone says that the claim has ended, and that the request was deleted.
+func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return c.claims(ctx, limit, c.sql.wanted, session, after.Kind, after.ID, after.Token, n)
 }
 
 // Sessions returns the sessions that rows name.
@@ -190,9 +196,12 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 	return sessions, unreadable(err)
 }
 
-// Prune deletes rows that have been free for a day.
-func (c *Claims) Prune(ctx context.Context, limit time.Duration) error {
-	return c.query(ctx, limit, c.sql.prune, nil, func(pgx.Rows) error { return nil })
+// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as
+// many requests for claims that have ended. It returns how many, and the token behind which the
+// next call begins: where the dead rows are that this one leaves in the index.
+func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	err = c.query(ctx, limit, c.sql.prune, []any{after, n}, func(rows pgx.Rows) error { return rows.Scan(&last, &pruned) })
+	return last, pruned, err
 }
 
 func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, args ...any) (claims []objects.Claim, err error) {
@@ -212,21 +221,29 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
-	batch := &pgx.Batch{}
-	batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('plan_cache_mode', 'force_custom_plan', true),
-			set_config('random_page_cost', '0.1', true)`,
-		strconv.FormatInt(max(1, limit.Milliseconds()), 10))
-	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			if err := row(rows); err != nil {
-				return err
+	err := c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		batch := &pgx.Batch{}
+		batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`,
+			strconv.FormatInt(max(1, limit.Milliseconds()), 10))
+		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				if err := row(rows); err != nil {
+					return err
+				}
 			}
-		}
-		return rows.Err()
+			return rows.Err()
+		})
+		return pool.SendBatch(ctx, batch).Close()
 	})
-	return c.table.setups.explain(c.table.conns.Pool.SendBatch(ctx, batch).Close())
+	explained := c.table.setups.explain(err)
+	switch state := pgconns.SQLState(err); {
+	case strings.HasPrefix(state, "22"), strings.HasPrefix(state, "23"), strings.HasPrefix(state, "P0"): // data, constraints, triggers
+		return &objects.Refused{Cause: explained}
+	}
+	return explained
 }
 
 // fencedOut explains the failure of a transaction that depended on a claim.

@@ -92,10 +92,10 @@ func (s *setups) migrate(ctx context.Context) (*setup, error) {
 	return s.look(ctx)
 }
 
-// migrateClaims creates the table of claims if it is missing. No lease needs it.
+// migrateClaims creates the tables of claims if one is missing. No lease needs them.
 func (s *setups) migrateClaims(ctx context.Context) error {
 	var exists bool // otherwise CREATE TABLE IF NOT EXISTS would need the right to create tables
-	err := s.conns.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, []any{s.names.claims}, &exists)
+	err := s.conns.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL AND to_regclass($2) IS NOT NULL`, []any{s.names.claims, s.names.requests}, &exists)
 	if err != nil || exists {
 		return err
 	}

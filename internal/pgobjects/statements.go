@@ -15,8 +15,9 @@ type names struct {
 	objects    string
 	tombstones string
 	claims     string
+	requests   string
 
-	claimsBySession, claimsWanted string // indexes, whose names have no schema
+	claimsBySession, claimsByAge string // indexes, whose names have no schema
 }
 
 const pruneAtMost = 10000 // tombstones in one statement
@@ -33,10 +34,11 @@ func newNames(schema, table string) names {
 		objects:    quote(table),
 		tombstones: quote(table + objects.TombstonesSuffix),
 		claims:     quote(table + objects.ClaimsSuffix),
+		requests:   quote(table + objects.RequestsSuffix),
 
 		// No longer than the name of the tombstones, for which there is room.
 		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
-		claimsWanted:    pgx.Identifier{table + objects.ClaimsSuffix + "_ask"}.Sanitize(),
+		claimsByAge:     pgx.Identifier{table + objects.ClaimsSuffix + "_age"}.Sanitize(),
 	}
 }
 
@@ -46,8 +48,9 @@ func (n names) in(sql string) string {
 		"{objects}", n.objects,
 		"{tombstones}", n.tombstones,
 		"{claims}", n.claims,
+		"{requests}", n.requests,
 		"{claims_by_session}", n.claimsBySession,
-		"{claims_wanted}", n.claimsWanted,
+		"{claims_by_age}", n.claimsByAge,
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",

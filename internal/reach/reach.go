@@ -1,5 +1,6 @@
-// Package reach gives other packages of this module what the stores of the root package keep
-// to themselves. The root package sets its funcs; those who call them import it.
+// Package reach gives other packages of this module what the stores of the root package, and the
+// keys of package claims, keep to themselves. These packages set the funcs; those who call them
+// import the package.
 package reach
 
 import (
@@ -18,4 +19,7 @@ var (
 
 	// SQLite returns the table of a *tenure.SQLiteStore.
 	SQLite func(store any) *sqliteobjects.Table
+
+	// DropKeys undoes the NewKeys that has returned a *claims.Keys, which must not have been used.
+	DropKeys func(keys any)
 )

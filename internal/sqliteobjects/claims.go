@@ -1,10 +1,12 @@
 package sqliteobjects
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -21,10 +23,11 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, fenceStatement, counts, list, forget string }
+type claimStatements struct{ look, take, free, owned, request, owners, wanted, forgetRequests, sessions, prune, pruneRequests, fence, fenceStatement, counts, list, forget string }
 
 func newClaimStatements(named func(string) string) claimStatements {
 	const columns = `kind, id, coalesce(session, ''), token, `
+	const hasEnded = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 	return claimStatements{
 		counts: named(claimCounts), list: named(claimList), forget: named(claimForget),
 		look: named(`
@@ -33,7 +36,7 @@ func newClaimStatements(named func(string) string) claimStatements {
 			FROM {claims} c WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2))`),
 		take: named(`
 			INSERT INTO {claims} (kind, id, session, token) SELECT ?1, value, ?2, ?3 FROM json_each(?4) WHERE true
-			ON CONFLICT (kind, id) DO UPDATE SET session = excluded.session, wanted = 0,
+			ON CONFLICT (kind, id) DO UPDATE SET session = excluded.session,
 				token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)
 			WHERE session IS NULL OR CAST(session AS TEXT) IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`),
@@ -43,23 +46,32 @@ func newClaimStatements(named func(string) string) claimStatements {
 		owned: named(`
 			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) ORDER BY kind, id LIMIT ?4`),
 		request: named(`
-			UPDATE {claims} SET wanted = 1 WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL
-			RETURNING kind, id, session, token, 0`),
+			INSERT INTO {requests} (session, kind, id, token)
+			SELECT session, kind, id, token FROM {claims} WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL
+			ON CONFLICT DO NOTHING`),
+		owners: named(`
+			SELECT kind, id, session, token, 0 FROM {claims}
+			WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL`),
 		wanted: named(`
-			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) AND wanted ORDER BY kind, id LIMIT ?4`),
+			SELECT kind, id, session, token, ` + hasEnded + ` FROM {requests} r
+			WHERE session = ?1 AND (kind, id, token) > (?2, ?3, ?4) ORDER BY kind, id, token LIMIT ?5`),
+		forgetRequests: named(`
+			DELETE FROM {requests} AS r WHERE session = ?1 AND (kind, id, token) <= (?2, ?3, ?4) AND ` + hasEnded),
 		// Looks up the next session in the index, and not at each row.
 		sessions: named(`
 			WITH RECURSIVE named(session) AS (
 				SELECT min(session) FROM {claims}
 				UNION ALL
 				SELECT (SELECT min(c.session) FROM {claims} c WHERE c.session > named.session) FROM named WHERE named.session IS NOT NULL)
-			SELECT session, o.id IS NULL, EXISTS (SELECT 1 FROM {claims} c WHERE c.session = named.session AND wanted), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			SELECT session, o.id IS NULL, EXISTS (SELECT 1 FROM {requests} r WHERE r.session = named.session), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 		// The next claim of a row that is gone gets a greater token all the same: the time, of
 		// which the row's was a day behind.
 		prune: named(`
-			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 LIMIT 1000)`),
+			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 ORDER BY token LIMIT ?2)`),
+		pruneRequests: named(`
+			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` LIMIT ?1)`),
 		fence: named(`
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`),
 		// As the fence of a lease does, it writes nothing or fails.
@@ -112,24 +124,35 @@ func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, 
 	return c.read(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
 }
 
-// Request asks the owners of rows to give them back. It returns the rows that are wanted now. No
-// row is ever locked for long, so none is left.
-func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
+// Request asks the owners of rows to give them back, and returns these rows.
+func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted []objects.Claim, err error) {
 	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, c.sql.request, kind, list(ids))
+		if _, err := tx.ExecContext(ctx, c.sql.request, kind, list(ids)); err != nil {
+			return err
+		}
+		rows, err := tx.QueryContext(ctx, c.sql.owners, kind, list(ids))
 		if err != nil {
 			return err
 		}
 		wanted, err = scanClaims(rows)
 		return err
 	})
-	return wanted, nil, err
+	return wanted, err
 }
 
-// Wanted returns at most n rows that a session owns and that somebody asks for, those after
-// another row.
-func (c *Claims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.read(ctx, limit, c.sql.wanted, session, afterKind, afterID, n)
+// Wanted returns at most n claims of a session that somebody asks for, those after another one.
+// Gone says that the claim has ended, and that the request was deleted.
+func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	rows, err := c.read(ctx, limit, c.sql.wanted, session, after.Kind, after.ID, after.Token, n)
+	if err != nil || !slices.ContainsFunc(rows, func(r objects.Claim) bool { return r.Gone }) {
+		return rows, err
+	}
+	last := rows[len(rows)-1]
+	_ = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error { // else the next call deletes them
+		_, err := tx.ExecContext(ctx, c.sql.forgetRequests, session, last.Kind, last.ID, last.Token)
+		return err
+	})
+	return rows, nil
 }
 
 // Sessions returns the sessions that rows name.
@@ -158,12 +181,25 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) (sessions []
 	return sessions, explain(rows.Err())
 }
 
-// Prune deletes rows that have been free for a day.
-func (c *Claims) Prune(ctx context.Context, limit time.Duration) error {
-	return c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, c.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro())
-		return err
+// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as
+// many requests for claims that have ended. It returns how many. SQLite finds the next ones at
+// once, so last is always 0.
+func (c *Claims) Prune(ctx context.Context, _ int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		rows, err := tx.ExecContext(ctx, c.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro(), n)
+		if err != nil {
+			return err
+		}
+		requests, err := tx.ExecContext(ctx, c.sql.pruneRequests, n)
+		if err != nil {
+			return err
+		}
+		deleted, err := rows.RowsAffected()
+		forgotten, requestsErr := requests.RowsAffected()
+		pruned = int(max(deleted, forgotten))
+		return cmp.Or(err, requestsErr)
 	})
+	return 0, pruned, err
 }
 
 func (c *Claims) read(ctx context.Context, limit time.Duration, query string, args ...any) ([]objects.Claim, error) {
@@ -188,6 +224,9 @@ func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context
 		return fn(ctx, tx)
 	})
 	pace.Sleep(ctx, time.Since(began))
+	if isConstraint(err) {
+		return &objects.Refused{Cause: explain(err)}
+	}
 	return explain(err)
 }
 

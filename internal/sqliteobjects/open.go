@@ -84,6 +84,16 @@ func isBusy(err error) bool {
 	return strings.Contains(err.Error(), "database is locked") // of a driver whose errors have no code
 }
 
+// isConstraint reports whether a constraint, or RAISE in a trigger, has refused a row.
+func isConstraint(err error) bool {
+	const code = 19 // SQLITE_CONSTRAINT
+	var coded interface{ Code() int }
+	if errors.As(err, &coded) {
+		return coded.Code()&0xff == code
+	}
+	return err != nil && strings.Contains(err.Error(), "constraint failed") // of a driver whose errors have no code
+}
+
 // explain wraps a driver's error with what it means here. Drivers have different error
 // types, so it goes by the text.
 func explain(err error) error {

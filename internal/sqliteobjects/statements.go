@@ -21,7 +21,8 @@ func newNames(table string) *strings.Replacer {
 		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
 		"{claims}", quote(table+objects.ClaimsSuffix),
 		"{claims_by_session}", quote(table+objects.ClaimsSuffix+"_idx"),
-		"{claims_wanted}", quote(table+objects.ClaimsSuffix+"_ask"),
+		"{claims_by_age}", quote(table+objects.ClaimsSuffix+"_age"),
+		"{requests}", quote(table+objects.RequestsSuffix),
 		"{version_limit}", strconv.FormatInt(objects.VersionLimit, 10),
 	)
 }

@@ -89,7 +89,7 @@ CREATE ROLE app LOGIN;
 ALTER ROLE app SET search_path = chaos, pg_catalog, public;
 GRANT USAGE ON SCHEMA chaos TO app;
 GRANT SELECT ON chaos.clock TO app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, objects_claims, ledger TO app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON objects, objects_tombstones, objects_claims, objects_requests, ledger TO app;
 
 CREATE FUNCTION note_claims() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

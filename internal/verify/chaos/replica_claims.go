@@ -16,7 +16,7 @@ import (
 
 const (
 	actors    = 60   // keys that have a func
-	lateOnes  = 2    // late writes at the same time: claims share the application's pool
+	lateOnes  = 2    // late writes at the same time: they use the application's pool
 	claimSize = 2000 // keys that one call claims
 )
 

@@ -36,7 +36,7 @@ func brokenURLs(secret string) (urls []string) {
 		"postgres://u:%s@host:port/db", "postgres://u:%s/@host/db", "postgres://u:1/%s@host/db", "postgres://u:a@%s@host/db", "postgres://u:%s%%@host/db",
 		"postgres://u:1?%s@host:x/db", "postgres://host:x/db?password=%s", "postgres://host/db?pass%%77ord=%s&sslmode=maybe", "postgres://host/db?PASSWORD=%s&password",
 		"postgresql://[u:%s@host/db", "POSTGRES://u:%s@host/db", "postgres:u:%s@host/db", "http://u:%s@host/db", "u:%s@host/db", "//u:%s@host/db", "postgres://%s:port@",
-		"postgres://u:[%s]@host:port/db", "postgres://u:%s@host:1,other:2,third/db", "jdbc:postgresql://h/db?user=u&password=%s",
+		"postgres://u:[%s]@host:port/db", "postgres://u:a@%s?b=c@host/db", "postgres://u:a@b?c=%s@host:port/db", "postgres://u:a@b?c=d&e=%s@host/db?sslmode=disable", "postgres://u:%s@host:1,other:2,third/db", "jdbc:postgresql://h/db?user=u&password=%s",
 	} {
 		urls = append(urls, fmt.Sprintf(form, secret))
 	}
@@ -84,7 +84,7 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 func TestAConnectionStringWhosePasswordHasBecomeSomethingElseIsRefused(t *testing.T) {
 	for _, url := range []string{
 		"postgres://u:a@b@host/db", "postgresql://u:a@b@host:1,other:2/db", "postgres://u:1/a@host/db", "postgres://u/1:a@host/db",
-		"postgres://host/a@b?sslmode=disable", "postgres://u:1/a?b@host=c", "host=db password=a b@c=d",
+		"postgres://host/a@b?sslmode=disable", "postgres://u:1/a?b@host=c", "postgres://u:a@b?c=d@host/db", "postgres://u:a@b?host=c@d/db", "host=db password=a b@c=d",
 	} {
 		if _, err := pgconns.ParseURL(url); err == nil {
 			t.Errorf("%s is accepted", url)
@@ -107,7 +107,7 @@ func FuzzNoErrorOfAConnectionStringShowsAnythingOfIt(f *testing.F) {
 
 func TestAPasswordOfAnyCharactersIsAcceptedAsItIsMeantToBeWritten(t *testing.T) {
 	for _, url := range []string{
-		"postgres://u:a%40b%2Fc@host/db", "postgres://user@tenant:p@host/db?application_name=a@b", `host=h password='a@b \' c' dbname=a@b user=u@v`,
+		"postgres://u:a%40b%2Fc@host/db", "postgres://user@tenant:p@host/db?application_name=a@b", "postgres://host/db?user=u@v&password=a@b&options=-c%20search_path%3Dx", `host=h password='a@b \' c' dbname=a@b user=u@v`,
 		"postgres://host/a%40b", "postgres://[::1]:5432,other:1/db",
 	} {
 		if _, err := pgconns.ParseURL(strings.Replace(url, "user@tenant", "user%40tenant", 1)); err != nil {

@@ -24,7 +24,7 @@ var tableNames = []string{
 	"objects", "leases", "Objects", "my objects", "main.objects", "public.objects", " ", "'", `"`, `""`, `a"b`, `a""b`, `\`, "`", "[a]",
 	"select", "order", "1", "-- ", "/*", "*/", ";", ";\n", "a;\nb", "\n", "\t", "\r\n", "?", "?1", "$1", ":a", "@a", "%s", "%!",
 	`x"; DROP TABLE objects; --`, `objects" WHERE true --`, `objects"; DELETE FROM bystander; SELECT "`,
-	"{objects}", "{tombstones}", "{tombstones_by_age}", "{claims}", "{claims_by_session}", "{claims_wanted}", "{ms}", "{now_ms}", "{now_us}", "{version}", "{lock_timeout}", "{from_wait}", "{wait_and}", "{prune_at_most}",
+	"{objects}", "{tombstones}", "{tombstones_by_age}", "{claims}", "{claims_by_session}", "{claims_by_age}", "{requests}", "{ms}", "{now_ms}", "{now_us}", "{version}", "{lock_timeout}", "{from_wait}", "{wait_and}", "{prune_at_most}",
 	"a\x00", "\x00", "objects\x00x", "bystander\x00", "\xff", "a\xc3", "é", "e\u0301", "表", "\U0001f512", "\u202e", "\ufeff", "\u0130",
 	"sqlite_master", "sqlite_x", "SQLITE_X", "sqlite_sequence", "pragma_table_info", "json_each", "rowid", "pg_class", "pg_x", "information_schema", "temp", "temp.a",
 	"objects_tombstones", "bystander", "Bystander", "bystander_tombstones", "a_tombstones", "A_TOMBSTONES", "_tombstones", "tombstones", "a_tombstones_by_age",
@@ -141,7 +141,7 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			if err := useTable(ctx, store); err != nil {
 				t.Errorf("table %q was made, and cannot be used: %v", table, err)
 			}
-			want[table], want[table+"_tombstones"], want[table+"_claims"] = 1, 2, 0
+			want[table], want[table+"_tombstones"], want[table+"_claims"], want[table+"_requests"] = 1, 2, 0, 0
 		}
 		if got := sqliteTables(t, db); !maps.Equal(got, want) {
 			t.Errorf("the tables have as many rows: %q; want %q", got, want)
@@ -215,7 +215,7 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			if table == "" {
 				table = "objects"
 			}
-			want[[2]string{in, table}], want[[2]string{in, table + "_tombstones"}], want[[2]string{in, table + "_claims"}] = 1, 2, 0
+			want[[2]string{in, table}], want[[2]string{in, table + "_tombstones"}], want[[2]string{in, table + "_claims"}], want[[2]string{in, table + "_requests"}] = 1, 2, 0, 0
 		}
 		after := postgresTables(t, pool)
 		if !maps.Equal(after, want) {

@@ -107,17 +107,15 @@ func (c linkedClaims) Owned(ctx context.Context, session, afterKind, afterID str
 	})
 }
 
-func (c linkedClaims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) (wanted, locked []objects.Claim, err error) {
-	rows, err := through(ctx, c.l, "request", limit, func(ctx context.Context) ([2][]objects.Claim, error) {
-		wanted, locked, err := c.l.table.Request(ctx, kind, ids, limit)
-		return [2][]objects.Claim{wanted, locked}, err
+func (c linkedClaims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return through(ctx, c.l, "request", limit, func(ctx context.Context) ([]objects.Claim, error) {
+		return c.l.table.Request(ctx, kind, ids, limit)
 	})
-	return rows[0], rows[1], err
 }
 
-func (c linkedClaims) Wanted(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+func (c linkedClaims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
 	return through(ctx, c.l, "wanted", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return c.l.table.Wanted(ctx, session, afterKind, afterID, n, limit)
+		return c.l.table.Wanted(ctx, session, after, n, limit)
 	})
 }
 
@@ -144,7 +142,14 @@ func (c linkedClaims) Forget(ctx context.Context, kind string, limit time.Durati
 	return err
 }
 
-func (c linkedClaims) Prune(ctx context.Context, limit time.Duration) error {
-	_, err := through(ctx, c.l, "prune", limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.l.table.Prune(ctx, limit) })
-	return err
+func (c linkedClaims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	type answer struct {
+		last   int64
+		pruned int
+	}
+	a, err := through(ctx, c.l, "prune", limit, func(ctx context.Context) (a answer, err error) {
+		a.last, a.pruned, err = c.l.table.Prune(ctx, after, n, limit)
+		return a, err
+	})
+	return a.last, a.pruned, err
 }
