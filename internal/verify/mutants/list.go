@@ -653,7 +653,7 @@ var mutants = []mutant{
 		"if !s.url.synced {", "if false {",
 		"nobody sets sync_interval"},
 	{"on NATS, status knows no release", "cmd/tenure/store_nats.go",
-		"return change.Object.Version != 0, nil", "return false, nil",
+		"return change.Object.Version != 0, nil", "return change.Object.Version < 0, nil",
 		"a lease that was released looks like a mistyped one"},
 	{"status takes a record in a store without a clock for new", "cmd/tenure/status.go",
 		"h.Age = time.Since(h.RenewedAt)", "h.Age = 0",
