@@ -52,10 +52,11 @@ chaos: ## faults done to real processes and servers, for DURATION, and what beca
 	cd internal/verify/chaos && go run . -duration $(DURATION)
 
 .PHONY: sim
-sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, and a year of a schedule, for a quarter of an hour
+sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
 	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
 	GOGC=400 go test ./internal/verify/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}
+	GOGC=400 go test ./shards -run 'TestShardsUnderFaults|TestMovesAreTheMinimum|TestAnyChurn|TestARollingRestart' -v -timeout 60m -shards.events 10000 -shards.rule 1000 -shards.seed $${SEED:-1}
 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour

@@ -1,5 +1,6 @@
 // Package oteltenure records OpenTelemetry metrics of a coordinator, using a
-// [tenure.Trace], and of a session of package claims, see [ObserveSession].
+// [tenure.Trace], of a session of package claims, see [ObserveSession], and of package shards,
+// see [ObserveShards].
 //
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
 //	metrics, err := oteltenure.New(otel.Meter("my-service"), lease)
@@ -46,6 +47,17 @@
 //	tenure.sessions.buried  counter  {session}               expired sessions of other processes that this process has buried
 //	tenure.claims.freed     counter  {row}                   rows of sessions that were gone that this process has freed
 //	tenure.sweep.errors     counter  {error}                 failed looks for expired sessions and their rows; each is retried
+//
+// Those of shards have the attributes that [ObserveShards] is given, and tenure.kind.
+//
+//	name                    kind     unit     what
+//	tenure.shards.total     gauge    {shard}  shards that there are, for all processes
+//	tenure.shards.owned     gauge    {shard}  shards that this process has
+//	tenure.shards.target    gauge    {shard}  shards that it should have; absent until it has settled
+//	tenure.shards.stuck     gauge    {shard}  shards whose func was told to stop more than 10 s ago and has not returned
+//	tenure.shards.failing   gauge    {shard}  shards whose func has returned by itself within the last minute
+//	tenure.shards.claimed   counter  {shard}  shards that this process has claimed
+//	tenure.shards.given_up  counter  {shard}  those of them that it has freed for others, but not because it stops
 //
 // The Prometheus exporter turns dots into underscores, and appends units and _total. The
 // file alerts.yaml in this directory has alerting rules.

@@ -30,6 +30,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/oteltenure"
+	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -288,8 +289,9 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 
 		exported := map[string]bool{}
 		name := regexp.MustCompile(`\btenure_[a-z_]+`)
-		ofSession, _ := observe(t, &session{status: claims.Status{Kinds: []claims.KindStatus{{Kind: "tenant"}}}})
-		for line := range strings.Lines(r.exposition(t) + ofSession.exposition(t)) {
+		ofSession, _ := observeSession(t, &session{status: claims.Status{Kinds: []claims.KindStatus{{Kind: "tenant"}}}})
+		ofShards, _ := observeShards(t, &part{shards.Status{Kind: "part", Settled: true}})
+		for line := range strings.Lines(r.exposition(t) + ofSession.exposition(t) + ofShards.exposition(t)) {
 			if !strings.HasPrefix(line, "#") {
 				for _, name := range name.FindAllString(line, -1) {
 					exported[strings.TrimSuffix(name, "_bucket")] = true // the name of the histogram itself

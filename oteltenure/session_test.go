@@ -20,16 +20,22 @@ type session struct{ status claims.Status }
 
 func (s *session) Status() claims.Status { return s.status }
 
-// observe returns the endpoint of a process with a session.
-func observe(t *testing.T, s *session) (*replica, metric.Registration) {
+// observe returns the endpoint of a process whose metrics begin registers.
+func observe(t *testing.T, begin func(metric.Meter, attribute.KeyValue) (metric.Registration, error)) (*replica, metric.Registration) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
 	must(t, err)
-	meter := sdk.NewMeterProvider(sdk.WithReader(exporter)).Meter("test")
-	registration, err := oteltenure.ObserveSession(meter, s, attribute.String("zone", "north"))
+	registration, err := begin(sdk.NewMeterProvider(sdk.WithReader(exporter)).Meter("test"), attribute.String("zone", "north"))
 	must(t, err)
 	return &replica{endpoint: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})}, registration
+}
+
+func observeSession(t *testing.T, s *session) (*replica, metric.Registration) {
+	t.Helper()
+	return observe(t, func(m metric.Meter, zone attribute.KeyValue) (metric.Registration, error) {
+		return oteltenure.ObserveSession(m, s, zone)
+	})
 }
 
 func TestAScrapeReportsASession(t *testing.T) {
@@ -37,16 +43,10 @@ func TestAScrapeReportsASession(t *testing.T) {
 		Valid: true, Begun: 3, Lost: 2, Buried: 4, Freed: 500, SweepErrors: 6,
 		Kinds: []claims.KindStatus{{Kind: "account", Claims: 7}, {Kind: "tenant", Claims: 1_000_000, Running: 8}},
 	}}
-	endpoint, registration := observe(t, s)
+	endpoint, registration := observeSession(t, s)
 	expect := func(when string, present bool, samples ...string) {
 		t.Helper()
-		text := endpoint.exposition(t)
-		for _, sample := range samples {
-			// The exporter adds the meter as labels of its own.
-			if regexp.MustCompile(`(?m)^`+sample+`$`).MatchString(text) != present {
-				t.Errorf("%s: exported %v, want %v: %s\n%s", when, !present, present, sample, text)
-			}
-		}
+		expect(t, endpoint, when, present, samples...)
 	}
 	const zone = `\{.*zone="north"\} `
 	kind := func(name string) string { return `\{.*tenure_kind="` + name + `",zone="north"\} ` }
@@ -63,4 +63,16 @@ func TestAScrapeReportsASession(t *testing.T) {
 	expect("while it closes", true, "tenure_sessions_lost_total"+zone+"2")
 	must(t, registration.Unregister())
 	expect("at last", false, "tenure_session.*", "tenure_claims.*")
+}
+
+// expect checks that a scrape has samples, or has none that match.
+func expect(t *testing.T, endpoint *replica, when string, present bool, samples ...string) {
+	t.Helper()
+	text := endpoint.exposition(t)
+	for _, sample := range samples {
+		// The exporter adds the meter as labels of its own.
+		if regexp.MustCompile(`(?m)^`+sample+`$`).MatchString(text) != present {
+			t.Errorf("%s: exported %v, want %v: %s\n%s", when, !present, present, sample, text)
+		}
+	}
 }

@@ -54,15 +54,19 @@ func BenchmarkShards(b *testing.B) {
 		var joins, leaves rounds
 		for round := range 10 {
 			time.Sleep(time.Second)
+			c.statements()
 			began = time.Now()
 			members = append(members, c.start(fmt.Sprint("joined", round)))
 			add(&joins, began.Add(settle), 11)
+			b.Logf("join: %s", c.statements())
 
 			time.Sleep(time.Second)
+			c.statements()
 			began = time.Now()
 			members[0].stop()
 			members = members[1:]
 			add(&leaves, began, 10)
+			b.Logf("leave: %s", c.statements())
 		}
 		report("join", &joins)
 		report("leave", &leaves)

@@ -4,12 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/shards"
+	"github.com/tenurelib/tenure/statuspage"
 )
 
 // Each of 4 partitions is consumed by one of the replicas.
@@ -140,4 +142,11 @@ func ExampleClaimFromContext() {
 	}
 	fmt.Println(done, "are done")
 	// Output: 3 are done
+}
+
+// Operators see what this replica works for, and how it does.
+func ExampleShards_Status() {
+	var partitions *shards.Shards // made by shards.New
+	mux := http.NewServeMux()
+	mux.Handle("GET /shards", statuspage.Shards(partitions)) // what this replica works for, for operators
 }

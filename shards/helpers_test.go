@@ -37,6 +37,8 @@ type world struct {
 	owners  map[string]*process // who ran each last
 	begun   int
 	moves   int // begun by another process than the last time
+	ended   map[string]time.Time
+	gaps    []time.Duration // of these, from a func's return to the beginning of the next one
 }
 
 // inBubble runs a test in virtual time, on SQLite in memory.
@@ -45,7 +47,7 @@ func inBubble(t *testing.T, count int, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := kit.OpenSQLite(t, ":memory:")
 		kit.Migrate(t, store)
-		test(&world{T: t, store: store, count: count, running: map[string]*process{}, tokens: map[string]int64{}, owners: map[string]*process{}})
+		test(&world{T: t, store: store, count: count, running: map[string]*process{}, tokens: map[string]int64{}, owners: map[string]*process{}, ended: map[string]time.Time{}})
 	})
 }
 
@@ -64,6 +66,7 @@ type process struct {
 
 	mu     sync.Mutex
 	causes map[string]error // why a func was told to return the last time
+	onStop func()           // when a func is told to return; nil: nothing
 }
 
 // start begins a process, which ends with the test at the latest.
@@ -141,6 +144,7 @@ func (p *process) work(ctx context.Context, id string) error {
 	}
 	if w.begun++; w.owners[id] != nil && w.owners[id] != p {
 		w.moves++
+		w.gaps = append(w.gaps, time.Since(w.ended[id]))
 	}
 	w.running[id], w.owners[id], w.tokens[id] = p, p, c.Token
 	w.mu.Unlock()
@@ -151,6 +155,7 @@ func (p *process) work(ctx context.Context, id string) error {
 			if w.running[id] == p {
 				delete(w.running, id)
 			}
+			w.ended[id] = time.Now()
 		}
 	}()
 	if p.run != nil {
@@ -159,6 +164,9 @@ func (p *process) work(ctx context.Context, id string) error {
 	<-ctx.Done()
 	p.mu.Lock()
 	p.causes[id] = context.Cause(ctx)
+	if p.onStop != nil {
+		p.onStop()
+	}
 	p.mu.Unlock()
 	time.Sleep(time.Duration(p.stops.Load()))
 	return nil

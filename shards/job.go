@@ -30,7 +30,8 @@ type shard struct {
 
 	begun    time.Time
 	failures int
-	err      error // of the last call of Run that has returned by itself
+	err      error     // of the last call of Run that has returned by itself
+	failed   time.Time // when that was
 	cancel   context.CancelCauseFunc
 	cause    error     // why it was told to stop; nil: it was not
 	stopped  time.Time // when
@@ -90,7 +91,7 @@ func (sh *Shards) call(ctx context.Context, s *shard, pause *pace.Doubling) bool
 	err = cmp.Or(err, errors.New("Run has returned, although nobody told it to"))
 	sh.mu.Lock()
 	s.failures++
-	s.err = err
+	s.err, s.failed = err, time.Now()
 	failures := s.failures
 	sh.mu.Unlock()
 	wait := pace.Jitter(pause.Next(time.Since(began), firstPause, longestPause))
@@ -111,7 +112,7 @@ func (sh *Shards) goesOn(s *shard) bool {
 		return false
 	case s.cause == nil:
 		return true
-	case s.claim.Session != sh.me.Session || !v.counts() || v.running >= v.share():
+	case s.claim.Session != sh.me.Session || !v.counts() || v.running >= v.share:
 		return false
 	}
 	s.cause = nil
@@ -123,6 +124,9 @@ func (sh *Shards) ended(s *shard) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	delete(sh.shards, s.id)
+	if errors.Is(s.cause, tenure.ErrResigned) || errors.Is(s.cause, tenure.ErrUnhealthy) {
+		sh.givenUp++
+	}
 	if sh.over != nil {
 		return
 	}

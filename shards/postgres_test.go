@@ -3,7 +3,9 @@ package shards_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,7 +37,8 @@ type cluster struct {
 	ended   map[string]time.Time // when a shard's func has returned last
 	changed time.Time            // when a func has begun last
 	moves   int
-	gaps    []time.Duration // from a func's return to the beginning of the next one
+	gaps    []time.Duration            // from a func's return to the beginning of the next one
+	took    map[string][]time.Duration // by statements
 }
 
 // member is one of the processes.
@@ -52,7 +55,7 @@ type member struct {
 
 func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
 	c := &cluster{TB: t, url: pgtest.URL(t), count: count, settle: settle, ttl: ttl,
-		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}}
+		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}, took: map[string][]time.Duration{}}
 	kit.Migrate(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
 	return c
 }
@@ -71,7 +74,12 @@ func (c *cluster) prepare(name string) *member {
 		if now := time.Now(); call.Op == "put" {
 			m.wrote.Store(&now)
 		}
-		return do(ctx)
+		began := time.Now()
+		err := do(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.took[call.Op] = append(c.took[call.Op], time.Since(began))
+		return err
 	}))
 	var err error
 	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
@@ -144,6 +152,21 @@ func (c *cluster) balanced(members int) bool {
 		}
 	}
 	return len(c.running) == c.count && len(of) == min(members, c.count)
+}
+
+// statements says how many statements of each kind there were since the last call, and how long they
+// took.
+func (c *cluster) statements() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	took := c.took
+	c.took = map[string][]time.Duration{}
+	var b strings.Builder
+	for _, op := range slices.Sorted(maps.Keys(took)) {
+		fmt.Fprintf(&b, "%s %d (p50 %v, p99 %v)  ", op, len(took[op]),
+			kit.Percentile(took[op], 50).Round(10*time.Microsecond), kit.Percentile(took[op], 99).Round(10*time.Microsecond))
+	}
+	return b.String()
 }
 
 // await returns how long it took after a moment until the shards were balanced, how many have

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -76,6 +75,7 @@ type Shards struct {
 	me      claims.Claim
 	shards  map[string]*shard // those for which a goroutine runs
 	claimed int               // how many were claimed so far
+	givenUp int               // how many of these were freed for others
 	over    error             // why no func begins any more; nil: they may
 	sick    error             // why this process is not fit to work
 }
@@ -258,7 +258,9 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 		timer := time.NewTimer(next - ignored)
 		woken = false
 		select {
-		case <-ctx.Done():
+		case <-ctx.Done(): // the others wait for the membership to end
+			timer.Stop()
+			return nil
 		case <-timer.C:
 		case <-sh.kick:
 		case <-members.C():
@@ -270,8 +272,9 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 	}
 }
 
-// spreadMoves is the time in which members begin to move shards to one that counts by now.
-const spreadMoves = 100 * time.Millisecond
+// spreadMoves is the time in which members, one after another, stop what moves to one that
+// counts by now.
+const spreadMoves = 150 * time.Millisecond
 
 // floodPace is how often hints are followed that lead to nothing, after the first few.
 const floodPace = 100 * time.Millisecond
@@ -300,25 +303,26 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		return false, 0, errNoMember
 	}
 	var ages []time.Duration
+	var has []int
 	sessions := make([]string, 0, len(members))
 	for _, m := range members {
-		ages, sessions = append(ages, listing.Age(m)), append(sessions, m.Session)
+		ages, has, sessions = append(ages, listing.Age(m)), append(has, owned.count[m.Session]), append(sessions, m.Session)
 	}
 	n, in := counted(ages, sh.cfg.Settle)
 	if n < len(members) {
 		in += time.Millisecond
-		if rank < n { // the others are ready by then, and not all move shards at the same moment
-			in += rand.N(spreadMoves)
+		if rank < n { // the others are ready by then, and have claimed what one has freed before the next frees more
+			in += spreadMoves * time.Duration(rank+1) / time.Duration(n)
 		}
 		next = min(next, in)
 	}
-	v := sh.update(view{shards: len(sh.ids), members: len(members), counted: n, rank: rank})
+	v := sh.update(newView(len(sh.ids), has, n, rank))
 	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
 		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
 	}
 	did = sh.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
-		_ = sh.members.Forget(ctx) // else their rows are deleted a day later
+		defer func() { _ = sh.members.Forget(ctx) }() // else their rows are deleted a day later; their shards come first
 	}
 	seen.members = sessions
 
@@ -327,8 +331,8 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	// the same shards.
 	begin := 0
 	if free := len(seen.free); free > 0 {
-		for i := range rank {
-			begin += max(0, quota(v.shards, v.members, i)-owned.count[members[i].Session])
+		for i, least := range shares(v.shards, has)[:rank] {
+			begin += max(0, least-has[i])
 		}
 		begin %= free
 	}

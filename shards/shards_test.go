@@ -24,21 +24,21 @@ const moment = 200 * time.Millisecond
 func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
 	inBubble(t, 10, func(w *world) {
 		ps := w.together(3)
-		w.spread([]int{4, 3, 3}, ps...)
+		w.spread([]int{3, 3, 4}, ps...)
 		require.Zero(w, w.takeMoves())
 
 		time.Sleep(time.Minute)
 		d := w.start("d")
 		time.Sleep(settle / 2)
-		w.spread([]int{4, 3, 3, 0}, append(ps, d)...)
+		w.spread([]int{3, 3, 4, 0}, append(ps, d)...)
 		time.Sleep(settle/2 + moment)
-		w.spread([]int{3, 3, 2, 2}, append(ps, d)...)
+		w.spread([]int{2, 3, 3, 2}, append(ps, d)...)
 		require.Equal(w, 2, w.takeMoves())
 
 		ps[0].stop()
 		time.Sleep(moment)
-		w.spread([]int{4, 3, 3}, ps[1], ps[2], d)
-		require.Equal(w, 3, w.takeMoves())
+		w.spread([]int{3, 3, 4}, ps[1], ps[2], d)
+		require.Equal(w, 2, w.takeMoves())
 
 		began := time.Now()
 		ps[2].crash()
@@ -50,6 +50,58 @@ func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
 		require.LessOrEqual(w, time.Since(began), ttl+100*time.Millisecond)
 		w.spread([]int{5, 5}, ps[1], d)
 		require.Equal(w, 3, w.takeMoves())
+	})
+}
+
+// Else the new one would claim what some have freed while others free more, which would wait.
+func TestMembersStopTheirSurplusOneAfterAnother(t *testing.T) {
+	inBubble(t, 40, func(w *world) {
+		ps := w.together(4)
+		stopped := make([]time.Time, len(ps))
+		for i, p := range ps {
+			p.mu.Lock()
+			p.onStop = func() { stopped[i] = time.Now() }
+			p.mu.Unlock()
+		}
+		w.start("q")
+		time.Sleep(settle + moment)
+		require.Equal(w, 8, w.takeMoves())
+		for i := range stopped[1:] {
+			require.Greater(w, stopped[i+1].Sub(stopped[i]), 25*time.Millisecond)
+		}
+	})
+}
+
+// A shard that moves waits for five statements, one after another: the old owner frees it and
+// sends a hint, and the new one lists, reads and claims it. Beyond these it waits at most for a
+// look that was under way.
+func TestAMovedShardWaitsForFiveStatements(t *testing.T) {
+	inBubble(t, 200, func(w *world) {
+		const statement = 1500 * time.Microsecond
+		slow := func(p *process, _ *shards.Config) {
+			p.link.Hinted = true
+			p.fault(kit.Slowly(statement))
+		}
+		ps := w.together(10, slow)
+		gaps := func(what string, moves int) {
+			w.Helper()
+			time.Sleep(moment)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.Logf("%s: the gaps are %v in the middle, %v at the 99th percentile", what, kit.Percentile(w.gaps, 50), kit.Percentile(w.gaps, 99))
+			require.Len(w, w.gaps, moves)
+			require.LessOrEqual(w, kit.Percentile(w.gaps, 50), 5*statement+time.Millisecond)
+			require.LessOrEqual(w, kit.Percentile(w.gaps, 99), 8*statement+time.Millisecond)
+			w.gaps = nil
+		}
+		q := w.start("q", slow)
+		time.Sleep(settle)
+		gaps("join", 18)
+		time.Sleep(ttl)
+		ps[3].stop()
+		gaps("leave", 18)
+		q.stop()
+		gaps("another leave", 20)
 	})
 }
 
@@ -86,9 +138,14 @@ func TestAFuncThatDoesNotStopHoldsUpOnlyItsShard(t *testing.T) {
 		for _, s := range ps[0].shards.Status().Shards {
 			if s.ID == hung {
 				require.NotZero(w, s.Stopping)
+				require.False(w, s.Stuck)
 			}
 		}
+		time.Sleep(15 * time.Second)
+		require.Equal(w, 3, ps[0].shards.Status().Stuck)
+		require.Zero(w, ps[1].shards.Status().Stuck)
 		time.Sleep(10 * time.Minute)
+		require.Zero(w, ps[0].shards.Status().Stuck)
 		w.spread([]int{3, 3, 3, 3}, ps[0], ps[1], c, d)
 	})
 }
@@ -169,6 +226,8 @@ func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 		require.Greater(w, status.Shards[1].Failures, 20)
 		require.Less(w, status.Shards[1].Failures, 40)
 		require.Zero(w, status.Shards[0].Failures)
+		require.True(w, status.Shards[1].Failing)
+		require.Equal(w, 1, status.Failing)
 		q := w.start("q") // what waits is told as well
 		time.Sleep(settle + moment)
 		require.Len(w, q.shards.Status().Shards, 1)
@@ -401,11 +460,16 @@ func TestStatusIsShownAsJSON(t *testing.T) {
 		ps := w.together(2)
 		status := ps[1].shards.Status()
 		require.Equal(w, ps[1].session.ID(), status.Session)
-		require.Equal(w, []int{2, 2, 1, 3}, []int{status.Members, status.Counted, status.Share, status.Count})
+		require.Equal(w, []int{2, 2, 2, 3}, []int{status.Members, status.Counted, status.Share, status.Count})
 		text, err := json.Marshal(status)
 		require.NoError(w, err)
 		require.Contains(w, string(text), `"kind":"job"`)
 		require.NotContains(w, string(text), "stopping")
+		require.True(w, status.Settled)
+		require.Equal(w, []int{2, 0}, []int{status.Claimed, status.GivenUp})
+		w.start("q")
+		time.Sleep(settle + moment)
+		require.Equal(w, []int{2, 1}, []int{ps[1].shards.Status().Claimed, ps[1].shards.Status().GivenUp})
 		ps[1].stop()
 		status = ps[1].shards.Status()
 		require.Empty(w, status.Session)

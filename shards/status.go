@@ -12,13 +12,20 @@ type Status struct {
 	Session string `json:"session,omitempty"` // empty: this process does not take part
 	Members int    `json:"members"`           // processes that are there
 	Counted int    `json:"counted"`           // those of them that have settled
+	Settled bool   `json:"settled"`           // this process is one of those
 
 	// Share is how many of the Count shards this process should have: 0 until it has settled.
 	Share int `json:"share"`
 	Count int `json:"count"`
 
 	Shards    []ShardStatus `json:"shards"`              // those that it has, by ID
+	Stuck     int           `json:"stuck"`               // how many of them do not stop
+	Failing   int           `json:"failing"`             // and how many fail
 	Unhealthy string        `json:"unhealthy,omitempty"` // why Check fails
+
+	// Since the process started.
+	Claimed int `json:"claimed"`  // shards that this process has claimed
+	GivenUp int `json:"given_up"` // those of them that it has freed for others, but not because it stops
 }
 
 // ShardStatus is what is known of one shard that this process has.
@@ -27,9 +34,15 @@ type ShardStatus struct {
 	Token    int64     `json:"token"`
 	Since    time.Time `json:"since"`              // when it was claimed
 	Stopping time.Time `json:"stopping,omitzero"`  // when it was told to stop; zero: it was not
-	Failures int       `json:"failures,omitempty"` // how often its func has returned by itself
+	Stuck    bool      `json:"stuck,omitempty"`    // that was more than 10 seconds ago
+	Failing  bool      `json:"failing,omitempty"`  // its func has returned by itself within the last minute
+	Failures int       `json:"failures,omitempty"` // how often it has
 	Error    string    `json:"error,omitempty"`    // of the last of these
 }
+
+// failingFor is how long a shard counts as failing after its func has returned by itself: longer
+// than the pause before the next call.
+const failingFor = 2 * longestPause
 
 // Status returns what this process has, without I/O.
 func (sh *Shards) Status() Status {
@@ -38,10 +51,8 @@ func (sh *Shards) Status() Status {
 	v := sh.current()
 	status := Status{
 		Kind: sh.cfg.Kind, Session: sh.me.Session, Members: v.members, Counted: v.counted,
-		Count: v.shards, Shards: make([]ShardStatus, 0, len(sh.shards)),
-	}
-	if v.counts() {
-		status.Share = v.share()
+		Settled: v.counts(), Share: v.share, Count: v.shards,
+		Shards: make([]ShardStatus, 0, len(sh.shards)), Claimed: sh.claimed, GivenUp: sh.givenUp,
 	}
 	if sh.sick != nil {
 		status.Unhealthy = sh.sick.Error()
@@ -49,10 +60,16 @@ func (sh *Shards) Status() Status {
 	for _, s := range sh.shards {
 		one := ShardStatus{ID: s.id, Token: s.claim.Token, Since: s.begun, Failures: s.failures}
 		if s.cause != nil {
-			one.Stopping = s.stopped
+			one.Stopping, one.Stuck = s.stopped, time.Since(s.stopped) >= tooLong
 		}
 		if s.err != nil {
-			one.Error = s.err.Error()
+			one.Error, one.Failing = s.err.Error(), time.Since(s.failed) < failingFor
+		}
+		if one.Stuck {
+			status.Stuck++
+		}
+		if one.Failing {
+			status.Failing++
 		}
 		status.Shards = append(status.Shards, one)
 	}

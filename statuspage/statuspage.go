@@ -1,4 +1,4 @@
-// Package statuspage serves the status of coordinators and of sessions, as a page for people
+// Package statuspage serves the status of coordinators, sessions and shards, as a page for people
 // and as JSON for programs. It is a separate package so that only programs that serve the page
 // link html/template.
 package statuspage

@@ -237,5 +237,5 @@ func printSessions(w io.Writer, views []sessionView) error {
 		fmt.Fprintln(table, strings.Join([]string{printable(v.Session), printable(v.Holder), since, state,
 			cmp.Or(strings.Join(claims, ", "), "none"), strings.Join(labels, ", ")}, "\t"))
 	}
-	return table.Flush()
+	return cmp.Or(table.Flush(), printShards(w, views))
 }

@@ -119,7 +119,8 @@ func (p *plot) svg() []byte {
 	colors := map[string]string{"A": "#4e79a7", "B": "#f28e2b", "C": "#59a14f", "D": "#e15759", "E": "#b07aa1", "F": "#edc948", "G": "#76b7b2"}
 	end := p.at()
 	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" font-family="sans-serif" font-size="11">`+"\n", left+end*perSecond+60, top+count*row+30)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" font-family="sans-serif" font-size="11">`+"\n", left+end*perSecond+60, top+count*row+45)
+	fmt.Fprintln(&b, `<title>Who works for which of 64 shards over time</title>`)
 	fmt.Fprintln(&b, `<rect width="100%" height="100%" fill="white"/>`)
 	for shard, spans := range p.spans {
 		for _, s := range spans {
@@ -134,9 +135,15 @@ func (p *plot) svg() []byte {
 		x := left + m.at*perSecond
 		fmt.Fprintf(&b, `<path d="M%.1f %d V%d" stroke="black" stroke-dasharray="3"/><text x="%.1f" y="%d">%s</text>`+"\n", x, top-12, top+count*row, x+3, top-14, m.what)
 	}
+	for second := 0; float64(second) <= end; second += 5 {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%d s</text>`+"\n", left+second*perSecond, top+count*row+12, second)
+	}
+	for _, shard := range []int{0, count - 1} {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%d</text>`+"\n", left-4, top+shard*row+7, shard)
+	}
 	for i, name := range []string{"A", "B", "C", "D", "E", "F", "G"} {
 		x := left + i*50
-		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="10" height="10" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", x, top+count*row+10, colors[name], x+14, top+count*row+19, name)
+		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="10" height="10" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", x, top+count*row+25, colors[name], x+14, top+count*row+34, name)
 	}
 	fmt.Fprintln(&b, `</svg>`)
 	return b.Bytes()

@@ -42,7 +42,31 @@ func (r *result) checkClaims(p *phase, a *audit) {
 				}
 			}
 		}
+		if p.shards {
+			r.checkFuncs(p, key, runs)
+		}
 		r.checkClaimRecoveries(p, key, runs)
+	}
+}
+
+// checkFuncs looks for times at which two funcs of a shard ran, whether their claims were valid or
+// not. It is excused as an overlap of two jobs is.
+func (r *result) checkFuncs(p *phase, shard string, runs []job) {
+	for i, a := range runs {
+		for _, b := range runs[i+1:] {
+			to := min(a.until, b.until)
+			if b.from >= to {
+				continue
+			}
+			why := p.excuse(a.from, span{a.replica, b.from, to}, span{b.replica, b.from, to})
+			if why == "" {
+				r.violate("two funcs ran for %s for %v from %v: that of %s, token %d, from %v to %v, and that of %s, token %d, from %v to %v\n%s",
+					shard, to-b.from, b.from, a.replica, a.token, a.from, a.until, b.replica, b.token, b.from, b.until, p.around(b.from, to))
+				continue
+			}
+			r.overlaps[why]++
+			r.longest[why] = max(r.longest[why], to-b.from)
+		}
 	}
 }
 
@@ -98,18 +122,18 @@ func (r *record) claimFuncs() map[string][]job {
 	for _, e := range r.sorted() {
 		switch e.Kind {
 		case claimBegun:
-			runs[e.Note] = append(runs[e.Note], job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token})
+			runs[e.Note] = append(runs[e.Note], job{span: span{e.Replica, e.At, forever}, term: e.Term, token: e.Token, until: forever})
 		case claimEnded:
 			for i, j := range runs[e.Note] {
-				if j.term == e.Term {
-					runs[e.Note][i].from, runs[e.Note][i].to = e.From, e.At
+				if j.term == e.Term && j.to == forever { // a shard's func may run again under the same claim
+					runs[e.Note][i].from, runs[e.Note][i].to, runs[e.Note][i].until = e.From, e.At, e.Until
 				}
 			}
 		case killed:
 			for _, jobs := range runs {
 				for i, j := range jobs {
 					if j.replica == e.Replica && j.to == forever {
-						jobs[i].to, jobs[i].death = e.At, true
+						jobs[i].to, jobs[i].until, jobs[i].death = e.At, e.At, true
 					}
 				}
 			}
@@ -154,4 +178,18 @@ func (p *phase) awaitFuncs(ctx context.Context, longest time.Duration) {
 		running, changed := p.record.funcs()
 		return running == actors, changed
 	})
+}
+
+// awaitEven waits until the shards are spread evenly over all replicas.
+func (p *phase) awaitEven(ctx context.Context) error {
+	var spread []int
+	even := await(ctx, 20*p.ttl, func() (bool, <-chan struct{}) {
+		var changed <-chan struct{}
+		spread, changed = p.record.spread()
+		return !p.shards || len(spread) == replicas && spread[0] == actors/replicas && spread[replicas-1] == actors/replicas, changed
+	})
+	if !even && ctx.Err() == nil {
+		p.left = fmt.Sprintf("long after the last fault the %d shards were spread over %d replicas as %v", actors, replicas, spread)
+	}
+	return ctx.Err()
 }

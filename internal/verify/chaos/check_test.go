@@ -180,3 +180,40 @@ func TestATermThatEndsAlthoughItsConnectionsAreGoodIsFound(t *testing.T) {
 		}
 	}
 }
+
+func TestTwoFuncsOfAShardAreFound(t *testing.T) {
+	const s = time.Second
+	begins := func(replica, term string, at time.Duration) event {
+		return event{Kind: claimBegun, Replica: replica, Term: term, Note: "actor-1", At: at}
+	}
+	ends := func(replica, term string, from, to, until time.Duration) event {
+		return event{Kind: claimEnded, Replica: replica, Term: term, Note: "actor-1", From: from, At: to, Until: until}
+	}
+	stop := span{"a", 2 * s, 5 * s}
+	for name, test := range map[string]struct {
+		events []event
+		pauses []span
+		faults []*fault
+		want   int
+	}{
+		"one after the other":             {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 3*s), begins("b", "y", 3*s)}, nil, nil, 0},
+		"the first has not returned":      {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 4*s), begins("b", "y", 3*s)}, nil, nil, 1},
+		"it runs again where it is":       {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 2*s), begins("a", "x", 3*s), ends("a", "x", 3*s, 4*s, 4*s)}, nil, nil, 0},
+		"the first was killed":            {[]event{begins("a", "x", 1*s), {Kind: killed, Replica: "a", At: 2 * s}, begins("b", "y", 3*s)}, nil, nil, 0},
+		"nobody has told of its end":      {[]event{begins("a", "x", 1*s), begins("b", "y", 3*s)}, nil, nil, 1},
+		"the process of the first paused": {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 5*s), begins("b", "y", 4*s)}, []span{stop}, []*fault{{kind: paused, target: "a", from: 2 * s, to: 5 * s}}, 0},
+	} {
+		r := &result{overlaps: map[string]int{}, longest: map[string]time.Duration{}}
+		p := &phase{ttl: 1500 * time.Millisecond, shards: true, record: newRecord()}
+		for _, e := range test.events {
+			p.record.add(e)
+		}
+		p.record.pauses, p.record.faults = test.pauses, test.faults
+		for shard, runs := range p.record.claimFuncs() {
+			r.checkFuncs(p, shard, runs)
+		}
+		if len(r.violations) != test.want {
+			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
+		}
+	}
+}

@@ -32,7 +32,7 @@ const (
 
 	// Kinds of events of claims. The note is the key.
 	claimBegun = "claim begun" // its func runs
-	claimEnded = "claim ended" // it was seen valid from From to At
+	claimEnded = "claim ended" // it was seen valid from From to At, and its func returned at Until
 	claimTwice = "claim runs twice"
 )
 
@@ -46,6 +46,7 @@ type event struct {
 	Token   int64         `json:"token,omitempty"`
 	Note    string        `json:"note,omitempty"`
 	Op      *op           `json:"op,omitempty"`
+	Until   time.Duration `json:"until,omitempty"`
 }
 
 // monotonic returns the time of a clock that all processes of the host share and that

@@ -29,6 +29,10 @@
 // a key twice, each of the few must have an owner within TTL + 1 s of each fault's end, and
 // nearly all the others within a minute of the last.
 //
+// In the last phase the replicas share the few keys as shards. All of the above must hold, no
+// two funcs of a shard may run at the same time, valid or not, and after the last fault the
+// shards must be spread evenly.
+//
 // On SQLite many calls get about as much time as a write takes, so that their contexts
 // end at every possible moment of a write that a full disk makes fail.
 //

@@ -22,14 +22,15 @@ type phase struct {
 	name   string
 	dir    string
 	ttl    time.Duration
-	keys   int // number of keys that the replicas claim; if it is 0 they do everything else
+	keys   int  // number of keys that the replicas claim; if it is 0 they do everything else
+	shards bool // the replicas share the few keys that have a func
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
 	only   *regexp.Regexp // matches the faults to inject
 	log    func(format string, args ...any)
 
 	processes []*process
-	began     time.Duration // time from the start of the replicas until one held the lease
+	began     time.Duration // time from the start of the replicas until one held the lease, and all shards ran
 	episodes  int
 	record    *record
 	left      string // which keys nobody had claimed when the faults had ended; empty: few
@@ -84,7 +85,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	defer func() { err = errors.Join(err, p.end()) }()
 	started := time.Now()
 	for i := range replicas {
-		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys}
+		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys, Shards: p.shards}
 		cfg, proxy, err := db.replica(i, cfg)
 		if err != nil {
 			return err
@@ -98,6 +99,9 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	if !p.awaitHolder(ctx, time.Minute) {
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
 	}
+	if p.shards {
+		p.awaitFuncs(ctx, time.Minute)
+	}
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
 	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // every replica first sees the database in good order
@@ -106,7 +110,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 		}
 	}
 	if ctx.Err() == nil {
-		err = p.awaitClaimed(ctx, db)
+		err = errors.Join(p.awaitClaimed(ctx, db), p.awaitEven(ctx))
 	}
 	if ctx.Err() == nil && err == nil {
 		err = db.final(ctx, p)
@@ -181,7 +185,7 @@ func (p *phase) episode(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", faults[0].kind, err)
 	}
 	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
-	if p.keys > 0 {
+	if p.keys > 0 || p.shards {
 		p.awaitFuncs(ctx, 6*p.ttl)
 	}
 	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))

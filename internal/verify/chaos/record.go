@@ -106,13 +106,26 @@ func (r *record) funcs() (int, <-chan struct{}) {
 	return len(r.owned), r.wake
 }
 
+// spread returns how many keys' funcs run in each replica, in order, and a channel that is closed
+// when that may have changed.
+func (r *record) spread() ([]int, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := map[string]int{}
+	for _, begun := range r.owned {
+		of[begun.Replica]++
+	}
+	return slices.Sorted(maps.Values(of)), r.wake
+}
+
 // job is one run of a replica's job.
 type job struct {
 	span
 	term  string
 	token int64
-	death bool   // it ended with its process
-	cause string // why it was told to return
+	death bool          // it ended with its process
+	until time.Duration // when it returned, if that is not to: only a key's func has that
+	cause string        // why it was told to return
 }
 
 // jobs returns all jobs, in the order in which they began.

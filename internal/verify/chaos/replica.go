@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ type replicaConfig struct {
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
 	Keys      int           // number of keys that the replicas claim; if it is 0 they do everything else
+	Shards    bool          // the replicas share the few keys that have a func, and claim no others
 }
 
 // replica is a process that faults are injected into.
@@ -47,6 +49,7 @@ type replica struct {
 	birth     string // makes the names of this process's objects unique
 	late      sync.WaitGroup
 	lateTurns chan struct{} // held during a late write by a claim
+	notes     atomic.Int64  // of writes by claims so far, so that no two are the same
 	ending    context.Context
 }
 
@@ -136,9 +139,12 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		return err
 	}
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
-	if cfg.Keys > 0 {
+	switch {
+	case cfg.Shards:
+		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
+	case cfg.Keys > 0:
 		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
-	} else {
+	default:
 		r.do(ctx, &wg)
 	}
 	err = coordinator.Run(ctx)

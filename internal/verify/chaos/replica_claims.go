@@ -66,10 +66,7 @@ func (r *replica) hoard(ctx context.Context, keys *claims.Keys) {
 
 // act runs a func for each of the few keys that it gets.
 func (r *replica) act(ctx context.Context, keys *claims.Keys) {
-	var ids []string
-	for i := range actors {
-		ids = append(ids, fmt.Sprint("actor-", i))
-	}
+	ids := actorIDs()
 	var running sync.Map
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -82,15 +79,26 @@ func (r *replica) act(ctx context.Context, keys *claims.Keys) {
 		}
 		for _, c := range got {
 			wg.Go(func() {
-				err := keys.Do(ctx, c, func(ctx context.Context) error { return r.serve(ctx, keys, c, &running) })
+				err := keys.Do(ctx, c, func(ctx context.Context) error {
+					return r.serve(ctx, keys.Holds, c, rand.N(200), &running) // not all end at once
+				})
 				slog.Debug("serve", "key", c.Key.ID, "error", err)
 			})
 		}
 	}
 }
 
-// serve is the func of a key: it writes to the ledger, under its claim, until it is told to return.
-func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, running *sync.Map) error {
+// actorIDs returns the keys that have a func.
+func actorIDs() (ids []string) {
+	for i := range actors {
+		ids = append(ids, fmt.Sprint("actor-", i))
+	}
+	return ids
+}
+
+// serve is the func of a key: it writes to the ledger, under its claim, until it is told to
+// return, or has written that often.
+func (r *replica) serve(ctx context.Context, holds func(claims.Claim) bool, c claims.Claim, life int, running *sync.Map) error {
 	if _, twice := running.LoadOrStore(c.Key.ID, true); twice {
 		r.events.write(event{Kind: claimTwice, Token: c.Token, Note: c.Key.ID})
 	}
@@ -98,14 +106,13 @@ func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, 
 	r.events.write(event{Kind: claimBegun, Term: claimTerm(c), Token: c.Token, Note: c.Key.ID})
 	tell := event{Kind: claimEnded, From: monotonic(), Term: claimTerm(c), Token: c.Token, Note: c.Key.ID}
 	tell.At = tell.From
-	defer func() { r.events.write(tell) }()
+	defer func() { tell.Until = monotonic(); r.events.write(tell) }()
 	r.late.Go(func() { r.writeLateByClaim(c) })
 	look := func() {
-		if now := monotonic(); keys.Holds(c) {
+		if now := monotonic(); holds(c) {
 			tell.At = now
 		}
 	}
-	life := rand.N(200) // not all at once
 	for n := 0; n < life; n++ {
 		for range rand.N(int(20*r.Pace/crowdTick)) + 1 {
 			if !pause(ctx, crowdTick) {
@@ -116,7 +123,7 @@ func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, 
 		if ctx.Err() != nil {
 			break
 		}
-		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, n)
+		note := fmt.Sprintf("%s.%s.%d.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1))
 		limited, cancel := context.WithTimeout(ctx, r.TTL)
 		err := r.backend.fencedByClaim(limited, c, note, 0)
 		cancel()
@@ -134,11 +141,11 @@ func (r *replica) serve(ctx context.Context, keys *claims.Keys, c claims.Claim, 
 // writeLateByClaim is [replica.writeLate] for a claim. It begins at a random moment, and ends
 // when the claim does.
 func (r *replica) writeLateByClaim(c claims.Claim) {
-	for n := 0; r.ending.Err() == nil; n++ {
+	for r.ending.Err() == nil {
 		if !pause(r.ending, about(r.TTL)) {
 			return
 		}
-		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, n)
+		note := fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1))
 		r.lateTurns <- struct{}{}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
 		err := r.backend.fencedByClaim(ctx, c, note, rand.N(200*time.Millisecond))
