@@ -140,7 +140,7 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 const otherProcess = "TENURE_TEST_OTHER_PROCESS"
 
 // A process of its own claims a key, and releases it when it is told to.
-func TestOnSQLiteAWaitEndsWhenAnotherProcessReleases(t *testing.T) {
+func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 	if path := os.Getenv(otherProcess); path != "" {
 		p := newWorld(t, kit.OpenSQLite(t, path)).start("other")
 		c := p.claimOne("one")
@@ -150,7 +150,7 @@ func TestOnSQLiteAWaitEndsWhenAnotherProcessReleases(t *testing.T) {
 		return
 	}
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	p := newWorld(t, kit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 100 * time.Millisecond})
+	p := newWorld(t, kit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 20 * time.Second})
 	other := osexec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 	other.Env = append(os.Environ(), otherProcess+"="+path)
 	tell, err := other.StdinPipe()
@@ -170,7 +170,7 @@ func TestOnSQLiteAWaitEndsWhenAnotherProcessReleases(t *testing.T) {
 	_, err = p.keys.Wait(ctx, "one")
 	require.NoError(t, err)
 	require.Greater(t, time.Since(began), 250*time.Millisecond)
-	require.Less(t, time.Since(began), ttl/2, "not because the other's session has ended")
+	require.Less(t, time.Since(began), 10*time.Second, "it was not woken")
 }
 
 // In transaction mode each transaction may meet another session, without the settings of the last.

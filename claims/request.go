@@ -22,7 +22,7 @@ func requestsKey(session string) tenure.Key {
 // returns when the requests are stored, and does not wait until the keys are free: [Keys.Wait]
 // does. An owner's func of [Keys.Do] is told to return, with the cause [tenure.ErrResigned];
 // for other claims [SessionConfig.ReleaseRequested] decides. The owner hears of it at once, or
-// within a TTL: if the hint was lost, or in another process on SQLite.
+// within a TTL if the hint was lost.
 //
 // Keys that nobody owns need no request, and are left out. A request is for the claim that
 // stands, and the next owner is not asked. A claim that was passed on is not given back. Fenced

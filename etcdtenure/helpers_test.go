@@ -34,7 +34,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // TestMain runs more tests at once than there are cores, since they mostly wait.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -267,7 +267,7 @@ func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.
 
 func await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		require.True(t, time.Now().Before(end), "waited until %s", what)
 	}
 }

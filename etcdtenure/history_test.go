@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,9 +119,10 @@ var model = (&porcupine.NondeterministicModel{
 func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
-	const keys, callers, lasts = 4, 6, 8 * time.Second
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	const keys, callers, enough = 4, 6, 200
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	var changes atomic.Int32
 	began := time.Now()
 	var mu sync.Mutex
 	var histories [keys][]porcupine.Operation
@@ -156,6 +158,9 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 				answered := time.Since(began)
 				cancel()
 				known[k] = op.read
+				if op.err == nil && op.do != "get" {
+					changes.Add(1)
+				}
 				if op.unknown() {
 					answered = math.MaxInt64 // it may still happen
 					if op.do == "get" {
@@ -169,8 +174,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 			}
 		})
 	}
-	faults := 0
-	for round := 0; ctx.Err() == nil; round++ {
+	for round := 0; round < 6 || changes.Load() < enough; round++ {
 		n := c.leader(t)
 		switch round % 3 {
 		case 0:
@@ -186,25 +190,19 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 			time.Sleep(time.Second)
 			c.heal()
 		}
-		faults++
 		time.Sleep(500 * time.Millisecond)
 	}
+	cancel()
 	all.Wait()
-	require.GreaterOrEqual(t, faults, 3)
 	for k, history := range histories {
-		written := 0
 		unknown := 0
 		for _, op := range history {
 			c := op.Output.(call)
-			if c.err == nil && c.do != "get" {
-				written++
-			}
 			if c.unknown() {
 				unknown++
 			}
 		}
-		t.Logf("key %d: %d calls, %d changes, %d without an answer, %d faults", k, len(history), written, unknown, faults)
-		require.Greater(t, written, 20)
+		t.Logf("key %d: %d calls, %d of them without an answer", k, len(history), unknown)
 		require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(model, history, 20*time.Second))
 	}
 }

@@ -40,7 +40,6 @@ import (
 )
 
 func TestTheStoreKeepsTheContract(t *testing.T) {
-	t.Parallel()
 	client := connect(t, start(t).client)
 	stores := 0
 	storetest.Run(t, func(t *testing.T) tenure.Store {
@@ -429,16 +428,24 @@ func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
 	url := start(t).client
 	plain, client := connect(t, url), connect(t, url)
 	client.KV, client.Watcher = namespace.NewKV(client.KV, "ns/"), namespace.NewWatcher(client.Watcher, "ns/")
-	stores := 0
-	storetest.Run(t, func(t *testing.T) tenure.Store {
-		stores++
-		return openOn(t, client, etcdtenure.Config{Prefix: fmt.Sprint("s", stores, "/")})
-	})
+	store := openOn(t, client, etcdtenure.Config{})
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	watch := store.Watch(lease.Key()).(tenure.ChangeSubscription)
+	defer watch.Stop()
+	await(t, "the watch is live", watch.Live)
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	awaitChange(t, watch, term.Token())
+	require.NoError(t, lease.Renew(t.Context(), term))
+	found, err := store.List(t.Context(), lease.Key().Type, "", 10)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, lease.Key(), found[0].Key)
 	all, err := plain.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	require.NoError(t, err)
-	require.NotEmpty(t, all.Kvs)
+	require.Len(t, all.Kvs, 4)
 	for _, kv := range all.Kvs {
-		require.True(t, strings.HasPrefix(string(kv.Key), "ns/"), "%s", kv.Key)
+		require.True(t, strings.HasPrefix(string(kv.Key), "ns/tenure/"), "%s", kv.Key)
 	}
 }
 

@@ -133,6 +133,8 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
+var errSilent = errors.New("the server is silent")
+
 // follow watches the object until the watch breaks. It reports whether it was live.
 func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -152,7 +154,12 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 	// server has that revision, and an old one is looked at only every 100 ms.
 	stream := w.s.streamNumber()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "tenure-stream", fmt.Sprintf("%p-%d", w.s.shared, stream))
-	events := w.s.client.Watch(ctx, w.s.keyOf(ofObjects, w.key), clientv3.WithCreatedNotify())
+	tooLate := time.AfterFunc(silence, cancel)
+	events := w.s.client.Watch(ctx, w.s.keyOf(ofObjects, w.key), clientv3.WithCreatedNotify()) // waits for the server's answer
+	if !tooLate.Stop() {
+		w.s.leaveStream(stream)
+		return false, errSilent
+	}
 	at := int64(0) // the revision up to which the object is known
 	dead := time.NewTimer(silence)
 	defer dead.Stop()
@@ -165,7 +172,7 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 		case <-dead.C:
 			ask.Stop()
 			w.s.leaveStream(stream)
-			return lived, errors.New("the server is silent")
+			return lived, errSilent
 		case <-ask.C:
 			asking, cancel := context.WithTimeout(ctx, silence-heartbeat)
 			err := w.s.client.RequestProgress(asking)
@@ -208,9 +215,7 @@ func (w *watch) follow(ctx context.Context) (lived bool, err error) {
 				w.s.saw(e, w.key, st, at)
 				w.set(true, change)
 			}
-			if resp.Header.Revision >= at { // one that is behind what we have seen does not show the changes since
-				dead.Reset(silence)
-			}
+			dead.Reset(silence)
 		}
 	}
 }
