@@ -76,11 +76,14 @@ type claimsTable interface {
 	Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error)
 }
 
-func claimsOf(store database) claimsTable {
-	if s, ok := store.(*tenure.PostgresStore); ok {
-		return reach.Postgres(s).Claims()
+func claimsOf(store database) (claimsTable, error) {
+	switch s := store.(type) {
+	case *tenure.PostgresStore:
+		return reach.Postgres(s).Claims(), nil
+	case *tenure.SQLiteStore:
+		return reach.SQLite(s).Claims(), nil
 	}
-	return reach.SQLite(store).Claims()
+	return nil, usageError("sessions and what they own are on Postgres or SQLite only; this store has leases, which status and list show")
 }
 
 // ownerView is a key of package claims as the command shows it. Its state is that of a lease, or
@@ -95,7 +98,11 @@ type ownerView struct {
 
 func readOwner(ctx context.Context, store database, key tenure.Key) (ownerView, error) {
 	view := ownerView{Key: key.String(), State: stateUnused}
-	rows, err := claimsOf(store).Look(ctx, key.Type, []string{key.ID}, storeTimeout)
+	claims, err := claimsOf(store)
+	if err != nil {
+		return view, err
+	}
+	rows, err := claims.Look(ctx, key.Type, []string{key.ID}, storeTimeout)
 	if err != nil || len(rows) == 0 {
 		return view, err
 	}
@@ -175,7 +182,11 @@ type kindView struct {
 // listSessions returns the sessions that have a record, and those that rows name. It reads the
 // rows first: a record that is missing then is gone for good.
 func listSessions(ctx context.Context, store database) ([]sessionView, error) {
-	counts, err := claimsOf(store).Counts(ctx, countClaimsTo+1, storeTimeout)
+	claims, err := claimsOf(store)
+	if err != nil {
+		return nil, err
+	}
+	counts, err := claims.Counts(ctx, countClaimsTo+1, storeTimeout)
 	if err != nil {
 		return nil, err
 	}

@@ -24,13 +24,23 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-// eachStore runs a test on a site with Postgres and on one with SQLite.
+// eachStore runs a test on a site with Postgres, on one with SQLite and on one with NATS.
 func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
+	eachDatabase(t, test)
+	t.Run("nats", func(t *testing.T) {
+		t.Parallel()
+		test(t, natsSite(t))
+	})
+}
+
+// eachDatabase runs a test on a site with Postgres and on one with SQLite.
+func eachDatabase(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
 		test(t, newSite(t, pgtest.URL(t)))
@@ -106,7 +116,7 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 			t.Errorf("the status is %+v", v)
 		}
 		text := s.ask(t, "status")
-		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago, TTL 3s`, `term +` + v.Term, `token +at most \d`} {
+		for _, want := range []string{`lease +` + key, `state +held, expires in \S+ unless renewed`, `holder +a`, `since +\d`, `renewed +\S+ ago.*, TTL 3s`, `term +` + v.Term, `token +at most \d`} {
 			if !regexp.MustCompile(`(?m)^` + want).MatchString(text) {
 				t.Errorf("the status has no %q:\n%s", want, text)
 			}
@@ -321,7 +331,7 @@ func TestBehindAPoolerRunSaysHowStandbysAreWoken(t *testing.T) {
 
 func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		want := `table "objects" does not fit: its column id is bigint, not text or character varying; ` +
 			"it lacks the columns object_type, labels, payload, resource_version, created_at_ms, updated_at_ms"
 		const table = `CREATE TABLE objects (id bigint PRIMARY KEY, name text)`
@@ -357,7 +367,7 @@ func execSQLite(t *testing.T, path, statements string) {
 
 func TestAnotherTableHasOtherLeases(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		other := []string{"-table", "leases"}
 		if isPostgres(s.store) {
 			other = append(other, "-schema", "else where")
@@ -478,10 +488,16 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 		expect(3, "free")
 		acquire()
 		const expire = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
-		if isPostgres(s.store) {
+		switch {
+		case isPostgres(s.store):
 			execSQL(t, connect(t, s.store), expire)
-		} else {
+		case schemeOf(s.store) == nil:
 			execSQLite(t, s.store, expire)
+		default:
+			w := tap(t, s)
+			h, _ := holding(t, store)
+			w.publish(t, renewed, fmt.Sprintf(`{"type":%q,"id":"svc","updated_us":%d}`+"\n"+`{"holder":"a","term":%q,"ttl_ms":60000}`,
+				defaultType, time.Now().Add(-time.Minute).UnixMicro(), h.Term), uint64(h.Version))
 		}
 		expect(3, "expired")
 		if isPostgres(s.store) { // a lease works without tombstones
@@ -640,7 +656,23 @@ func environOf(t *testing.T, pid int) string {
 func TestAPasswordIsNeverShown(t *testing.T) {
 	t.Parallel()
 	const password = "s3cret"
-	s := newSite(t, strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1))
+	for name, store := range map[string]func(t *testing.T) string{
+		"postgres": func(t *testing.T) string {
+			return strings.Replace(pgtest.URL(t), "postgres@", "postgres:"+password+"@", 1)
+		},
+		"nats": func(t *testing.T) string {
+			url := startNATS(t, func(opts *server.Options) { opts.Username, opts.Password = "app", password })
+			return strings.Replace(url, "//", "//app:"+password+"@", 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			passwordIsNeverShown(t, newSite(t, store(t)), password)
+		})
+	}
+}
+
+func passwordIsNeverShown(t *testing.T, s *site, password string) {
 	if !strings.Contains(s.store, password) {
 		t.Fatal("the test has no password")
 	}
@@ -694,6 +726,8 @@ func TestAPasswordIsNeverShown(t *testing.T) {
 		{"status", "-key", "svc", "-store", "sslpassword=" + password},
 		{"status", "-key", "svc", "-store", `application_name='a b' sslpassword = 'x\'` + password + "'"},
 		{"status", "-key", "svc", "-store", "POSTGRES://u:" + password + "@h/db"},
+		{"status", "-key", "svc", "-store", "NATS://u:" + password + "@h"},
+		{"status", "-key", "svc", "-store", "nats://u:" + password + "@h:port"},
 		{"status", strings.Replace(s.store, password, `a" `+password, 1)},
 		{"run", "-ttl", s.store},
 		{s.store},

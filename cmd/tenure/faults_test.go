@@ -440,7 +440,7 @@ func TestAnUnfenceThatHangsGivesTheLeaseUp(t *testing.T) {
 
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		for name, want := range map[string]string{
 			"host\x00b":                        "host\uFFFDb",
 			strings.Repeat("long ", 200<<10/5): strings.Repeat("long ", 10),
@@ -490,7 +490,7 @@ func TestARestartedReplicaDoesNotFenceItself(t *testing.T) {
 // always vanished.
 func TestWithMissedRenewalsNoClockDecides(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		if isPostgres(s.store) {
 			execSQL(t, connect(t, s.store), `

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite
-// database, and shows and moves such leases. docs/command.md says what it guarantees on
+// Tenure runs a program in one place at a time, using a lease in Postgres, NATS, etcd or a
+// SQLite file, and shows and moves such leases. docs/command.md says what it guarantees on
 // which operating system.
 package main
 
@@ -22,7 +22,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-const overview = `Tenure runs a program in one place at a time, using a lease in a Postgres or SQLite database.
+const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
+etcd or a SQLite file.
 
 Usage:
 
@@ -35,6 +36,14 @@ Try it in two terminals, and press Ctrl-C in the one where the program runs:
 
   tenure run -store /tmp/try.db -key web -replica a -- sh -c 'echo I run; exec sleep 1000'
   tenure run -store /tmp/try.db -key web -replica b -- sh -c 'echo I run; exec sleep 1000'
+
+Stores:
+
+  /var/lib/web.db                                       a SQLite file, for the processes of one host
+  postgres://user:password@host/db
+  nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
+                                                        TLS: ca=FILE, cert=FILE and key=FILE, tls=required
+  etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
 
 Environment:
 
@@ -228,7 +237,7 @@ type concealer struct{ w io.Writer }
 
 // There is no telling where a URL or a password ends, so everything up to the next quote
 // is removed.
-var secrets = regexp.MustCompile(`(?i)(postgres(?:ql)?://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
+var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
 // Write also replaces control characters: an error may quote what others have written to
 // the store.

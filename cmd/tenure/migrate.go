@@ -18,11 +18,12 @@ import (
 var migrateCommand = command{
 	name:     "migrate",
 	synopsis: "-store STORE [-print | -json]",
-	summary:  "create missing tables, or print the SQL that does",
+	summary:  "create what is missing in the store, or print the SQL that does",
 	about: `
 Migrate creates what is missing in the store: the file, the table of objects, and the
-table of the versions of deleted objects. It doesn't change anything that exists. Run does
-the same, so you need migrate only if run's database role may not create tables.
+table of the versions of deleted objects; on NATS the stream, and on etcd a key. It doesn't
+change anything that exists. Run does the same, so you need migrate only if run's role may
+not do it.
 
 With -print it prints the SQL statements and doesn't connect, for those who let another
 tool or another person change their databases.`,
@@ -52,6 +53,9 @@ func (s *storeFlag) printDDL(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if !isSQL(name) {
+		return usageError("-print needs a store on Postgres or SQLite; here, run migrate once as a user who may set the store up")
+	}
 	table := cmp.Or(s.table, "objects")
 	ddl := sqliteobjects.DDL(table)
 	if isPostgres(name) {
@@ -80,7 +84,7 @@ func (s *storeFlag) migrate(ctx context.Context, out *output, asJSON bool) error
 	}
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
-		return err
+		return explain(store, err)
 	}
 	if asJSON {
 		return writeJSON(out.stdout, map[string]string{"migrated": describeStore(name)})

@@ -98,7 +98,7 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	store, err := opts.store.open(ctx, r.log)
 	if err == nil {
 		defer store.Close()
-		err = store.Migrate(ctx)
+		err = explain(store, store.Migrate(ctx))
 	}
 	if err == nil {
 		err = r.compete(ctx, store)

@@ -13,7 +13,7 @@ import (
 
 func TestListShowsHowEvenlyShardsAreSpread(t *testing.T) {
 	t.Parallel()
-	eachStore(t, func(t *testing.T, s *site) {
+	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		for _, name := range []string{"a", "b"} {
 			session, _, stop := s.startSession(t, name)

@@ -35,6 +35,9 @@ var statusCommand = command{
 Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but a number that it cannot exceed.
+NATS and etcd have no clock: there, how long ago a renewal was is by the clocks of its
+host and of this one. Replicas don't go by that. Etcd does not know of leases that were
+released.
 
 The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
 and 4 if the store knows nothing of it: it was never held, or released over a day ago.`,
@@ -148,10 +151,18 @@ func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, da
 	store, err := flag.openExisting(ctx)
 	if err == nil {
 		defer store.Close()
-		err = fn(ctx, store)
+		err = explain(store, fn(ctx, store))
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("the store does not answer: %w", err)
+	}
+	return err
+}
+
+// explain adds to an error of the store what the store knows besides.
+func explain(store database, err error) error {
+	if s, ok := store.(interface{ explain(error) error }); ok && err != nil {
+		return s.explain(err)
 	}
 	return err
 }
@@ -199,6 +210,10 @@ func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, erro
 		if errors.As(err, new(*pgconn.PgError)) {
 			known, err = true, nil // leases do without tombstones, or the right to read them, so nobody can tell
 		}
+	case *etcdStore:
+		known = true // nobody can tell
+	case *natsStore:
+		known, err = store.everHeld(ctx, key)
 	case *tenure.SQLiteStore:
 		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
 	}
@@ -207,6 +222,9 @@ func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, erro
 	}
 	return stateUnused, err
 }
+
+// clockOfHolder is the Clock of a lease in a store that has none.
+const clockOfHolder = "holder"
 
 // leaseView is a lease as the commands show it to people and programs.
 type leaseView struct {
@@ -217,7 +235,8 @@ type leaseView struct {
 	Term       string            `json:"term,omitempty"`
 	MaxToken   int64             `json:"max_token,omitempty"`   // the term's token is at most this
 	AcquiredAt *time.Time        `json:"acquired_at,omitempty"` // by the holder's clock
-	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's clock
+	RenewedAt  *time.Time        `json:"renewed_at,omitempty"`  // by the store's clock, or as Clock says
+	Clock      string            `json:"clock,omitempty"`       // "holder": the store has none, so the age is by the holder's clock and this host's
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
 	TTLMS      int64             `json:"ttl_ms"`
 	Labels     map[string]string `json:"labels,omitempty"`
@@ -236,10 +255,19 @@ func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseVi
 	if err != nil {
 		return leaseView{}, err
 	}
-	return newLeaseView(holding), nil
+	return newLeaseView(holding, isClockless(store)), nil
 }
 
-func newLeaseView(h tenure.Holding) leaseView {
+// isClockless reports whether the store can't tell ages.
+func isClockless(store tenure.Store) bool {
+	s, ok := store.(tenure.Clockless)
+	return ok && s.Clockless()
+}
+
+func newLeaseView(h tenure.Holding, clockless bool) leaseView {
+	if clockless {
+		h.Age = time.Since(h.RenewedAt)
+	}
 	view := leaseView{
 		Key:       h.Key.String(),
 		State:     stateHeld,
@@ -250,6 +278,9 @@ func newLeaseView(h tenure.Holding) leaseView {
 		AgeMS:     h.Age.Milliseconds(),
 		TTLMS:     h.TTL.Milliseconds(),
 		Labels:    h.Labels,
+	}
+	if clockless {
+		view.Clock = clockOfHolder
 	}
 	if h.Term != "" && h.Holder != "" {
 		view.MaxToken = h.Version
@@ -272,7 +303,7 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 		if err != nil {
 			return nil, err
 		}
-		view, err := readLease(ctx, oneObject{obj: obj}, obj.Key) // without reading it from the store again
+		view, err := readLease(ctx, oneObject{obj: obj, clockless: isClockless(store)}, obj.Key) // without reading it from the store again
 		if err != nil {
 			return nil, err
 		}
@@ -284,8 +315,11 @@ func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseVi
 // oneObject is a read-only store of one object.
 type oneObject struct {
 	tenure.Store
-	obj tenure.Object
+	obj       tenure.Object
+	clockless bool
 }
+
+func (s oneObject) Clockless() bool { return s.clockless }
 
 func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { return s.obj, nil }
 
@@ -310,7 +344,11 @@ func (v leaseView) print(w io.Writer) error {
 	if v.AcquiredAt != nil {
 		line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
 	}
-	line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
+	by := ""
+	if v.Clock == clockOfHolder {
+		by = " by the holder's clock"
+	}
+	line("renewed", "%v ago%s, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), by, ms(v.TTLMS))
 	if v.Term != "" {
 		line("term", "%s", printable(v.Term))
 	}

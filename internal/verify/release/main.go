@@ -3,20 +3,23 @@
 //
 //	go run . v0.1.0
 //
-// While the library is developed, its nested modules replace the root module by the
-// directory above them. A program that depends on one of them ignores that replacement, so
-// in a release they require the root module at its version. The commit is on a branch of its
-// own, release-v0.1.0, and each module has a tag. The checked-out branch does not change,
-// and nothing is pushed.
+// While the library is developed, its nested modules replace the root module, and each other,
+// by their directories. A program that depends on one of them ignores that replacement, and go
+// install refuses it, so in a release they require each other at its version. The commit is on a
+// branch of its own, release-v0.1.0, and each module has a tag. The checked-out branch does not
+// change, and nothing is pushed.
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/mod/modfile"
@@ -60,13 +63,13 @@ func release(dir, version string) (refs []string, err error) {
 	if changes != "" {
 		return nil, fmt.Errorf("there are uncommitted changes; commit or stash them first:\n%s", changes)
 	}
-	modules, err := published(top)
+	modules, err := inOrder(top)
 	if err != nil {
 		return nil, err
 	}
 	refs = []string{"refs/heads/release-" + version}
 	for _, m := range modules {
-		refs = append(refs, "refs/tags/"+path.Join(m, version))
+		refs = append(refs, "refs/tags/"+path.Join(m.dir, version))
 	}
 	taken, err := git(top, append([]string{"for-each-ref", "--format=%(refname)"}, refs...)...)
 	if err != nil {
@@ -87,12 +90,12 @@ func release(dir, version string) (refs []string, err error) {
 		return nil, err
 	}
 	defer git(top, "worktree", "remove", "--force", tree)
-	sums, err := checksums(top, temp, version)
-	if err != nil {
-		return nil, err
-	}
+	sums := make(map[string]string) // of those modules that are as they will be published
 	for _, m := range modules {
-		if err := require(filepath.Join(tree, m), version, sums); err != nil {
+		if err := require(filepath.Join(tree, m.dir), version, sums); err != nil {
+			return nil, err
+		}
+		if sums[m.path], err = checksums(top, tree, temp, m, version); err != nil {
 			return nil, err
 		}
 	}
@@ -111,87 +114,125 @@ func release(dir, version string) (refs []string, err error) {
 	return refs, nil
 }
 
-// published returns the directories of the modules that programs depend on, relative to the
-// repository: all but those of examples and of what verifies the library.
-func published(top string) (dirs []string, err error) {
-	files, err := git(top, "ls-files", "go.mod", "*/go.mod")
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range strings.Fields(files) {
-		if !strings.HasPrefix(file, "internal/") && !strings.HasPrefix(file, "examples/") {
-			dirs = append(dirs, path.Dir(file))
-		}
-	}
-	return dirs, nil
+// published is a module that programs depend on.
+type published struct {
+	path string
+	dir  string // relative to the repository
 }
 
-// checksums returns what a go.sum says of the root module. Its content does not depend on
-// what the release changes, because that is in nested modules.
-func checksums(top, temp, version string) ([]string, error) {
-	file, err := os.Create(filepath.Join(temp, "root.zip"))
+// inOrder returns all modules but those of examples and of what verifies the library. Each
+// comes after those that it requires, because its go.sum has their checksums.
+func inOrder(top string) (modules []published, err error) {
+	names, err := git(top, "ls-files", "go.mod", "*/go.mod")
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
-	if err := zip.CreateFromVCS(file, module.Version{Path: root, Version: version}, top, "HEAD", ""); err != nil {
+	files, dirs := make(map[string]*modfile.File), make(map[string]string) // by the module's path
+	for _, name := range strings.Fields(names) {
+		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "examples/") {
+			continue
+		}
+		file, err := parse(filepath.Join(top, name))
+		if err != nil {
+			return nil, err
+		}
+		files[file.Module.Mod.Path], dirs[file.Module.Mod.Path] = file, path.Dir(name)
+	}
+	var add func(path string)
+	add = func(path string) {
+		file := files[path]
+		delete(files, path)
+		if file == nil { // it has been added, or is another project's
+			return
+		}
+		for _, needs := range file.Require {
+			add(needs.Mod.Path)
+		}
+		modules = append(modules, published{path, dirs[path]})
+	}
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		add(path)
+	}
+	return modules, nil
+}
+
+func parse(name string) (*modfile.File, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
 		return nil, err
+	}
+	return modfile.Parse(name, data, nil)
+}
+
+// checksums returns what a go.sum says of a module that is in tree as it will be published.
+func checksums(top, tree, temp string, m published, version string) (string, error) {
+	if _, err := git(tree, "add", "--all"); err != nil {
+		return "", err
+	}
+	all, err := git(tree, "write-tree")
+	if err != nil {
+		return "", err
+	}
+	file, err := os.Create(filepath.Join(temp, "module.zip"))
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	subdir := strings.TrimPrefix(m.dir, ".")
+	// Not from the worktree, which the zip package does not recognise as a repository.
+	if err := zip.CreateFromVCS(file, module.Version{Path: m.path, Version: version}, top, all, subdir); err != nil {
+		return "", err
 	}
 	content, err := dirhash.HashZip(file.Name(), dirhash.Hash1)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	goMod, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) {
-		return os.Open(filepath.Join(top, "go.mod"))
+		return os.Open(filepath.Join(tree, m.dir, "go.mod"))
 	})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	return []string{
-		fmt.Sprintf("%s %s %s\n", root, version, content),
-		fmt.Sprintf("%s %s/go.mod %s\n", root, version, goMod),
-	}, nil
+	return fmt.Sprintf("%[1]s %[2]s %[3]s\n%[1]s %[2]s/go.mod %[4]s\n", m.path, version, content, goMod), nil
 }
 
-// require makes the module in dir, unless it is the root module, require the root module at
-// that version.
-func require(dir, version string, sums []string) error {
+// require makes the module in dir require those of this repository at that version. Sums has
+// the checksums of those that it may require.
+func require(dir, version string, sums map[string]string) error {
 	name := filepath.Join(dir, "go.mod")
-	data, err := os.ReadFile(name)
+	file, err := parse(name)
 	if err != nil {
 		return err
 	}
-	file, err := modfile.Parse(name, data, nil)
-	if err != nil {
-		return err
-	}
-	nested := file.Module.Mod.Path != root
-	if nested {
-		if err := file.AddRequire(root, version); err != nil {
-			return err
+	needed := ""
+	for path, sum := range sums {
+		if !slices.ContainsFunc(file.Require, func(r *modfile.Require) bool { return r.Mod.Path == path }) {
+			continue
 		}
-		if err := file.DropReplace(root, ""); err != nil {
-			return err
-		}
-		file.Cleanup()
-		if data, err = file.Format(); err != nil {
-			return err
-		}
-		if err := os.WriteFile(name, data, 0o644); err != nil {
+		needed += sum
+		if err := errors.Join(file.AddRequire(path, version), file.DropReplace(path, "")); err != nil {
 			return err
 		}
 	}
+	file.Cleanup()
 	if len(file.Replace) > 0 {
 		return fmt.Errorf("%s replaces %s: a program that depends on it would not", name, file.Replace[0].Old)
 	}
-	if !nested {
+	if needed == "" {
 		return nil
+	}
+	data, err := file.Format()
+	if err == nil {
+		err = os.WriteFile(name, data, 0o644)
+	}
+	if err != nil {
+		return err
 	}
 	name = filepath.Join(dir, "go.sum")
 	if data, err = os.ReadFile(name); err != nil {
 		return err
 	}
-	return os.WriteFile(name, append(data, strings.Join(sums, "")...), 0o644)
+	return os.WriteFile(name, append(data, needed...), 0o644)
 }
 
 // git runs git in dir and returns its output, without the newline at the end.

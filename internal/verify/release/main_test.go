@@ -21,7 +21,10 @@ func TestTheModulesOfAReleaseCanBeFetchedAndTheCommandInstalled(t *testing.T) {
 	if _, err := release(repo, "v0.1.0"); err != nil {
 		t.Fatal(err)
 	}
-	env := consumer(t, proxy(t, repo, map[string]string{root: "v0.1.0", root + "/oteltenure": "oteltenure/v0.1.0"}))
+	env := consumer(t, proxy(t, repo, map[string]string{
+		root: "v0.1.0", root + "/oteltenure": "oteltenure/v0.1.0", root + "/natstenure": "natstenure/v0.1.0",
+		root + "/etcdtenure": "etcdtenure/v0.1.0", root + "/cmd/tenure": "cmd/tenure/v0.1.0",
+	}))
 
 	t.Run("the library", func(t *testing.T) {
 		dir := empty(t, env, `package main
@@ -44,6 +47,13 @@ func main() {
 		run(t, dir, env, "go", "get", root)
 		if got, want := run(t, dir, env, "go", "run", "-mod=mod", "."), "<nil>\n"; !strings.HasSuffix(got, want) {
 			t.Errorf("got %q, want %q", got, want)
+		}
+		// What only nested modules need must not come with it.
+		all := run(t, dir, env, "go", "list", "-m", "all")
+		for _, client := range []string{"nats", "etcd", "opentelemetry"} {
+			if strings.Contains(all, client) {
+				t.Errorf("a program that needs the library gets a module named %s: %s", client, all)
+			}
 		}
 	})
 	t.Run("the metrics", func(t *testing.T) {
@@ -81,8 +91,10 @@ func main() {
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
-		run(t, repo, nil, "git", "checkout", "--quiet", "oteltenure/v0.1.0")
-		run(t, filepath.Join(repo, "oteltenure"), env, "go", "build", "-mod=readonly", "./...")
+		for _, m := range []string{"oteltenure", "natstenure", "etcdtenure", "cmd/tenure"} {
+			run(t, repo, nil, "git", "checkout", "--quiet", m+"/v0.1.0")
+			run(t, filepath.Join(repo, m), env, "go", "build", "-mod=readonly", "./...")
+		}
 	})
 }
 
@@ -103,7 +115,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 	if refs := run(t, remote, nil, "git", "for-each-ref"); refs != "" {
 		t.Errorf("pushed: %s", refs)
 	}
-	want := "release-v0.1.0\netcdtenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
+	want := "release-v0.1.0\ncmd/tenure/v0.1.0\netcdtenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
 	if refs := run(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
 		t.Errorf("got the branch and tags %s, want %s", refs, want)
 	}
@@ -164,9 +176,9 @@ func repository(t *testing.T) string {
 func proxy(t *testing.T, repo string, tags map[string]string) string {
 	dir := t.TempDir()
 	for path, tag := range tags {
-		subdir, version, nested := strings.Cut(tag, "/")
-		if !nested {
-			subdir, version = "", tag
+		subdir, version := filepath.Dir(tag), filepath.Base(tag)
+		if subdir == "." {
+			subdir = ""
 		}
 		versions := filepath.Join(dir, path, "@v")
 		if err := os.MkdirAll(versions, 0o755); err != nil {

@@ -1,0 +1,167 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// startEtcd starts a server until the test ends, and returns its address.
+func startEtcd(t *testing.T) (address string) {
+	t.Helper()
+	tool := exec.Command("go", "tool", "-n", "go.etcd.io/etcd/server/v3") // builds it once
+	tool.Dir = filepath.Join("..", "..", "internal", "verify", "etcd")
+	tool.Stderr = os.Stderr
+	program, err := tool.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	address, peer := free(), free()
+	cmd := exec.Command(strings.TrimSpace(string(program)), "--data-dir", t.TempDir(), "--log-level", "error", "--unsafe-no-fsync",
+		"--listen-client-urls", "http://"+address, "--advertise-client-urls", "http://"+address,
+		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer, "--initial-cluster", "default=http://"+peer)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// If this process should vanish, the shell reads the end of its input and kills the server.
+	guard := exec.Command("/bin/sh", "-c", fmt.Sprint("read x; kill -9 ", cmd.Process.Pid))
+	if _, err := guard.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		guard.Process.Kill()
+		guard.Wait()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return address
+}
+
+// etcdClient returns a client of a server that answers.
+func etcdClient(t *testing.T, address string) *clientv3.Client {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + address}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	eventually(t, soon, "etcd answers", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := client.Get(ctx, "x")
+		return err == nil
+	})
+	return client
+}
+
+func TestCommandsOnEtcd(t *testing.T) {
+	t.Parallel()
+	address := startEtcd(t)
+	const password = "s3cret"
+	s := newSite(t, "etcd://"+address+"/apps/web")
+	client := etcdClient(t, address)
+
+	status, _, stderr := tenureCommand(t, "status", "-store", s.store, "-key", "svc")
+	if want := "tenure status: nothing is set up under the prefix apps/web/; unless it is wrong, run \"tenure migrate\" with the same store\n"; status != 1 || stderr != want {
+		t.Errorf("at first: exit status %d and %q", status, stderr)
+	}
+	const ttl = 3 * testTTL // a busy machine must not cost a the lease
+	args := append([]string{"-ttl", ttl.String(), "-confirm", "1"}, s.service(t)...)
+	a := s.start(t, "a", args...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", args...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	if v := s.view(t); v.State != stateHeld || v.Holder != "a" || v.Clock != clockOfHolder || v.AgeMS > v.TTLMS {
+		t.Errorf("the status is %+v", v)
+	}
+	if got := s.ask(t, "list"); !strings.Contains(got, "reconciler_lease/svc  a ") {
+		t.Errorf("the list is %q", got)
+	}
+	if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
+		t.Errorf("handover: %q", got)
+	}
+	s.awaitStart(t, 1)
+	b.signal(t, syscall.SIGKILL)
+	killed := time.Now()
+	if next := s.awaitStart(t, 2); next.holder != "a" || next.at.Sub(killed) < ttl-ttl/3 { // b has renewed it at most an interval before
+		t.Errorf("%s took over after %v", next.holder, next.at.Sub(killed))
+	}
+	a.signal(t, syscall.SIGTERM)
+	if status := a.awaitExit(t); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	if v := s.view(t); v.State != stateFree {
+		t.Errorf("after the release the status is %+v", v)
+	}
+
+	for _, test := range []struct {
+		args         []string
+		status       int
+		store, wants string
+	}{
+		{[]string{"list", "-sessions"}, 2, s.store, "on Postgres or SQLite only"},
+		{[]string{"migrate", "-print"}, 2, s.store, "run migrate once as a user who may"},
+		{[]string{"list", "-table", "mine"}, 2, s.store, "add /PREFIX to the URL"},
+		{[]string{"list"}, 2, "etcd://h/?creds=f", `a parameter "creds"`},
+		{[]string{"list"}, 2, "etcd://h/?ca=/dev/null", "begin the URL with etcds:"},
+		{[]string{"list"}, 2, "etcds://h/?ca=/dev/null", "has no certificate"},
+		{[]string{"list"}, 2, "etcds://h/?cert=/dev/null", "needs key"},
+		{[]string{"list"}, 2, "etcd://app@h", "a user without a password"},
+		{[]string{"list"}, 2, "etcd://app:" + password + "@h:port", "%XX"},
+		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "no answer from etcd at 127.0.0.1:1"},
+		{[]string{"list"}, 1, strings.Replace(s.store, "etcd:", "etcds:", 1), "no answer from etcd at " + address},
+	} {
+		status, stdout, stderr := tenureCommand(t, append(test.args, "-store", test.store)...)
+		if status != test.status || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, test.wants) || strings.Contains(stderr, password) {
+			t.Errorf("%q on %s: exit status %d, %q and %q", test.args, test.store, status, stdout, stderr)
+		}
+	}
+
+	// With users.
+	for _, do := range []func() error{
+		func() error { _, err := client.UserAdd(t.Context(), "root", "r00t"); return err },
+		func() error { _, err := client.UserGrantRole(t.Context(), "root", "root"); return err },
+		func() error { _, err := client.UserAdd(t.Context(), "guest", password); return err },
+		func() error { _, err := client.AuthEnable(t.Context()); return err },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	as := func(user string) string { return strings.Replace(s.store, "//", "//"+user+"@", 1) }
+	if status, _, stderr := tenureCommand(t, "migrate", "-store", as("root:r00t")); status != 0 {
+		t.Errorf("as root: %q", stderr)
+	}
+	for name, store := range map[string]string{
+		"a wrong password": as("guest:" + password + "2"), "no permission": as("guest:" + password), "no user": s.store,
+	} {
+		status, stdout, stderr := tenureCommand(t, "migrate", "-store", store)
+		if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "needs a role") || strings.Contains(stderr, password) {
+			t.Errorf("%s: exit status %d, %q and %q", name, status, stdout, stderr)
+		}
+		t.Log(stderr)
+	}
+}
