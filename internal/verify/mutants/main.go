@@ -256,7 +256,7 @@ var (
 // fails runs the suite and returns the first test that fails; empty if none does.
 func (s suite) fails(dir string) (test, out string) {
 	// vet would reject some mutants, but a test has to kill them.
-	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=5m"}, s.args...)
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=10m"}, s.args...)
 	out, err := output(filepath.Join(dir, s.module), "go", args...)
 	if err == nil {
 		return "", out
