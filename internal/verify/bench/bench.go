@@ -14,6 +14,7 @@ type bench struct {
 	peers    []peer
 	n        int // samples per figure; 0 means the measure's default
 	quick    bool
+	duration time.Duration // of rows-sustained
 	postgres *postgres
 	etcd     *etcd
 	trials   chan struct{} // limits how many run at the same time

@@ -19,6 +19,7 @@ type command struct {
 	svg         string
 	n           int
 	quick       bool
+	duration    time.Duration
 	postgresURL string
 }
 
@@ -31,6 +32,7 @@ func parse(args []string) (c command, err error) {
 	flags.StringVar(&c.svg, "svg", "", "")
 	flags.IntVar(&c.n, "n", 0, "")
 	flags.BoolVar(&c.quick, "quick", false, "")
+	flags.DurationVar(&c.duration, "duration", 5*time.Minute, "")
 	flags.StringVar(&c.postgresURL, "postgres-url", "", "")
 	if err := flags.Parse(args); err != nil {
 		return c, err
@@ -40,6 +42,9 @@ func parse(args []string) (c command, err error) {
 	}
 	if c.n < 0 {
 		return c, fmt.Errorf("-n %d is negative", c.n)
+	}
+	if c.duration <= 0 {
+		return c, fmt.Errorf("-duration %v is not positive", c.duration)
 	}
 	if c.measures, err = measuresNamed(*measureList); err != nil {
 		return c, err
@@ -59,6 +64,7 @@ interface and that write to disk. Prints a table per measure.
   -peer LIST         only these peers, separated by commas
   -n N               this many samples for each figure; fewer for peers that poll
   -quick             few samples: shows that everything works, not how well
+  -duration D        of rows-sustained, by default 5m
   -json              print one JSON document instead of the tables
   -svg FILE          also draw handover and failover
   -postgres-url URL  use this server; its user must be able to create databases
@@ -86,6 +92,7 @@ func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error
 		peers:    c.peers,
 		n:        c.n,
 		quick:    c.quick,
+		duration: c.duration,
 		postgres: pg,
 		etcd:     etcd,
 		trials:   make(chan struct{}, 10),

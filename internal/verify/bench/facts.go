@@ -23,6 +23,7 @@ var modules = []string{
 	"github.com/lib/pq",
 	"github.com/jackc/pgx/v5",
 	"k8s.io/client-go",
+	"github.com/riverqueue/river",
 	"go.etcd.io/etcd/server/v3",
 	"go.etcd.io/etcd/client/v3",
 }

@@ -16,6 +16,9 @@ type measure struct {
 	// disturb. All of these measures run at the same time; each other one runs alone.
 	waits bool
 
+	// named means that it runs only if it is asked for by its name.
+	named bool
+
 	run func(ctx context.Context, b *bench) error
 }
 
@@ -29,6 +32,8 @@ var measures = []measure{
 	pollMeasure,
 	saturatedMeasure,
 	claimsMeasure,
+	rowsMeasure,
+	sustainedMeasure,
 	fencedMeasure,
 	failoverMeasure,
 	partitionMeasure,
@@ -36,10 +41,10 @@ var measures = []measure{
 }
 
 // measuresNamed returns the measures of a comma-separated list, in the order in
-// which they run. An empty list means all.
+// which they run. An empty list means all but those that have to be named.
 func measuresNamed(list string) ([]measure, error) {
 	if list == "" {
-		return measures, nil
+		return slices.DeleteFunc(slices.Clone(measures), func(m measure) bool { return m.named }), nil
 	}
 	names := strings.Split(list, ",")
 	for _, name := range names {
