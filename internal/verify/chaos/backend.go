@@ -29,6 +29,12 @@ type backend interface {
 	// fencedByClaim is fenced under a claim.
 	fencedByClaim(ctx context.Context, c claims.Claim, note string, delay time.Duration) error
 
+	// addRows adds rows to work on.
+	addRows(ctx context.Context, n int) error
+
+	// finish finishes a row, and writes to the ledger with it.
+	finish(ctx context.Context, rows *claims.Rows, c claims.Claim, note string, delay time.Duration) error
+
 	close() error
 }
 
@@ -80,6 +86,21 @@ func (b *postgresBackend) fenced(ctx context.Context, term *tenure.Term, note st
 func (b *postgresBackend) fencedByClaim(ctx context.Context, c claims.Claim, note string, delay time.Duration) error {
 	return claims.FencedPostgres(ctx, b.PostgresStore, c, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, ledgerInsert, ledgerClaimFenced, claimTerm(c), c.Token, note); err != nil {
+			return err
+		}
+		time.Sleep(delay)
+		return nil
+	})
+}
+
+func (b *postgresBackend) addRows(ctx context.Context, n int) error {
+	_, err := b.pool.Exec(ctx, `INSERT INTO work (status) SELECT 'queued' FROM generate_series(1, $1)`, n)
+	return err
+}
+
+func (b *postgresBackend) finish(ctx context.Context, rows *claims.Rows, c claims.Claim, note string, delay time.Duration) error {
+	return rows.FinishPostgres(ctx, []claims.Claim{c}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, ledgerInsert, ledgerRowEffect, claimTerm(c), c.Token, note); err != nil {
 			return err
 		}
 		time.Sleep(delay)
@@ -143,6 +164,19 @@ func (b *sqliteBackend) fencedByClaim(ctx context.Context, c claims.Claim, note 
 	return claims.FencedSQLite(ctx, b.SQLiteStore, c, func(tx *sql.Tx) error {
 		time.Sleep(delay / 20)
 		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerClaimFenced, claimTerm(c), c.Token, note)
+		return err
+	})
+}
+
+func (b *sqliteBackend) addRows(ctx context.Context, n int) error {
+	_, err := b.db.ExecContext(ctx, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < $1) INSERT INTO work (status) SELECT 'queued' FROM n`, n)
+	return err
+}
+
+func (b *sqliteBackend) finish(ctx context.Context, rows *claims.Rows, c claims.Claim, note string, delay time.Duration) error {
+	return rows.FinishSQLite(ctx, []claims.Claim{c}, func(tx *sql.Tx) error {
+		time.Sleep(delay / 20)
+		_, err := tx.ExecContext(ctx, ledgerInsert, ledgerRowEffect, claimTerm(c), c.Token, note)
 		return err
 	})
 }

@@ -38,15 +38,18 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		share  int // of the duration
 		keys   int
 		shards bool
+		rows   bool
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 20, 0, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", tenure.Observed, 15, 0, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", tenure.StoreClock, 10, 0, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", tenure.StoreClock, 15, 0, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", tenure.StoreClock, 20, 100_000, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, claims", tenure.StoreClock, 10, 3000, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, shards", tenure.StoreClock, 10, 0, true, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres", tenure.StoreClock, 15, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", tenure.Observed, 10, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", tenure.StoreClock, 10, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"sqlite", tenure.StoreClock, 10, 0, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, claims", tenure.StoreClock, 15, 100_000, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, claims", tenure.StoreClock, 10, 3000, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, shards", tenure.StoreClock, 10, 0, true, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, rows", tenure.StoreClock, 10, 0, false, true, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, rows", tenure.StoreClock, 10, 0, false, true, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 	}
 	var results []*result
 	for i, kind := range phases {
@@ -55,6 +58,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			dir:    filepath.Join(dir, fmt.Sprint(i)),
 			ttl:    ttl,
 			keys:   kind.keys,
+			rows:   kind.rows,
 			shards: kind.shards,
 			expiry: kind.expiry,
 			rand:   rand.New(rand.NewPCG(seed, uint64(i))),

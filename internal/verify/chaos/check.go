@@ -28,6 +28,8 @@ type result struct {
 	together   int // beginnings and ends of those that were committed together with others
 	claims     int // on the keys that have a func
 	funcs      int // of these
+	takes      int // of rows
+	effects    int // of rows
 	overlaps   map[string]int
 	longest    map[string]time.Duration // longest overlap, by excuse
 	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
@@ -52,6 +54,7 @@ func check(p *phase, a *audit) *result {
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
 	r.checkClaims(p, a)
+	r.checkRows(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.replaced); after < before && len(a.replaced) > 0 {
 		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
 	}
@@ -78,7 +81,7 @@ func (r *result) checkLedger(ledger []entry) {
 	}
 	each := map[string][]entry{}
 	for _, e := range ledger {
-		if ofClaims(e.kind) {
+		if ofClaims(e.kind) || ofRows(e.kind) {
 			continue
 		}
 		lease := leases[e.term]

@@ -34,6 +34,9 @@ const (
 	claimBegun = "claim begun" // its func runs
 	claimEnded = "claim ended" // it was seen valid from From to At, and its func returned at Until
 	claimTwice = "claim runs twice"
+
+	// Kinds of events of rows. The note is the row and how often it was said to be taken.
+	rowBegun = "row begun"
 )
 
 // event is something that happened in one replica, a line of its history.

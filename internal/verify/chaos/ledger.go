@@ -15,7 +15,13 @@ const (
 	ledgerClaimEnd    = "claim end"
 	ledgerClaimFenced = "claim fenced"
 
-	// ledgerWrong is what must never be committed. Triggers on all claims write it.
+	// Of the rows that the replicas work on. The note of a beginning is how often the row was taken.
+	ledgerRowBegin  = "row begin"
+	ledgerRowFree   = "row free"
+	ledgerRowDone   = "row done"
+	ledgerRowEffect = "row effect" // what was written with the row's end
+
+	// ledgerWrong is what must never be committed. Triggers on all claims and rows write it.
 	ledgerWrong = "wrong"
 )
 

@@ -29,9 +29,14 @@
 // a key twice, each of the few must have an owner within TTL + 1 s of each fault's end, and
 // nearly all the others within a minute of the last.
 //
-// In the last phase the replicas share the few keys as shards. All of the above must hold, no
+// In another phase the replicas share the few keys as shards. All of the above must hold, no
 // two funcs of a shard may run at the same time, valid or not, and after the last fault the
 // shards must be spread evenly.
+//
+// In the last two the replicas work on the rows of a table. Each row must be finished exactly once, in
+// the transaction of its effect and under its last claim; late results must be refused; attempts
+// must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
+// been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.
 //
 // On SQLite many calls get about as much time as a write takes, so that their contexts
 // end at every possible moment of a write that a full disk makes fail.

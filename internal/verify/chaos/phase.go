@@ -23,6 +23,7 @@ type phase struct {
 	dir    string
 	ttl    time.Duration
 	keys   int  // number of keys that the replicas claim; if it is 0 they do everything else
+	rows   bool // the replicas work on rows, and do nothing else
 	shards bool // the replicas share the few keys that have a func
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
@@ -33,7 +34,8 @@ type phase struct {
 	began     time.Duration // time from the start of the replicas until one held the lease, and all shards ran
 	episodes  int
 	record    *record
-	left      string // which keys nobody had claimed when the faults had ended; empty: few
+	left      string   // which keys nobody had claimed when the faults had ended, or which rows were not done; empty: few
+	stuck     []string // rows that were held for too long after a fault
 	kinds     []faultKind
 }
 
@@ -45,6 +47,9 @@ type database interface {
 
 	// unclaimed returns how many keys nobody owns, and how many more a session that is gone.
 	unclaimed(ctx context.Context) (free, gone int, err error)
+
+	// ids returns what a query of the table work returns, as text.
+	ids(ctx context.Context, query string) ([]string, error)
 
 	// final injects the fault that can't be undone, if there is one.
 	final(ctx context.Context, p *phase) error
@@ -85,7 +90,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	defer func() { err = errors.Join(err, p.end()) }()
 	started := time.Now()
 	for i := range replicas {
-		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys, Shards: p.shards}
+		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys, Shards: p.shards, Rows: p.rows}
 		cfg, proxy, err := db.replica(i, cfg)
 		if err != nil {
 			return err
@@ -105,12 +110,12 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
 	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // every replica first sees the database in good order
-		if err := p.episode(ctx); err != nil {
+		if err := p.episode(ctx, db); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	if ctx.Err() == nil {
-		err = errors.Join(p.awaitClaimed(ctx, db), p.awaitEven(ctx))
+		err = errors.Join(p.awaitClaimed(ctx, db), p.awaitEven(ctx), p.awaitDone(ctx, db))
 	}
 	if ctx.Err() == nil && err == nil {
 		err = db.final(ctx, p)
@@ -144,7 +149,7 @@ func (p *phase) end() error {
 
 // episode injects one fault, or two together, ends them, and waits until a replica holds
 // the lease.
-func (p *phase) episode(ctx context.Context) error {
+func (p *phase) episode(ctx context.Context, db database) error {
 	p.episodes++
 	kinds := []faultKind{p.pick("")}
 	group := kinds[0].group
@@ -183,6 +188,11 @@ func (p *phase) episode(ctx context.Context) error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", faults[0].kind, err)
+	}
+	if p.rows {
+		if err := p.awaitEnded(ctx, db, faults); err != nil {
+			return err
+		}
 	}
 	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
 	if p.keys > 0 || p.shards {

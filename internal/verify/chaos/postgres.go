@@ -77,7 +77,7 @@ CREATE TRIGGER fenced AFTER INSERT OR UPDATE ON objects FOR EACH ROW
 -- then that a takeover must wait.
 CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(random() * 0.1); RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-	WHEN (NEW.kind IN ('fenced', 'claim fenced') AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
+	WHEN (NEW.kind IN ('fenced', 'claim fenced', 'row effect') AND NEW.note LIKE '%late%') EXECUTE FUNCTION linger();
 
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.clock (ahead interval);
@@ -117,6 +117,24 @@ CREATE TRIGGER new_claims AFTER INSERT ON objects_claims REFERENCING NEW TABLE A
 	FOR EACH STATEMENT EXECUTE FUNCTION note_new_claims();
 `
 
+const postgresWork = `
+CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, status text NOT NULL);
+%s
+CREATE FUNCTION note_rows() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF NEW.session IS DISTINCT FROM OLD.session THEN
+		INSERT INTO public.ledger (kind, lease, term, token, note)
+		VALUES (CASE WHEN NEW.session IS NOT NULL THEN 'row begin' WHEN NEW.status = 'done' THEN 'row done' ELSE 'row free' END,
+			NEW.id, coalesce(NEW.session, OLD.session) || '.' || NEW.token || '.' || NEW.id, NEW.token, NEW.attempts);
+	ELSE
+		INSERT INTO public.ledger (kind, lease, term, token, note) VALUES ('wrong', NEW.id, NEW.session, NEW.token, 'the row changed, and not its owner');
+	END IF;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER rows AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION note_rows();
+GRANT SELECT, INSERT, UPDATE ON work TO app;
+`
+
 const renewAsCopy = `
 UPDATE objects SET resource_version = greatest(resource_version + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
 	updated_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
@@ -152,7 +170,11 @@ func (db *postgres) prepare(ctx context.Context) (err error) {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
-	if err := db.exec(ctx, postgresSchema); err != nil {
+	ddl, err := workedOn.PostgresDDL()
+	if err != nil {
+		return err
+	}
+	if err := db.exec(ctx, postgresSchema+fmt.Sprintf(postgresWork, ddl)); err != nil {
 		return err
 	}
 	app := *db.admin
@@ -240,6 +262,19 @@ func (db *postgres) unclaimed(ctx context.Context) (free, gone int, err error) {
 	defer conn.Close(ctx)
 	err = conn.QueryRow(ctx, unclaimedSQL).Scan(&free, &gone)
 	return free, gone, err
+}
+
+func (db *postgres) ids(ctx context.Context, query string) ([]string, error) {
+	conn, err := db.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 func (db *postgres) final(context.Context, *phase) error { return nil }

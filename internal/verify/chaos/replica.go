@@ -38,6 +38,7 @@ type replicaConfig struct {
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
 	Keys      int           // number of keys that the replicas claim; if it is 0 they do everything else
+	Rows      bool          // the replicas work on rows, and do nothing else
 	Shards    bool          // the replicas share the few keys that have a func, and claim no others
 }
 
@@ -144,6 +145,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
 	case cfg.Keys > 0:
 		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
+	case cfg.Rows:
+		wg.Go(func() { slog.Debug("work on rows has ended", "error", r.workOnRows(ctx)) })
 	default:
 		r.do(ctx, &wg)
 	}

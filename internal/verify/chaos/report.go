@@ -41,6 +41,8 @@ func writeReport(w io.Writer, results []*result) error {
 	row("begun or released together", func(r *result) any { return r.together })
 	row("claims of keys with a func", func(r *result) any { return r.claims })
 	row("their funcs", func(r *result) any { return r.funcs })
+	row("rows taken", func(r *result) any { return r.takes })
+	row("rows finished", func(r *result) any { return r.effects })
 	row("operations on registers", func(r *result) any { return r.operations })
 	row("operations with unknown outcome", func(r *result) any { return r.doubtful })
 	row("register histories checked", func(r *result) any { return r.registers })

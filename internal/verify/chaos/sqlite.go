@@ -74,6 +74,19 @@ CREATE TRIGGER fenced_again AFTER UPDATE ON objects WHEN NEW.object_type = 'fenc
 END;
 `
 
+const sqliteWork = `
+CREATE TABLE work (id INTEGER PRIMARY KEY, status TEXT NOT NULL);
+%s
+CREATE TRIGGER rows AFTER UPDATE ON work WHEN NEW.session IS NOT OLD.session BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES (
+		CASE WHEN NEW.session IS NOT NULL THEN 'row begin' WHEN NEW.status = 'done' THEN 'row done' ELSE 'row free' END,
+		NEW.id, coalesce(NEW.session, OLD.session) || '.' || NEW.token || '.' || NEW.id, NEW.token, NEW.attempts);
+END;
+CREATE TRIGGER wrong_row AFTER UPDATE ON work WHEN NEW.session IS OLD.session BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('wrong', NEW.id, NEW.session, NEW.token, 'the row changed, and not its owner');
+END;
+`
+
 func newSQLite(ctx context.Context) (db *sqlite, err error) {
 	db = &sqlite{}
 	defer func() {
@@ -105,7 +118,11 @@ func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 	}
 	books.SetMaxOpenConns(1)
 	books.SetConnMaxLifetime(0)
-	if _, err := books.ExecContext(ctx, sqliteSchema); err != nil {
+	ddl, err := workedOn.SQLiteDDL()
+	if err == nil {
+		_, err = books.ExecContext(ctx, sqliteSchema+fmt.Sprintf(sqliteWork, ddl))
+	}
+	if err != nil {
 		return nil, errors.Join(err, books.Close())
 	}
 	return books, nil
@@ -119,6 +136,22 @@ func (db *sqlite) replica(_ int, cfg replicaConfig) (replicaConfig, *proxy, erro
 func (db *sqlite) unclaimed(ctx context.Context) (free, gone int, err error) {
 	err = db.books.QueryRowContext(ctx, unclaimedSQL).Scan(&free, &gone)
 	return free, gone, err
+}
+
+func (db *sqlite) ids(ctx context.Context, query string) (ids []string, err error) {
+	rows, err := db.books.QueryContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
 }
 
 func (db *sqlite) close() error {
