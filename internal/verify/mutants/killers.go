@@ -76,7 +76,9 @@ func (m mutant) killedAgain(dir string, all []suite, known killers, restore func
 		return "", nil
 	}
 	s := &all[i]
-	failed, out := s.only("^" + test + "$").fails(dir)
+	alone := s.only("^" + test + "$")
+	alone.limit = "2m"
+	failed, out := alone.fails(dir)
 	if strings.Contains(out, "[build failed]") {
 		return "", fmt.Errorf("does not compile:\n%s", out)
 	}

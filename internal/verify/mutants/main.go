@@ -13,6 +13,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -57,6 +58,7 @@ type suite struct {
 	name   string
 	module string   // a nested module's directory; empty: the root module
 	args   []string // for go test
+	limit  string   // a test that hangs is ended after this time; empty: 15m
 
 	passed bool // has passed without a mutant
 
@@ -90,7 +92,7 @@ func suites(dir string) ([]suite, error) {
 		return nil, err
 	}
 	return []suite{
-		{name: "quick", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
+		{name: "quick", limit: "2m", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
 		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle|FencedTx|RefusedToASecond|OpenedByItsURL|UntilTheJobHasReturned|WithoutACode|NoFencer|PassTheFence|HeartbeatIsOne|HeartbeatsMay|SealedOrResumed", ".", "./internal/verify/databases", "./internal/sqliteobjects", "./internal/listen", "./internal/pgconns"}},
 		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./internal/verify/databases", "./storetest"}},
@@ -249,6 +251,7 @@ func (m mutant) apply(source string) (string, error) {
 
 var (
 	failed   = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+	hung     = regexp.MustCompile(`(?m)^panic: test timed out after \S+\n\s+running tests:\n\s+(Test\w+)`)
 	violated = regexp.MustCompile(`(?m)^\s*(?:sim_)?judge\w*_test.go:\d+: (seed \d+: .+)$`)
 	crashed  = regexp.MustCompile(`(?m)^(panic: .+|fatal error: .+)$`)
 )
@@ -256,12 +259,12 @@ var (
 // fails runs the suite and returns the first test that fails; empty if none does.
 func (s suite) fails(dir string) (test, out string) {
 	// vet would reject some mutants, but a test has to kill them.
-	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=10m"}, s.args...)
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=" + cmp.Or(s.limit, "15m")}, s.args...)
 	out, err := output(filepath.Join(dir, s.module), "go", args...)
 	if err == nil {
 		return "", out
 	}
-	for _, says := range []*regexp.Regexp{violated, failed, crashed} {
+	for _, says := range []*regexp.Regexp{hung, violated, failed, crashed} {
 		if m := says.FindStringSubmatch(out); m != nil {
 			return m[1], out
 		}
