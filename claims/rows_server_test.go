@@ -141,6 +141,32 @@ func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
 	})
 }
 
+// A plan that was made while the table was small would read all of it.
+func TestAFinishFindsItsRowByTheIndexThoughTheTableHasGrown(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text) WITH (autovacuum_enabled = off)`)
+	ddl, err := tasks.PostgresDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	w := db.worker(claims.SessionConfig{}, tasks)
+	finish := func() {
+		for range 10 { // the server keeps the plan of a statement that was executed five times
+			require.NoError(t, db.finish(w.rows, w.take(4), func(exec) error { return nil }))
+			require.NoError(t, db.finish(w.rows, w.take(1), func(exec) error { return nil }))
+		}
+	}
+	db.add(1, 2000)
+	finish()
+	db.add(2001, 50_000)
+	finish()
+	w.stop()
+	require.NoError(t, w.store.Close()) // its sessions then tell what they have read
+	kit.AwaitThat(t, "all is told", func() bool {
+		return db.count(`SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'tasks'`) >= 200
+	})
+	require.Less(t, db.count(`SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'tasks'`), 50_000)
+}
+
 // A server keeps a session for a worker that does not reach the database.
 func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {

@@ -71,7 +71,13 @@ func assignment(sql string) string {
 	return ", " + sql + "\n"
 }
 
-type rowStatements struct{ take, free, owned, sessions, stand, done, exhausted, after, release string }
+type rowStatements struct {
+	take, free, owned, sessions, stand string
+	done, exhausted, after, release    endStatements
+}
+
+// endStatements end claims: one, or any number.
+type endStatements struct{ one, any string }
 
 // newRowStatements returns the statements for IDs of a type. What [newClaimStatements] says of
 // plans holds here as well: rows are locked in one step and written by their IDs in the next, and
@@ -79,13 +85,19 @@ type rowStatements struct{ take, free, owned, sessions, stand, done, exhausted, 
 func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStatements {
 	in := rowNames(cfg, idType, own).Replace
 	const columns = `{id}::text, coalesce({session}, ''), {token}, {attempts}`
-	end := func(set string) string {
-		return in(`
-			UPDATE {rows} r SET {session} = NULL` + set + `
-			WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
-				SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
-				WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})
-			RETURNING {id}::text, '', {token}, 0`)
+	end := func(set string) endStatements {
+		return endStatements{
+			one: in(`
+				UPDATE {rows} SET {session} = NULL` + set + `
+				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
+				RETURNING {id}::text, '', {token}, 0`),
+			any: in(`
+				UPDATE {rows} r SET {session} = NULL` + set + `
+				WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
+					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
+					WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})
+				RETURNING {id}::text, '', {token}, 0`),
+		}
 	}
 	return &rowStatements{
 		// The order of the rows that an UPDATE returns is any. ORDER BY would mean the column of
@@ -194,7 +206,11 @@ func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*r
 	if err != nil {
 		return nil, err
 	}
-	err = r.claims.query(ctx, limit, statement(s), args, func(rows pgx.Rows) error {
+	return r.send(ctx, limit, s, statement(s), args...)
+}
+
+func (r *Rows) send(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args ...any) (claims []objects.Claim, err error) {
+	err = r.claims.query(ctx, limit, sql, args, func(rows pgx.Rows) error {
 		c := objects.Claim{Kind: r.cfg.Table}
 		err := rows.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
 		claims = append(claims, c)

@@ -161,7 +161,7 @@ func (r *Rows) parse(ctx context.Context, s *rowStatements) error {
 		return r.claims.table.setups.explain(err)
 	}
 	defer conn.Release()
-	for _, part := range []struct{ what, sql string }{{"Ready and OrderBy", s.take}, {"Done", s.done}, {"Exhausted", s.exhausted}} {
+	for _, part := range []struct{ what, sql string }{{"Ready and OrderBy", s.take}, {"Done", s.done.any}, {"Exhausted", s.exhausted.any}} {
 		// Without a name, it needs no closing, and passes through poolers.
 		if _, err := conn.Conn().PgConn().Prepare(ctx, "", part.sql, nil); err != nil {
 			err = r.claims.table.setups.explain(err)

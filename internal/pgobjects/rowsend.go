@@ -15,28 +15,27 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-func (s *rowStatements) ending(how objects.Ending) string {
+// ending returns the statement that ends claims, and its arguments.
+func (s *rowStatements) ending(how objects.Ending, claims []objects.Claim) (sql string, args []any) {
+	end := s.release
+	var more []any
 	switch {
 	case how.Done:
-		return s.done
+		end = s.done
 	case how.Exhausted:
-		return s.exhausted
+		end = s.exhausted
 	case how.After > 0:
-		return s.after
+		end, more = s.after, []any{how.After.Microseconds()}
 	}
-	return s.release
-}
-
-func endingArgs(how objects.Ending, claims []objects.Claim) []any {
+	if len(claims) == 1 {
+		c := claims[0]
+		return end.one, append([]any{c.ID, c.Session, c.Token}, more...)
+	}
 	ids, sessions, tokens := make([]string, len(claims)), make([]string, len(claims)), make([]int64, len(claims))
 	for i, c := range claims {
 		ids[i], sessions[i], tokens[i] = c.ID, c.Session, c.Token
 	}
-	args := []any{ids, sessions, tokens}
-	if !how.Done && !how.Exhausted && how.After > 0 {
-		args = append(args, how.After.Microseconds())
-	}
-	return args
+	return end.any, append([]any{ids, sessions, tokens}, more...)
 }
 
 // End frees rows, and returns the claims that had ended before.
@@ -47,7 +46,12 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 		lost, _, err = r.end(ctx, how, claims, limit, nil)
 		return lost, err
 	}
-	ended, err := r.query(ctx, limit, func(s *rowStatements) string { return s.ending(how) }, endingArgs(how, claims)...)
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	sql, args := s.ending(how, claims)
+	ended, err := r.send(ctx, limit, s, sql, args...)
 	if err != nil {
 		return nil, invalidID(err)
 	}
@@ -78,7 +82,8 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 		return nil, nil, t.setups.explain(err)
 	}
 	xid := ""
-	lost, fnErr, sent, err := endTx(ctx, conn, idle, s.ending(how), endingArgs(how, claims), claims, &xid, fn)
+	guard, args := s.ending(how, claims)
+	lost, fnErr, sent, err := endTx(ctx, conn, idle, guard, args, claims, &xid, fn)
 	if sent && err != nil && pgconns.SQLState(err) == "" {
 		err = r.outcome(ctx, xid, err)
 	}
@@ -95,7 +100,7 @@ func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard st
 		return nil, nil, false, err
 	}
 	defer tx.Rollback(ctx) // even if fn panics; after a commit this does nothing
-	rows, err := tx.Query(ctx, guard+", pg_current_xact_id()::text", args...)
+	rows, err := tx.Query(ctx, guard+", pg_current_xact_id()::text", append([]any{replanned(conn.Conn())}, args...)...)
 	if err != nil {
 		return nil, nil, false, err
 	}
@@ -117,6 +122,15 @@ func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard st
 		return nil, nil, false, fmt.Errorf("%w: fn has ended the transaction itself", objects.ErrInvalid)
 	}
 	return nil, nil, true, tx.Commit(ctx)
+}
+
+// replanned returns how to send a statement that is planned each time. The plan of a prepared
+// statement, made while the table was small, would read the whole table long after it has grown.
+func replanned(conn *pgx.Conn) pgx.QueryExecMode {
+	if mode := conn.Config().DefaultQueryExecMode; mode != pgx.QueryExecModeCacheStatement {
+		return mode // which prepares nothing, for a pooler perhaps
+	}
+	return pgx.QueryExecModeCacheDescribe
 }
 
 // outcome finds out whether a transaction has committed whose COMMIT was not answered.
