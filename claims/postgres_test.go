@@ -536,3 +536,32 @@ func TestBadInputToFences(t *testing.T) {
 	_, _, err = claims.FenceStatement(nil, good)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 }
+
+// The halves of a statement that was refused have rows that are free and rows that are missing.
+func TestARefusedRowHoldsUpNeitherFreeNorMissingRows(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		w := newWorld(t, open())
+		p := w.start("a")
+		require.NoError(t, p.keys.Release(t.Context(), p.claim("f1", "f2", "f3", "f4")...))
+		refuseToClaim(t, w, "m4")
+		got, err := p.keys.Claim(t.Context(), "f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4")
+		require.ErrorContains(t, err, `"m4"`)
+		var ids []string
+		for _, c := range got {
+			ids = append(ids, c.Key.ID)
+		}
+		require.ElementsMatch(t, []string{"f1", "f2", "f3", "f4", "m1", "m2", "m3"}, ids)
+	})
+}
+
+// refuseToClaim makes a trigger refuse a key.
+func refuseToClaim(t *testing.T, w *world, id string) {
+	switch store := w.store.(type) {
+	case *tenure.PostgresStore:
+		kit.ExecPostgres(t, store.Pool(), fmt.Sprintf(`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN IF NEW.id = '%s' THEN RAISE EXCEPTION 'never'; END IF; RETURN NEW; END $$`, id))
+		kit.ExecPostgres(t, store.Pool(), `CREATE TRIGGER never BEFORE INSERT OR UPDATE ON objects_claims FOR EACH ROW EXECUTE FUNCTION never()`)
+	case *tenure.SQLiteStore:
+		kit.ExecSQL(t, store.DB(), fmt.Sprintf(`CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = '%s' BEGIN SELECT RAISE(ABORT, 'never'); END`, id))
+	}
+}

@@ -93,7 +93,7 @@ func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time
 // owns and has not owned before.
 func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
 	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, c.sql.take, kind, session, time.Now().UnixMicro(), list(append(ids, missing...)), list(gone))
+		rows, err := tx.QueryContext(ctx, c.sql.take, kind, session, time.Now().UnixMicro(), list(slices.Concat(ids, missing)), list(gone))
 		if err != nil {
 			return err
 		}
