@@ -67,8 +67,14 @@ func (sh *Shards) start(ctx context.Context, got []claims.Claim) {
 // serve calls Run for a shard until the shard's claim is over, or is given up.
 func (sh *Shards) serve(ctx context.Context, s *shard) {
 	ctx = context.WithValue(ctx, claimKey{}, s.claim)
+	// Its session was lost, or somebody asks for the shard: then it has to stop as well.
+	defer context.AfterFunc(ctx, func() {
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		sh.stop(s, context.Cause(ctx))
+	})()
 	var pause pace.Doubling
-	for sh.call(ctx, s, &pause) && sh.goesOn(s) && ctx.Err() == nil {
+	for sh.call(ctx, s, &pause) && ctx.Err() == nil && sh.goesOn(s) {
 	}
 }
 
