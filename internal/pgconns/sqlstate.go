@@ -2,6 +2,7 @@ package pgconns
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -54,6 +55,17 @@ func IsDown(err error) bool {
 		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
 	}
 	return IsConnecting(err)
+}
+
+// MayBeOfOneRow reports whether a statement may have failed because of one of its rows: by a
+// constraint, by its data, or by a trigger, which can raise a code of its own. The classes here
+// are about connections, transactions, locks, names, rights and the server.
+func MayBeOfOneRow(err error) bool {
+	code := SQLState(err)
+	if len(code) < 2 || IsConnecting(err) {
+		return false
+	}
+	return !slices.Contains([]string{"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "F0", "XX"}, code[:2])
 }
 
 // IsReadOnly reports whether a write was rejected because the server or the session is

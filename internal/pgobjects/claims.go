@@ -3,7 +3,6 @@ package pgobjects
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -243,8 +242,7 @@ func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, arg
 		return pool.SendBatch(ctx, batch).Close()
 	})
 	explained := c.table.setups.explain(err)
-	switch state := pgconns.SQLState(err); {
-	case strings.HasPrefix(state, "22"), strings.HasPrefix(state, "23"), strings.HasPrefix(state, "P0"): // data, constraints, triggers
+	if pgconns.MayBeOfOneRow(err) {
 		return &objects.Refused{Cause: explained}
 	}
 	return explained
