@@ -136,6 +136,9 @@ func (sh *Shards) ended(s *shard) {
 	if sh.over != nil {
 		return
 	}
+	if s.claim.Session != sh.me.Session { // it may have kept this process away
+		sh.wake()
+	}
 	if _, room := sh.current().room(); room > 0 {
 		sh.wake()
 	}
@@ -224,6 +227,20 @@ func (sh *Shards) wants() bool {
 	defer sh.mu.Unlock()
 	_, room := sh.current().room()
 	return room > 0
+}
+
+// former returns the sessions that were lost and whose funcs have not all returned.
+func (sh *Shards) former() map[string]bool {
+	current := sh.session.ID()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	former := make(map[string]bool)
+	for _, s := range sh.shards {
+		if s.claim.Session != current {
+			former[s.claim.Session] = true
+		}
+	}
+	return former
 }
 
 // running returns the shards for which a goroutine runs, also those of a session that was lost.

@@ -38,3 +38,70 @@ func TestAFuncThatDoesNotReturnAfterItsSessionWasLostIsStuck(t *testing.T) {
 		require.Equal(w, 1, s.Stuck)
 	})
 }
+
+// If it took part, the other one would give up just the shards that it has taken over, and nobody
+// could work for them.
+func TestAProcessWhoseFuncsHangAfterItsSessionWasLostGetsNothingFromOthers(t *testing.T) {
+	inBubble(t, 4, func(w *world) {
+		hang := make(chan struct{})
+		q := w.start("q")
+		time.Sleep(20 * time.Millisecond)
+		p := w.start("p", func(p *process, _ *shards.Config) {
+			p.run = func(ctx context.Context, _ string) error {
+				<-ctx.Done()
+				<-hang
+				return nil
+			}
+		})
+		time.Sleep(settle + moment)
+		w.spread([]int{2, 2}, q, p)
+		hung := p.runs()
+		p.fault(kit.Hang)
+		time.Sleep(ttl - 5*time.Second)
+		w.mu.Lock()
+		for _, id := range hung { // they do nothing any more, and do not return
+			delete(w.running, id)
+		}
+		w.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		w.spread([]int{4}, q)
+		p.heal()
+		time.Sleep(10 * time.Minute)
+		require.True(w, w.allRun())
+		w.spread([]int{4}, q)
+		require.Equal(w, 2, p.shards.Status().Stuck)
+		close(hang)
+		time.Sleep(settle + moment)
+		w.spread([]int{2, 2}, q, p)
+	})
+}
+
+// Nobody else is there, so its other shards run.
+func TestAProcessThatIsAloneTakesPartAlthoughAFuncHangs(t *testing.T) {
+	inBubble(t, 3, func(w *world) {
+		hang := make(chan struct{})
+		defer close(hang)
+		p := w.start("p", func(p *process, _ *shards.Config) {
+			p.run = func(ctx context.Context, id string) error {
+				<-ctx.Done()
+				if id == "1" {
+					<-hang
+				}
+				return nil
+			}
+		})
+		time.Sleep(settle + moment)
+		p.fault(kit.Hang)
+		time.Sleep(ttl)
+		p.heal()
+		time.Sleep(settle + 5*time.Second)
+		require.Equal(w, []string{"0", "1", "2"}, p.runs())
+		var tokens []int64
+		for _, one := range p.shards.Status().Shards {
+			tokens = append(tokens, one.Token)
+		}
+		require.Len(w, tokens, 3)
+		require.Greater(w, tokens[0], tokens[1], "it was claimed again")
+		require.Greater(w, tokens[2], tokens[1])
+	})
+}

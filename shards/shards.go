@@ -181,7 +181,14 @@ const longestRetryPause = 5 * time.Second
 // is not fit to work. A member has a key of its own each time, so its token tells when it has
 // joined.
 func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
-	for sh.unfit() != nil {
+	for {
+		stays, err := sh.staysAway(ctx)
+		if err != nil {
+			return false, err
+		}
+		if !stays {
+			break
+		}
 		select {
 		case <-sh.kick:
 		case <-time.After(sh.paces.RenewInterval):
@@ -206,6 +213,21 @@ func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
 		joined = true
 	}
 	return joined, err
+}
+
+// staysAway reports whether this process must not take part yet: it is not fit to work, or a func
+// of a session that was lost has not returned, and another process is there. That one may work for
+// the shard meanwhile, and would give it up for this process, which cannot.
+func (sh *Shards) staysAway(ctx context.Context) (bool, error) {
+	if sh.unfit() != nil {
+		return true, nil
+	}
+	former := sh.former()
+	if len(former) == 0 {
+		return false, nil
+	}
+	listing, err := sh.session.List(ctx, sh.cfg.Kind+memberSuffix)
+	return slices.ContainsFunc(listing.Claims, func(c claims.Claim) bool { return !former[c.Session] }), err
 }
 
 // enter notes as which member this process takes part.
