@@ -57,6 +57,7 @@ type holdings struct {
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
+	early   map[string]int64 // the tokens of those of which the session did not know then
 	lost    map[string]*lostClaim
 	settles bool // a goroutine looks after those that were lost
 
@@ -132,7 +133,7 @@ func (k *Keys) enter(t *term) {
 	for id := range k.running {
 		k.strays[id] = true
 	}
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64)}
+	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64)}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.
@@ -308,6 +309,10 @@ func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error)
 	kept = make([]Claim, 0, len(rows))
 	for _, r := range rows {
 		h.tokens[r.ID] = r.Token
+		if h.early[r.ID] == r.Token {
+			delete(h.early, r.ID)
+			h.term.heedAgain()
+		}
 		kept = append(kept, Claim{Key: tenure.Key{Type: k.kind, ID: r.ID}, Session: h.term.id, Token: r.Token})
 	}
 	return kept, nil

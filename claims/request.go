@@ -83,10 +83,14 @@ func (s *Session) wanted(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.term != nil && s.term.id == session {
-		select {
-		case s.term.wanted <- struct{}{}:
-		default:
-		}
+		s.term.heedAgain()
+	}
+}
+
+func (t *term) heedAgain() {
+	select {
+	case t.wanted <- struct{}{}:
+	default:
 	}
 }
 
@@ -97,7 +101,7 @@ func (s *Session) giveBack(ctx context.Context, t *term) error {
 			return err
 		}
 		for _, r := range rows {
-			if !r.Gone && s.asked(t, r) && s.cfg.ReleaseRequested != nil {
+			if s.asked(t, r) && s.cfg.ReleaseRequested != nil {
 				s.cfg.ReleaseRequested(Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token})
 			}
 		}
@@ -117,7 +121,12 @@ func (s *Session) asked(t *term, r objects.Claim) (idle bool) {
 	if k == nil || k.now == nil || k.now.term != t || k.now.asked[r.ID] {
 		return false
 	}
-	if token, held := k.now.tokens[r.ID]; !held || token != r.Token { // it was passed on, or is being freed
+	delete(k.now.early, r.ID)
+	if r.Gone {
+		return false
+	}
+	if token, held := k.now.tokens[r.ID]; !held || token != r.Token { // it was passed on, is being freed, or is not answered yet
+		k.now.early[r.ID] = r.Token
 		return false
 	}
 	k.now.asked[r.ID] = true

@@ -296,3 +296,27 @@ func TestBadInputToRequests(t *testing.T) {
 		require.ErrorIs(w, a.keys.RequestRelease(w.Context(), "one"), tenure.ErrSetup)
 	})
 }
+
+// The hint comes when the statement that claims has committed, and before its answer.
+func TestARequestBeforeTheAnswerToTheClaimIsHeeded(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		synctest.Wait()
+		slow := storetest.Hook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "take" {
+				time.Sleep(300 * time.Millisecond)
+			}
+			return err
+		})
+		a.table.hook.Store(&slow)
+		claimed := make(chan chan error)
+		go func() { claimed <- a.work(a.claimOne("one"), 0) }()
+		time.Sleep(100 * time.Millisecond)
+		began := time.Now()
+		b.request("one")
+		b.wait("one")
+		require.Less(w, time.Since(began), time.Second)
+		wantResigned(t, <-claimed)
+	})
+}
