@@ -198,14 +198,21 @@ func (k *Keys) freeBatches(h *holdings) {
 		h.toFree = h.toFree[1:]
 		k.s.mu.Unlock()
 
-		k.freeBatch(h.term, b.rows)
+		locked := k.freeBatch(h.term, b.rows)
 		k.s.mu.Lock()
 		for _, r := range b.rows {
 			delete(h.freeing, r.ID)
 		}
+		for _, r := range locked {
+			h.freeing[r.ID] = true
+		}
 		last := len(h.toFree) == 0
 		k.s.mu.Unlock()
-		close(b.done)
+		if len(locked) == 0 {
+			close(b.done)
+		} else { // by a fenced write, which may hang: others don't wait for it
+			h.term.busy.Go(func() { k.freeLocked(h, b, locked) })
+		}
 		if last || time.Since(hinted) > coalesce {
 			h.term.busy.Go(func() { k.s.hint(keyOf(k.kind)) }) // beside the next batch
 			hinted = time.Now()
@@ -213,22 +220,34 @@ func (k *Keys) freeBatches(h *holdings) {
 	}
 }
 
-// freeBatch frees rows. It tries until it has an answer, because nobody else would free them as
-// long as the session lives. A row that the database refuses to free is the session's until then.
-func (k *Keys) freeBatch(t *term, rows []objects.Claim) {
-	for failures := 0; len(rows) > 0 && t.ctx.Err() == nil; failures++ {
-		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
-		pause := 5 * time.Millisecond << min(failures, 7) // for a fenced write that is about to commit
-		if err == nil {
-			rows = locked
-		} else {
-			pause = pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures)
-			k.s.cfg.Logger.Warn("keys are not freed, trying again", "kind", k.kind, "error", err)
-		}
-		if len(rows) > 0 {
-			pace.Sleep(t.ctx, pause)
-		}
+// freeLocked frees the rest of a batch, as soon as nobody locks it any more.
+func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
+	locked := rows
+	for tries := 0; len(rows) > 0 && pace.Sleep(h.term.ctx, 5*time.Millisecond<<min(tries, 7)); tries++ {
+		rows = k.freeBatch(h.term, rows)
 	}
+	k.s.mu.Lock()
+	for _, r := range locked {
+		delete(h.freeing, r.ID)
+	}
+	k.s.mu.Unlock()
+	close(b.done)
+	k.s.hint(keyOf(k.kind))
+}
+
+// freeBatch frees rows, and returns those that somebody has locked. It tries until it has an
+// answer, because nobody else would free them as long as the session lives. A row that the
+// database refuses to free is the session's until then.
+func (k *Keys) freeBatch(t *term, rows []objects.Claim) (locked []objects.Claim) {
+	for failures := 0; t.ctx.Err() == nil; failures++ {
+		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
+		if err == nil {
+			return locked
+		}
+		k.s.cfg.Logger.Warn("keys are not freed, trying again", "kind", k.kind, "error", err)
+		pace.Sleep(t.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
+	}
+	return nil
 }
 
 func idsOf(rows []objects.Claim) []string {

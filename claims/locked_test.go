@@ -1,0 +1,33 @@
+package claims_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// A key that is released later than one that somebody has locked is free all the same.
+func TestARowThatIsLockedHoldsUpNoLaterRelease(t *testing.T) {
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	a := w.start("a")
+	one, two := a.claimOne("one"), a.claimOne("two")
+	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
+	require.NoError(t, err)
+	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'one' FOR SHARE`)
+	released := make(chan error, 1)
+	go func() { released <- a.keys.Release(context.Background(), one) }()
+	time.Sleep(200 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	err = a.keys.Release(ctx, two)
+	require.NoError(t, tx.Rollback(context.Background()))
+	require.NoError(t, <-released)
+	require.NoError(t, err)
+}
