@@ -49,6 +49,7 @@ type shared struct {
 	known    map[tenure.Key]known
 	watches  map[tenure.Key]*watch // that have subscriptions
 	stream   int                   // of the watches; another number is another stream
+	connects time.Time             // when the client was last made to connect
 	closed   context.Context       // done when the store is closed
 	close    context.CancelCauseFunc
 	ends     sync.WaitGroup // of the watches' goroutines
@@ -158,9 +159,13 @@ func (s *Store) Migrate(ctx context.Context) error {
 // begin begins the first epoch, if there is none.
 func (s *Store) begin(ctx context.Context) error {
 	key := s.cfg.Prefix + ofEpoch
+	s.connectNow()
 	is, err := s.client.Get(requiringLeader(ctx), key)
-	if err != nil || len(is.Kvs) > 0 {
-		return explained(err)
+	if err != nil {
+		return s.why(ctx, err)
+	}
+	if len(is.Kvs) > 0 {
+		return nil
 	}
 	s.mu.Lock()
 	first := beginEpoch(is.Header.ClusterId, s.epoch.version(s.newest)) // it is 0 at a start
@@ -217,9 +222,10 @@ func (s *Store) ready(ctx context.Context) (epoch, error) {
 	}
 	key := s.cfg.Prefix + ofEpoch
 	for {
+		s.connectNow()
 		resp, err := s.client.Get(requiringLeader(ctx), key)
 		if err != nil {
-			return epoch{}, explained(err)
+			return epoch{}, s.why(ctx, err)
 		}
 		if len(resp.Kvs) == 0 {
 			return epoch{}, fmt.Errorf("%w: there is no key %s: call Migrate", tenure.ErrSetup, key)

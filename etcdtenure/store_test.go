@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -421,6 +422,37 @@ func TestACallerWithoutADeadlineDoesNotWaitForEver(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Less(t, time.Since(sent), 10*time.Second)
 	s.resume(t)
+}
+
+// By itself the client would connect again after 1 s, then 1.6 s, 2.6 s, and so on up to two
+// minutes, for which nobody would hold a lease although the server is back.
+func TestAServerThatIsDownIsTriedAgainSoonAndTheErrorSaysWhy(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var tries atomic.Int32
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			tries.Add(1)
+			_ = conn.Close()
+		}
+	}()
+	defer l.Close()
+	store, err := etcdtenure.Open(t.Context(), "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+	require.NoError(t, err)
+	defer store.Close()
+	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		_, err = store.Get(ctx, tenure.Key{Type: "a", ID: "b"})
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	require.GreaterOrEqual(t, tries.Load(), int32(7))
+	require.ErrorContains(t, err, "Unavailable")
 }
 
 func TestTheNamespaceOfTheClientIsKept(t *testing.T) {

@@ -15,7 +15,9 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/tenurelib/tenure"
@@ -75,10 +77,11 @@ func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, the
 		s.mu.Lock()
 		newest := s.newest
 		s.mu.Unlock()
+		s.connectNow()
 		resp, err := s.client.Txn(requiringLeader(ctx)).If(conditions...).Then(then...).Else(otherwise...).Commit()
 		if err != nil {
 			if ctx.Err() != nil || !again(err, reads) {
-				return nil, explained(err)
+				return nil, s.why(ctx, err)
 			}
 			if ended := pause(ctx, longestPause); ended != nil {
 				return nil, fmt.Errorf("%w: %w", ended, err)
@@ -97,6 +100,39 @@ func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, the
 		}
 		return resp, nil
 	}
+}
+
+// connectNow makes a client that has no connection try to connect, instead of waiting. It waits
+// longer after each failure, at last for two minutes, and nobody would hold a lease until then
+// although the servers are back.
+func (s *shared) connectNow() {
+	const least = 500 * time.Millisecond // between two attempts
+	conn := s.client.ActiveConnection()
+	if conn == nil || conn.GetState() != connectivity.TransientFailure {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.connects) >= least {
+		s.connects = time.Now()
+		conn.ResetConnectBackoff()
+	}
+}
+
+// why explains an error. Of a request that has waited in vain for a connection, the client does
+// not tell why there is none.
+func (s *shared) why(ctx context.Context, err error) error {
+	conn := s.client.ActiveConnection()
+	if ctx.Err() == nil || conn == nil || conn.GetState() != connectivity.TransientFailure {
+		return explained(err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
+	defer cancel()
+	_, reason := etcdserverpb.NewMaintenanceClient(conn).Status(ctx, new(etcdserverpb.StatusRequest), grpc.WaitForReady(false))
+	if code(reason) != codes.Unavailable {
+		return explained(err)
+	}
+	return fmt.Errorf("%w: %w", err, reason)
 }
 
 // again reports whether a request had no effect and may have one soon.
