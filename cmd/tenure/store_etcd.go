@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -36,9 +37,13 @@ func parseEtcd(text string) (etcdURL, error) {
 	if err != nil {
 		return etcdURL{}, err
 	}
-	u := etcdURL{url: at.scheme + "://" + strings.Join(at.hosts, ",") + "/" + at.path, hosts: at.hosts, prefix: at.path + "/"}
-	if at.path == "" {
-		u.prefix = "tenure/"
+	u := etcdURL{url: at.scheme + "://" + strings.Join(at.hosts, ",") + "/" + at.path, hosts: at.hosts, prefix: "tenure/"}
+	if at.path != "" {
+		path, err := url.PathUnescape(at.path)
+		if err != nil || strings.Contains(at.path, "#") {
+			return u, errors.New("the path of the store's URL cannot be parsed: write special characters as %XX")
+		}
+		u.prefix = strings.Trim(path, "/") + "/"
 	}
 	if at.user != nil {
 		password, ok := at.user.Password()

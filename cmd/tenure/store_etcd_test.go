@@ -131,6 +131,11 @@ func TestCommandsOnEtcd(t *testing.T) {
 		{[]string{"list"}, 2, "etcds://h/?cert=/dev/null", "needs key"},
 		{[]string{"list"}, 2, "etcd://app@h", "a user without a password"},
 		{[]string{"list"}, 2, "etcd://app:" + password + "@h:port", "%XX"},
+		{[]string{"list"}, 2, "etcd://host/prefix@h", "%XX"}, // host is not a user
+		{[]string{"list"}, 2, "etcd://h/a%", "%XX"},
+		{[]string{"list"}, 2, "etcd://h/a#b", "%XX"},
+		{[]string{"list"}, 1, s.store + "%2Fw%65b", "prefix apps/web/web/;"},
+		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "connection refused"},
 		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "no answer from etcd at 127.0.0.1:1"},
 		{[]string{"list"}, 1, strings.Replace(s.store, "etcd:", "etcds:", 1), "no answer from etcd at " + address},
 	} {

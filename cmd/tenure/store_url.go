@@ -41,7 +41,7 @@ func parseURL(text string) (storeURL, error) {
 	if i := strings.LastIndex(rest, "@"); i >= 0 {
 		user, rest = rest[:i], rest[i+1:]
 		parsed, err := url.Parse(scheme + "://" + user + "@host")
-		if err != nil || parsed.Host != "host" || strings.Contains(user, "@") {
+		if err != nil || parsed.Host != "host" || strings.ContainsAny(user, "@/") {
 			return u, errors.New("the store's URL cannot be parsed: write special characters in user and password as %XX")
 		}
 		u.user = parsed.User
