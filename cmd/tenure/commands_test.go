@@ -738,6 +738,23 @@ func passwordIsNeverShown(t *testing.T, s *site, password string) {
 		}
 		said += stdout + stderr
 	}
+	asking := exec.Command(testBinary(t), "handover", "-key", "svc", "-to", "nobody", "-wait", "1m", "-store", s.store)
+	asking.Env = append(environ(), asTenure+"=1")
+	answer, err := asking.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := asking.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer asking.Wait()
+	defer asking.Process.Kill()
+	if line, err := bufio.NewReader(answer).ReadString('\n'); err != nil || !strings.HasPrefix(line, "asked ") {
+		t.Errorf("handover: %q, %v", line, err)
+	}
+	if out, err := exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(asking.Process.Pid)).Output(); err != nil || strings.Contains(string(out), password) {
+		t.Errorf("ps shows %q, %v", out, err)
+	}
 	if strings.Contains(said, password) {
 		t.Errorf("the password is in tenure's output:\n%s", said)
 	}

@@ -65,6 +65,9 @@ the request is stored.`,
 // request asks the holder to release the lease, to a replica if one is given, and waits for
 // at most that long until that replica holds it.
 func (l *lookup) request(ctx context.Context, out *output, args []string, to string, wait time.Duration) error {
+	if wait > 0 { // for long enough that somebody looks
+		l.store.hideURL(len(args))
+	}
 	// The context that on passes bounds only the request.
 	var waited error
 	err := l.on(ctx, args, func(short context.Context, store database) error {
