@@ -228,6 +228,28 @@ func TestARowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 	})
 }
 
+// What somebody else writes to the token of a row keeps neither this row nor the others.
+func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		if db.pool != nil {
+			db.exec(`ALTER TABLE tasks ALTER COLUMN token DROP NOT NULL`)
+		} else {
+			db.exec(`ALTER TABLE tasks DROP COLUMN token`)
+			db.exec(`ALTER TABLE tasks ADD COLUMN token INTEGER`)
+		}
+		for _, token := range []string{"NULL", "0", "-1"} {
+			db.exec(`DELETE FROM tasks`)
+			db.add(1, 5)
+			a := db.worker(claims.SessionConfig{}, tasks)
+			require.Len(db, a.take(5), 5)
+			db.exec(`UPDATE tasks SET token = ` + token + ` WHERE id = 3`)
+			a.stop()
+			require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`), token)
+			require.Len(db, db.worker(claims.SessionConfig{}, tasks).take(5), 5, token)
+		}
+	})
+}
+
 // Takes that come at the same time share a statement, and nobody gets what another got.
 func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {

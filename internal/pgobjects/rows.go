@@ -84,7 +84,7 @@ type endStatements struct{ one, any string }
 // IS NOT DISTINCT FROM keeps the planner from the index on the session.
 func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStatements {
 	in := rowNames(cfg, idType, own).Replace
-	const columns = `{id}::text, coalesce({session}, ''), {token}, {attempts}`
+	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	end := func(set string) endStatements {
 		return endStatements{
 			one: in(`
@@ -114,9 +114,9 @@ func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStat
 		free: in(`
 			WITH locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
-					AND ({id}, {token}) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
+					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED)
-			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id}::text, '', {token}, 0`),
+			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`),
 		// Without the name of the table, ORDER BY would mean the ID as text.
 		owned: in(`
 			SELECT ` + columns + ` FROM {rows} r

@@ -85,7 +85,7 @@ func newRowStatements(cfg objects.RowsConfig, table string) rowStatements {
 			WHERE {id} IN (SELECT value FROM json_each(?3)) RETURNING ` + columns),
 		// The + keeps it from the index on the session.
 		free: in(`
-			UPDATE {rows} SET {session} = NULL WHERE +{session} = ?1 AND ({id}, {token}) IN (
+			UPDATE {rows} SET {session} = NULL WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`),
 		owned:      in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 ORDER BY {id} LIMIT ?2`),
 		ownedAfter: in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND {id} > ?3 ORDER BY {id} LIMIT ?2`),
@@ -137,9 +137,11 @@ func (r *Rows) scan(rows *sql.Rows) (claims []objects.Claim, err error) {
 	defer rows.Close()
 	for rows.Next() {
 		c := objects.Claim{Kind: r.cfg.Table}
-		if err := rows.Scan(&c.ID, &c.Session, versionColumn{&c.Token}, &c.Attempts); err != nil {
+		var token any // NULL and 0 are read alike, and freed alike
+		if err := rows.Scan(&c.ID, &c.Session, &token, &c.Attempts); err != nil {
 			return nil, err
 		}
+		c.Token = integer(token).Int64
 		claims = append(claims, c)
 	}
 	return claims, rows.Err()
