@@ -250,6 +250,25 @@ func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
 	})
 }
 
+// A row that is deleted when it was taken for the last time keeps no other from being given up.
+func TestRowsAreGivenUpAlthoughOneOfThemIsGone(t *testing.T) {
+	cfg := tasks
+	cfg.MaxAttempts, cfg.Exhausted = 1, "status = 'failed'"
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		if db.pool != nil {
+			db.exec(`CREATE FUNCTION purge() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+				DELETE FROM tasks WHERE id = 1 AND session IS NOT NULL; RETURN NULL; END $$`)
+			db.exec(`CREATE TRIGGER purge AFTER UPDATE ON tasks FOR EACH STATEMENT EXECUTE FUNCTION purge()`)
+		} else {
+			db.exec(`CREATE TRIGGER purge AFTER UPDATE ON tasks WHEN NEW.id = 1 AND NEW.session IS NOT NULL BEGIN DELETE FROM tasks WHERE id = 1; END`)
+		}
+		db.add(1, 3)
+		db.exec(`UPDATE tasks SET attempts = 1`)
+		db.worker(claims.SessionConfig{}, cfg).takesNone()
+		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`))
+	})
+}
+
 // Takes that come at the same time share a statement, and nobody gets what another got.
 func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {

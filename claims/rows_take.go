@@ -220,7 +220,14 @@ func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
 	if r.cfg.OnExhausted == nil {
 		h.term.busy.Go(func() {
 			err := r.end(h.term.ctx, objects.Ending{Exhausted: true}, exhausted)
-			if err == nil || errors.Is(err, tenure.ErrLost) {
+			for lost := (*LostError)(nil); errors.As(err, &lost); { // the others still are this session's
+				exhausted = slices.DeleteFunc(exhausted, func(c Claim) bool { return slices.Contains(lost.Claims, c) })
+				if len(exhausted) == 0 {
+					return
+				}
+				lost, err = nil, r.end(h.term.ctx, objects.Ending{Exhausted: true}, exhausted)
+			}
+			if err == nil {
 				return
 			}
 			s.cfg.Logger.Warn("rows without attempts left are not given up, trying again", "table", r.cfg.Table, "error", err)
