@@ -211,8 +211,8 @@ var errUnfinished = errors.New("the func returned nil, but did not end its claim
 // fn's context is that of [Rows.Do]; it does not end with ctx, but when the session closes.
 //
 // fn ends the claim by a Finish method, Release or ReleaseAfter. If it returns nil without
-// that, the row is finished as by [Rows.Finish], if [RowsConfig.Done] is set. If it returns an
-// error, which is logged, others may take the row after [RowsConfig.Backoff].
+// that, the row is finished as by [Rows.Finish], if [RowsConfig.Done] is set, also while the
+// session closes: a func that stops before it is done returns an error. If it returns an error, which is logged, others may take the row after [RowsConfig.Backoff].
 //
 // A panic of fn releases the row and is passed on, without waiting for the other funcs. An
 // [tenure.ErrSetup] is returned.
@@ -306,11 +306,19 @@ func (r *Rows) serve(ctx context.Context, idle chan struct{}, begin func(Claim))
 func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim) error, done func(context.Context, Claim) error) {
 	err := r.Do(ctx, c, func(ctx context.Context) error {
 		err := fn(ctx, c)
-		cause := context.Cause(ctx)
-		if !r.Holds(c) || err != nil && cause != nil && !errors.Is(cause, ErrOverdue) { // it has ended, or others may go on at once
+		held := r.Holds(c)
+		cause := context.Cause(ctx) // is set by now if that is why the claim is not held
+		// A session that closes holds nothing any more, but what its funcs have done still counts.
+		closing := errors.Is(cause, tenure.ErrShutdown) && err == nil && done != nil && r.unended(c)
+		if !held && !closing || err != nil && cause != nil && !errors.Is(cause, ErrOverdue) { // it has ended, or others may go on at once
 			return err
 		}
 		if err == nil && done != nil {
+			if closing { // the session is renewed until this func returns
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), r.s.cfg.TTL)
+				defer cancel()
+			}
 			err = done(ctx, c)
 		} else if err == nil {
 			err = errUnfinished
@@ -323,6 +331,14 @@ func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim
 	if err != nil {
 		r.s.cfg.Logger.Warn("a row is not finished", "table", r.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
 	}
+}
+
+// unended reports whether a func runs for a claim that it has not ended.
+func (r *Rows) unended(c Claim) bool {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	call := r.keys.running[c.Key.ID]
+	return call != nil && call.of.term.id == c.Session && call.token == c.Token && !call.kept
 }
 
 // finishDone finishes a row whose func has returned nil. A statement whose answer was lost is repeated.

@@ -373,6 +373,43 @@ func TestServeStopsCleanly(t *testing.T) {
 	})
 }
 
+// What a func has done counts also if its session began to close before it returned.
+func TestRowsWhoseFuncsReturnWhileTheSessionClosesAreFinished(t *testing.T) {
+	inRowsBubble(t, effect, 3, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		served := make(chan error, 1)
+		go func() {
+			served <- rows.Serve(w.Context(), 3, func(ctx context.Context, c claims.Claim) error {
+				<-ctx.Done()
+				if c.Key.ID == "1" {
+					return rows.Finish(context.Background(), c)
+				}
+				time.Sleep(time.Second)
+				if c.Key.ID == "2" {
+					return context.Cause(ctx)
+				}
+				return nil
+			})
+		}()
+		time.Sleep(time.Second)
+		var ends atomic.Int64
+		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			if call.Op == "end" {
+				if n := ends.Add(1); n == 2 || n == 3 { // of the third row
+					return errors.New("no")
+				}
+			}
+			return send(ctx)
+		})
+		a.stop()
+		require.NoError(w, <-served)
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND effects = 1`))
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE status = 'queued' AND id = 2`))
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
 // S3.
 func TestTokensOfRowsIncreaseWhateverTheClockSays(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
