@@ -349,7 +349,11 @@ func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, err
 			err = r.end(ctx, objects.Ending{Exhausted: true}, []Claim{c})
 		default:
 			err = r.cfg.OnExhausted(ctx, c)
-			_, _ = r.table.Free(ctx, session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, r.s.limit) // unless it was finished
+		}
+		if err != nil || r.cfg.OnExhausted != nil { // the worker does not hear of it, so nobody else would free it
+			freeing, cancel := r.s.uncut(ctx)
+			_, _ = r.table.Free(freeing, session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, r.s.limit) // unless it was finished
+			cancel()
 		}
 		if err != nil {
 			r.s.cfg.Logger.Warn("a row without attempts left is not given up, trying again", "table", r.cfg.Table, "id", c.Key.ID, "error", err)

@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -65,5 +66,34 @@ func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
 		require.Less(db, took, 10*short, "it was found by a look that would have come anyway")
 		require.ErrorIs(db, server.rows.Finish(db.Context(), taken...), tenure.ErrLost)
 		require.NoError(db, server.rows.Finish(db.Context(), first...))
+	})
+}
+
+// A row without attempts left is no worker's, also if it can't be given up.
+func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
+	cfg := tasks
+	cfg.MaxAttempts, cfg.Exhausted = 1, "status = 'failed'"
+	byFunc := cfg
+	byFunc.Exhausted = ""
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		if db.pool != nil {
+			db.exec(`ALTER TABLE tasks ADD CHECK (status <> 'failed')`)
+		} else {
+			db.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON tasks WHEN NEW.status = 'failed' BEGIN SELECT RAISE(ABORT, 'no'); END`)
+		}
+		db.add(1, 1)
+		db.exec(`UPDATE tasks SET attempts = 1`)
+		remote := db.remote("w", ttl)
+		ctx, cancel := context.WithCancel(db.Context())
+		byFunc.OnExhausted = func(context.Context, claims.Claim) error {
+			cancel() // whoever asks for rows goes away
+			return errors.New("no")
+		}
+		for _, cfg := range []claims.RowsConfig{cfg, byFunc} {
+			got, err := db.worker(claims.SessionConfig{}, cfg).rows.TakeFor(ctx, remote, 1)
+			require.NoError(db, err)
+			require.Empty(db, got)
+			require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+		}
 	})
 }
