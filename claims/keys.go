@@ -54,6 +54,7 @@ type holdings struct {
 	term    *term
 	tokens  map[string]int64 // of the claims that are held
 	freeing map[string]bool  // claims that are being freed
+	again   map[string]int   // of rows: how often more than once they are, under later tokens
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
@@ -133,7 +134,10 @@ func (k *Keys) enter(t *term) {
 	for id := range k.running {
 		k.strays[id] = true
 	}
-	k.now = &holdings{term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), asked: make(map[string]bool), early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64)}
+	k.now = &holdings{
+		term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), again: make(map[string]int), asked: make(map[string]bool),
+		early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64),
+	}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the mutex.

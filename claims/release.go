@@ -166,6 +166,9 @@ func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		delete(h.tokens, r.ID)
 		delete(h.asked, r.ID)
+		if h.freeing[r.ID] { // the row is free, and was taken again, but the answer is still on its way
+			h.again[r.ID]++
+		}
 		h.freeing[r.ID] = true
 		if n := len(h.toFree); n == 0 || len(h.toFree[n-1].rows) == perStatement {
 			h.toFree = append(h.toFree, &batch{done: make(chan struct{})})
@@ -201,7 +204,12 @@ func (k *Keys) freeBatches(h *holdings) {
 		locked := k.freeBatch(h.term, b.rows)
 		k.s.mu.Lock()
 		for _, r := range b.rows {
+			if h.again[r.ID] > 0 {
+				h.again[r.ID]--
+				continue
+			}
 			delete(h.freeing, r.ID)
+			delete(h.again, r.ID)
 		}
 		for _, r := range locked {
 			h.freeing[r.ID] = true

@@ -195,6 +195,38 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 	})
 }
 
+// S1: the row is freed, taken again and to be freed again before the answer to the first has come.
+func TestARowThatIsToBeFreedIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		var takes, frees atomic.Int64
+		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			switch {
+			case call.Op == "take" && takes.Add(1) == 1:
+				return errors.New("no") // from now on the session looks for rows that it does not know
+			case call.Op == "free" && frees.Add(1) == 1:
+				err := send(ctx)
+				time.Sleep(2 * time.Second)
+				return err
+			case call.Op == "free" && frees.Load() == 2:
+				time.Sleep(2 * time.Second)
+			}
+			return send(ctx)
+		})
+		for range 2 {
+			got := takeOf(w, rows, 1)
+			go rows.Release(context.Background(), got...)
+			time.Sleep(500 * time.Millisecond)
+		}
+		time.Sleep(1500 * time.Millisecond) // the second is on its way
+		got := takeOf(w, rows, 1)
+		time.Sleep(3 * time.Second)
+		require.True(w, rows.Holds(got[0]))
+		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
+	})
+}
+
 func TestAFuncIsToldAtItsDeadlineAndLosesItsRowAfterTheGrace(t *testing.T) {
 	cfg := effect
 	cfg.Deadline, cfg.Grace = 10*time.Second, 2*time.Second
