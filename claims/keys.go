@@ -53,8 +53,7 @@ type Keys struct {
 type holdings struct {
 	term    *term
 	tokens  map[string]int64 // of the claims that are held
-	freeing map[string]bool  // claims that are being freed
-	again   map[string]int   // of rows: how often more than once they are, under later tokens
+	freeing map[string]int   // how many claims of a key are being freed: a freed one may have been taken again before the answer
 	toFree  []*batch         // those that are not being freed yet
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
@@ -135,7 +134,7 @@ func (k *Keys) enter(t *term) {
 		k.strays[id] = true
 	}
 	k.now = &holdings{
-		term: t, tokens: make(map[string]int64), freeing: make(map[string]bool), again: make(map[string]int), asked: make(map[string]bool),
+		term: t, tokens: make(map[string]int64), freeing: make(map[string]int), asked: make(map[string]bool),
 		early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64),
 	}
 }
@@ -295,7 +294,7 @@ func (k *Keys) wanted(h *holdings, ids []string) (wanted []string, err error) {
 		return nil, err
 	}
 	for _, id := range ids {
-		if _, held := h.tokens[id]; !held && !h.freeing[id] && k.running[id] == nil {
+		if _, held := h.tokens[id]; !held && h.freeing[id] == 0 && k.running[id] == nil {
 			wanted = append(wanted, id)
 		}
 	}
@@ -355,7 +354,7 @@ func (k *Keys) adopts(h *holdings, r objects.Claim) bool {
 func (h *holdings) unknown(r objects.Claim) bool {
 	_, held := h.tokens[r.ID]
 	lost := h.lost[r.ID]
-	return lost != nil && !held && !h.freeing[r.ID] && r.Token != lost.passedOn
+	return lost != nil && !held && h.freeing[r.ID] == 0 && r.Token != lost.passedOn
 }
 
 // settle frees rows of claims whose answers were lost, until none can land any more. Whoever
@@ -403,7 +402,7 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
 	k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != h.term.id || !h.unknown(r) })...)
 	for _, id := range ids {
 		// While one claim of a key is being freed, the row may be another's that was lost.
-		if lost := h.lost[id]; lost.until.Before(since) && !h.freeing[id] {
+		if lost := h.lost[id]; lost.until.Before(since) && h.freeing[id] == 0 {
 			delete(h.lost, id)
 		}
 	}

@@ -166,10 +166,7 @@ func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		delete(h.tokens, r.ID)
 		delete(h.asked, r.ID)
-		if h.freeing[r.ID] { // the row is free, and was taken again, but the answer is still on its way
-			h.again[r.ID]++
-		}
-		h.freeing[r.ID] = true
+		h.freeing[r.ID]++
 		if n := len(h.toFree); n == 0 || len(h.toFree[n-1].rows) == perStatement {
 			h.toFree = append(h.toFree, &batch{done: make(chan struct{})})
 			batches = append(batches, h.toFree[n])
@@ -203,17 +200,7 @@ func (k *Keys) freeBatches(h *holdings) {
 
 		locked := k.freeBatch(h.term, b.rows)
 		k.s.mu.Lock()
-		for _, r := range b.rows {
-			if h.again[r.ID] > 0 {
-				h.again[r.ID]--
-				continue
-			}
-			delete(h.freeing, r.ID)
-			delete(h.again, r.ID)
-		}
-		for _, r := range locked {
-			h.freeing[r.ID] = true
-		}
+		h.freed(objects.Without(b.rows, locked))
 		last := len(h.toFree) == 0
 		k.s.mu.Unlock()
 		if len(locked) == 0 {
@@ -228,6 +215,15 @@ func (k *Keys) freeBatches(h *holdings) {
 	}
 }
 
+// freed notes that claims have been freed. The caller holds the mutex.
+func (h *holdings) freed(claims []objects.Claim) {
+	for _, c := range claims {
+		if h.freeing[c.ID]--; h.freeing[c.ID] == 0 {
+			delete(h.freeing, c.ID)
+		}
+	}
+}
+
 // freeLocked frees the rest of a batch, as soon as nobody locks it any more.
 func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
 	locked := rows
@@ -235,9 +231,7 @@ func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
 		rows = k.freeBatch(h.term, rows)
 	}
 	k.s.mu.Lock()
-	for _, r := range locked {
-		delete(h.freeing, r.ID)
-	}
+	h.freed(locked)
 	k.s.mu.Unlock()
 	close(b.done)
 	k.s.hint(keyOf(k.kind))

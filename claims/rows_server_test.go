@@ -269,6 +269,56 @@ func TestRowsAreGivenUpAlthoughOneOfThemIsGone(t *testing.T) {
 	})
 }
 
+func TestARowThatIsLockedKeepsNoOther(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+	ddl, err := tasks.PostgresDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	db.add(1, 2)
+	a := db.worker(claims.SessionConfig{}, tasks)
+	got := a.take(2)
+	tx, err := db.sql.Begin()
+	require.NoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.Exec(`SELECT 1 FROM tasks WHERE id = 1 FOR SHARE`)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, a.rows.Release(ctx, got[0]), context.DeadlineExceeded)
+	ctx, cancel = context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	require.NoError(t, a.rows.Release(ctx, got[1]))
+	require.Equal(t, []string{"2"}, takenIDs(a.take(2)))
+	require.NoError(t, tx.Rollback())
+	require.Equal(t, []string{"1"}, takenIDs(a.take(1)))
+}
+
+func TestARowWithTheMostAttemptsKeepsNoOther(t *testing.T) {
+	for kind, most := range map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"} {
+		db := rowsOnPostgres(t)
+		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, attempts ` + kind + `)`)
+		ddl, err := tasks.PostgresDDL()
+		require.NoError(t, err)
+		db.exec(ddl)
+		db.add(1, 2)
+		db.exec(`UPDATE tasks SET attempts = ` + most + ` WHERE id = 1`)
+		got := db.worker(claims.SessionConfig{}, tasks).take(2)
+		require.Equal(t, []string{"1", "2"}, takenIDs(got))
+		require.Equal(t, most, fmt.Sprint(got[0].Attempt))
+		require.Equal(t, 1, got[1].Attempt)
+	}
+}
+
+func TestSQLOfTheUserMayEndInAComment(t *testing.T) {
+	cfg := tasks
+	cfg.Ready, cfg.OrderBy = "status = 'queued' -- those that wait", "priority DESC, id -- in turn"
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		db.add(1, 1)
+		require.Len(db, db.worker(claims.SessionConfig{}, cfg).take(1), 1)
+	})
+}
+
 // Takes that come at the same time share a statement, and nobody gets what another got.
 func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {

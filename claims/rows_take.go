@@ -276,7 +276,7 @@ func (r *Rows) unknown(ctx context.Context, h *holdings) ([]objects.Claim, error
 	r.s.mu.Lock()
 	owned = slices.DeleteFunc(owned, func(row objects.Claim) bool {
 		_, held := h.tokens[row.ID]
-		return held || h.freeing[row.ID] || h.passedOn[row.ID] == row.Token || r.keys.running[row.ID] != nil
+		return held || h.freeing[row.ID] > 0 || h.passedOn[row.ID] == row.Token || r.keys.running[row.ID] != nil
 	})
 	r.s.mu.Unlock()
 	// The claim of such a row may have ended after the row was read. Then it does not stand any more.

@@ -480,7 +480,7 @@ func (s *Session) isBusy(r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[r.Kind]
-	return k != nil && (k.running[r.ID] != nil || k.now != nil && k.now.freeing[r.ID])
+	return k != nil && (k.running[r.ID] != nil || k.now != nil && k.now.freeing[r.ID] > 0)
 }
 
 // sessionsKey is where a session says that it has begun.

@@ -2,6 +2,7 @@ package objects
 
 import (
 	"context"
+	"strings"
 	"time"
 )
 
@@ -61,4 +62,12 @@ func Without(claims, ended []Claim) (lost []Claim) {
 		}
 	}
 	return lost
+}
+
+// Commented returns SQL of the user after which a statement goes on, also if it ends in a comment.
+func Commented(sql string) string {
+	if strings.Contains(sql, "--") {
+		return sql + "\n"
+	}
+	return sql
 }

@@ -25,11 +25,11 @@ type Rows struct {
 
 // Rows returns the table of a valid config. It does no I/O.
 func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) *Rows {
-	return &Rows{claims: &t.claims, cfg: cfg, logger: logger, names: rowNames(cfg, "", t.setups.names)}
+	return &Rows{claims: &t.claims, cfg: cfg, logger: logger, names: rowNames(cfg, "", "", t.setups.names)}
 }
 
 // rowNames returns what puts names and the user's SQL into a statement.
-func rowNames(cfg objects.RowsConfig, idType string, own names) *strings.Replacer {
+func rowNames(cfg objects.RowsConfig, idType, attemptsType string, own names) *strings.Replacer {
 	quote := func(name string) string { return pgx.Identifier{name}.Sanitize() }
 	table := pgx.Identifier{cfg.Table}
 	if cfg.Schema != "" {
@@ -52,7 +52,11 @@ func rowNames(cfg objects.RowsConfig, idType string, own names) *strings.Replace
 	}
 	if cfg.Attempts != "" {
 		attempts = "coalesce(" + quote(cfg.Attempts) + ", 0)"
-		count = ", " + quote(cfg.Attempts) + " = " + attempts + " + 1"
+		next := attempts
+		if most := map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"}[attemptsType]; most != "" {
+			next = "least(" + attempts + ", " + most + " - 1)" // one row that has the most must not keep all others
+		}
+		count = ", " + quote(cfg.Attempts) + " = " + next + " + 1"
 	}
 	return strings.NewReplacer(
 		"{rows}", table.Sanitize(), "{objects}", own.objects,
@@ -82,8 +86,8 @@ type endStatements struct{ one, any string }
 // newRowStatements returns the statements for IDs of a type. What [newClaimStatements] says of
 // plans holds here as well: rows are locked in one step and written by their IDs in the next, and
 // IS NOT DISTINCT FROM keeps the planner from the index on the session.
-func newRowStatements(cfg objects.RowsConfig, idType string, own names) *rowStatements {
-	in := rowNames(cfg, idType, own).Replace
+func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own names) *rowStatements {
+	in := rowNames(cfg, idType, attemptsType, own).Replace
 	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	end := func(set string) endStatements {
 		return endStatements{

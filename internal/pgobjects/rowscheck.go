@@ -17,7 +17,7 @@ import (
 // RowsDDL returns what a table lacks for claims on its rows.
 func RowsDDL(cfg objects.RowsConfig) string {
 	var b strings.Builder
-	n := rowNames(cfg, "", names{})
+	n := rowNames(cfg, "", "", names{})
 	b.WriteString(n.Replace("ALTER TABLE {rows}\n\tADD COLUMN IF NOT EXISTS {session} text,\n\tADD COLUMN IF NOT EXISTS {token} bigint NOT NULL DEFAULT 0"))
 	if cfg.Attempts != "" {
 		b.WriteString(",\n\tADD COLUMN IF NOT EXISTS " + pgx.Identifier{cfg.Attempts}.Sanitize() + " integer NOT NULL DEFAULT 0")
@@ -29,15 +29,15 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	b.WriteString("-- If Ready depends on the time, leave that part of it out here.\n")
 	ready := ""
 	if cfg.Ready != "" {
-		ready = " AND (" + cfg.Ready + ")"
+		ready = " AND (" + objects.Commented(cfg.Ready) + ")"
 	}
 	b.WriteString(n.Replace("CREATE INDEX IF NOT EXISTS "+rowIndex(cfg, "_ready")+" ON {rows} (") +
-		strings.TrimSuffix(n.Replace("{order}"), "\n") + n.Replace(") WHERE {session} IS NULL") + ready + ";\n")
+		objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) + n.Replace(") WHERE {session} IS NULL") + ready + ";\n")
 	return b.String()
 }
 
 func bySession(cfg objects.RowsConfig) string {
-	return rowNames(cfg, "", names{}).Replace(
+	return rowNames(cfg, "", "", names{}).Replace(
 		"CREATE INDEX IF NOT EXISTS " + rowIndex(cfg, "_by_session") + " ON {rows} ({session}, {id}) WHERE {session} IS NOT NULL")
 }
 
@@ -100,7 +100,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	if idType == "character varying" {
 		idType = "text"
 	}
-	statements := newRowStatements(cfg, idType, t.setups.names)
+	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], t.setups.names)
 	if err := r.parse(ctx, statements); err != nil {
 		return err
 	}

@@ -27,10 +27,10 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	}
 	ready := ""
 	if cfg.Ready != "" {
-		ready = " AND (" + cfg.Ready + ")"
+		ready = " AND (" + objects.Commented(cfg.Ready) + ")"
 	}
 	return ddl + bySession(cfg) + ";\n-- If Ready depends on the time, leave that part of it out here.\n" +
-		"CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_ready") + n.Replace(" ON {rows} (") + strings.TrimSuffix(n.Replace("{order}"), "\n") +
+		"CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_ready") + n.Replace(" ON {rows} (") + objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) +
 		n.Replace(") WHERE {session} IS NULL") + ready + ";\n"
 }
 
