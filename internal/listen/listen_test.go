@@ -527,6 +527,9 @@ func (s *fakeServer) serve(conn net.Conn) {
 			return
 		}
 		query, ok := message.(*pgproto3.Query)
+		if !ok && s.mute.Load() {
+			continue // a server that hangs does not hang up either
+		}
 		if !ok {
 			return // it says goodbye
 		}
