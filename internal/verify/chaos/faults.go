@@ -85,7 +85,9 @@ func freeze(p *phase, victims []*process) (ending, error) {
 	from := monotonic()
 	signal := func(s syscall.Signal) (err error) {
 		for _, v := range victims {
-			err = errors.Join(err, v.cmd.Process.Signal(s))
+			if v.runs() { // a fault at the same time may have ended it
+				err = errors.Join(err, v.cmd.Process.Signal(s))
+			}
 		}
 		return err
 	}
