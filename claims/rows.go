@@ -37,6 +37,8 @@ type Rows struct {
 	ends  []*ending     // rows to be finished one by one
 	busy  bool          // a goroutine finishes them
 
+	refused map[string]time.Time // rows that the database has refused to have taken, and until when they are left
+
 	// The session's mu guards it.
 	due overdue
 }
@@ -65,7 +67,7 @@ func newRows(s *Session, cfg RowsConfig, open func(objects.RowsConfig) (objects.
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new rows: %w", err)
 	}
-	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1)}
+	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[string]time.Time)}
 	if r.table, err = open(cfg.statements()); err == nil {
 		r.keys, err = newKeys(s, cfg.Table, r.table)
 	}

@@ -33,9 +33,9 @@ type faultyRows struct {
 	taken *atomic.Int64 // rows, whether anybody hears of it or not
 }
 
-func (f *faultyRows) TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]objects.Claim, error) {
+func (f *faultyRows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
 	return faulty(ctx, f.p.table, "take", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		rows, err := f.RowsTable.TakeReady(ctx, session, n, skip, limit)
+		rows, err := f.RowsTable.TakeReady(ctx, session, n, skip, only, limit)
 		f.taken.Add(int64(len(rows)))
 		return rows, err
 	})

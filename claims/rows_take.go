@@ -1,9 +1,11 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -76,6 +78,7 @@ func (r *Rows) lead(ctx context.Context, t *taking) error {
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.As(err, new(*objects.Refused)): // by the user's SQL, for a row as it is now
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return err
 		}
@@ -154,16 +157,73 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 			return got, err
 		}
 	}
-	sending, cancel := k.s.uncut(ctx)
-	defer cancel()
-	rows, err := r.table.TakeReady(sending, h.term.id, n, strays, k.s.limit)
-	if err != nil {
-		if !errors.Is(err, tenure.ErrSetup) && !errors.As(err, new(*objects.Refused)) {
-			r.lostAnswer(h)
+	rows, err := r.takeReady(ctx, n, strays, func(skip, only []string) ([]objects.Claim, error) {
+		if _, over := k.wanted(h, nil); over != nil { // it took long
+			return nil, over
 		}
+		sending, cancel := k.s.uncut(ctx)
+		defer cancel()
+		return r.table.TakeReady(sending, h.term.id, n, skip, only, k.s.limit)
+	})
+	if err != nil && !errors.Is(err, tenure.ErrSetup) && !errors.As(err, new(*objects.Refused)) {
+		r.lostAnswer(h)
+	}
+	if len(rows) == 0 {
 		return nil, err
 	}
 	return r.keep(h, rows, sent)
+}
+
+// takeReady takes at most n rows by the statement that take sends. If the database refuses to have
+// some of them taken, it takes the others, and leaves those for a while. Beside an error, it may
+// return rows.
+func (r *Rows) takeReady(ctx context.Context, n int, strays []string, take func(skip, only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
+	const most = 10 // then others have their turn
+	for tries := 0; ; tries++ {
+		skip := r.skipped(strays)
+		rows, err = take(skip, nil)
+		if !errors.As(err, new(*objects.Refused)) || tries == most {
+			return rows, err
+		}
+		ids, readErr := r.table.Ready(ctx, n, skip, r.s.limit)
+		if readErr != nil || len(ids) == 0 { // it may be Ready that fails, for any row
+			return nil, cmp.Or(readErr, err)
+		}
+		rows, err = r.takeOf(ids, func(only []string) ([]objects.Claim, error) { return take(skip, only) })
+		if err != nil || len(rows) > 0 {
+			return rows, err
+		}
+	}
+}
+
+// takeOf takes those of the rows that the database does not refuse to have taken.
+func (r *Rows) takeOf(ids []string, take func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
+	rows, err = take(ids)
+	if !errors.As(err, new(*objects.Refused)) {
+		return rows, err
+	}
+	if len(ids) == 1 {
+		r.s.cfg.Logger.Warn("the database refuses to have a row taken, which is left for a while", "table", r.cfg.Table, "id", ids[0], "error", err)
+		r.mu.Lock()
+		r.refused[ids[0]] = time.Now().Add(r.s.cfg.TTL)
+		r.mu.Unlock()
+		return nil, nil
+	}
+	for half := range slices.Chunk(ids, (len(ids)+1)/2) {
+		more, err := r.takeOf(half, take)
+		if rows = append(rows, more...); err != nil {
+			return rows, err
+		}
+	}
+	return rows, nil
+}
+
+// skipped returns the rows that are not to be taken now.
+func (r *Rows) skipped(strays []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.refused, func(_ string, until time.Time) bool { return time.Now().After(until) })
+	return slices.AppendSeq(slices.Clone(strays), maps.Keys(r.refused))
 }
 
 // keep makes claims of rows that were taken by a statement that was sent at a time. Those that have
@@ -335,8 +395,11 @@ func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, err
 	if err != nil {
 		return nil, r.failed("take", err)
 	}
-	rows, err := r.table.TakeReady(ctx, session, min(n, perStatement), nil, r.s.limit)
-	if err != nil {
+	n = min(n, perStatement)
+	rows, err := r.takeReady(ctx, n, nil, func(skip, only []string) ([]objects.Claim, error) {
+		return r.table.TakeReady(ctx, session, n, skip, only, r.s.limit)
+	})
+	if len(rows) == 0 && err != nil {
 		return nil, r.failed("take", err)
 	}
 	var kept []Claim

@@ -28,8 +28,10 @@ type RowsTable interface {
 	// Check returns an [ErrSetup] that names what is wrong with the table.
 	Check(ctx context.Context, limit time.Duration) error
 	// TakeReady makes a session the owner of at most n rows that are ready, in their order,
-	// except those to skip.
-	TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]Claim, error)
+	// except those to skip; of the rows in only, if that is not nil.
+	TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]Claim, error)
+	// Ready returns the IDs of the rows that TakeReady would take.
+	Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
 	// EndStatement returns a statement that ends a claim as Done says, or fails.

@@ -76,8 +76,8 @@ func assignment(sql string) string {
 }
 
 type rowStatements struct {
-	take, free, owned, sessions, stand string
-	done, exhausted, after, release    endStatements
+	take, ready, free, owned, sessions, stand string
+	done, exhausted, after, release           endStatements
 }
 
 // endStatements end claims: one, or any number.
@@ -88,6 +88,7 @@ type endStatements struct{ one, any string }
 // IS NOT DISTINCT FROM keeps the planner from the index on the session.
 func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own names) *rowStatements {
 	in := rowNames(cfg, idType, attemptsType, own).Replace
+	const ready = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
 	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	end := func(set string) endStatements {
 		return endStatements{
@@ -108,13 +109,15 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 		// the result rather than the table's if the two had the same name.
 		take: in(`
 			WITH ready AS MATERIALIZED (
-				SELECT {id} AS tenure_id FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])
+				SELECT {id} AS tenure_id ` + ready + ` AND ($4::text[] IS NULL OR {id} = ANY($4::text[]::{type}[]))
 				ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
 			numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM ready),
 			taken AS (
 				UPDATE {rows} SET {session} = $1, {token} = {next_token}{count}
 				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
 			SELECT id::text, $1, token, attempts FROM taken JOIN numbered USING (id) ORDER BY number`),
+		ready: in(`
+			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + ready + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`),
 		free: in(`
 			WITH locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
@@ -156,12 +159,24 @@ func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowStatements, 
 }
 
 // TakeReady makes a session the owner of at most n rows that are ready, in their order, except
-// those to skip. Rows that somebody has locked it leaves.
-func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) ([]objects.Claim, error) {
+// those to skip; of the rows in only, if that is not nil. Rows that somebody has locked it leaves.
+func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
 	if skip == nil {
 		skip = []string{}
 	}
-	return r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip)
+	return r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip, only)
+}
+
+// Ready returns the IDs of the rows that TakeReady would take.
+func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) (ids []string, err error) {
+	if skip == nil {
+		skip = []string{}
+	}
+	rows, err := r.query(ctx, limit, func(s *rowStatements) string { return s.ready }, "", n, skip)
+	for _, row := range rows {
+		ids = append(ids, row.ID)
+	}
+	return ids, err
 }
 
 // Look returns those of the rows that exist.

@@ -79,6 +79,7 @@ func newRowStatements(cfg objects.RowsConfig, table string) rowStatements {
 		ready: in(`
 			SELECT CAST({id} AS TEXT) FROM {rows}
 			WHERE {session} IS NULL{and_ready} AND CAST({id} AS TEXT) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
+				AND (?4 IS NULL OR CAST({id} AS TEXT) IN (SELECT value FROM json_each(?4)))
 			ORDER BY {order} LIMIT ?1`),
 		take: in(`
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
@@ -150,8 +151,12 @@ func (r *Rows) scan(rows *sql.Rows) (claims []objects.Claim, err error) {
 // readyIDs returns the IDs of the rows that may be taken.
 func (r *Rows) readyIDs(ctx context.Context, conn interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}, n int, skip []string) (ids []string, err error) {
-	rows, err := conn.QueryContext(ctx, r.sql.ready, n, list(skip), time.Now().UnixMilli())
+}, n int, skip, only []string) (ids []string, err error) {
+	var among any
+	if only != nil {
+		among = list(only)
+	}
+	rows, err := conn.QueryContext(ctx, r.sql.ready, n, list(skip), time.Now().UnixMilli(), among)
 	if err != nil {
 		return nil, err
 	}
@@ -167,17 +172,18 @@ func (r *Rows) readyIDs(ctx context.Context, conn interface {
 }
 
 // TakeReady makes a session the owner of at most n rows that are ready, in their order, except
-// those to skip. It takes the write lock only if there are any.
-func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip []string, limit time.Duration) (taken []objects.Claim, err error) {
+// those to skip; of the rows in only, if that is not nil. It takes the write lock only if there
+// are any.
+func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) (taken []objects.Claim, err error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	ids, err := r.readyIDs(ctx, r.claims.table.db, 1, skip)
+	ids, err := r.readyIDs(ctx, r.claims.table.db, 1, skip, only)
 	if err != nil || len(ids) == 0 {
 		return nil, explain(err)
 	}
 	err = r.claims.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ids, err = r.readyIDs(ctx, tx, n, skip); err != nil {
+		if ids, err = r.readyIDs(ctx, tx, n, skip, only); err != nil {
 			return err
 		}
 		rows, err := tx.QueryContext(ctx, r.sql.take, session, time.Now().UnixMicro(), list(ids))
@@ -196,6 +202,17 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip []stri
 	}
 	slices.SortFunc(taken, func(a, b objects.Claim) int { return cmp.Compare(at[a.ID], at[b.ID]) })
 	return taken, nil
+}
+
+// Ready returns the IDs of the rows that TakeReady would take.
+func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
+	if err := r.ready(ctx, limit); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	ids, err := r.readyIDs(ctx, r.claims.table.db, n, skip, nil)
+	return ids, explain(err)
 }
 
 // Look returns those of the rows that exist.
