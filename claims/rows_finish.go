@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // ending is a row that is to be finished on its own.
@@ -182,35 +183,77 @@ func (r *Rows) endTogether(ctx context.Context) {
 		if len(some) == 0 {
 			return
 		}
-		// The same row twice would be one too many for either.
-		seen, rows := make(map[objects.Claim]bool), []objects.Claim(nil)
+		batch, rows := make(map[objects.Claim]*ending), []objects.Claim(nil)
 		for _, e := range some {
-			if !seen[e.claim] {
-				rows = append(rows, e.claim)
+			if batch[e.claim] != nil { // the same row twice would be one too many for either
+				r.mu.Lock()
+				r.ends = append(r.ends, e)
+				r.mu.Unlock()
+				continue
 			}
-			seen[e.claim] = true
+			batch[e.claim] = e
+			rows = append(rows, e.claim)
 		}
-		lost, err := r.table.End(ctx, objects.Ending{Done: true}, rows, r.s.limit)
-		if errors.As(err, new(*objects.Refused)) && len(some) > 1 { // of one row, which must not keep the others
-			for _, e := range some {
-				lost, err := r.table.End(ctx, objects.Ending{Done: true}, []objects.Claim{e.claim}, r.s.limit)
-				e.done <- endingResult{lost, err}
+		r.endBatch(ctx, batch, rows)
+	}
+}
+
+// endBatch finishes rows in one statement, except those that somebody has locked: the others don't
+// wait for them.
+func (r *Rows) endBatch(ctx context.Context, batch map[objects.Claim]*ending, rows []objects.Claim) {
+	left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
+	if errors.As(err, new(*objects.Refused)) && len(rows) > 1 { // of one row, which must not keep the others
+		for i := range rows {
+			r.endBatch(ctx, batch, rows[i:i+1])
+		}
+		return
+	}
+	lost, locked := make(map[objects.Claim]bool), left // as long as it does not know better
+	if len(left) > 0 {
+		if ended, stand, err := r.standing(ctx, left); err == nil {
+			locked = stand
+			for _, row := range ended {
+				lost[row] = true
 			}
-			continue
-		}
-		gone := make(map[objects.Claim]bool, len(lost))
-		for _, row := range lost {
-			gone[row] = true
-		}
-		for _, e := range some {
-			result := endingResult{err: err}
-			if gone[e.claim] || err == nil && !seen[e.claim] {
-				result.lost = []objects.Claim{e.claim}
-			}
-			delete(seen, e.claim) // the second one comes too late
-			e.done <- result
 		}
 	}
+	for _, row := range locked {
+		go r.endLocked(ctx, batch[row])
+		delete(batch, row)
+	}
+	for _, row := range rows {
+		e := batch[row]
+		switch {
+		case e == nil:
+		case lost[row]:
+			e.done <- endingResult{lost: []objects.Claim{row}}
+		default:
+			e.done <- endingResult{err: err}
+		}
+	}
+}
+
+// errLocked is why a row is not finished, so its claim still stands.
+var errLocked = errors.New("somebody keeps the row locked")
+
+// endLocked finishes a row as soon as nobody locks it any more. It waits for that without a
+// connection, of which there are few.
+func (r *Rows) endLocked(ctx context.Context, e *ending) {
+	waiting, cancel := context.WithTimeout(ctx, r.s.limit)
+	defer cancel()
+	result := endingResult{err: errLocked}
+	for tries := 0; errors.Is(result.err, errLocked) && pace.Sleep(waiting, 5*time.Millisecond<<min(tries, 7)); tries++ {
+		rows := []objects.Claim{e.claim}
+		left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
+		var locked []objects.Claim
+		if len(left) > 0 {
+			left, locked, err = r.standing(ctx, left)
+		}
+		if len(locked) == 0 {
+			result = endingResult{left, err}
+		}
+	}
+	e.done <- result
 }
 
 // end ends claims in one statement, all or none.

@@ -340,6 +340,55 @@ func TestARowThatIsLockedKeepsNoOther(t *testing.T) {
 	require.Equal(t, []string{"1"}, takenIDs(a.take(1)))
 }
 
+func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+	ddl, err := tasks.PostgresDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	db.add(1, 20)
+	a := db.worker(claims.SessionConfig{}, tasks) // its statements have 5 seconds
+	got := a.take(20)
+	lock := func(query string) *sql.Tx {
+		tx, err := db.sql.Begin()
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback() })
+		_, err = tx.Exec(query)
+		require.NoError(t, err)
+		return tx
+	}
+	lock(`SELECT 1 FROM tasks WHERE id <= 8 FOR SHARE`)
+	shortly := lock(`SELECT 1 FROM tasks WHERE id = 9 FOR UPDATE`)
+	deletes := lock(`DELETE FROM tasks WHERE id = 10`)
+	finish := func(of []claims.Claim) []chan error {
+		var results []chan error
+		for _, c := range of {
+			result := make(chan error, 1)
+			go func() { result <- a.rows.Finish(t.Context(), c) }()
+			results = append(results, result)
+		}
+		return results
+	}
+	began := time.Now()
+	locked := finish(got[:10])
+	time.Sleep(50 * time.Millisecond)
+	for _, c := range got[10:] {
+		require.NoError(t, a.rows.Finish(t.Context(), c))
+	}
+	require.Less(t, time.Since(began), 3*time.Second)
+	require.NoError(t, shortly.Rollback())
+	require.NoError(t, <-locked[8])
+	require.NoError(t, deletes.Commit())
+	require.ErrorIs(t, <-locked[9], tenure.ErrLost)
+	for i, result := range locked[:8] {
+		err := <-result
+		require.ErrorContains(t, err, "locked")
+		require.NotErrorIs(t, err, tenure.ErrLost)
+		require.True(t, a.rows.Holds(got[i]))
+	}
+	require.Less(t, time.Since(began), 9*time.Second, "each has its own time")
+}
+
 func TestARowWithTheMostAttemptsKeepsNoOther(t *testing.T) {
 	for kind, most := range map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"} {
 		db := rowsOnPostgres(t)

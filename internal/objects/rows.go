@@ -20,6 +20,9 @@ type Ending struct {
 
 	// All frees none of the rows if one of the claims has ended.
 	All bool
+
+	// Unlocked leaves rows that somebody has locked, which are then among those that it did not end.
+	Unlocked bool
 }
 
 // RowsTable is a table of the user with claims on its rows, of either database. The kind of its

@@ -81,7 +81,7 @@ type rowStatements struct {
 }
 
 // endStatements end claims: one, or any number.
-type endStatements struct{ one, any string }
+type endStatements struct{ one, any, unlocked string }
 
 // newRowStatements returns the statements for IDs of a type. What [newClaimStatements] says of
 // plans holds here as well: rows are locked in one step and written by their IDs in the next, and
@@ -90,6 +90,9 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 	in := rowNames(cfg, idType, attemptsType, own).Replace
 	const ready = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
 	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
+	const given = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
+					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
+					WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})`
 	end := func(set string) endStatements {
 		return endStatements{
 			one: in(`
@@ -98,9 +101,11 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 				RETURNING {id}::text, '', {token}, 0`),
 			any: in(`
 				UPDATE {rows} r SET {session} = NULL` + set + `
-				WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
-					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
-					WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})
+				WHERE ` + given + `
+				RETURNING {id}::text, '', {token}, 0`),
+			unlocked: in(`
+				WITH locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + given + ` FOR NO KEY UPDATE SKIP LOCKED)
+				UPDATE {rows} SET {session} = NULL` + set + ` WHERE {id} = ANY(ARRAY(SELECT id FROM locked))
 				RETURNING {id}::text, '', {token}, 0`),
 		}
 	}

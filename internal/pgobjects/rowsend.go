@@ -27,13 +27,16 @@ func (s *rowStatements) ending(how objects.Ending, claims []objects.Claim) (sql 
 	case how.After > 0:
 		end, more = s.after, []any{how.After.Microseconds()}
 	}
-	if len(claims) == 1 {
+	if len(claims) == 1 && !how.Unlocked {
 		c := claims[0]
 		return end.one, append([]any{c.ID, c.Session, c.Token}, more...)
 	}
 	ids, sessions, tokens := make([]string, len(claims)), make([]string, len(claims)), make([]int64, len(claims))
 	for i, c := range claims {
 		ids[i], sessions[i], tokens[i] = c.ID, c.Session, c.Token
+	}
+	if how.Unlocked {
+		return end.unlocked, append([]any{ids, sessions, tokens}, more...)
 	}
 	return end.any, append([]any{ids, sessions, tokens}, more...)
 }

@@ -38,9 +38,9 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 	}
 	return map[string]string{
 			"take": s.take, "free": s.free, "owned": s.owned, "sessions": s.sessions, "stand": s.stand,
-			"done, one": s.done.one, "done": s.done.any, "after": s.after.any, "release": s.release.any,
+			"done, one": s.done.one, "done": s.done.any, "done, unlocked": s.done.unlocked, "after": s.after.any, "release": s.release.any,
 		}, map[string][]any{
 			"take": {session, 10, []string{}, nil}, "free": {session, ids, tokens}, "owned": {session, ids[0], 1000}, "sessions": nil, "stand": {ids},
-			"done, one": {ids[0], session, tokens[0]}, "done": {ids, sessions, tokens}, "after": {ids, sessions, tokens, 1}, "release": {ids, sessions, tokens},
+			"done, one": {ids[0], session, tokens[0]}, "done": {ids, sessions, tokens}, "done, unlocked": {ids, sessions, tokens}, "after": {ids, sessions, tokens, 1}, "release": {ids, sessions, tokens},
 		}
 }
