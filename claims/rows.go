@@ -136,9 +136,12 @@ func (r *Rows) Release(ctx context.Context, claims ...Claim) error {
 		return r.failed("release", err)
 	}
 	var own, values []Claim
+	var closing []<-chan struct{}
 	for _, c := range claims {
 		if r.Holds(c) {
 			own = append(own, c)
+		} else if freed := r.closing(c); freed != nil {
+			closing = append(closing, freed)
 		} else {
 			values = append(values, c)
 		}
@@ -149,10 +152,33 @@ func (r *Rows) Release(ctx context.Context, claims ...Claim) error {
 		}
 		r.keys.Wake()
 	}
-	if len(own) == 0 {
+	if len(own) > 0 {
+		if err := r.keys.Release(ctx, own...); err != nil {
+			return err
+		}
+	}
+	for _, freed := range closing {
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return r.failed("release", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// closing returns what is closed when a row is free for which a func still runs while the session
+// closes. The session holds its claim no more, and has told the func to return.
+func (r *Rows) closing(c Claim) <-chan struct{} {
+	if !r.unended(c) {
 		return nil
 	}
-	return r.keys.Release(ctx, own...)
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if call := r.keys.running[c.Key.ID]; call != nil && errors.Is(call.of.term.over, tenure.ErrShutdown) {
+		return call.freed
+	}
+	return nil
 }
 
 // ReleaseAfter gives rows back, and nobody takes them for that long by the database's clock. It

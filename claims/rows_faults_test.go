@@ -443,6 +443,30 @@ func TestRowsWhoseFuncsReturnWhileTheSessionClosesAreFinished(t *testing.T) {
 }
 
 // S3.
+// S5.
+func TestAReleaseWhileTheSessionClosesWaitsForTheFunc(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		got := takeOf(w, ofA, 1)
+		began := time.Now()
+		go ofA.Do(w.Context(), got[0], func(context.Context) error {
+			time.Sleep(10 * time.Second)
+			return nil
+		})
+		time.Sleep(time.Second)
+		go a.stop()
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(w, ofA.Release(ctx, got...), context.DeadlineExceeded)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`), "the row is free, and its func runs")
+		require.NoError(w, ofA.Release(w.Context(), got...))
+		require.GreaterOrEqual(w, time.Since(began), 10*time.Second)
+		require.Len(w, takeOf(w, ofB, 1), 1)
+	})
+}
+
 func TestTokensOfRowsIncreaseWhateverTheClockSays(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2)
