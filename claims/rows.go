@@ -130,7 +130,9 @@ func (r *Rows) Do(ctx context.Context, c Claim, fn func(context.Context) error) 
 // [Keys.Release] does: a func of Do is told to return, and waited for. Those of other sessions, and
 // those that were passed on, it releases by value, see [Rows.PassOn].
 //
-// If one of the claims has ended, it returns a [*LostError] and none is released.
+// If one of those that it releases by value has ended, it returns a [*LostError] and none is
+// released. Whether this session still has its own rows it does not ask the database: one that
+// was freed or deleted behind its back it forgets, without an error.
 func (r *Rows) Release(ctx context.Context, claims ...Claim) error {
 	if err := r.valid(claims); err != nil {
 		return r.failed("release", err)

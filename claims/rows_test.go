@@ -256,6 +256,22 @@ func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
 	})
 }
 
+// What has happened to a row behind a session's back it need not know to release it.
+func TestAReleaseForgetsAnOwnClaimThatHasEnded(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 3)
+		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
+		got := a.take(3)
+		db.exec(`UPDATE tasks SET session = NULL WHERE id = 2`)
+		db.exec(`DELETE FROM tasks WHERE id = 3`)
+		other := b.take(1)
+		require.NoError(db, a.rows.Release(db.Context(), got...))
+		require.Zero(db, a.rows.Len())
+		require.NoError(db, db.finish(b.rows, other, writing(`UPDATE tasks SET result = 'ok' WHERE id = 2`, nil)))
+		require.ErrorIs(db, a.rows.Release(db.Context(), got...), tenure.ErrLost, "by value")
+	})
+}
+
 // What a session did under a former claim is late, too, if it has the row again.
 func TestAFinishUnderAFormerClaimOfTheSameSessionIsLate(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
