@@ -16,6 +16,13 @@ func NewSessionOver(store tenure.Store, table Table, cfg SessionConfig) (*Sessio
 	return newSession(store, table, cfg)
 }
 
+// PassedOn returns how many claims the session remembers that it has passed on.
+func (r *Rows) PassedOn() int {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return len(r.keys.now.passedOn)
+}
+
 // NewRowsOver returns the rows of a table that a test has put faults into.
 func NewRowsOver(s *Session, cfg RowsConfig, table func(objects.RowsConfig) objects.RowsTable) (*Rows, error) {
 	return newRows(s, cfg, func(cfg objects.RowsConfig) (objects.RowsTable, error) { return table(cfg), nil })

@@ -64,6 +64,7 @@ type holdings struct {
 	// Of rows, whose statements don't know in advance what they take.
 	unsure   time.Time        // until then one whose answer was lost may land
 	passedOn map[string]int64 // the tokens of claims that were passed on
+	forgetAt int              // how many of them there are when it is time to forget those that have ended
 }
 
 // lostClaim is a claim without an answer, which may have landed.
@@ -135,7 +136,7 @@ func (k *Keys) enter(t *term) {
 	}
 	k.now = &holdings{
 		term: t, tokens: make(map[string]int64), freeing: make(map[string]int), asked: make(map[string]bool),
-		early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64),
+		early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64), forgetAt: perStatement,
 	}
 }
 

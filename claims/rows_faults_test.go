@@ -195,6 +195,24 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 	})
 }
 
+// A process that only passes rows on would remember each as long as it lives.
+func TestClaimsThatWerePassedOnAndHaveEndedAreForgotten(t *testing.T) {
+	inRowsBubble(t, effect, 6002, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		stands := takeOf(w, rows, 1)
+		require.NoError(w, rows.PassOn(stands...))
+		for range 12 {
+			require.NoError(w, rows.PassOn(takeOf(w, rows, 500)...))
+			_, err := w.db.Exec(`UPDATE tasks SET session = NULL, status = 'done' WHERE session IS NOT NULL AND id > 1`)
+			require.NoError(w, err)
+		}
+		require.LessOrEqual(w, rows.PassedOn(), 4000)
+		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		require.Equal(w, []string{"6002"}, takenIDs(takeOf(w, rows, 2)), "a claim that was passed on is adopted")
+	})
+}
+
 // S1: the row is freed, taken again and to be freed again before the answer to the first has come.
 func TestARowThatIsToBeFreedIsNotAdopted(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {

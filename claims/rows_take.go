@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -145,6 +146,10 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 	unsure := time.Now().Before(h.unsure)
 	for id := range k.strays {
 		strays = append(strays, id)
+	}
+	if over == nil && len(h.passedOn) >= h.forgetAt {
+		h.forgetAt = math.MaxInt
+		h.term.busy.Go(func() { r.forgetPassedOn(h) })
 	}
 	k.s.mu.Unlock()
 	n := wants()
@@ -349,6 +354,34 @@ func (r *Rows) unknown(ctx context.Context, h *holdings) ([]objects.Claim, error
 		unknown = append(unknown, stand...)
 	}
 	return unknown, nil
+}
+
+// forgetPassedOn forgets claims that were passed on and have ended since, of which nobody tells
+// this session.
+func (r *Rows) forgetPassedOn(h *holdings) {
+	s := r.s
+	s.mu.Lock()
+	rows := make([]objects.Claim, 0, len(h.passedOn))
+	for id, token := range h.passedOn {
+		rows = append(rows, objects.Claim{ID: id, Session: h.term.id, Token: token})
+	}
+	s.mu.Unlock()
+	for some := range slices.Chunk(rows, perStatement) {
+		ended, _, err := r.standing(h.term.ctx, some)
+		if err != nil {
+			break
+		}
+		s.mu.Lock()
+		for _, row := range ended {
+			if h.passedOn[row.ID] == row.Token {
+				delete(h.passedOn, row.ID)
+			}
+		}
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.forgetAt = perStatement + 2*len(h.passedOn)
 }
 
 // settle frees rows of which the session does not know, until no statement whose answer was lost
