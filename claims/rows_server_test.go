@@ -389,6 +389,38 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 	require.Less(t, time.Since(began), 9*time.Second, "each has its own time")
 }
 
+// The names within the statements are none that the table of a user has.
+func TestATableMayHaveAnyName(t *testing.T) {
+	for _, open := range []func(*testing.T) *rowsDB{rowsOnPostgres, rowsOnSQLite} {
+		db := open(t)
+		for _, name := range []string{"locked", "ready", "named", "given", "taken", "r"} {
+			cfg := tasks
+			cfg.Table, cfg.MaxAttempts, cfg.Exhausted = name, 9, "status = 'failed'"
+			ddl, err := cfg.SQLiteDDL()
+			if db.pool != nil {
+				ddl, err = cfg.PostgresDDL()
+			}
+			require.NoError(t, err)
+			db.exec(`CREATE TABLE ` + name + ` (id integer NOT NULL PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+			db.exec(ddl)
+			db.exec(`INSERT INTO ` + name + ` (id) VALUES (1), (2), (3), (4), (5), (6)`)
+			a := db.worker(claims.SessionConfig{TTL: time.Second}, cfg)
+			got := a.take(6)
+			require.Len(t, got, 6, name)
+			require.NoError(t, a.rows.Release(db.Context(), got[0]), name)
+			require.NoError(t, a.rows.Finish(db.Context(), got[1]), name)
+			require.NoError(t, a.rows.Finish(db.Context(), got[2:4]...), name)
+			require.NoError(t, db.byStatement(a.rows, got[4]), name)
+			b := db.worker(claims.SessionConfig{TTL: time.Second}, cfg)
+			require.NoError(t, a.store.Close())
+			require.Equal(t, []string{"1"}, takenIDs(b.take(1)), name)
+			require.Equal(t, []string{"6"}, takenIDs(b.take(1)), name)
+			require.Zero(t, b.session.Status().SweepErrors, name)
+			b.stop()
+		}
+	}
+}
+
 func TestARowWithTheMostAttemptsKeepsNoOther(t *testing.T) {
 	for kind, most := range map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"} {
 		db := rowsOnPostgres(t)

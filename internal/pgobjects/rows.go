@@ -91,8 +91,8 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 	const ready = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
 	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	const given = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
-					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) given(id, session, token)
-					WHERE given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})`
+					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
+					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token})`
 	end := func(set string) endStatements {
 		return endStatements{
 			one: in(`
@@ -104,8 +104,8 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 				WHERE ` + given + `
 				RETURNING {id}::text, '', {token}, 0`),
 			unlocked: in(`
-				WITH locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + given + ` FOR NO KEY UPDATE SKIP LOCKED)
-				UPDATE {rows} SET {session} = NULL` + set + ` WHERE {id} = ANY(ARRAY(SELECT id FROM locked))
+				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + given + ` FOR NO KEY UPDATE SKIP LOCKED)
+				UPDATE {rows} SET {session} = NULL` + set + ` WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked))
 				RETURNING {id}::text, '', {token}, 0`),
 		}
 	}
@@ -113,36 +113,36 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 		// The order of the rows that an UPDATE returns is any. ORDER BY would mean the column of
 		// the result rather than the table's if the two had the same name.
 		take: in(`
-			WITH ready AS MATERIALIZED (
+			WITH tenure_ready AS MATERIALIZED (
 				SELECT {id} AS tenure_id ` + ready + ` AND ($4::text[] IS NULL OR {id} = ANY($4::text[]::{type}[]))
 				ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
-			numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM ready),
-			taken AS (
+			tenure_numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM tenure_ready),
+			tenure_taken AS (
 				UPDATE {rows} SET {session} = $1, {token} = {next_token}{count}
-				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
-			SELECT id::text, $1, token, attempts FROM taken JOIN numbered USING (id) ORDER BY number`),
+				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
+			SELECT id::text, $1, token, attempts FROM tenure_taken JOIN tenure_numbered USING (id) ORDER BY number`),
 		ready: in(`
 			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + ready + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`),
 		free: in(`
-			WITH locked AS MATERIALIZED (
+			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
 					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED)
-			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`),
+			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`),
 		// Without the name of the table, ORDER BY would mean the ID as text.
 		owned: in(`
 			SELECT ` + columns + ` FROM {rows} r
 			WHERE {session} = $1 AND ($2 = '' OR {id} > nullif($2, '')::{type}) ORDER BY r.{session}, r.{id} LIMIT $3`),
 		// Looks up the next session in the index, and not at each row.
 		sessions: in(`
-			WITH RECURSIVE named(session) AS (
+			WITH RECURSIVE tenure_named(session) AS (
 				(SELECT {session} FROM {rows} WHERE {session} IS NOT NULL ORDER BY {session} LIMIT 1)
 				UNION ALL
-				SELECT (SELECT {session} FROM {rows} r WHERE r.{session} > named.session ORDER BY {session} LIMIT 1)
-				FROM named WHERE named.session IS NOT NULL)
-			SELECT named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce(` + own.in("{version}") + `, 0), created_at_ms, updated_at_ms, {now_us}, false
-			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = named.session
-			WHERE named.session IS NOT NULL`),
+				SELECT (SELECT {session} FROM {rows} r WHERE r.{session} > tenure_named.session ORDER BY {session} LIMIT 1)
+				FROM tenure_named WHERE tenure_named.session IS NOT NULL)
+			SELECT tenure_named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce(` + own.in("{version}") + `, 0), created_at_ms, updated_at_ms, {now_us}, false
+			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
+			WHERE tenure_named.session IS NOT NULL`),
 		stand: in(`
 			SELECT ` + columns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`),
 		done:      end(`{done}`),

@@ -167,8 +167,8 @@ func invalidID(err error) error {
 // EndStatement returns a statement that ends the claim of a row as Finish does, or fails.
 func (r *Rows) EndStatement(c objects.Claim) (query string, args []any) {
 	return r.names.Replace(`
-		WITH ended AS (
+		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{done}
-			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `ended`,
+			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,
 		[]any{c.ID, c.Session, c.Token}
 }

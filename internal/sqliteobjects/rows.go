@@ -92,13 +92,13 @@ func newRowStatements(cfg objects.RowsConfig, table string) rowStatements {
 		ownedAfter: in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND {id} > ?3 ORDER BY {id} LIMIT ?2`),
 		// Looks up the next session in the index, and not at each row.
 		sessions: in(`
-			WITH RECURSIVE named(session) AS (
+			WITH RECURSIVE tenure_named(session) AS (
 				SELECT min({session}) FROM {rows} WHERE {session} IS NOT NULL
 				UNION ALL
-				SELECT (SELECT min(r.{session}) FROM {rows} r WHERE r.{session} > named.session) FROM named WHERE named.session IS NOT NULL)
-			SELECT named.session, o.id IS NULL, 0, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
-			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = named.session
-			WHERE named.session IS NOT NULL`),
+				SELECT (SELECT min(r.{session}) FROM {rows} r WHERE r.{session} > tenure_named.session) FROM tenure_named WHERE tenure_named.session IS NOT NULL)
+			SELECT tenure_named.session, o.id IS NULL, 0, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
+			WHERE tenure_named.session IS NOT NULL`),
 		stand:     in(`SELECT ` + columns + ` FROM {rows} WHERE {id} IN (SELECT value FROM json_each(?1))`),
 		done:      end(`{done}`),
 		exhausted: end(`{exhausted}`),

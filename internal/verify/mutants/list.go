@@ -729,7 +729,7 @@ var mutants = []mutant{
 		"max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)", "excluded.token",
 		"S3: a token repeats if the clock is set back"},
 	{"rows: Postgres: a late result is accepted", "internal/pgobjects/rows.go",
-		"AND r.{session} IS NOT DISTINCT FROM given.session AND given.token = r.{token})", "AND given.session <> '' AND given.token > 0)",
+		"AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token})", "AND tenure_given.session <> '' AND tenure_given.token > 0)",
 		"S2: a worker that has lost the row finishes it"},
 	{"rows: Postgres: the late result of one row is accepted", "internal/pgobjects/rows.go",
 		"{session} IS NOT DISTINCT FROM $2 AND {token} = $3\n", "($2 <> '' AND $3::bigint > 0)\n",
