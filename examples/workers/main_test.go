@@ -293,6 +293,27 @@ func TestWhatAServerAnswers(t *testing.T) {
 	require.Equal(t, "two", a.claim(second, 1)[0].Payload)
 }
 
+func TestATaskWithoutAttemptsLeftIsGivenToNobody(t *testing.T) {
+	a := newAPI(t)
+	a.does(200, "/tasks", []string{"one"})
+	s := a.begin("worker")
+	_, err := a.pool.Exec(t.Context(), `UPDATE tasks SET session = $1, token = 1, attempts = 6`, s.ID) // by a server that was killed then
+	require.NoError(t, err)
+	require.Empty(t, a.claim(s, 1))
+	require.Equal(t, 1, count(t, a.pool, `SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`))
+}
+
+func TestATaskThatAWorkerHasIsNotGivenToItAgain(t *testing.T) {
+	a := newAPI(t)
+	a.does(200, "/tasks", []string{"one"})
+	s := a.begin("worker")
+	got := a.claim(s, 1)
+	_, err := a.pool.Exec(t.Context(), `UPDATE tasks SET attempts = 0`) // by an operator
+	require.NoError(t, err)
+	require.Empty(t, a.claim(s, 1, got[0].Claim))
+	a.does(200, "/submit", []result{{got[0].Claim, "1"}})
+}
+
 func TestAWorkerThatStopsGivesItsTasksBack(t *testing.T) {
 	a := newAPI(t)
 	a.does(200, "/tasks", []string{"x", "bad"})

@@ -158,7 +158,19 @@ func (s *server) claim(ctx context.Context, request claim) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	got = slices.DeleteFunc(got, func(c claims.Claim) bool { return slices.Contains(request.Have, c) })
+	got = slices.DeleteFunc(got, func(c claims.Claim) bool {
+		return slices.ContainsFunc(request.Have, func(has claims.Claim) bool { return has.Key == c.Key && has.Token == c.Token })
+	})
+	got = slices.DeleteFunc(got, func(c claims.Claim) bool {
+		if c.Attempt <= tasks.MaxAttempts {
+			return false
+		}
+		// The server that was to give it up was killed, or is about to do it. Who takes it next does.
+		if err := s.rows.Release(ctx, c); err != nil && !errors.Is(err, tenure.ErrLost) {
+			log.Printf("%s: %v", c, err)
+		}
+		return true
+	})
 	got = got[:min(len(got), request.N)]
 	if len(got) == 0 {
 		waiting, cancel := context.WithTimeout(ctx, patience)
