@@ -256,6 +256,20 @@ func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
 	})
 }
 
+// SQLite stores values of any type in any column.
+func TestARowWhoseIDIsABlobKeepsNoOther(t *testing.T) {
+	db := rowsOnSQLite(t)
+	db.exec(`CREATE TABLE tasks (id text NOT NULL PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+	ddl, err := tasks.SQLiteDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	db.exec(`INSERT INTO tasks (id, priority) VALUES (x'6162', 1), ('b', 0), ('c', 0)`)
+	a := db.worker(claims.SessionConfig{}, tasks)
+	require.Equal(t, []string{"b"}, takenIDs(a.take(1)))
+	require.Equal(t, []string{"c"}, takenIDs(a.take(1)))
+	a.takesNone()
+}
+
 // The user's SQL fails for a row as it is now, and may not when the row has changed.
 func TestTakeGoesOnAlthoughReadyFailsForARow(t *testing.T) {
 	cfg := tasks

@@ -190,9 +190,14 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 		if err != nil {
 			return err
 		}
-		taken, err = r.scan(rows)
+		if taken, err = r.scan(rows); err == nil && len(taken) == 0 && len(ids) > 0 {
+			return errUntaken
+		}
 		return err
 	})
+	if errors.Is(err, errUntaken) {
+		return nil, &objects.Refused{Cause: err}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -251,6 +256,8 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	}
 	return r.claims.namedBy(ctx, limit, r.sql.sessions)
 }
+
+var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID is none of the column's type")
 
 var errEnded = errors.New("a claim has ended")
 
