@@ -460,7 +460,6 @@ func TestRowsWhoseFuncsReturnWhileTheSessionClosesAreFinished(t *testing.T) {
 	})
 }
 
-// S3.
 // S5.
 func TestAReleaseWhileTheSessionClosesWaitsForTheFunc(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
@@ -485,6 +484,7 @@ func TestAReleaseWhileTheSessionClosesWaitsForTheFunc(t *testing.T) {
 	})
 }
 
+// S3.
 func TestTokensOfRowsIncreaseWhateverTheClockSays(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2)

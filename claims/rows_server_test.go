@@ -256,6 +256,22 @@ func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
 	})
 }
 
+func TestARowWhoseUpdateATriggerIgnoresKeepsNoOther(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 3)
+		if db.pool != nil {
+			db.exec(`CREATE FUNCTION ignores() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$`)
+			db.exec(`CREATE TRIGGER ignores BEFORE UPDATE ON tasks FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION ignores()`)
+		} else {
+			db.exec(`CREATE TRIGGER ignores BEFORE UPDATE ON tasks WHEN NEW.id = 1 BEGIN SELECT RAISE(IGNORE); END`)
+		}
+		a := db.worker(claims.SessionConfig{}, tasks)
+		require.Equal(db, []string{"2"}, takenIDs(a.take(1)))
+		require.Equal(db, []string{"3"}, takenIDs(a.take(5)))
+		a.takesNone()
+	})
+}
+
 // SQLite stores values of any type in any column.
 func TestARowWhoseIDIsABlobKeepsNoOther(t *testing.T) {
 	db := rowsOnSQLite(t)

@@ -2,6 +2,7 @@ package pgobjects
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -120,7 +121,7 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 			tenure_taken AS (
 				UPDATE {rows} SET {session} = $1, {token} = {next_token}{count}
 				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
-			SELECT id::text, $1, token, attempts FROM tenure_taken JOIN tenure_numbered USING (id) ORDER BY number`),
+			SELECT id::text, $1, coalesce(token, 0), coalesce(attempts, 0) FROM tenure_taken RIGHT JOIN tenure_numbered USING (id) ORDER BY number`),
 		ready: in(`
 			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + ready + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`),
 		free: in(`
@@ -169,8 +170,15 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 	if skip == nil {
 		skip = []string{}
 	}
-	return r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip, only)
+	found, err := r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip, only)
+	taken := slices.DeleteFunc(found, func(c objects.Claim) bool { return c.Token == 0 })
+	if err == nil && len(taken) == 0 && len(found) > 0 {
+		return nil, &objects.Refused{Cause: errUntaken}
+	}
+	return taken, err
 }
+
+var errUntaken = errors.New("nothing is updated: a trigger prevents that")
 
 // Ready returns the IDs of the rows that TakeReady would take.
 func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) (ids []string, err error) {
