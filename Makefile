@@ -6,10 +6,17 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .PHONY: test
+test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
+	@$(MAKE) --no-print-directory -j2 -Otarget test-modules test-root
+
 # One package at a time: many start servers and processes. The time is for a machine
 # that has much else to do.
-test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
+.PHONY: test-root
+test-root:
 	go test -race -p 1 -timeout 60m ./...
+
+.PHONY: test-modules
+test-modules:
 	cd cmd/tenure && go test -race -timeout 60m ./...
 	cd oteltenure && go test -race -timeout 60m ./...
 	cd natstenure && go test -race -timeout 60m ./...

@@ -371,7 +371,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 }
 
 // S2.
-var raceTrials = flag.Int("race.trials", 400, "races of a late fenced write with the next claim, on each database")
+var raceTrials = flag.Int("race.trials", 250, "races of a late fenced write with the next claim, on each database")
 
 func TestAFencedWriteIsNeverLate(t *testing.T) {
 	trials := *raceTrials

@@ -533,7 +533,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 // The effect of each row is written exactly once, whatever happens to the processes and what
 // they send, and each time that a row was taken is counted.
 func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
-	for seed := range uint64(12) {
+	for seed := range *rowsSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			inRowsBubble(t, effect, 200, func(w *rowsWorld) { simulateRows(w, seed) })
 		})

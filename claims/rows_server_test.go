@@ -26,8 +26,9 @@ import (
 )
 
 var (
-	lateTrials = flag.Int("rows.trials", 200, "late results that are forced on each database")
-	manyRows   = flag.Int("rows.many", 100_000, "rows of the table whose plans are looked at")
+	lateTrials = flag.Int("rows.trials", 80, "late results that are forced on each database")
+	rowsSeeds  = flag.Uint64("rows.seeds", 3, "how many schedules of faults the workers on rows go through")
+	manyRows   = flag.Int("rows.many", 30_000, "rows of the table whose plans are looked at")
 )
 
 // S2: the worker is paused, its row is taken by another, and then its result comes.
