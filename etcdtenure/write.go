@@ -119,7 +119,7 @@ func (s *shared) connectNow() {
 	}
 }
 
-// why explains an error. Of a request that has waited in vain for a connection, the client does
+// why explains an error. Of a request that has waited for a connection that never came, the client does
 // not tell why there is none.
 func (s *shared) why(ctx context.Context, err error) error {
 	conn := s.client.ActiveConnection()
