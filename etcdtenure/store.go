@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -47,12 +48,11 @@ type shared struct {
 	newest   int64 // the greatest revision that we know of the epoch's cluster
 	wentBack bool  // the cluster has told of an older one since
 	known    map[tenure.Key]known
-	watches  map[tenure.Key]*watch // that have subscriptions
-	stream   int                   // of the watches; another number is another stream
-	connects time.Time             // when the client was last made to connect
-	closed   context.Context       // done when the store is closed
+	watches  *wake.Feeds[tenure.Key, tenure.Change]
+	stream   int             // of the watches; another number is another stream
+	connects time.Time       // when the client was last made to connect
+	closed   context.Context // done when the store is closed
 	close    context.CancelCauseFunc
-	ends     sync.WaitGroup // of the watches' goroutines
 }
 
 // known is an object as this process saw it last.
@@ -72,9 +72,11 @@ func New(client *clientv3.Client, cfg Config) (*Store, error) {
 	if !strings.HasSuffix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: Prefix %q does not end in a slash", tenure.ErrInvalid, cfg.Prefix)
 	}
-	s := &shared{client: client, cfg: cfg, known: make(map[tenure.Key]known), watches: make(map[tenure.Key]*watch)}
+	s := &shared{client: client, cfg: cfg, known: make(map[tenure.Key]known)}
 	s.closed, s.close = context.WithCancelCause(context.Background())
-	return &Store{shared: s}, nil
+	store := &Store{shared: s}
+	s.watches = wake.NewFeeds(store.follow, cfg.Logger)
+	return store, nil
 }
 
 // Open returns a store on a client of its own, which [Store.Close] closes. The URL is
@@ -285,7 +287,7 @@ var errClosed = errors.New("the store is closed")
 // Close ends the subscriptions. A client that was given to [New] remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
-	s.ends.Wait()
+	s.watches.Close()
 	if s.owned {
 		return s.client.Close()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -51,12 +52,12 @@ type shared struct {
 	cfg Config
 
 	mu      sync.Mutex
-	stream  jetstream.Stream      // once its config has been checked
-	known   map[tenure.Key]state  // as this process saw them last
-	watches map[tenure.Key]*watch // that have subscriptions
-	closed  context.Context       // done when the store is closed
+	stream  jetstream.Stream     // once its config has been checked
+	known   map[tenure.Key]state // as this process saw them last
+	watches *wake.Feeds[tenure.Key, tenure.Change]
+	closed  context.Context // done when the store is closed
 	close   context.CancelCauseFunc
-	ends    sync.WaitGroup // of the watches' goroutines
+	ends    sync.WaitGroup // of goroutines that remove consumers
 }
 
 // New returns a store on the connection of js, which remains the caller's, with its
@@ -78,9 +79,11 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("natstenure: new store: %w", err)
 	}
-	s := &shared{js: js, nc: js.Conn(), cfg: cfg, known: make(map[tenure.Key]state), watches: make(map[tenure.Key]*watch)}
+	s := &shared{js: js, nc: js.Conn(), cfg: cfg, known: make(map[tenure.Key]state)}
 	s.closed, s.close = context.WithCancelCause(context.Background())
-	return &Store{shared: s}, nil
+	store := &Store{shared: s}
+	s.watches = wake.NewFeeds(store.consume, cfg.Logger)
+	return store, nil
 }
 
 // Migrate creates the stream if it is missing. It may be called at every start, by many
@@ -201,6 +204,7 @@ var errClosed = errors.New("the store is closed")
 // Close ends the subscriptions. The connection remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
+	s.watches.Close()
 	s.ends.Wait()
 	return nil
 }
