@@ -327,14 +327,18 @@ type fake struct {
 	etcdserverpb.UnimplementedKVServer
 	version string
 	txn     func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error)
+	kv      etcdserverpb.KVClient // that answers reads; nil: this server
 }
 
 func (f *fake) Status(context.Context, *etcdserverpb.StatusRequest) (*etcdserverpb.StatusResponse, error) {
 	return &etcdserverpb.StatusResponse{Header: new(etcdserverpb.ResponseHeader), Version: f.version}, nil
 }
 
-// Range has the epoch, whatever the key.
-func (f *fake) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+// Range has the epoch, whatever the key, if there is no other server behind this one.
+func (f *fake) Range(ctx context.Context, r *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	if f.kv != nil {
+		return f.kv.Range(ctx, r)
+	}
 	resp := new(etcdserverpb.RangeResponse)
 	err := json.Unmarshal([]byte(`{"header":{"cluster_id":1,"revision":5},"kvs":[{"value":"eyJhYm92ZSI6MSwiY2x1c3RlciI6IjEifQ=="}]}`), resp)
 	return resp, err
@@ -391,6 +395,38 @@ func TestAWriteIsNotSentTwice(t *testing.T) {
 	_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.MustCreate())
 	require.ErrorIs(t, err, rpctypes.ErrTimeout)
 	require.Equal(t, 1, sent)
+}
+
+// After Canceled the client sends a request again by itself, whatever became of the first.
+func TestAWriteWhoseAnswerAProxyHasCancelledIsRecognised(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	behind := etcdserverpb.NewKVClient(connect(t, s.client).ActiveConnection())
+	cancels := false
+	f := &fake{version: "3.7.3", kv: behind, txn: func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		resp, err := behind.Txn(ctx, r)
+		if cancels {
+			cancels = false
+			return nil, status.Error(codes.Canceled, "the proxy's connection has ended")
+		}
+		return resp, err
+	}}
+	store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
+	key := tenure.Key{Type: "widget", ID: "a"}
+	for i, cond := range []tenure.WriteCondition{tenure.MustCreate(), {}} {
+		if i > 0 {
+			obj, err := store.Get(t.Context(), key)
+			require.NoError(t, err)
+			cond = tenure.MatchVersion(obj.Version)
+		}
+		cancels = true
+		written, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, i)}, cond)
+		require.NoError(t, err)
+		require.False(t, cancels)
+		is, err := store.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, is, written)
+	}
 }
 
 // Without a leader, or with too much to do, a server has written nothing.

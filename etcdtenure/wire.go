@@ -82,6 +82,7 @@ type meta struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 	Created int64             `json:"created_us,omitempty"` // by the writers' clocks, like Updated
 	Updated int64             `json:"updated_us,omitempty"`
+	Write   string            `json:"write,omitempty"` // another one for each write, see [Store.write]
 }
 
 // encode returns a value.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -179,7 +180,7 @@ func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 	payload := bytes.Clone(obj.Payload)
 	e, revision, err := s.write(ctx, obj.Key, obj.Name, func(version int64) error { return cond.Check(obj.Key, version) }, func(before state) []clientv3.Op {
 		now := time.Now().UnixMicro()
-		m = meta{Type: obj.Key.Type, ID: obj.Key.ID, Name: obj.Name, Labels: obj.Labels, Created: now, Updated: now}
+		m = meta{Type: obj.Key.Type, ID: obj.Key.ID, Name: obj.Name, Labels: obj.Labels, Created: now, Updated: now, Write: crand.Text()}
 		if before.revision != 0 {
 			m.Created, m.Updated = cmp.Or(before.Created, now), max(now, before.Updated)
 		}
@@ -288,6 +289,11 @@ func (s *Store) write(ctx context.Context, key tenure.Key, name string, check fu
 		case err == nil:
 			var is state
 			if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+				// The client sends a request again by itself after some errors of a proxy, although
+				// the first may have been executed.
+				if ops[0].IsPut() && bytes.Equal(kvs[0].Value, ops[0].ValueBytes()) {
+					return e, kvs[0].ModRevision, nil
+				}
 				is, _ = decode(e, key, kvs[0])
 			}
 			s.saw(e, key, is, resp.Header.Revision)
