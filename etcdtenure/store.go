@@ -126,6 +126,13 @@ func open(ctx context.Context, text string, config clientv3.Config, cfg Config) 
 		return nil, err
 	}
 	client, err := clientv3.New(config)
+	if errors.Is(err, context.DeadlineExceeded) && config.Username != "" { // it could not log in
+		config.Username, config.Password = "", ""
+		if client, failed := clientv3.New(config); failed == nil {
+			defer client.Close()
+			return nil, withReason(ctx, client.ActiveConnection(), err)
+		}
+	}
 	if err != nil {
 		return nil, explained(err)
 	}

@@ -491,6 +491,19 @@ func TestAServerThatIsDownIsTriedAgainSoonAndTheErrorSaysWhy(t *testing.T) {
 	require.ErrorContains(t, err, "Unavailable")
 }
 
+func TestAClientThatCannotLogInIsToldWhyThereIsNoConnection(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err = etcdtenure.Open(ctx, "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop(), Username: "app", Password: "secret"}, etcdtenure.Config{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "connection refused")
+	require.NotContains(t, err.Error(), "secret")
+}
+
 func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
 	t.Parallel()
 	url := start(t).client

@@ -127,6 +127,11 @@ func (s *shared) why(ctx context.Context, err error) error {
 	if ctx.Err() == nil || conn == nil || conn.GetState() != connectivity.TransientFailure {
 		return explained(err)
 	}
+	return withReason(ctx, conn, err)
+}
+
+// withReason adds to an error why the connection can't be made, if that is so.
+func withReason(ctx context.Context, conn grpc.ClientConnInterface, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
 	defer cancel()
 	_, reason := etcdserverpb.NewMaintenanceClient(conn).Status(ctx, new(etcdserverpb.StatusRequest), grpc.WaitForReady(false))
