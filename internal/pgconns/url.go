@@ -21,7 +21,7 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 			"with special characters in user and password as %%XX", parseProblem(err))
 	}
 	if misplaced(url, cfg) {
-		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX")
+		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX, and an @ in a setting as %40")
 	}
 	return cfg, nil
 }

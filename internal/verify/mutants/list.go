@@ -491,7 +491,7 @@ var mutants = []mutant{
 		"the caller believes that it alone has done the work"},
 	{"a sweep that fails in another way than before is not logged", "job.go",
 		"gist != l.gist || time.Since", "l.gist == \"\" || time.Since",
-		"the log keeps telling of an error that is no more"},
+		"the log keeps telling of an error that has gone"},
 	{"a sweep that keeps failing is logged once", "job.go",
 		" || time.Since(l.told) >= 10*time.Minute", "",
 		"the log of the last hours does not say that the job fails"},
