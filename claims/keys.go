@@ -213,7 +213,7 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 		}
 		got, locked = append(got, kept...), locked || left
 		switch {
-		case errors.As(err, new(*objects.Refused)):
+		case isRefused(err):
 			refused = cmp.Or(refused, err)
 		case err != nil:
 			return got, locked, err
@@ -260,29 +260,38 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	return append(taken, rows...), err == nil && len(rows) < len(free)+len(missing), err
 }
 
-// write sends the statement of take. If the database refuses a row, it takes the others, and
+// write sends the statement of take. If the database refuses rows, it takes the others, and
 // returns why besides.
-func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) ([]objects.Claim, error) {
-	sending, cancel := k.s.uncut(ctx)
-	defer cancel()
-	rows, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
-	ids := slices.Concat(free, missing)
-	switch {
-	case err == nil:
-		return rows, nil
-	case !errors.As(err, new(*objects.Refused)):
-		k.lostAnswer(h, ids)
-		return nil, err
-	case len(ids) == 1:
-		return nil, fmt.Errorf("the database refuses the key %q: %w", ids[0], err)
+func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) (rows []objects.Claim, err error) {
+	isMissing := make(map[string]bool, len(missing))
+	for _, id := range missing {
+		isMissing[id] = true
 	}
-	f, m := (len(free)+1)/2, len(missing)/2
-	rows, err = k.write(ctx, h, free[:f], gone, missing[:m])
-	if _, over := k.wanted(h, nil); over != nil { // it took long
-		return rows, over
-	}
-	more, moreErr := k.write(ctx, h, free[f:], gone, missing[m:])
-	return append(rows, more...), cmp.Or(err, moreErr)
+	var refused error
+	err = exceptRefused(slices.Concat(free, missing), func(ids []string) error {
+		if _, err := k.wanted(h, nil); err != nil { // the statements before this one took long
+			return err
+		}
+		sending, cancel := k.s.uncut(ctx)
+		defer cancel()
+		var free, missing []string
+		for _, id := range ids {
+			if isMissing[id] {
+				missing = append(missing, id)
+			} else {
+				free = append(free, id)
+			}
+		}
+		taken, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
+		if err != nil && !isRefused(err) {
+			k.lostAnswer(h, ids)
+		}
+		rows = append(rows, taken...)
+		return err
+	}, func(id string, err error) {
+		refused = cmp.Or(refused, fmt.Errorf("the database refuses the key %q: %w", id, err))
+	})
+	return rows, cmp.Or(err, refused)
 }
 
 // wanted returns those of the keys that the session may claim, none after its end: the rows would

@@ -388,7 +388,7 @@ func (r *Rows) finishDone(ctx context.Context, c Claim) error {
 			return nil
 		case errors.Is(err, errLocked) && ctx.Err() == nil: // it has waited, and nothing is written
 			failures--
-		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), errors.As(err, new(*objects.Refused)):
+		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), isRefused(err):
 			return err
 		case !pace.Sleep(ctx, pace.Retry(r.s.cfg.RenewInterval, longestRetryPause, failures)):
 			return err

@@ -202,7 +202,7 @@ func (r *Rows) endTogether(ctx context.Context) {
 // wait for them.
 func (r *Rows) endBatch(ctx context.Context, batch map[objects.Claim]*ending, rows []objects.Claim) {
 	left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
-	if errors.As(err, new(*objects.Refused)) && len(rows) > 1 { // of one row, which must not keep the others
+	if isRefused(err) && len(rows) > 1 { // of one row, which must not keep the others
 		for i := range rows {
 			r.endBatch(ctx, batch, rows[i:i+1])
 		}

@@ -79,7 +79,7 @@ func (r *Rows) lead(ctx context.Context, t *taking) error {
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.As(err, new(*objects.Refused)): // by the user's SQL, for a row as it is now
+		case isRefused(err): // by the user's SQL, for a row as it is now
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return err
 		}
@@ -170,7 +170,7 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 		defer cancel()
 		return r.table.TakeReady(sending, h.term.id, n, skip, only, k.s.limit)
 	})
-	if err != nil && !errors.Is(err, tenure.ErrSetup) && !errors.As(err, new(*objects.Refused)) {
+	if err != nil && !errors.Is(err, tenure.ErrSetup) && !isRefused(err) {
 		r.lostAnswer(h)
 	}
 	if len(rows) == 0 {
@@ -187,7 +187,7 @@ func (r *Rows) takeReady(ctx context.Context, n int, strays []string, take func(
 	for tries := 0; ; tries++ {
 		skip := r.skipped(strays)
 		rows, err = take(skip, nil)
-		if !errors.As(err, new(*objects.Refused)) || tries == most {
+		if !isRefused(err) || tries == most {
 			return rows, err
 		}
 		ids, readErr := r.table.Ready(ctx, n, skip, r.s.limit)
@@ -203,24 +203,17 @@ func (r *Rows) takeReady(ctx context.Context, n int, strays []string, take func(
 
 // takeOf takes those of the rows that the database does not refuse to have taken.
 func (r *Rows) takeOf(ids []string, take func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
-	rows, err = take(ids)
-	if !errors.As(err, new(*objects.Refused)) {
-		return rows, err
-	}
-	if len(ids) == 1 {
-		r.s.cfg.Logger.Warn("the database refuses to have a row taken, which is left for a while", "table", r.cfg.Table, "id", ids[0], "error", err)
+	err = exceptRefused(ids, func(ids []string) error {
+		more, err := take(ids)
+		rows = append(rows, more...)
+		return err
+	}, func(id string, err error) {
+		r.s.cfg.Logger.Warn("the database refuses to have a row taken, which is left for a while", "table", r.cfg.Table, "id", id, "error", err)
 		r.mu.Lock()
-		r.refused[ids[0]] = time.Now().Add(r.s.cfg.TTL)
+		r.refused[id] = time.Now().Add(r.s.cfg.TTL)
 		r.mu.Unlock()
-		return nil, nil
-	}
-	for half := range slices.Chunk(ids, (len(ids)+1)/2) {
-		more, err := r.takeOf(half, take)
-		if rows = append(rows, more...); err != nil {
-			return rows, err
-		}
-	}
-	return rows, nil
+	})
+	return rows, err
 }
 
 // skipped returns the rows that are not to be taken now.

@@ -365,22 +365,15 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 // free frees rows of a session, and returns those that it could not free because somebody has
 // locked them. If the database refuses a row, it frees the others, and leaves that one.
 func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked []objects.Claim, refused int, err error) {
-	locked, err = table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
-	if !errors.As(err, new(*objects.Refused)) {
-		return locked, 0, err
-	}
-	if len(rows) == 1 {
-		s.cfg.Logger.Warn("the database refuses to free a key, which stays as it is", "session", id, "kind", kind, "key", rows[0].ID, "error", err)
-		return nil, 1, nil
-	}
-	for half := range slices.Chunk(rows, (len(rows)+1)/2) {
-		more, n, err := s.free(ctx, table, id, kind, half)
-		if err != nil {
-			return nil, 0, err
-		}
-		locked, refused = append(locked, more...), refused+n
-	}
-	return locked, refused, nil
+	err = exceptRefused(rows, func(rows []objects.Claim) error {
+		more, err := table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+		locked = append(locked, more...)
+		return err
+	}, func(row objects.Claim, err error) {
+		refused++
+		s.cfg.Logger.Warn("the database refuses to free a key, which stays as it is", "session", id, "kind", kind, "key", row.ID, "error", err)
+	})
+	return locked, refused, err
 }
 
 // uncut returns a context for a write that its caller's context must not cut off, because it
