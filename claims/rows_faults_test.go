@@ -161,7 +161,7 @@ func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
 		obj, err := w.store.Get(w.Context(), tenure.Key{Type: "tenure.session", ID: id})
 		require.NoError(w, err)
 		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, obj.Version))
-		require.Less(w, (<-got).Sub(buried), ttl*3/2)
+		require.Less(w, (<-got).Sub(buried), ttl/2)
 	})
 }
 

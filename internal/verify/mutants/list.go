@@ -1082,7 +1082,7 @@ var mutants = []mutant{
 		"sync.OnceFunc(k.s.sweeper.waits())", "sync.OnceFunc(func() {})",
 		"what a crashed process owned is free up to a TTL late"},
 	{"shards: a set that is refused keeps its kind", "shards/shards.go",
-		"\t\treach.DropKeys(keys)\n", "",
+		"\t\treach.DropKeys(keys)\n", "\t\t_ = reach.DropKeys\n",
 		"the session refuses it for ever"},
 	{"shards: all have the greater quota", "shards/rule.go",
 		"if result[i] = each; more > 0 {", "if result[i] = each; shards%len(has) > 0 {",
