@@ -176,10 +176,12 @@ func TestAWatchWhoseConsumerIsRemovedMakesAnother(t *testing.T) {
 	await(t, "it is not live", func() bool { return !watch.Live() })
 	await(t, "it is live again", watch.Live)
 	watch.Stop()
+	stopped := time.Now()
 	await(t, "its consumer is removed", func() bool {
 		info, err := stream.Info(t.Context())
 		return err == nil && info.State.Consumers == 0
 	})
+	require.Less(t, time.Since(stopped), 20*time.Second, "after 30 s the server removes it by itself")
 }
 
 func TestTokensGoOnAboveThoseOfAStreamThatWasRemoved(t *testing.T) {

@@ -42,7 +42,7 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
 	config, err := pgxpool.ParseConfig(pgtest.URL(t))
 	require.NoError(t, err)
-	config.HealthCheckPeriod = time.Nanosecond
+	config.HealthCheckPeriod, config.MaxConnIdleTime = time.Nanosecond, time.Nanosecond
 	pool := newLeases(config)
 	defer pool.close()
 	set, _, err := pool.get(t.Context())
@@ -52,6 +52,7 @@ func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
 		require.NoError(t, set.Ping(t.Context()))
 	}
 	require.EqualValues(t, 1, set.Stat().NewConnsCount())
+	require.Equal(t, leastIdle, set.Config().MaxConnIdleTime, "at the next health check it is not closed either")
 }
 
 func isRetired(p *leases, conns *leaseSet) bool {
