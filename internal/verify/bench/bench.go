@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 )
@@ -17,6 +18,8 @@ type bench struct {
 	duration time.Duration // of rows-sustained
 	postgres *postgres
 	etcd     *etcd
+	nats     *nats
+	files    string        // a directory
 	trials   chan struct{} // limits how many run at the same time
 	report   *report
 	progress io.Writer
@@ -55,27 +58,29 @@ func (b *bench) failed(measure, peer string, err error) {
 	b.say("%s: %s: %v", measure, peer, err)
 }
 
-// servers are the servers for the peers of one measure: an etcd, and a database that no
-// other measure has used.
-type servers struct{ postgres, etcd string }
+// servers are the URLs of the servers for the peers of one measure. The databases are such as
+// no other measure has used.
+type servers map[place]string
 
-func (s servers) url(p peer) string {
-	if p.etcd {
-		return s.etcd
-	}
-	return s.postgres
-}
+func (s servers) url(p peer) string { return s[p.on] }
 
 // servers creates a new database with the tables of the given peers.
 func (b *bench) servers(ctx context.Context, peers []peer) (s servers, err error) {
-	if s.postgres, err = b.postgres.database(ctx); err != nil {
+	s = servers{}
+	if s[onPostgres], err = b.postgres.database(ctx); err != nil {
 		return s, err
 	}
 	for _, p := range peers {
-		if p.etcd {
-			if s.etcd, err = b.etcd.start(); err != nil {
-				return s, err
-			}
+		switch p.on {
+		case onSQLite:
+			s[onSQLite] = filepath.Join(b.files, b.name()+".db")
+		case onEtcd:
+			s[onEtcd], err = b.etcd.start()
+		case onNATS:
+			s[onNATS], err = b.nats.start()
+		}
+		if err != nil {
+			return s, err
 		}
 		if p.prepare != nil {
 			if err := p.prepare(ctx, s.url(p)); err != nil {

@@ -57,7 +57,7 @@ func usage(w io.Writer) {
 	fmt.Fprint(w, `Usage: go run . [flags]
 
 Measures this library beside others that keep leases: on one machine, in one
-run, against a PostgreSQL and an etcd that it starts itself on the loopback
+run, against a PostgreSQL, an etcd and a NATS server that it starts itself on the loopback
 interface and that write to disk. Prints a table per measure.
 
   -measure LIST      only these measures, separated by commas
@@ -86,8 +86,14 @@ func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, pg.close()) }()
-	etcd := &etcd{}
+	etcd, nats := &etcd{}, &nats{}
 	defer etcd.close()
+	defer nats.close()
+	files, err := os.MkdirTemp("", "tenure-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(files)
 	b := &bench{
 		peers:    c.peers,
 		n:        c.n,
@@ -95,6 +101,8 @@ func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error
 		duration: c.duration,
 		postgres: pg,
 		etcd:     etcd,
+		nats:     nats,
+		files:    files,
 		trials:   make(chan struct{}, 10),
 		report:   &report{},
 		progress: stderr,

@@ -26,6 +26,8 @@ var modules = []string{
 	"github.com/riverqueue/river",
 	"go.etcd.io/etcd/server/v3",
 	"go.etcd.io/etcd/client/v3",
+	"github.com/nats-io/nats-server/v2",
+	"github.com/nats-io/nats.go",
 }
 
 func machineFacts(p *postgres) facts {

@@ -52,15 +52,15 @@ func measureClaims(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if rate, err := floorClaims(ctx, s.postgres, keyNames("floor", n)); err != nil {
+	if rate, err := floorClaims(ctx, s[onPostgres], keyNames("floor", n)); err != nil {
 		b.failed("claims", floorPeer.name, err)
 	} else {
 		b.report.add("claims", floorPeer.name, "claim", rate, "keys/s", n)
 	}
 	for _, o := range ownerships {
-		url := s.postgres
+		url := s[onPostgres]
 		if o.etcd {
-			url = s.etcd
+			url = s[onEtcd]
 		}
 		if err := own(ctx, b, o, url, server, n, watch); err != nil {
 			b.failed("claims", o.name, err)
@@ -69,7 +69,7 @@ func measureClaims(ctx context.Context, b *bench) error {
 			b.failed("claims", o.name, err)
 		}
 	}
-	if err := etcdRevocations(ctx, b, s.etcd); err != nil {
+	if err := etcdRevocations(ctx, b, s[onEtcd]); err != nil {
 		b.failed("claims", etcdPeer.name, err)
 	}
 	return ctx.Err()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 )
@@ -43,7 +44,7 @@ func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)
 		l := &losses{peer: p, url: s.url(p), cut: cut}
 		all = append(all, l)
 		n := b.samples(100)
-		if p.name != tenurePeer.name {
+		if !strings.HasPrefix(p.name, tenurePeer.name) {
 			n = min(n, 20)
 		}
 		for range n {
@@ -54,7 +55,7 @@ func measureLoss(ctx context.Context, b *bench, measure string, cut func(*proxy)
 	rand.Shuffle(len(trials), func(i, j int) { trials[i], trials[j] = trials[j], trials[i] })
 	var wg sync.WaitGroup
 	if measure == "failover" {
-		wg.Go(func() { b.failoverFloor(ctx, s.postgres) })
+		wg.Go(func() { b.failoverFloor(ctx, s[onPostgres]) })
 	}
 	for _, l := range trials {
 		select {

@@ -26,7 +26,7 @@ func measureFenced(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	url := withParameter(s.postgres, "pool_max_conns", "16")
+	url := withParameter(s[onPostgres], "pool_max_conns", "16")
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ func measureFootprint(ctx context.Context, b *bench) error {
 		n = 200
 	}
 	for _, p := range b.peers {
-		if !p.expires || p.etcd { // the figure would include its server's memory
+		if !p.expires || p.on > onSQLite { // the figure would include its server's memory
 			continue
 		}
 		s, err := b.servers(ctx, []peer{p})

@@ -231,12 +231,12 @@ func notify(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	listener, err := pgx.Connect(ctx, s.postgres)
+	listener, err := pgx.Connect(ctx, s[onPostgres])
 	if err != nil {
 		return err
 	}
 	defer listener.Close(ctx)
-	sender, err := pgx.Connect(ctx, s.postgres)
+	sender, err := pgx.Connect(ctx, s[onPostgres])
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func measureStatements(ctx context.Context, b *bench) error {
 		return err
 	}
 	for _, p := range b.peers {
-		if p.etcd {
+		if p.on != onPostgres {
 			continue // it sends no SQL statements
 		}
 		if err := countSteps(ctx, b, p, s.url(p)); err != nil {
@@ -173,7 +173,7 @@ func measureIdle(ctx context.Context, b *bench) error {
 	}
 	var wg sync.WaitGroup
 	for _, p := range b.peers {
-		if p.etcd || !p.expires {
+		if p.on != onPostgres || !p.expires {
 			continue
 		}
 		wg.Go(func() {

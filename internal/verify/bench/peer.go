@@ -13,7 +13,7 @@ import (
 type peer struct {
 	name  string
 	about string
-	etcd  bool // uses etcd instead of Postgres
+	on    place
 
 	// polls is how long a standby sleeps between its reads at fast timing if it learns of
 	// a release only by polling; 0 if it is notified.
@@ -131,17 +131,32 @@ type stealer interface {
 	steal(ctx context.Context) error
 }
 
+// place is what a peer keeps its leases in.
+type place int
+
+const (
+	onPostgres place = iota
+	onSQLite
+	onEtcd
+	onNATS
+)
+
 // peers are in the order of the tables' rows.
 var peers = []peer{
 	floorPeer,
 	floorAsyncPeer,
 	tenurePeer,
 	tenurePollPeer,
+	tenureSQLitePeer,
 	pglockPeer,
 	pglockPgxPeer,
 	clientGoPeer,
-	etcdPeer,
 	advisoryPeer,
+	etcdPeer,
+	etcdHandPeer,
+	tenureEtcdPeer,
+	natsHandPeer,
+	tenureNATSPeer,
 }
 
 // peersNamed returns the peers of a comma-separated list, in the order of the

@@ -12,7 +12,7 @@ import (
 var etcdPeer = peer{
 	name:  "etcd",
 	about: "concurrency.Election of etcd, one node, on disk, in this process",
-	etcd:  true,
+	on:    onEtcd,
 	// The server picks up a new watch of past events within 100 ms.
 	settles: 120 * time.Millisecond,
 	expires: true,

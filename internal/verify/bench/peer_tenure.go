@@ -59,7 +59,7 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (repl
 			return nil, err
 		}
 		store, err := tenure.NewPostgresStore(pool, cfg)
-		return &tenureReplica{store: store, pool: pool, options: o}, err
+		return &tenureReplica{store: store, closeStore: store.Close, pool: pool, options: o}, err
 	}
 	url := o.url
 	if o.conns > 0 {
@@ -69,17 +69,18 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (repl
 	if err != nil {
 		return nil, err
 	}
-	return &tenureReplica{store: store, options: o}, nil
+	return &tenureReplica{store: store, closeStore: store.Close, options: o}, nil
 }
 
 type tenureReplica struct {
-	store   *tenure.PostgresStore
-	pool    *pgxpool.Pool // the application's pool; nil if the store has its own
-	options options
+	store      tenure.Store
+	closeStore func() error
+	pool       *pgxpool.Pool // the application's pool; nil if the store has its own
+	options    options
 }
 
 func (r *tenureReplica) close() {
-	r.store.Close()
+	r.closeStore()
 	if r.pool != nil {
 		r.pool.Close()
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/jackc/pgx/v5"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -18,7 +20,8 @@ type work struct {
 }
 
 func startWork(ctx context.Context, p peer, url string) (*work, error) {
-	if p.etcd {
+	switch p.on {
+	case onEtcd:
 		client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, Logger: zap.NewNop()})
 		if err != nil {
 			return nil, err
@@ -26,6 +29,15 @@ func startWork(ctx context.Context, p peer, url string) (*work, error) {
 		return &work{
 			write: func(ctx context.Context) error { _, err := client.Put(ctx, "bench-work", "x"); return err },
 			close: func() { client.Close() },
+		}, nil
+	case onSQLite, onNATS: // where writes of one program delay those of others, or share their syncs
+		file, err := os.CreateTemp("", "tenure-bench-work-")
+		if err != nil {
+			return nil, err
+		}
+		return &work{
+			write: func(context.Context) error { _, err := file.WriteAt([]byte("x"), 0); return cmp.Or(err, file.Sync()) },
+			close: func() { file.Close(); os.Remove(file.Name()) },
 		}, nil
 	}
 	conn, err := pgx.Connect(ctx, url)
