@@ -143,6 +143,19 @@ func TestRowsOfACrashedProcessAreTakenWithinATTL(t *testing.T) {
 	})
 }
 
+func TestAFreeThatFailedIsRepeated(t *testing.T) {
+	inRowsBubble(t, effect, 10, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		takeOf(w, ofA, 10)
+		crashed := time.Now()
+		a.crash()
+		b.fault(kit.Only("free", kit.Once(kit.Refuse)))
+		require.Len(w, takeOf(w, ofB, 1), 1)
+		require.LessOrEqual(w, time.Since(crashed), ttl+10*time.Second)
+	})
+}
+
 // A process that buries sessions need not know all tables that name them.
 func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
 	inRowsBubble(t, effect, 10, func(w *rowsWorld) {

@@ -366,10 +366,21 @@ func (w *sweeper) free(ctx context.Context, id string) {
 		case <-ctx.Done():
 			return
 		}
-		freed, err := w.s.freeAll(ctx, id, nil)
-		w.freed.Add(int64(freed))
-		if err != nil {
-			w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
+		for failures := 0; ; failures++ {
+			freed, err := w.s.freeAll(ctx, id, nil)
+			w.freed.Add(int64(freed))
+			if err == nil {
+				return
+			}
+			const most = 4 // within a RenewInterval; then other sessions may use the slot
+			if failures == most {
+				w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
+				return
+			}
+			w.failed(ctx, "rows of a session that is gone are not freed, trying again", err)
+			if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
+				return
+			}
 		}
 	})
 }
