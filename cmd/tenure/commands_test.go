@@ -800,6 +800,9 @@ func TestTextFromTheStoreCannotControlATerminal(t *testing.T) {
 	if got := printable("Zoë's host-1"); got != "Zoë's host-1" {
 		t.Errorf("a harmless name is quoted: %q", got)
 	}
+	if got := printable("\x9b2J"); !utf8.ValidString(got) { // a terminal may take its first byte for ESC [
+		t.Errorf("bytes that are no text are printed as %q", got)
+	}
 }
 
 func TestABadRowDoesNotHideOthers(t *testing.T) {

@@ -433,7 +433,7 @@ var mutants = []mutant{
 		"how := syscall.LOCK_EX", "how := syscall.LOCK_SH",
 		"two processes without Shared both run the job"},
 	{"SQLite: a coordinator does not claim the file", "coordinator.go",
-		"done, err := file.use(asking)", "done, err := func() {}, error(nil)",
+		"done, err := file.use(asking)", "_, done, err := file.use, func() {}, asking.Err()",
 		"two processes that never migrate both run the job"},
 	{"SQLite: an error without a code is never one of a lock", "internal/sqliteobjects/open.go",
 		`strings.Contains(err.Error(), "database is locked")`, "false",
