@@ -71,9 +71,7 @@ import (
 )
 
 func main() {
-	if replica := os.Getenv(replicaEnv); replica != "" {
-		beReplica(replica)
-	}
+	beChild()
 	duration := flag.Duration("duration", 10*time.Minute, "how long to run")
 	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
 	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
@@ -91,9 +89,17 @@ func main() {
 	}
 }
 
-// beReplica is main for a replica.
-func beReplica(encoded string) {
-	if err := runReplica(encoded); err != nil {
+// beChild is main for a replica or a NATS server, if this process is one.
+func beChild() {
+	var err error
+	if replica := os.Getenv(replicaEnv); replica != "" {
+		err = runReplica(replica)
+	} else if server := os.Getenv(natsEnv); server != "" {
+		err = serveNATS(server)
+	} else {
+		return
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
