@@ -215,23 +215,29 @@ func (db *etcdServer) history(ctx context.Context) (history []change, old int, e
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	above := int64(0) // what is added to revisions, see the package etcdtenure
+	type epoch struct {
+		Above    int64 `json:"above"` // what is added to revisions, see the package etcdtenure
+		revision int64
+	}
+	var epochs []epoch
+	var last int64
 	before := map[string]change{}
-	for seen := range db.kv.Watch(ctx, etcdPrefix, clientv3.WithPrefix(), clientv3.WithRev(1)) {
-		if err := seen.Err(); err != nil {
-			return nil, 0, err
+	watch := db.kv.Watch(ctx, etcdPrefix, clientv3.WithPrefix(), clientv3.WithRev(1))
+	for last < is.Header.Revision {
+		seen, ok := <-watch
+		if err := seen.Err(); err != nil || !ok {
+			return nil, 0, fmt.Errorf("the watch has ended: %w", cmp.Or(err, ctx.Err()))
 		}
 		for _, e := range seen.Events {
 			key := string(e.Kv.Key)
+			last = e.Kv.ModRevision
 			switch {
 			case key == etcdPrefix+"epoch":
-				var epoch struct {
-					Above int64 `json:"above"`
-				}
-				if err := json.Unmarshal(e.Kv.Value, &epoch); err != nil {
+				next := epoch{revision: last}
+				if err := json.Unmarshal(e.Kv.Value, &next); err != nil {
 					return nil, 0, err
 				}
-				above = epoch.Above
+				epochs = append(epochs, next)
 			case strings.HasPrefix(key, etcdPrefix+"o/"):
 				c := change{key: before[key].key}
 				if e.Type == clientv3.EventTypePut {
@@ -239,19 +245,25 @@ func (db *etcdServer) history(ctx context.Context) (history []change, old int, e
 						return nil, 0, err
 					}
 				}
-				c.version = above + e.Kv.ModRevision
+				c.version = last
 				before[key] = c
 				history = append(history, c)
-				if e.Kv.ModRevision <= db.since {
+				if last <= db.since {
 					old = len(history)
 				}
 			}
 		}
-		if n := len(seen.Events); n > 0 && seen.Events[n-1].Kv.ModRevision >= is.Header.Revision {
-			return history, old, nil
+	}
+	for i, c := range history {
+		for _, e := range epochs {
+			// The first writes that reach a restored server happen in the snapshot's epoch, and
+			// are answered by an error. Their versions are those of the next epoch.
+			if e.revision < c.version || i >= old {
+				history[i].version = e.Above + c.version
+			}
 		}
 	}
-	return nil, 0, cmp.Or(ctx.Err(), errors.New("the watch has ended"))
+	return history, old, nil
 }
 
 func (db *etcdServer) audit(ctx context.Context) (*audit, error) {

@@ -93,7 +93,7 @@ type change struct {
 	key     tenure.Key
 	payload []byte // nil: it was deleted
 	version int64
-	at      time.Time // by this host's clock; as the server or the writer has it
+	at      time.Time // by this host's clock, as the server or the writer has it; zero: unknown
 }
 
 // decodeChange decodes an object as natstenure and etcdtenure store it: one line of JSON, and the payload.
@@ -121,7 +121,10 @@ func ledgerOf(history []change, without int) (ledger []entry, err error) {
 	for i, c := range history {
 		before, again := now[c.key], bytes.Equal(now[c.key].payload, c.payload)
 		now[c.key] = c
-		e := entry{lease: c.key.ID, token: c.version, at: c.at.Format(time.StampMicro)}
+		e := entry{lease: c.key.ID, token: c.version}
+		if !c.at.IsZero() {
+			e.at = c.at.Format(time.StampMicro)
+		}
 		switch {
 		case before.payload == nil && c.payload == nil:
 			continue
