@@ -20,17 +20,22 @@ type objectsBackend struct {
 	closed  func() error // closes the store
 }
 
-// noted is the ID of the object that all replicas write, one type of it with a fence and another
-// without.
+// noted is the ID of the object that the jobs of all replicas write, one type of it with a fence and
+// another without.
 const noted = "noted"
 
 func (b *objectsBackend) store() tenure.Store { return b.objects }
 func (b *objectsBackend) close() error        { return b.closed() }
 
-// fenced has no transaction that it could keep open, so it lets the time pass before the write.
+// fenced has no transaction that it could keep open, so it lets the time pass before the write. Then
+// the write is to an object that no other term writes, and nothing but the fence can refuse it.
 func (b *objectsBackend) fenced(ctx context.Context, term *tenure.Term, note string, delay time.Duration) error {
-	pause(ctx, delay)
-	return putFenced(ctx, b.objects, noted, term, note)
+	id := noted
+	if delay > 0 {
+		id = term.ID()
+		pause(ctx, delay)
+	}
+	return putFenced(ctx, b.objects, id, term, note)
 }
 
 func (b *objectsBackend) unfenced(ctx context.Context, term *tenure.Term, note string) error {
