@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -142,14 +143,14 @@ func (db *etcdServer) final(ctx context.Context, p *phase) error {
 	if err := db.snapshot(ctx); err != nil {
 		return err
 	}
-	pause(ctx, p.ttl)
-	victims := p.victims(1) // the lease changes hands after the snapshot
-	for _, v := range victims {
+	terms, _ := p.record.terms()
+	for _, v := range p.victims(replicas) { // the lease changes hands after the snapshot
 		if err := v.resign(); err != nil {
 			return err
 		}
 	}
-	p.awaitHolder(ctx, p.ttl)
+	p.awaitJob(ctx, 6*p.ttl, func(term string) bool { return !slices.Contains(terms, term) })
+	pause(ctx, p.ttl/3) // for some writes, as below
 	f := &fault{kind: snapshotRestored, target: "all", from: monotonic(), episode: -1}
 	p.note([]*fault{f})
 	for _, v := range p.processes {
@@ -186,7 +187,7 @@ func (db *etcdServer) final(ctx context.Context, p *phase) error {
 	f.to = monotonic()
 	p.log("%s: %s of %s for %v", p.name, f.kind, f.target, (f.to - f.from).Round(time.Millisecond))
 	p.awaitHolder(ctx, 6*p.ttl)
-	pause(ctx, p.ttl) // for some fenced writes
+	pause(ctx, p.ttl/3)
 	return nil
 }
 

@@ -128,13 +128,13 @@ func (db *natsStream) prepare(ctx context.Context) (err error) {
 	if err := db.store.Migrate(ctx); err != nil {
 		return err
 	}
-	return db.change(ctx, func(cfg *jetstream.StreamConfig, _ jetstream.StreamState) { cfg.MaxMsgsPerSubject = -1 })
+	return db.reconfigure(ctx, func(cfg *jetstream.StreamConfig, _ jetstream.StreamState) { cfg.MaxMsgsPerSubject = -1 })
 }
 
 const natsStreamName = "TENURE"
 
-// change changes the configuration of the stream.
-func (db *natsStream) change(ctx context.Context, change func(*jetstream.StreamConfig, jetstream.StreamState)) error {
+// reconfigure changes the configuration of the stream.
+func (db *natsStream) reconfigure(ctx context.Context, change func(*jetstream.StreamConfig, jetstream.StreamState)) error {
 	stream, err := db.js.Stream(ctx, natsStreamName)
 	if err != nil {
 		return err
@@ -194,9 +194,9 @@ func (db *natsStream) kinds() []faultKind {
 
 // fillStream lets the stream have not a byte more than it has.
 func (db *natsStream) fillStream(ctx context.Context, _ *phase) (string, ending, error) {
-	err := db.change(ctx, func(cfg *jetstream.StreamConfig, is jetstream.StreamState) { cfg.MaxBytes = int64(is.Bytes) })
+	err := db.reconfigure(ctx, func(cfg *jetstream.StreamConfig, is jetstream.StreamState) { cfg.MaxBytes = int64(is.Bytes) })
 	return "all", func() (time.Duration, error) {
-		return 0, db.change(ctx, func(cfg *jetstream.StreamConfig, _ jetstream.StreamState) { cfg.MaxBytes = -1 })
+		return 0, db.reconfigure(ctx, func(cfg *jetstream.StreamConfig, _ jetstream.StreamState) { cfg.MaxBytes = -1 })
 	}, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -106,11 +107,16 @@ func (s *server) pause(ctx context.Context, _ *phase) (string, ending, error) {
 	}, nil
 }
 
-// freePort returns a port of the loopback interface that nobody listens on.
+// freePort returns a port of the loopback interface that nobody listens on. It is not one of those
+// that connections get: one of them could have it when the server starts again.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	var err error
+	for range 100 {
+		port := 10_000 + rand.IntN(20_000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
+			return port, l.Close()
+		}
 	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
+	return 0, err
 }
