@@ -139,8 +139,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: r.job, Trace: &tenure.Trace{
 		Attempt: func(_ time.Duration, err error) { r.tellSetUp(err) },
 		Renewed: func(term *tenure.Term, took, _ time.Duration) {
-			now := monotonic()
-			events.write(event{At: now, From: now - took, Kind: renewed, Term: term.ID(), Note: lease.Key().ID})
+			now := monotonic() // the log was written since the call, which may take a while
+			events.write(event{At: now, From: now - took - stallFrom, Kind: renewed, Term: term.ID(), Note: lease.Key().ID})
 		},
 		RenewalFailed: func(term *tenure.Term, err error, _ time.Duration) {
 			events.write(event{Kind: notRenewed, Term: term.ID(), Note: err.Error()})
