@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,8 +40,13 @@ type backend interface {
 }
 
 func openBackend(ctx context.Context, cfg replicaConfig) (backend, error) {
-	if cfg.File != "" {
+	switch scheme, _, _ := strings.Cut(cfg.URL, ":"); scheme {
+	case "":
 		return openSQLite(ctx, cfg)
+	case "nats":
+		return openNATS(ctx, cfg)
+	case "etcd":
+		return openEtcd(ctx, cfg)
 	}
 	return openPostgres(ctx, cfg)
 }

@@ -41,15 +41,17 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		rows   bool
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 15, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", tenure.Observed, 10, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", tenure.StoreClock, 10, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", tenure.StoreClock, 10, 0, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", tenure.StoreClock, 15, 100_000, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, claims", tenure.StoreClock, 10, 3000, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, shards", tenure.StoreClock, 10, 0, true, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, rows", tenure.StoreClock, 10, 0, false, true, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, rows", tenure.StoreClock, 10, 0, false, true, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres", tenure.StoreClock, 13, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", tenure.Observed, 8, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", tenure.StoreClock, 8, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"sqlite", tenure.StoreClock, 8, 0, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, claims", tenure.StoreClock, 13, 100_000, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, claims", tenure.StoreClock, 8, 3000, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, shards", tenure.StoreClock, 8, 0, true, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, rows", tenure.StoreClock, 8, 0, false, true, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, rows", tenure.StoreClock, 8, 0, false, true, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"nats", tenure.Observed, 10, 0, false, false, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
+		{"etcd", tenure.Observed, 8, 0, false, false, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
 	}
 	var results []*result
 	for i, kind := range phases {

@@ -7,11 +7,9 @@ import (
 	"time"
 )
 
-// TestMain makes this test binary serve as the replicas' program too.
+// TestMain makes this test binary serve as the replicas' program too, and as that of the NATS server.
 func TestMain(m *testing.M) {
-	if replica := os.Getenv(replicaEnv); replica != "" {
-		beReplica(replica)
-	}
+	beChild()
 	os.Exit(m.Run())
 }
 

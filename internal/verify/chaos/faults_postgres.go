@@ -14,34 +14,16 @@ const (
 	clockMoved       = "clock moved"
 	stoppedImmediate = "server stopped (immediate)"
 	serverFull       = "server full"
-	networkFault     = "network " // prefix of the names of network faults
 )
 
 func (db *postgres) kinds() []faultKind {
-	kinds := []faultKind{
-		{name: networkFault + "cut", group: "network", weight: 4, begin: network(func(p *phase, w *weather) { w.refuse = true })},
-		{name: networkFault + "slow", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
-			w.delayRequests, w.delayAnswer = p.upTo(p.ttl), p.upTo(p.ttl)
-			switch p.rand.IntN(3) {
-			case 0:
-				w.delayRequests = 0
-			case 1:
-				w.delayAnswer = 0
-			}
-		})},
-		{name: networkFault + "hangs", group: "network", weight: 4, begin: network(func(p *phase, w *weather) {
-			n := p.rand.IntN(3)
-			w.hangRequests, w.hangAnswers = n != 0, n != 1
-		})},
-		{name: "answers lost after commit", group: "network", weight: 5, begin: network(func(p *phase, w *weather) {
-			w.loseAnswers = 0.3 + 0.7*p.rand.Float64()
-		})},
+	kinds := append(networkKinds(), []faultKind{
 		{name: stoppedImmediate, group: "server", weight: 2, begin: db.stop("immediate")},
 		{name: "server stopped (fast)", group: "server", weight: 2, begin: db.stop("fast")},
 		{name: "lease locked by somebody", group: "server", weight: 4, begin: db.lock},
 		{name: serverFull, group: "server", weight: 4, longer: 2, begin: db.fill},
 		{name: renewedByCopy, group: "server", weight: 3, begin: renewByCopy(db.renewAsCopy)},
-	}
+	}...)
 	switch db.theme {
 	case movesClock:
 		kinds = append(kinds, faultKind{name: clockMoved, group: "server", weight: 4, begin: db.moveClock})
@@ -49,30 +31,6 @@ func (db *postgres) kinds() []faultKind {
 		kinds = append(kinds, db.tombstoneKinds()...)
 	}
 	return kinds
-}
-
-func (p *phase) upTo(d time.Duration) time.Duration { return time.Duration(p.rand.Int64N(int64(d))) }
-
-// network does something to the connections of one, several or all replicas.
-func network(change func(p *phase, w *weather)) func(context.Context, *phase) (string, ending, error) {
-	return func(_ context.Context, p *phase) (string, ending, error) {
-		victims := p.victims(1 + p.rand.IntN(replicas))
-		var w weather
-		change(p, &w)
-		for _, v := range victims {
-			v.proxy.set(w)
-		}
-		alsoCut := p.rand.IntN(2) == 0
-		return names(victims), func() (time.Duration, error) {
-			for _, v := range victims {
-				v.proxy.set(weather{})
-				if alsoCut {
-					v.proxy.cut()
-				}
-			}
-			return 0, nil
-		}, nil
-	}
 }
 
 func (db *postgres) stop(mode string) func(context.Context, *phase) (string, ending, error) {

@@ -1,7 +1,7 @@
 // Command chaos runs replicas of this library while it injects faults into processes,
 // networks and databases, and then checks that every promise was kept. Each replica is a
-// separate process. Postgres is a separate server, which each replica reaches through its
-// own proxy. The command runs on Linux.
+// separate process. Postgres, NATS and etcd are separate servers, which each replica reaches
+// through its own proxy. The command runs on Linux.
 //
 // Afterwards it checks the events that the replicas reported and the content of the
 // databases:
@@ -33,10 +33,18 @@
 // two funcs of a shard may run at the same time, valid or not, and after the last fault the
 // shards must be spread evenly.
 //
-// In the last two the replicas work on the rows of a table. Each row must be finished exactly once, in
+// In two more the replicas work on the rows of a table. Each row must be finished exactly once, in
 // the transaction of its effect and under its last claim; late results must be refused; attempts
 // must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
 // been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.
+//
+// The last two phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
+// killed, shut down and paused. The disk of the NATS server, or its stream, is filled. At the end
+// of its phase the etcd server is restored from a snapshot after the lease has changed hands: no
+// token may go back, and no fenced write of a term from before may succeed. The ledger of these
+// two is what the servers keep of all writes, in the order of the commits. The stream differs from the one
+// that Migrate creates in that it keeps all messages of a subject. Leases there expire as if
+// Observed was set.
 //
 // On SQLite many calls get about as much time as a write takes, so that their contexts
 // end at every possible moment of a write that a full disk makes fail.
@@ -71,9 +79,7 @@ import (
 )
 
 func main() {
-	if replica := os.Getenv(replicaEnv); replica != "" {
-		beReplica(replica)
-	}
+	beChild()
 	duration := flag.Duration("duration", 10*time.Minute, "how long to run")
 	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
 	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
@@ -91,9 +97,17 @@ func main() {
 	}
 }
 
-// beReplica is main for a replica.
-func beReplica(encoded string) {
-	if err := runReplica(encoded); err != nil {
+// beChild is main for a replica or a NATS server, if this process is one.
+func beChild() {
+	var err error
+	if replica := os.Getenv(replicaEnv); replica != "" {
+		err = runReplica(replica)
+	} else if server := os.Getenv(natsEnv); server != "" {
+		err = serveNATS(server)
+	} else {
+		return
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

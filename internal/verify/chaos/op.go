@@ -13,6 +13,7 @@ const (
 	registerType = "register"
 	onceType     = "once"   // objects that are created once and never touched again
 	fencedType   = "fenced" // objects that are written through a fence
+	unfencedType = "unfenced"
 	hurriedType  = "hurried"
 )
 

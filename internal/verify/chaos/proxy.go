@@ -144,11 +144,14 @@ func (p *proxy) serve(client *net.TCPConn) {
 	p.forward(l, l.client, l.server, func(w weather) (bool, time.Duration) { return w.hangAnswers, w.delayAnswer }, lost)
 }
 
-// written matches the end of a server's answer to a statement that changed something.
-var written = regexp.MustCompile(`(INSERT 0 1|UPDATE 1|DELETE 1|COMMIT)\x00`)
+// written matches the end of Postgres' answer to a statement that changed something, and the
+// acknowledgement of a message by NATS.
+var written = regexp.MustCompile(`(INSERT 0 1|UPDATE 1|DELETE 1|COMMIT)\x00|\{"stream": ?"` + natsStreamName + `", ?"seq":`)
 
-// maybeWritten also matches the answer to a delete, which counts the rows that it deletes.
-var maybeWritten = regexp.MustCompile(`SELECT 1\x00`)
+// maybeWritten also matches Postgres' answer to a delete, which counts the rows that it deletes,
+// and etcd's answer to a transaction whose conditions were met, which may have read only: the
+// header with its four numbers, and "succeeded".
+var maybeWritten = regexp.MustCompile(`SELECT 1\x00|(?s)\x0a.\x08.{4,10}\x10.{4,10}\x18.{1,5}\x20.\x10\x01`)
 
 func lost(w weather, piece []byte) bool {
 	switch {

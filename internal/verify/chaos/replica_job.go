@@ -36,7 +36,7 @@ func (r *replica) job(ctx context.Context) error {
 		case 1:
 			err = r.backend.fenced(limited, term, note, 0)
 		case 2:
-			err = r.putFenced(limited, term, note)
+			err = putFenced(limited, r.backend.store(), r.Name, term, note)
 		}
 		cancel()
 		if err == nil {
@@ -68,24 +68,27 @@ func (r *replica) writeLate(term *tenure.Term) {
 	}
 }
 
-// fencedNote is the payload of an object that is written through a fence; a trigger copies
-// it to the ledger.
+// fencedNote is the payload of an object that a job writes, through a fence or not; a trigger, or
+// [ledgerOf], copies it to the ledger.
 type fencedNote struct {
 	Term  string `json:"term"`
 	Token int64  `json:"token"`
 	Note  string `json:"note"`
 }
 
-func (r *replica) putFenced(ctx context.Context, term *tenure.Term, note string) error {
-	store, err := tenure.Fence(r.backend.store(), term)
+func putFenced(ctx context.Context, store tenure.Store, id string, term *tenure.Term, note string) error {
+	fenced, err := tenure.Fence(store, term)
 	if err != nil {
 		return err
 	}
+	return putNote(ctx, fenced, tenure.Key{Type: fencedType, ID: id}, term, note)
+}
+
+func putNote(ctx context.Context, store tenure.Store, key tenure.Key, term *tenure.Term, note string) error {
 	payload, err := json.Marshal(fencedNote{Term: term.ID(), Token: term.Token(), Note: note})
 	if err != nil {
 		return err
 	}
-	obj := tenure.Object{Key: tenure.Key{Type: fencedType, ID: r.Name}, Payload: payload}
-	_, err = store.PutIf(ctx, obj, tenure.Unconditional())
+	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: payload}, tenure.Unconditional())
 	return err
 }
