@@ -337,8 +337,13 @@ func TestOnPostgresAHeartbeatIsOneStatement(t *testing.T) {
 	holding, err := lease.Read(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"addr": "10.0.0.1"}, holding.Labels)
+	before, err := store.Get(t.Context(), lease.Key())
+	require.NoError(t, err)
 	_, err = lease.Resume(t.Context(), "another", 1)
 	require.ErrorIs(t, err, tenure.ErrLost)
+	after, err := store.Get(t.Context(), lease.Key())
+	require.NoError(t, err)
+	require.Equal(t, before.Version, after.Version, "the record is another term's")
 }
 
 func TestBadInputToResume(t *testing.T) {
