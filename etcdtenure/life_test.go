@@ -373,6 +373,35 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
 	require.Greater(t, acquire(open(t, s.client)).Token(), before.Token())
 }
 
+// After a restore that nobody has noticed yet, the next term may have the revision of one that
+// the snapshot does not have.
+func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
+	t.Parallel()
+	s := startDurable(t)
+	store := open(t, s.client)
+	snapshot := s.snapshot(t)
+	before, err := newLease(t, store, tenure.LeaseConfig{Holder: "a"}).TryAcquire(t.Context())
+	require.NoError(t, err)
+	s.restore(t, snapshot, "etcd-cluster")
+
+	another := open(t, s.client)
+	next, err := newLease(t, another, tenure.LeaseConfig{Holder: "b"}).TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Token(), next.Token())
+	conditions, err := another.FenceConditions(t.Context(), next)
+	require.NoError(t, err)
+	resp, err := connect(t, s.client).Txn(t.Context()).If(conditions...).Commit()
+	require.NoError(t, err)
+	require.True(t, resp.Succeeded)
+	fence, err := store.Fence(before)
+	require.NoError(t, err)
+	late := tenure.Key{Type: "widget", ID: "late"}
+	_, err = fence.PutIf(t.Context(), tenure.Object{Key: late}, tenure.MustCreate())
+	require.Error(t, err)
+	_, err = another.Get(t.Context(), late)
+	require.ErrorIs(t, err, tenure.ErrNotFound)
+}
+
 // Etcd cannot tell what was written after the snapshot. Who has seen it, or sees another
 // cluster, begins another epoch.
 func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {

@@ -191,7 +191,7 @@ func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 		}
 		ops := []clientv3.Op{clientv3.OpPut(s.keyOf(ofObjects, obj.Key), m.encode(payload))}
 		if before.revision == 0 || before.payload != sha256.Sum256(payload) {
-			ops = append(ops, clientv3.OpPut(s.keyOf(ofTerms, obj.Key), ""))
+			ops = append(ops, clientv3.OpPut(s.keyOf(ofTerms, obj.Key), hashOf(payload)))
 		}
 		return ops
 	})
@@ -269,7 +269,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, name string, check fu
 		reads := []clientv3.Op{clientv3.OpGet(object)}
 		ops := make(before)
 		if s.term != nil {
-			conditions = append(conditions, s.current(e, s.term))
+			conditions = append(conditions, s.current(e, s.term)...)
 		}
 		claims := name != "" && (before.revision == 0 || before.Name != name)
 		if claims {
@@ -373,12 +373,20 @@ func (s *Store) FenceConditions(ctx context.Context, term *tenure.Term) ([]clien
 	if err != nil {
 		return nil, s.failed(ctx, "fence conditions", term.Key().String(), err)
 	}
-	return []clientv3.Cmp{s.current(e, term), clientv3.Compare(clientv3.Value(s.cfg.Prefix+ofEpoch), "=", e.text)}, nil
+	return append(s.current(e, term), clientv3.Compare(clientv3.Value(s.cfg.Prefix+ofEpoch), "=", e.text)), nil
 }
 
-// current is the condition that a term is not over.
-func (s *shared) current(e epoch, term *tenure.Term) clientv3.Cmp {
-	return at(s.keyOf(ofTerms, term.Key()), term.Token()-e.Above)
+// current has the conditions that a term is not over. The revision alone does not say so: after
+// a restore another term may have got the same one.
+func (s *shared) current(e epoch, term *tenure.Term) []clientv3.Cmp {
+	of := s.keyOf(ofTerms, term.Key())
+	return []clientv3.Cmp{at(of, term.Token()-e.Above), clientv3.Compare(clientv3.Value(of), "=", hashOf(term.Record()))}
+}
+
+// hashOf returns what is written when a term begins, beside its record.
+func hashOf(payload []byte) string {
+	hash := sha256.Sum256(payload)
+	return string(hash[:])
 }
 
 // notItself rejects a fenced write to the record that its fence depends on.
@@ -395,11 +403,11 @@ func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	if s.term == nil || !(refusal == nil || answered(refusal)) {
 		return refusal
 	}
-	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofTerms, s.term.Key()), clientv3.WithKeysOnly()))
+	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofTerms, s.term.Key())))
 	if err != nil {
 		return err
 	}
-	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 && e.version(kvs[0].ModRevision) == s.term.Token() {
+	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 && e.version(kvs[0].ModRevision) == s.term.Token() && string(kvs[0].Value) == hashOf(s.term.Record()) {
 		return refusal
 	}
 	lost := &tenure.LostError{Key: s.term.Key()}
