@@ -708,7 +708,7 @@ var mutants = []mutant{
 		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err\n\t}\n\tkept", "if err := k.s.over(h.term); err != nil && rows == nil {\n\t\treturn nil, err\n\t}\n\tkept",
 		"S1: the session may have been buried before the answer came"},
 	{"claims: a session claims after its end", "claims/keys.go",
-		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err\n\t}\n\tfor", "if err := k.s.over(h.term); err != nil && ids == nil {\n\t\treturn nil, err\n\t}\n\tfor",
+		"if err := k.s.over(h.term); err != nil {\n\t\treturn nil, err\n\t}\n\tfor", "if err := k.s.over(h.term); err != nil && k == nil {\n\t\treturn nil, err\n\t}\n\tfor",
 		"S6: the rows name a session that is gone, and only others find them"},
 	{"claims: a session that has not expired is buried", "claims/sweep.go",
 		"\tif in > 0 {\n\t\t// A few ms", "\tif in > 25*time.Second {\n\t\t// A few ms",
