@@ -39,16 +39,24 @@ const (
 	incompleteBatch   = 10176 // the first messages of the batch got lost
 	tooManyBatches    = 10210
 	longestPause      = 8 * time.Millisecond
+	staleAnswers      = 5 // in a row, after which the stream must have been set back
 	roomForHeaders    = 1 << 10
 	headerExpect      = "Nats-Expected-Last-Subject-Sequence"
 	headerExpectOf    = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerID          = "Nats-Msg-Id"
 	headerBatch       = "Nats-Batch-Id"
 	headerBatchNumber = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
 )
 
-// publish stores all messages, or none, and returns the sequence of the last one.
-func (s *Store) publish(ctx context.Context, messages ...message) (uint64, error) {
+// publish stores all messages, or none, and returns the sequence of the last one. It sends
+// them as one write of that ID.
+//
+// A server that led the stream until it was cut off may still answer to those that the new
+// leader answers to, when it is back. What it refuses, the new leader may have stored. It gives
+// itself away by a sequence that is older than the expected one, and the server that stored a
+// single message recognises it by its ID.
+func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
 	for _, m := range messages {
 		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {
 			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise its max_payload", tenure.ErrInvalid, len(m.data), most)
@@ -57,15 +65,22 @@ func (s *Store) publish(ctx context.Context, messages ...message) (uint64, error
 	if _, err := s.ready(ctx); err != nil {
 		return 0, err
 	}
-	for {
-		sequence, err := s.try(ctx, messages)
+	for stale := 0; ; {
+		sequence, err := s.try(ctx, id, messages)
 		var api *jetstream.APIError
 		if !errors.As(err, &api) {
 			return sequence, err
 		}
 		switch api.ErrorCode {
 		case wrongSequence:
-			return 0, errOvertaken
+			var is uint64
+			_, _ = fmt.Sscanf(api.Description, "wrong last sequence: %d", &is)
+			if stale++; len(messages) > 1 || is > messages[0].expect || stale == staleAnswers {
+				return 0, errOvertaken
+			}
+			if err := pause(ctx, longestPause); err != nil {
+				return 0, fmt.Errorf("%w: %w", err, api)
+			}
 		case subjectInFlight, incompleteBatch, tooManyBatches:
 			if err := pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
@@ -86,8 +101,7 @@ func pause(ctx context.Context, most time.Duration) error {
 }
 
 // try sends the messages once, several as an atomic batch.
-func (s *Store) try(ctx context.Context, messages []message) (uint64, error) {
-	batch := nuid.Next()
+func (s *Store) try(ctx context.Context, id string, messages []message) (uint64, error) {
 	var last *nats.Msg
 	for i, m := range messages {
 		last = nats.NewMsg(m.subject)
@@ -97,9 +111,10 @@ func (s *Store) try(ctx context.Context, messages []message) (uint64, error) {
 			last.Header.Set(headerExpectOf, m.expectOf)
 		}
 		if len(messages) == 1 {
+			last.Header.Set(headerID, id)
 			break
 		}
-		last.Header.Set(headerBatch, batch)
+		last.Header.Set(headerBatch, id)
 		last.Header.Set(headerBatchNumber, strconv.Itoa(i+1))
 		if i == len(messages)-1 {
 			last.Header.Set(headerBatchCommit, "1")
@@ -200,13 +215,21 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if err != nil {
 			return tenure.Object{}, s.lostOr(ctx, err)
 		}
-		sequence, err := s.publish(ctx, messages...)
+		id := nuid.Next()
+		sequence, err := s.publish(ctx, id, messages...)
 		if err == nil {
 			return s.wrote(key, sequence, m, payload), nil
 		}
 		s.forget(key)
 		if !errors.Is(err, errOvertaken) {
 			return tenure.Object{}, err
+		}
+		is, _, err := s.read(ctx, key)
+		if err != nil {
+			return tenure.Object{}, err
+		}
+		if is.id == id { // it was refused by a server that leads no longer, and stored by another
+			return s.wrote(key, is.sequence, m, payload), nil
 		}
 		if err := s.lostOr(ctx, nil); err != nil {
 			return tenure.Object{}, err

@@ -204,3 +204,29 @@ func (r *recorder) DeleteIf(ctx context.Context, key tenure.Key, version int64) 
 	r.note(key, sent, Call{Do: "delete", Version: version, Err: err})
 	return err
 }
+
+// Traced returns a history without the puts that were not answered and whose value nobody has
+// read. They may never have happened, and a checker is slow if there are many.
+func Traced(history []Operation) (traced []Operation) {
+	read := make(map[string]bool)
+	for _, op := range history {
+		read[string(op.Call.Read.Payload)] = true
+	}
+	for _, op := range history {
+		if !op.Call.Unknown() || op.Call.Do == "delete" || read[op.Call.Value] {
+			traced = append(traced, op)
+		}
+	}
+	return traced
+}
+
+// Written returns a history without reads and without what was refused. It is all that can be
+// linearizable in a store whose reads may be outdated.
+func Written(history []Operation) (written []Operation) {
+	for _, op := range history {
+		if op.Call.Do != "get" && (op.Call.Err == nil || op.Call.Unknown()) {
+			written = append(written, op)
+		}
+	}
+	return written
+}
