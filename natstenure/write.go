@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,6 +39,10 @@ const (
 	subjectInFlight   = 10164 // another write of the subject has not been decided yet
 	incompleteBatch   = 10176 // the first messages of the batch got lost
 	tooManyBatches    = 10210
+	accountFull       = 10002
+	serverFull        = 10023
+	storageFull       = 10047
+	storeFailed       = 10077 // for the reason that its description has
 	longestPause      = 8 * time.Millisecond
 	staleAnswers      = 5 // in a row, after which the stream must have been set back
 	roomForHeaders    = 1 << 10
@@ -86,9 +91,21 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
 		default:
-			return 0, err
+			return 0, full(err, api)
 		}
 	}
+}
+
+// full says what to do if the server refuses a message because there is no room for it.
+func full(err error, api *jetstream.APIError) error {
+	switch {
+	case api.ErrorCode == storeFailed && strings.HasPrefix(api.Description, "maximum "):
+		return fmt.Errorf("%w: the stream is full: raise its max_bytes or max_msgs (%w)", tenure.ErrSetup, err)
+	case api.ErrorCode == accountFull, api.ErrorCode == serverFull, api.ErrorCode == storageFull:
+		return fmt.Errorf("%w: no storage is left to the stream: raise the server's max_file_store or the account's limit, or purge what is not needed (%w)",
+			tenure.ErrSetup, err)
+	}
+	return err
 }
 
 func pause(ctx context.Context, most time.Duration) error {
