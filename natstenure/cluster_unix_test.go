@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -36,10 +37,52 @@ func TestAReplicatedStore(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
 	})
 	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
+	t.Run("believes no refusal of a server that leads no longer", func(t *testing.T) { deposed(t, cluster, next()) })
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
 		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
+}
+
+// A client of its own stands for a server that was deposed while it was cut off, and refuses
+// what the present leader stores: it is faster than that, which has to ask the other servers.
+func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
+	store := openOn(t, connect(t, cluster.servers[0].url), cfg)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	fenced, err := store.Fence(term)
+	require.NoError(t, err)
+	key := tenure.Key{Type: "widget", ID: "a"}
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	require.NoError(t, err)
+	nc, err := nats.Connect(cluster.servers[0].url)
+	require.NoError(t, err)
+	defer nc.Close()
+	var answers, given atomic.Int32
+	_, err = nc.Subscribe(cfg.Stream+".o.widget.>", func(msg *nats.Msg) {
+		if msg.Reply != "" && answers.Add(-1) >= 0 {
+			given.Add(1)
+			_ = msg.Respond([]byte(`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"` + cfg.Stream + `","seq":0}`))
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, nc.Flush())
+	for n := range 10 {
+		for _, test := range []struct {
+			store   tenure.Store
+			answers int32
+		}{{store, 1}, {store, 100}, {fenced, 1}} {
+			answers.Store(test.answers)
+			is, err := test.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, n)}, tenure.MatchVersion(obj.Version))
+			require.NoError(t, err)
+			require.Greater(t, is.Version, obj.Version)
+			obj, err = store.Get(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, is, obj)
+		}
+	}
+	require.GreaterOrEqual(t, given.Load(), int32(30))
 }
 
 // Of two writes of one object that are under way to its replicas at once, the server refuses

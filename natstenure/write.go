@@ -216,6 +216,7 @@ func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error
 func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
+	id := nuid.Next() + "-"
 	for tries := 0; ; tries++ {
 		before, ok := s.recall(key)
 		if !ok || check(before) != nil {
@@ -232,8 +233,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if err != nil {
 			return tenure.Object{}, s.lostOr(ctx, err)
 		}
-		id := nuid.Next()
-		sequence, err := s.publish(ctx, id, messages...)
+		sequence, err := s.publish(ctx, id+strconv.Itoa(tries), messages...)
 		if err == nil {
 			return s.wrote(key, sequence, m, payload), nil
 		}
@@ -241,12 +241,12 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if !errors.Is(err, errOvertaken) {
 			return tenure.Object{}, err
 		}
-		is, _, err := s.read(ctx, key)
+		is, obj, err := s.read(ctx, key)
 		if err != nil {
 			return tenure.Object{}, err
 		}
-		if is.id == id { // it was refused by a server that leads no longer, and stored by another
-			return s.wrote(key, is.sequence, m, payload), nil
+		if strings.HasPrefix(is.id, id) { // it was refused by a server that leads no longer, and stored by another
+			return obj, nil
 		}
 		if err := s.lostOr(ctx, nil); err != nil {
 			return tenure.Object{}, err
