@@ -1215,7 +1215,7 @@ var mutants = []mutant{
 		"func (s *Store) Clockless() bool { return true }", "func (s *Store) Clockless() bool { return false }",
 		"they would be by the clocks of different machines"},
 	{"NATS: the refusal of a server that leads no longer is believed", "natstenure/write.go",
-		"if strings.HasPrefix(is.id, id) {", "if false {",
+		"if strings.HasPrefix(is.id, id) {", "if is.id == id {",
 		"a write that has happened is reported as a conflict"},
 	{"NATS: a full stream is not named", "natstenure/write.go",
 		"case api.ErrorCode == storeFailed &&", "case false &&",
