@@ -181,3 +181,28 @@ func (c *cluster) leader(t testing.TB) (leader *child) {
 	await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
 	return leader
 }
+
+// awaitWhole waits until both other servers follow the stream's leader.
+func (c *cluster) awaitWhole(t testing.TB) {
+	t.Helper()
+	await(t, "all servers follow", func() bool {
+		leads := c.leads(t)
+		if leads == nil {
+			return false
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		stream, err := connect(t, leads.url).Stream(ctx, "TENURE")
+		if err != nil {
+			return false
+		}
+		is := stream.CachedInfo().Cluster
+		following := 0
+		for _, peer := range is.Replicas {
+			if peer.Current && !peer.Offline {
+				following++
+			}
+		}
+		return is.Leader == "test-"+leads.peers[0] && following == 2
+	})
+}

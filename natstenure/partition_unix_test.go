@@ -35,7 +35,9 @@ func TestOnTheSmallSideOfAPartitionJobsEndBeforeTheNextBegin(t *testing.T) {
 
 func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 	const leases, ttl = 10, 2 * time.Second
+	c.awaitWhole(t)
 	leads := c.leader(t)
+	t.Logf("round %d: %s leads", round, leads.url)
 	first, second := openReplicated(t, leads.url), openReplicated(t, c.others(leads))
 	ctx, cancel := context.WithCancel(t.Context())
 	var replicas sync.WaitGroup
