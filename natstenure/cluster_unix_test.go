@@ -5,8 +5,8 @@ package natstenure_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,26 +19,6 @@ import (
 	"github.com/tenurelib/tenure/natstenure"
 	"github.com/tenurelib/tenure/storetest"
 )
-
-// leader returns the server that leads the stream.
-func leader(t *testing.T, cluster []*child) *child {
-	t.Helper()
-	for _, c := range cluster {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		stream, err := connect(t, c.url).Stream(ctx, "TENURE")
-		if err != nil {
-			continue
-		}
-		for _, c := range cluster {
-			if stream.CachedInfo().Cluster.Leader == "test-"+c.peers[0] {
-				return c
-			}
-		}
-	}
-	t.Fatal("the stream has no leader")
-	return nil
-}
 
 func openReplicated(t *testing.T, url string) *natstenure.Store {
 	return openOn(t, connect(t, url), natstenure.Config{Replicas: 3})
@@ -53,25 +33,67 @@ func TestAReplicatedStore(t *testing.T) {
 		return natstenure.Config{Stream: fmt.Sprint("S", streams), Replicas: 3}
 	}
 	t.Run("keeps the contract", func(t *testing.T) {
-		js := connect(t, cluster[0].url)
+		js := connect(t, cluster.servers[0].url)
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
 	})
 	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
+	t.Run("believes no refusal of a server that leads no longer", func(t *testing.T) { deposed(t, cluster, next()) })
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
-		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster[i%3].url), cfg) })
+		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
+}
+
+// A client of its own stands for a server that was deposed while it was cut off, and refuses
+// what the present leader stores: it is faster than that, which has to ask the other servers.
+func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
+	store := openOn(t, connect(t, cluster.servers[0].url), cfg)
+	lease := newLease(t, store, tenure.LeaseConfig{})
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	fenced, err := store.Fence(term)
+	require.NoError(t, err)
+	key := tenure.Key{Type: "widget", ID: "a"}
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	require.NoError(t, err)
+	nc, err := nats.Connect(cluster.servers[0].url)
+	require.NoError(t, err)
+	defer nc.Close()
+	var answers, given atomic.Int32
+	_, err = nc.Subscribe(cfg.Stream+".o.widget.>", func(msg *nats.Msg) {
+		if msg.Reply != "" && answers.Add(-1) >= 0 {
+			given.Add(1)
+			_ = msg.Respond([]byte(`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"` + cfg.Stream + `","seq":0}`))
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, nc.Flush())
+	for n := range 10 {
+		for _, test := range []struct {
+			store   tenure.Store
+			answers int32
+		}{{store, 1}, {store, 100}, {fenced, 1}} {
+			answers.Store(test.answers)
+			is, err := test.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, n)}, tenure.MatchVersion(obj.Version))
+			require.NoError(t, err)
+			require.Greater(t, is.Version, obj.Version)
+			obj, err = store.Get(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, is, obj)
+		}
+	}
+	require.GreaterOrEqual(t, given.Load(), int32(30))
 }
 
 // Of two writes of one object that are under way to its replicas at once, the server refuses
 // one before it knows whether the other will succeed.
-func writersOfOneObject(t *testing.T, cluster []*child, cfg natstenure.Config) {
+func writersOfOneObject(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	key := tenure.Key{Type: "widget", ID: "a"}
 	const writers, writes = 8, 25
 	var all sync.WaitGroup
 	var stores []*natstenure.Store
 	for i := range writers {
-		stores = append(stores, openOn(t, connect(t, cluster[i%3].url), cfg))
+		stores = append(stores, openOn(t, connect(t, cluster.servers[i%3].url), cfg))
 	}
 	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
 	require.NoError(t, err)
@@ -103,14 +125,8 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	cluster := startCluster(t)
 	var jobs ledger
 	const ttl = 2 * time.Second
-	openReplicated(t, cluster[0].url)
-	paused := leader(t, cluster)
-	var others []string
-	for _, c := range cluster {
-		if c != paused {
-			others = append(others, c.url)
-		}
-	}
+	openReplicated(t, cluster.servers[0].url)
+	paused := cluster.leader(t)
 	stays, err := nats.Connect(paused.url, nats.NoReconnect(), nats.PingInterval(time.Hour))
 	require.NoError(t, err)
 	defer stays.Close()
@@ -118,7 +134,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	require.NoError(t, err)
 	a := run(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
 	await(t, "a holds", a.IsHolder)
-	b := run(t, &jobs, openReplicated(t, strings.Join(others, ",")), "b", ttl)
+	b := run(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
 	await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
 	before, err := b.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
@@ -137,7 +153,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	require.False(t, a.IsHolder())
 	signal(t, paused, syscall.SIGCONT)
 	require.Error(t, <-stale)
-	await(t, "the paused server follows", func() bool { return leader(t, cluster) != nil })
+	await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
 	is, err := b.store.Get(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, before.Version, is.Version)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -46,8 +45,8 @@ func port(s string) int {
 	return n
 }
 
-// begin starts a server whose data is in a directory; in a cluster if it is given the ports of
-// the servers in it, its own first.
+// begin starts a server whose data is in a directory; in a cluster if it is given a port for
+// the other servers, and then the ports by which it reaches those.
 func begin(dir string, client int, peers ...string) (*server.Server, error) {
 	opts := &server.Options{
 		ServerName: "test", Host: "127.0.0.1", Port: client, JetStream: true, StoreDir: dir,
@@ -55,7 +54,8 @@ func begin(dir string, client int, peers ...string) (*server.Server, error) {
 	}
 	if len(peers) > 0 {
 		opts.ServerName = "test-" + peers[0]
-		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port(peers[0])}
+		// Others must not learn this port from a third one: they would go around the proxies.
+		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port(peers[0]), Advertise: "127.0.0.1:1"}
 		for _, peer := range peers[1:] {
 			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: "127.0.0.1:" + peer})
 		}
@@ -109,7 +109,7 @@ func tempDirIn(t testing.TB, where string) string {
 
 // child is a server in a process of its own, which can be killed.
 type child struct {
-	peers []string // of a cluster
+	peers []string // of a cluster: its port for the others, and where it reaches them
 	url   string
 	dir   string
 	cmd   *exec.Cmd
@@ -147,32 +147,6 @@ func (c *child) kill() {
 func (c *child) again(t testing.TB) {
 	t.Helper()
 	c.start(t, c.url[strings.LastIndex(c.url, ":")+1:])
-}
-
-// startCluster starts three servers, each in a process of its own.
-func startCluster(t testing.TB) []*child {
-	t.Helper()
-	var ports []string
-	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		ports = append(ports, fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
-		require.NoError(t, l.Close())
-	}
-	var all []*child
-	for i := range ports {
-		c := &child{dir: quickDir(t), peers: append(append([]string{}, ports[i:]...), ports[:i]...)}
-		c.start(t, "-1")
-		t.Cleanup(c.kill)
-		all = append(all, c)
-	}
-	js := connect(t, all[0].url)
-	await(t, "the cluster can replicate", func() bool {
-		_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
-		return err == nil
-	})
-	return all
 }
 
 // connect returns a client, which reconnects at once, until the test ends.

@@ -98,6 +98,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	err := s.oldServer()
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
+		err = without(err)
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		_, err = s.js.CreateStream(ctx, s.streamConfig())
@@ -163,7 +164,7 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 		return nil, fmt.Errorf("%w: there is no stream %s: call Migrate, or create it with the same config (%w)", tenure.ErrSetup, s.cfg.Stream, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, without(err)
 	}
 	if err := errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config)); err != nil {
 		return nil, err
@@ -265,6 +266,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 	var obj tenure.Object
 	if msg != nil {
 		st, obj = decode(key, msg.Sequence, msg.Data, msg.Time)
+		st.id = cmp.Or(msg.Header.Get(headerID), msg.Header.Get(headerBatch))
 	}
 	if err == nil {
 		s.saw(key, st, true)
@@ -287,6 +289,18 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 		return nil, fmt.Errorf("%w: there is no stream %s (%w)", tenure.ErrSetup, s.cfg.Stream, err)
 	}
 	return msg, err
+}
+
+// without says what to do if there is no JetStream. Only a request that is not for one stream
+// tells: nobody answers the others either while their stream has no leader.
+func without(err error) error {
+	switch {
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return fmt.Errorf("%w: the account that the client connects to must have JetStream enabled (%w)", tenure.ErrSetup, err)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: no server that the client reaches has JetStream enabled: set jetstream in its configuration (%w)", tenure.ErrSetup, err)
+	}
+	return err
 }
 
 // mostKnown limits what a store remembers of objects.

@@ -105,6 +105,7 @@ func (m meta) encode(payload []byte) []byte {
 // state is what the stream has for a key. The zero state is that there was never an object.
 type state struct {
 	sequence uint64
+	id       string // of the write, if it has been read
 	meta
 	payload [sha256.Size]byte // its hash
 }

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,17 +39,29 @@ const (
 	subjectInFlight   = 10164 // another write of the subject has not been decided yet
 	incompleteBatch   = 10176 // the first messages of the batch got lost
 	tooManyBatches    = 10210
+	accountFull       = 10002
+	serverFull        = 10023
+	storageFull       = 10047
+	storeFailed       = 10077 // for the reason that its description has
 	longestPause      = 8 * time.Millisecond
+	staleAnswers      = 5 // in a row, after which the stream must have been set back
 	roomForHeaders    = 1 << 10
 	headerExpect      = "Nats-Expected-Last-Subject-Sequence"
 	headerExpectOf    = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerID          = "Nats-Msg-Id"
 	headerBatch       = "Nats-Batch-Id"
 	headerBatchNumber = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
 )
 
-// publish stores all messages, or none, and returns the sequence of the last one.
-func (s *Store) publish(ctx context.Context, messages ...message) (uint64, error) {
+// publish stores all messages, or none, and returns the sequence of the last one. It sends
+// them as one write of that ID.
+//
+// A server that led the stream until it was cut off may still answer to those that the new
+// leader answers to, when it is back. What it refuses, the new leader may have stored. It gives
+// itself away by a sequence that is older than the expected one, and the server that stored a
+// single message recognises it by its ID.
+func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
 	for _, m := range messages {
 		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {
 			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise its max_payload", tenure.ErrInvalid, len(m.data), most)
@@ -57,23 +70,42 @@ func (s *Store) publish(ctx context.Context, messages ...message) (uint64, error
 	if _, err := s.ready(ctx); err != nil {
 		return 0, err
 	}
-	for {
-		sequence, err := s.try(ctx, messages)
+	for stale := 0; ; {
+		sequence, err := s.try(ctx, id, messages)
 		var api *jetstream.APIError
 		if !errors.As(err, &api) {
 			return sequence, err
 		}
 		switch api.ErrorCode {
 		case wrongSequence:
-			return 0, errOvertaken
+			var is uint64
+			_, _ = fmt.Sscanf(api.Description, "wrong last sequence: %d", &is)
+			if stale++; len(messages) > 1 || is > messages[0].expect || stale == staleAnswers {
+				return 0, errOvertaken
+			}
+			if err := pause(ctx, longestPause); err != nil {
+				return 0, fmt.Errorf("%w: %w", err, api)
+			}
 		case subjectInFlight, incompleteBatch, tooManyBatches:
 			if err := pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
 		default:
-			return 0, err
+			return 0, full(err, api)
 		}
 	}
+}
+
+// full says what to do if the server refuses a message because there is no room for it.
+func full(err error, api *jetstream.APIError) error {
+	switch {
+	case api.ErrorCode == storeFailed && strings.HasPrefix(api.Description, "maximum "):
+		return fmt.Errorf("%w: the stream is full: raise its max_bytes or max_msgs (%w)", tenure.ErrSetup, err)
+	case api.ErrorCode == accountFull, api.ErrorCode == serverFull, api.ErrorCode == storageFull:
+		return fmt.Errorf("%w: no storage is left to the stream: raise the server's max_file_store or the account's limit, or purge what is not needed (%w)",
+			tenure.ErrSetup, err)
+	}
+	return err
 }
 
 func pause(ctx context.Context, most time.Duration) error {
@@ -86,8 +118,7 @@ func pause(ctx context.Context, most time.Duration) error {
 }
 
 // try sends the messages once, several as an atomic batch.
-func (s *Store) try(ctx context.Context, messages []message) (uint64, error) {
-	batch := nuid.Next()
+func (s *Store) try(ctx context.Context, id string, messages []message) (uint64, error) {
 	var last *nats.Msg
 	for i, m := range messages {
 		last = nats.NewMsg(m.subject)
@@ -97,9 +128,10 @@ func (s *Store) try(ctx context.Context, messages []message) (uint64, error) {
 			last.Header.Set(headerExpectOf, m.expectOf)
 		}
 		if len(messages) == 1 {
+			last.Header.Set(headerID, id)
 			break
 		}
-		last.Header.Set(headerBatch, batch)
+		last.Header.Set(headerBatch, id)
 		last.Header.Set(headerBatchNumber, strconv.Itoa(i+1))
 		if i == len(messages)-1 {
 			last.Header.Set(headerBatchCommit, "1")
@@ -184,6 +216,7 @@ func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error
 func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
+	id := nuid.Next() + "-"
 	for tries := 0; ; tries++ {
 		before, ok := s.recall(key)
 		if !ok || check(before) != nil {
@@ -200,13 +233,20 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if err != nil {
 			return tenure.Object{}, s.lostOr(ctx, err)
 		}
-		sequence, err := s.publish(ctx, messages...)
+		sequence, err := s.publish(ctx, id+strconv.Itoa(tries), messages...)
 		if err == nil {
 			return s.wrote(key, sequence, m, payload), nil
 		}
 		s.forget(key)
 		if !errors.Is(err, errOvertaken) {
 			return tenure.Object{}, err
+		}
+		is, obj, err := s.read(ctx, key)
+		if err != nil {
+			return tenure.Object{}, err
+		}
+		if strings.HasPrefix(is.id, id) { // it was refused by a server that leads no longer, and stored by another
+			return obj, nil
 		}
 		if err := s.lostOr(ctx, nil); err != nil {
 			return tenure.Object{}, err

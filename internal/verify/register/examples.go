@@ -1,0 +1,66 @@
+package register
+
+import (
+	"errors"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Example is a history of calls that came one after another.
+type Example struct {
+	Linearizable bool
+	Calls        []Call
+}
+
+// History returns the calls with times.
+func (e Example) History() (all []Operation) {
+	for i, call := range e.Calls {
+		sent := time.Duration(i) * time.Second
+		op := Operation{Call: call, Sent: sent, Answered: sent + longest}
+		if call.Unknown() {
+			op.Answered = Never
+		}
+		all = append(all, op)
+	}
+	return all
+}
+
+// Examples returns histories with which a test shows that its checker can tell.
+func Examples() map[string]Example {
+	wrote := func(do string, expects, version int64, value string) Call {
+		return Call{Do: do, Version: expects, Value: value, Read: tenure.Object{Version: version, Payload: []byte(value)}}
+	}
+	read := func(version int64, value string) Call {
+		return Call{Do: "get", Read: tenure.Object{Version: version, Payload: []byte(value)}}
+	}
+	lease := func(c Call) Call { c.Lease = true; return c }
+	fenced := func(fence int64, c Call) Call { c.Fence = fence; return c }
+	failed := func(c Call, err error) Call { c.Read, c.Err = tenure.Object{}, err; return c }
+	noAnswer := errors.New("no answer")
+	a, b := wrote("create", 0, 1, "a"), wrote("replace", 1, 2, "b")
+	lost := failed(b, noAnswer)
+	begun, next := lease(wrote("create", 0, 3, "x")), lease(wrote("replace", 3, 4, "y"))
+	return map[string]Example{
+		"in order":                 {true, []Call{a, b, read(2, "b")}},
+		"an outdated read":         {false, []Call{a, b, read(1, "a")}},
+		"a lost write":             {false, []Call{a, b, wrote("replace", 1, 3, "c")}},
+		"a version that goes back": {false, []Call{wrote("create", 0, 5, "a"), {Do: "delete", Version: 5}, wrote("create", 0, 4, "b")}},
+		"a write without an answer that happened":         {true, []Call{a, lost, read(7, "b")}},
+		"a write without an answer that did not happen":   {true, []Call{a, lost, read(1, "a")}},
+		"a write without an answer that happened and not": {false, []Call{a, lost, read(7, "b"), read(1, "a")}},
+		"a conflict of a write that happened":             {false, []Call{a, failed(b, &tenure.ConflictError{Wanted: 1, Current: 2}), read(2, "b")}},
+
+		"a fenced write":                            {true, []Call{a, begun, fenced(3, wrote("replace", 1, 5, "b"))}},
+		"a stale write":                             {false, []Call{a, begun, next, fenced(3, wrote("replace", 1, 5, "b"))}},
+		"a stale write after a release":             {false, []Call{a, begun, lease(Call{Do: "delete", Version: 3}), fenced(3, wrote("replace", 1, 5, "b"))}},
+		"a stale write that is refused":             {true, []Call{a, begun, next, fenced(3, failed(b, tenure.ErrLost)), read(1, "a")}},
+		"a fenced write that is refused for naught": {false, []Call{a, begun, fenced(3, failed(b, tenure.ErrLost))}},
+		"a stale write without an answer":           {false, []Call{a, begun, next, fenced(3, lost), read(5, "b")}},
+		"a fenced write without an answer":          {true, []Call{a, begun, fenced(3, lost), next, read(5, "b")}},
+		"a takeover without an answer and a write of the new term": {true, []Call{a, begun, failed(next, noAnswer),
+			fenced(3, failed(b, tenure.ErrLost)), fenced(6, wrote("replace", 1, 7, "c")), read(7, "c")}},
+		"a takeover without an answer and writes of both terms": {false, []Call{a, begun, failed(next, noAnswer),
+			fenced(6, wrote("replace", 1, 7, "c")), fenced(3, wrote("replace", 7, 8, "b"))}},
+	}
+}

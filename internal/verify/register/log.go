@@ -1,0 +1,232 @@
+package register
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// Pairs is how many leases, each with an object that it guards, a [Log] has histories of.
+const Pairs = 4
+
+const (
+	longest = 700 * time.Millisecond // that a call may take
+	ttl     = 500 * time.Millisecond // of the leases; none is ever renewed
+)
+
+// Store is a store of which histories are taken.
+type Store interface {
+	tenure.Store
+	tenure.Fencer
+}
+
+// Operation is a call with its times since the log began. One without an answer is answered
+// Never.
+type Operation struct {
+	Caller         int
+	Call           Call
+	Sent, Answered time.Duration
+}
+
+// Never is the time of an answer that has not come.
+const Never = time.Duration(math.MaxInt64)
+
+// Log is what some callers have sent to their stores, and what was answered.
+type Log struct {
+	began     time.Time
+	mu        sync.Mutex
+	histories [Pairs][]Operation
+	changes   int
+}
+
+// NewLog returns an empty log.
+func NewLog() *Log { return &Log{began: time.Now()} }
+
+// Histories returns the history of each pair.
+func (l *Log) Histories() [Pairs][]Operation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.histories
+}
+
+// Changes returns how many writes have been answered as done.
+func (l *Log) Changes() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.changes
+}
+
+func (l *Log) note(pair int, op Operation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if op.Call.Unknown() {
+		if op.Call.Do == "get" {
+			return
+		}
+		op.Answered = Never
+	}
+	if op.Call.Err == nil && op.Call.Do != "get" {
+		l.changes++
+	}
+	l.histories[pair] = append(l.histories[pair], op)
+}
+
+// Use calls a store as one of the callers until the context is done.
+func (l *Log) Use(ctx context.Context, caller int, store Store) {
+	var all [Pairs]*client
+	for i := range all {
+		all[i] = newClient(l, caller, i, store)
+	}
+	for ctx.Err() == nil {
+		all[rand.N(Pairs)].call()
+		time.Sleep(rand.N(4 * time.Millisecond))
+	}
+}
+
+// client is a caller of one pair. It writes the object unfenced, and fenced as long as it
+// takes its term to stand.
+type client struct {
+	recorder
+	store  Store
+	lease  *tenure.Lease
+	term   *tenure.Term
+	fenced tenure.Store
+	known  tenure.Object
+	writes int
+}
+
+func newClient(l *Log, caller, pair int, store Store) *client {
+	c := &client{recorder: recorder{Store: store, log: l, caller: caller, pair: pair, versions: make(map[tenure.WriteCondition]int64)}, store: store}
+	lease, err := tenure.NewLease(&c.recorder, tenure.LeaseConfig{
+		Key: tenure.Key{Type: "lease", ID: fmt.Sprint(pair)}, Holder: fmt.Sprint("caller-", caller), TTL: ttl, Expiry: tenure.Observed,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		panic(err)
+	}
+	c.lease = lease
+	return c
+}
+
+// call makes one call, or acquires or releases the lease.
+func (c *client) call() {
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	defer cancel()
+	key := tenure.Key{Type: "register", ID: fmt.Sprint(c.pair)}
+	c.writes++
+	obj := tenure.Object{Key: key, Payload: fmt.Append(nil, c.caller, ".", c.writes)}
+	var store tenure.Store = &c.recorder
+	if c.term != nil && rand.N(4) > 0 {
+		store = c.fenced
+	}
+	var err error
+	switch what := rand.N(20); {
+	case what < 2 && c.term == nil:
+		if c.term, err = c.lease.AcquireOrSteal(ctx); err == nil {
+			fenced, err := c.store.Fence(c.term)
+			if err != nil {
+				panic(err)
+			}
+			on := c.recorder
+			on.Store, on.fence = fenced, c.term.Token()
+			c.fenced = &on
+		}
+	case what == 0:
+		_ = c.lease.Release(ctx, c.term)
+		c.term = nil
+	case what < 8 || c.known.Version == 0 && what < 12:
+		c.known, _ = c.Get(ctx, key)
+	case c.known.Version == 0:
+		c.known, err = store.PutIf(ctx, obj, tenure.MustCreate())
+	case what < 18:
+		c.known, err = store.PutIf(ctx, obj, tenure.MatchVersion(c.known.Version))
+	default:
+		err = store.DeleteIf(ctx, key, c.known.Version)
+		c.known = tenure.Object{}
+	}
+	if errors.Is(err, tenure.ErrLost) {
+		c.term = nil
+	}
+}
+
+// recorder notes what is called on a store.
+type recorder struct {
+	tenure.Store
+	log          *Log
+	caller, pair int
+	fence        int64
+	versions     map[tenure.WriteCondition]int64 // that it may be asked to match
+}
+
+func (r *recorder) Clockless() bool { return true }
+
+func (r *recorder) note(key tenure.Key, sent time.Duration, call Call) {
+	answered := time.Since(r.log.began)
+	call.Lease, call.Fence = key.Type == "lease", r.fence
+	if v := call.Read.Version; v != 0 {
+		r.versions[tenure.MatchVersion(v)] = v
+	}
+	r.log.note(r.pair, Operation{Caller: r.caller, Call: call, Sent: sent, Answered: answered})
+}
+
+func (r *recorder) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	sent := time.Since(r.log.began)
+	obj, err := r.Store.Get(ctx, key)
+	r.note(key, sent, Call{Do: "get", Err: err, Read: obj})
+	return obj, err
+}
+
+func (r *recorder) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	call := Call{Do: "create", Value: string(obj.Payload)}
+	if cond != tenure.MustCreate() {
+		version, ok := r.versions[cond]
+		if !ok {
+			panic(fmt.Sprintf("a condition on what was never seen: %v", cond))
+		}
+		call.Do, call.Version = "replace", version
+	}
+	sent := time.Since(r.log.began)
+	call.Read, call.Err = r.Store.PutIf(ctx, obj, cond)
+	r.note(obj.Key, sent, call)
+	return call.Read, call.Err
+}
+
+func (r *recorder) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	sent := time.Since(r.log.began)
+	err := r.Store.DeleteIf(ctx, key, version)
+	r.note(key, sent, Call{Do: "delete", Version: version, Err: err})
+	return err
+}
+
+// Traced returns a history without the puts that were not answered and whose value nobody has
+// read. They may never have happened, and a checker is slow if there are many.
+func Traced(history []Operation) (traced []Operation) {
+	read := make(map[string]bool)
+	for _, op := range history {
+		read[string(op.Call.Read.Payload)] = true
+	}
+	for _, op := range history {
+		if !op.Call.Unknown() || op.Call.Do == "delete" || read[op.Call.Value] {
+			traced = append(traced, op)
+		}
+	}
+	return traced
+}
+
+// Written returns a history without reads and without what was refused. It is all that can be
+// linearizable in a store whose reads may be outdated.
+func Written(history []Operation) (written []Operation) {
+	for _, op := range history {
+		if op.Call.Do != "get" && (op.Call.Err == nil || op.Call.Unknown()) {
+			written = append(written, op)
+		}
+	}
+	return written
+}

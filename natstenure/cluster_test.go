@@ -1,0 +1,208 @@
+package natstenure_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+)
+
+// proxy is what the connections between two servers go through, so that they can be cut.
+type proxy struct {
+	port string // where it listens
+	to   string // a port
+
+	mu    sync.Mutex
+	isCut bool
+	conns map[net.Conn]bool
+}
+
+func newProxy(t testing.TB, to string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{port: fmt.Sprint(l.Addr().(*net.TCPAddr).Port), to: to, conns: make(map[net.Conn]bool)}
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); p.cut(true); all.Wait() })
+	all.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { p.serve(conn) })
+		}
+	})
+	return p
+}
+
+// cut ends all connections and refuses new ones, or allows them again.
+func (p *proxy) cut(cut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.isCut = cut
+	for conn := range p.conns {
+		if cut {
+			_ = conn.Close()
+		}
+	}
+}
+
+func (p *proxy) serve(conn net.Conn) {
+	defer conn.Close()
+	p.mu.Lock()
+	refused := p.isCut
+	if !refused {
+		p.conns[conn] = true
+	}
+	p.mu.Unlock()
+	if refused {
+		return
+	}
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.conns, conn)
+	}()
+	server, err := net.Dial("tcp", "127.0.0.1:"+p.to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(conn, server)
+		_ = conn.Close()
+	}()
+	_, _ = io.Copy(server, conn)
+	_ = server.Close()
+	<-ended
+}
+
+// cluster is three servers, each in a process of its own, that reach each other through
+// proxies: two for each pair of them.
+type cluster struct {
+	servers []*child
+	links   map[[2]int]*proxy
+}
+
+func startCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{links: make(map[[2]int]*proxy)}
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		c.servers = append(c.servers, &child{dir: quickDir(t), peers: []string{fmt.Sprint(l.Addr().(*net.TCPAddr).Port)}})
+		require.NoError(t, l.Close())
+	}
+	for i, s := range c.servers {
+		for j, other := range c.servers {
+			if i != j {
+				link := newProxy(t, other.peers[0])
+				c.links[[2]int{i, j}] = link
+				s.peers = append(s.peers, link.port)
+			}
+		}
+	}
+	for _, s := range c.servers {
+		s.start(t, "-1")
+		t.Cleanup(s.kill)
+	}
+	js := connect(t, c.servers[0].url)
+	await(t, "the cluster can replicate", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
+		return err == nil
+	})
+	return c
+}
+
+// urls returns the addresses for clients of all servers.
+func (c *cluster) urls() string { return c.others(nil) }
+
+// others returns the addresses for clients of all servers but one.
+func (c *cluster) others(but *child) string {
+	var all []string
+	for _, s := range c.servers {
+		if s != but {
+			all = append(all, s.url)
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// isolate cuts a server off from the others, but not from its clients.
+func (c *cluster) isolate(which *child) {
+	for ends, link := range c.links {
+		if c.servers[ends[0]] == which || c.servers[ends[1]] == which {
+			link.cut(true)
+		}
+	}
+}
+
+func (c *cluster) heal() {
+	for _, link := range c.links {
+		link.cut(false)
+	}
+}
+
+// leads returns the server that leads the stream, if there is one.
+func (c *cluster) leads(t testing.TB) *child {
+	t.Helper()
+	for _, s := range c.servers {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		stream, err := connect(t, s.url).Stream(ctx, "TENURE")
+		cancel()
+		if err != nil {
+			continue
+		}
+		for _, s := range c.servers {
+			if stream.CachedInfo().Cluster.Leader == "test-"+s.peers[0] {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// leader returns the server that leads the stream once there is one.
+func (c *cluster) leader(t testing.TB) (leader *child) {
+	t.Helper()
+	await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
+	return leader
+}
+
+// awaitWhole waits until both other servers follow the stream's leader.
+func (c *cluster) awaitWhole(t testing.TB) {
+	t.Helper()
+	await(t, "all servers follow", func() bool {
+		leads := c.leads(t)
+		if leads == nil {
+			return false
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		stream, err := connect(t, leads.url).Stream(ctx, "TENURE")
+		if err != nil {
+			return false
+		}
+		is := stream.CachedInfo().Cluster
+		following := 0
+		for _, peer := range is.Replicas {
+			if peer.Current && !peer.Offline {
+				following++
+			}
+		}
+		return is.Leader == "test-"+leads.peers[0] && following == 2
+	})
+}

@@ -1,0 +1,128 @@
+//go:build unix
+
+package natstenure_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/register"
+)
+
+var faultRounds = flag.Int("faults", 1, "how often each fault happens to a cluster whose histories are judged")
+
+var model = (&porcupine.NondeterministicModel{Init: register.Init, Step: register.Step}).ToModel()
+
+func judge(operations []register.Operation) porcupine.CheckResult {
+	var history []porcupine.Operation
+	for _, op := range operations {
+		history = append(history, porcupine.Operation{ClientId: op.Caller, Call: int64(op.Sent), Output: op.Call, Return: int64(op.Answered)})
+	}
+	return porcupine.CheckOperationsTimeout(model, history, 20*time.Second)
+}
+
+// judgeAll fails the test unless all histories are linearizable; if reads may be outdated, all
+// writes.
+func judgeAll(t *testing.T, log *register.Log, mayBeOutdated bool) {
+	t.Helper()
+	for pair, history := range log.Histories() {
+		unknown, fenced, lost := 0, 0, 0
+		for _, op := range history {
+			switch {
+			case op.Call.Unknown():
+				unknown++
+			case errors.Is(op.Call.Err, tenure.ErrLost):
+				lost++
+			case op.Call.Fence != 0 && op.Call.Err == nil:
+				fenced++
+			}
+		}
+		t.Logf("pair %d: %d calls, %d of them without an answer; %d fenced writes, and %d refused", pair, len(history), unknown, fenced, lost)
+		history = register.Traced(history)
+		if mayBeOutdated {
+			wrote := make(map[string]bool)
+			for _, op := range history {
+				wrote[op.Call.Value] = true
+			}
+			for _, op := range history {
+				require.True(t, wrote[string(op.Call.Read.Payload)], "a read of what nobody wrote")
+			}
+			history = register.Written(history)
+		}
+		require.Equal(t, porcupine.Ok, judge(history))
+	}
+}
+
+// Calls through each server, on some leases and the objects that they guard, while the server
+// that leads the stream is killed, paused or cut off from the others. One that was deposed and
+// does not know it yet answers to reads.
+func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
+	for what, fault := range map[string]struct {
+		mayBeOutdated bool
+		cut, heal     func(*testing.T, *cluster, *child)
+	}{
+		"killed": {
+			false,
+			func(_ *testing.T, _ *cluster, s *child) { s.kill() },
+			func(t *testing.T, _ *cluster, s *child) { s.again(t) },
+		},
+		"paused": {
+			true,
+			func(t *testing.T, _ *cluster, s *child) { signal(t, s, syscall.SIGSTOP) },
+			func(t *testing.T, _ *cluster, s *child) { signal(t, s, syscall.SIGCONT) },
+		},
+		"partitioned": {
+			true,
+			func(_ *testing.T, c *cluster, s *child) { c.isolate(s) },
+			func(_ *testing.T, c *cluster, _ *child) { c.heal() },
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := startCluster(t)
+			const callers, enough = 6, 60
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			log := register.NewLog()
+			var all sync.WaitGroup
+			for caller := range callers {
+				urls := c.urls()
+				if caller%2 == 0 { // the others have one server each, so that they stay with one that is cut off
+					urls = c.servers[caller/2].url
+				}
+				store := openReplicated(t, urls)
+				all.Go(func() { log.Use(ctx, caller, store) })
+			}
+			more := func() {
+				before := log.Changes()
+				await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
+			}
+			more()
+			for range *faultRounds {
+				leads := c.leader(t)
+				fault.cut(t, c, leads)
+				more()
+				fault.heal(t, c, leads)
+				more()
+			}
+			cancel()
+			all.Wait()
+			judgeAll(t, log, fault.mayBeOutdated)
+		})
+	}
+}
+
+func TestAHistoryThatIsNotLinearizableIsNoticed(t *testing.T) {
+	for what, example := range register.Examples() {
+		require.Equal(t, example.Linearizable, judge(example.History()) == porcupine.Ok, what)
+	}
+}
