@@ -98,7 +98,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	err := s.oldServer()
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
-		err = without(err)
+		err = explained(err)
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		_, err = s.js.CreateStream(ctx, s.streamConfig())
@@ -164,7 +164,7 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 		return nil, fmt.Errorf("%w: there is no stream %s: call Migrate, or create it with the same config (%w)", tenure.ErrSetup, s.cfg.Stream, err)
 	}
 	if err != nil {
-		return nil, without(err)
+		return nil, explained(err)
 	}
 	if err := errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config)); err != nil {
 		return nil, err
@@ -291,9 +291,9 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 	return msg, err
 }
 
-// without says what to do if there is no JetStream. Only a request that is not for one stream
+// explained says what to do if there is no JetStream. Only a request that is not for one stream
 // tells: nobody answers the others either while their stream has no leader.
-func without(err error) error {
+func explained(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
 		return fmt.Errorf("%w: the account that the client connects to must have JetStream enabled (%w)", tenure.ErrSetup, err)
