@@ -115,6 +115,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 		}
 	}
 	const held = `SELECT id || '.' || token FROM work WHERE session IS NOT NULL`
+	looked := max(last.to, monotonic()) // there may be new claims since the last fault
 	before, err := db.ids(ctx, held)
 	allowed := p.ttl + max(time.Second, 3*p.began)
 	if slices.ContainsFunc(faults, func(f *fault) bool { return f.kind == clockMoved }) {
@@ -122,7 +123,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 	}
 	for left := before; err == nil && len(left) > 0; {
 		now := monotonic()
-		if limit := allowed + p.stalledFor(last.to, now); now-last.to > limit {
+		if limit := allowed + p.stalledFor(looked, now); now-looked > limit {
 			p.stuck = append(p.stuck, fmt.Sprintf("%s: after %s of %s these claims had not ended for more than %v: %v\n%s",
 				p.name, last.kind, last.target, limit, left[:min(len(left), 5)], p.around(last.from, now)))
 			break
