@@ -421,7 +421,7 @@ func (m *memory) ofThisRun(term string) bool {
 
 // addOrphan notes an orphan. Its record expires after the TTL.
 func (m *memory) addOrphan(o orphan, ttl time.Duration) {
-	const most = 64 // a store that is down makes one at each attempt
+	const most = 512 // each attempt whose answer is lost makes one, and any of them may have landed
 	o.expires = time.Now().Add(ttl)
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -283,3 +283,17 @@ func TestAnAcquireThatLandsLateIsRemovedHoweverLate(t *testing.T) {
 		kit.MustAcquire(t, lease)
 	})
 }
+
+// Each attempt whose answer is lost may be the one that landed.
+func TestAnAcquireThatLandedIsRemovedAfterManyMoreThatMayHaveLanded(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		store := storetest.Faulty(t.store, kit.Only("put", kit.LoseAnswer))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+		for range 500 {
+			_, err := lease.TryAcquire(t.Context())
+			require.ErrorIs(t, err, kit.ErrReset)
+		}
+		store.SetHook(nil)
+		kit.MustAcquire(t, lease)
+	})
+}

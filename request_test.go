@@ -101,6 +101,21 @@ func TestAnOfferThatIsNotTakenGoesToAnyReplica(t *testing.T) {
 	})
 }
 
+func TestAReplicaThatRestartsDoesNotTakeBackWhatItHasOffered(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
+		a := t.startWith(unique, tenure.CoordinatorConfig{})
+		time.Sleep(time.Minute)
+		restarted := kit.NewLease(t, t.store, unique)
+		require.NoError(t, restarted.RequestHandover(t.Context(), "pod-1"))
+		synctest.Wait()
+		a.stop()
+		_, err := restarted.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "pod-1"}))
+	})
+}
+
 func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		cfg := tenure.CoordinatorConfig{AcquireInterval: 10 * time.Minute}

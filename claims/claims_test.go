@@ -383,6 +383,26 @@ func TestALostSessionIsFollowedByAnotherThatRunsNoKeyTwice(t *testing.T) {
 	})
 }
 
+func TestAWaitIsWokenWhenTheFuncOfALostSessionReturns(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.startWith("a", claims.SessionConfig{PollInterval: time.Hour})
+		returned := a.work(a.claimOne("one"), 5*time.Minute) // far too long
+		a.fault(kit.Refuse)
+		time.Sleep(29 * time.Second)
+		a.fault(nil)
+		time.Sleep(time.Minute) // another session has begun, and the first one was buried
+		got := make(chan []claims.Claim)
+		go func() {
+			c, _ := a.keys.Wait(w.Context(), "one")
+			got <- c
+		}()
+		<-returned
+		began := time.Now()
+		require.Len(w, <-got, 1)
+		require.Less(w, time.Since(began), time.Second)
+	})
+}
+
 func TestAFuncIsToldBeforeItsKeyCanBeClaimed(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
 		t.Run(name, func(t *testing.T) {

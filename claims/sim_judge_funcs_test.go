@@ -79,6 +79,7 @@ func (j *judge) returns(r *run) {
 		return
 	}
 	k.runs = slices.DeleteFunc(k.runs, func(other *run) bool { return other == r })
+	k.last, k.ended = *r, time.Now()
 	j.a.line.Say(r.life.name, "FUNC for %s has returned: %d", r.ID, r.Token)
 }
 

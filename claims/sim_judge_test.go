@@ -40,6 +40,7 @@ type session struct {
 	renewed time.Time     // when its record was last written
 	shift   time.Duration // how far the database's clock had been set ahead then
 	gone    time.Time     // when its record was deleted; zero: it stands
+	aged    bool          // the database's clock made it look expired when its record was deleted
 	tainted bool          // the tables were restored since it began
 	late    bool          // that it was buried late was reported
 }
@@ -54,6 +55,8 @@ type key struct {
 	locked  time.Time // when it was last seen locked
 	known   time.Time // when its owner was last seen to know of it, or to be unwell
 	runs    []*run    // of processes that are alive
+	last    run       // that returned
+	ended   time.Time // when it did
 	ran     int64     // the greatest token for which a func began
 	tainted bool      // the tables were restored since its row changed
 }
@@ -102,7 +105,7 @@ func (s *session) who() string {
 // mayLookExpired reports whether the database's clock, which was set ahead, makes a session
 // look expired.
 func (j *judge) mayLookExpired(s *session) bool {
-	return j.a.expiry == tenure.StoreClock && j.a.clock.Shifted() > s.shift
+	return j.a.expiry == tenure.StoreClock && (s.aged || j.a.clock.Shifted() > s.shift)
 }
 
 func (j *judge) recordPut(ctx context.Context, o tenure.Object) {
@@ -131,6 +134,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	age := time.Since(s.renewed)
 	own := by == s.life && age < s.ttl && !j.mayLookExpired(s)
 	s.gone = time.Now()
+	s.aged = j.mayLookExpired(s) // though the clock may be set back again
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
 		virtual.Count(&j.judged, "sessions that ended")

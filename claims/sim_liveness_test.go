@@ -68,6 +68,9 @@ func (j *judge) isServed(w *waiting, id string) {
 		}
 	}
 	free := k.changed
+	if k.last.life == w.life { // its own func, of a session that it has lost
+		free = later(free, k.ended)
+	}
 	if r != nil && r.Session != "" {
 		s := j.sessions[r.Session]
 		if s.stands() {

@@ -177,7 +177,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 		old.excuse = "clock"
 	}
 	virtual.Count(&j.judged, "takeovers")
-	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet {
+	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet && old.excuse != "restored" { // its age counts from before the restore
 		j.violated("handover", "%s takes what is offered to %s for %v more", begun.who, old.to, early)
 	}
 	if old.alive() && old.valid != nil && old.valid() {
