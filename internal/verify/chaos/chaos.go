@@ -75,6 +75,9 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			results = append(results, r)
 		}
 	}
+	if len(results) == 0 {
+		return fmt.Errorf("no fault of any phase matches %q, as in -run 'postgres, claims: network'", only)
+	}
 	fmt.Fprintln(out)
 	if err := writeReport(out, results); err != nil {
 		return err
