@@ -154,8 +154,8 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	signal(t, paused, syscall.SIGCONT)
 	require.Error(t, <-stale)
 	await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
-	is, err := b.store.Get(t.Context(), key)
-	require.NoError(t, err)
+	var is tenure.Object
+	await(t, "the servers answer", func() bool { is, err = b.store.Get(t.Context(), key); return err == nil })
 	require.Equal(t, before.Version, is.Version)
 	require.Greater(t, b.Status().Token, term)
 	require.EqualValues(t, 1, jobs.most.Load())

@@ -82,7 +82,7 @@ func work(ctx context.Context, url, name string) error {
 	say := func(what, id string) {
 		mu.Lock()
 		defer mu.Unlock()
-		fmt.Println(what, id)
+		fmt.Println(what, id, time.Now().UnixNano()) // its reader may be late
 	}
 	jobs, err := shards.New(session, shards.Config{
 		Kind: "job", Count: count, Settle: settle,
@@ -195,8 +195,9 @@ func (p *plot) start(url, name string) (*process, error) {
 		defer close(r.ended)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			var what, id string
-			if _, err := fmt.Sscan(lines.Text(), &what, &id); err == nil {
-				p.note(name, what, id)
+			var at int64
+			if _, err := fmt.Sscan(lines.Text(), &what, &id, &at); err == nil {
+				p.note(name, what, id, time.Unix(0, at))
 			}
 		}
 		p.gone(name)

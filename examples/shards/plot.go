@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -13,10 +15,9 @@ import (
 type plot struct {
 	began time.Time
 
-	mu       sync.Mutex
-	spans    [count][]span
-	marks    []mark
-	overlaps []string
+	mu    sync.Mutex
+	spans [count][]span
+	marks []mark
 }
 
 // span is a time in which one process worked for a shard.
@@ -40,26 +41,22 @@ func (p *plot) mark(what string) {
 	p.marks = append(p.marks, mark{p.at(), what})
 }
 
-// note notes that a process has begun or ended to work for a shard.
-func (p *plot) note(name, what, id string) {
+// note notes when a process, by its own account, has begun or ended to work for a shard.
+func (p *plot) note(name, what, id string, when time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	shard, err := strconv.Atoi(id)
 	if err != nil || shard < 0 || shard >= count {
 		return
 	}
-	spans := p.spans[shard]
-	open := len(spans) > 0 && spans[len(spans)-1].to == 0
+	spans, at := p.spans[shard], when.Sub(p.began).Seconds()
 	if what == "begin" {
-		if open {
-			p.overlaps = append(p.overlaps, fmt.Sprintf("%s begins with shard %d while %s works for it", name, shard, spans[len(spans)-1].name))
-		}
-		p.spans[shard] = append(spans, span{name: name, from: p.at()})
+		p.spans[shard] = append(spans, span{name: name, from: at})
 		return
 	}
 	for i := range spans {
 		if spans[i].name == name && spans[i].to == 0 {
-			spans[i].to = p.at()
+			spans[i].to = at
 		}
 	}
 }
@@ -67,7 +64,7 @@ func (p *plot) note(name, what, id string) {
 // gone notes that a process works for nothing any more.
 func (p *plot) gone(name string) {
 	for shard := range count {
-		p.note(name, "end", strconv.Itoa(shard))
+		p.note(name, "end", strconv.Itoa(shard), time.Now())
 	}
 }
 
@@ -75,10 +72,13 @@ func (p *plot) gone(name string) {
 func (p *plot) judge() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.overlaps) > 0 {
-		return fmt.Errorf("%d times a shard had two owners: %s", len(p.overlaps), p.overlaps[0])
-	}
 	for shard, spans := range p.spans {
+		slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+		for i := 1; i < len(spans); i++ {
+			if before, next := spans[i-1], spans[i]; before.to == 0 || before.to > next.from {
+				return fmt.Errorf("shard %d had two owners: %s began after %.4f s while %s worked for it", shard, next.name, next.from, before.name)
+			}
+		}
 		if len(spans) == 0 || spans[len(spans)-1].to != 0 {
 			return fmt.Errorf("nobody works for shard %d", shard)
 		}
