@@ -72,7 +72,7 @@ func (j *judge) somebodyHolds() {
 		if j.writtenAt.Sub(since) < l.slack() {
 			bound += l.slack()
 		}
-		if j.standing != nil && !j.standing.rules {
+		if t := j.standing; t != nil && (!t.rules || t.life == nil && t.excuse == "restored") {
 			bound += l.ttl() // it does not expect such a record, and has to observe it from its next read on
 		}
 		if j.w.clockJumps { // the standby goes by what it has observed since its next read
