@@ -87,7 +87,7 @@ func (j *judge) begins(t *term, valid func() bool) {
 		switch {
 		case other.life != nil && other.life == t.life:
 			j.violated("one job", "%s's jobs of terms %d and %d run at the same time", t.who, other.token, t.token)
-		case other.token < t.token, other.at.Before(j.restoredAt) && t.at.After(j.restoredAt):
+		case other.at.Before(t.at), other.at.Equal(t.at) && other.token < t.token: // after a restore, tokens may be smaller
 			j.overlap(other, t)
 		default:
 			j.overlap(t, other)

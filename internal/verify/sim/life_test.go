@@ -20,11 +20,12 @@ type life struct {
 	started     time.Time
 
 	// Guarded by the world's lock.
-	stopping  bool  // a shutdown was asked for
-	newest    *term // the last term whose record it wrote
-	token     int64 // of the last term for which its job began
-	unchecked bool  // its last check failed, or there was none yet
-	lastCause error // cause of the end of its last term
+	stopping  bool      // a shutdown was asked for
+	newest    *term     // the last term whose record it wrote
+	token     int64     // of the last term for which its job began
+	unchecked bool      // its last check failed, or there was none yet
+	lastCause error     // cause of the end of its last term
+	refused   time.Time // when it last may have had to refuse the store's tokens
 }
 
 // run runs the coordinator. A panic of the job ends the process, as it would in reality.

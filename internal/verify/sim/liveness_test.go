@@ -33,6 +33,9 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	since := l.goodSince()
+	if !l.refused.IsZero() { // it pauses after a refusal
+		since = later(since, l.refused.Add(l.ttl()+time.Minute))
+	}
 	if status.Terms > 0 {
 		away := l.ttl() / 3 // as long as after a request through the store
 		if errors.Is(l.lastCause, tenure.ErrUnhealthy) {
@@ -63,6 +66,9 @@ func (j *judge) somebodyHolds() {
 	}
 	for _, r := range j.w.replicas {
 		l := r.life
+		if l != nil && j.refuses(l) {
+			l.refused = now
+		}
 		since, ok := j.candidateSince(l)
 		if !ok {
 			continue

@@ -79,9 +79,9 @@ func (j *judge) restored(to backup) {
 }
 
 // refuses reports whether a process may have seen greater tokens than the store assigns
-// now, or still pauses because it had.
+// now.
 func (j *judge) refuses(l *life) bool {
-	return l.started.Before(j.restoredAt) && j.w.journal.clock.Now().Add(-l.ttl()-time.Minute).UnixMicro() <= j.witnessed
+	return l.started.Before(j.restoredAt) && j.w.journal.clock.Now().UnixMicro() <= j.witnessed
 }
 
 // copied is called when a copy of a term's process renews the record. The holder
