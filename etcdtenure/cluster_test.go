@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -70,7 +70,7 @@ func (c *cluster) others(but int) (all []string) {
 func (c *cluster) leader(t testing.TB) (n int) {
 	t.Helper()
 	client := connect(t, c.urls()...)
-	await(t, "the cluster has a leader", func() bool {
+	storelife.Await(t, "the cluster has a leader", func() bool {
 		for i, s := range c.servers {
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			is, err := client.Status(ctx, s.client)
@@ -110,42 +110,14 @@ func TestAReplicatedStore(t *testing.T) {
 		client := connect(t, c.urls()...)
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, client, next()) })
 	})
-	t.Run("loses no write of those that wait for one another", func(t *testing.T) { writersOfOneObject(t, c, next()) })
+	t.Run("loses no update of an object", func(t *testing.T) {
+		cfg := next()
+		storelife.UpdatesOfOneObject(t, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+	})
 	t.Run("accepts no stale write of 150 forced races", func(t *testing.T) {
 		cfg := next()
-		forceRaces(t, 3, 50, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+		storelife.ForceRaces(t, 3, 50, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
 	})
-}
-
-func writersOfOneObject(t *testing.T, c *cluster, cfg etcdtenure.Config) {
-	key := tenure.Key{Type: "widget", ID: "a"}
-	const writers, writes = 6, 25
-	var all sync.WaitGroup
-	var stores []*etcdtenure.Store
-	for i := range writers {
-		stores = append(stores, openOn(t, connect(t, c.servers[i%3].client), cfg))
-	}
-	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
-	require.NoError(t, err)
-	for _, store := range stores {
-		all.Go(func() {
-			for range writes {
-				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
-					var n int
-					fmt.Sscan(string(obj.Payload), &n)
-					obj.Payload = fmt.Append(nil, n+1)
-					return obj, nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	obj, err := stores[0].Get(t.Context(), key)
-	require.NoError(t, err)
-	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
 }
 
 // The server that leads is cut off, with the connection of the holder and its writes: it stops,
@@ -167,17 +139,17 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c := startCluster(t)
-			var jobs ledger
+			var jobs storelife.Jobs
 			const ttl = 2 * time.Second
 			n := c.leader(t)
-			a := run(t, &jobs, open(t, c.servers[n].client), "a", ttl)
-			await(t, "a holds", a.IsHolder)
-			b := run(t, &jobs, open(t, c.others(n)...), "b", ttl)
-			await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+			a := storelife.Start(t, &jobs, open(t, c.servers[n].client), "a", ttl)
+			storelife.Await(t, "a holds", a.IsHolder)
+			b := storelife.Start(t, &jobs, open(t, c.others(n)...), "b", ttl)
+			storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 			term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
-			before, err := b.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+			before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
 			require.NoError(t, err)
-			fence := a.fence(t)
+			fence := a.Fence(t)
 
 			fault.cut(t, c, n)
 			stale := make(chan error, 1)
@@ -187,28 +159,28 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 				_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
 				stale <- err
 			}()
-			await(t, "b holds", b.IsHolder)
+			storelife.Await(t, "b holds", b.IsHolder)
 			require.False(t, a.IsHolder())
-			await(t, "b's job runs", func() bool { return jobs.term.Load().Token() > term })
-			after, err := b.fence(t).PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("after")}, tenure.Unconditional())
+			storelife.Await(t, "b's job runs", func() bool { return jobs.Term.Load().Token() > term })
+			after, err := b.Fence(t).PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("after")}, tenure.Unconditional())
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err = a.store.Get(ctx, key)
+			_, err = a.Store.Get(ctx, key)
 			require.Error(t, err, "a read of what is outdated")
 			fault.heal(t, c, n)
 			require.Error(t, <-stale)
-			await(t, "the server follows", func() bool {
+			storelife.Await(t, "the server follows", func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				is, err := a.store.Get(ctx, key)
+				is, err := a.Store.Get(ctx, key)
 				return err == nil && is.Version == after.Version
 			})
 			require.Greater(t, b.Status().Token, term)
-			require.EqualValues(t, 1, jobs.most.Load())
-			b.stop()
-			await(t, "a holds again", a.IsHolder)
-			require.EqualValues(t, 1, jobs.most.Load())
+			require.EqualValues(t, 1, jobs.Most.Load())
+			b.Stop()
+			storelife.Await(t, "a holds again", a.IsHolder)
+			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}
 }
@@ -223,12 +195,12 @@ func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	cut, other := open(t, c.servers[n].client), open(t, c.others(n)...)
 	watch := cut.Watch(key).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	c.isolate(n)
 	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
 	require.NoError(t, err)
-	await(t, "the watch has broken", func() bool { return !watch.Live() })
-	await(t, "requests are refused", func() bool {
+	storelife.Await(t, "the watch has broken", func() bool { return !watch.Live() })
+	storelife.Await(t, "requests are refused", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		_, err := cut.Get(ctx, key)
@@ -254,13 +226,13 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 	}
 	for n, s := range c.servers {
 		for _, watch := range watches {
-			await(t, "the watch is live", watch.Live)
+			storelife.Await(t, "the watch is live", watch.Live)
 		}
 		s.pause(t)
 		other := open(t, c.others(n)...)
 		for i, watch := range watches {
 			var obj tenure.Object
-			await(t, "the others elect a leader", func() (ok bool) {
+			storelife.Await(t, "the others elect a leader", func() (ok bool) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				var err error
@@ -277,21 +249,21 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
-	var jobs ledger
+	var jobs storelife.Jobs
 	const ttl = 9 * time.Second
-	a := run(t, &jobs, open(t, c.urls()...), "a", ttl)
-	await(t, "a holds", a.IsHolder)
-	b := run(t, &jobs, open(t, c.urls()...), "b", ttl)
-	await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	a := storelife.Start(t, &jobs, open(t, c.urls()...), "a", ttl)
+	storelife.Await(t, "a holds", a.IsHolder)
+	b := storelife.Start(t, &jobs, open(t, c.urls()...), "b", ttl)
+	storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	token := a.Status().Token
 	for _, s := range c.servers {
 		s.kill()
-		for renewed, term := jobs.term.Load().Deadline(), jobs.term.Load(); !term.Deadline().After(renewed); time.Sleep(5 * time.Millisecond) {
+		for renewed, term := jobs.Term.Load().Deadline(), jobs.Term.Load(); !term.Deadline().After(renewed); time.Sleep(5 * time.Millisecond) {
 			require.True(t, a.IsHolder())
 		}
 		s.begin(t)
 		s.awaitHealth(t)
 	}
 	require.Equal(t, token, a.Status().Token)
-	require.EqualValues(t, 1, jobs.most.Load())
+	require.EqualValues(t, 1, jobs.Most.Load())
 }

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -25,11 +24,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
-
-var quiet = slog.New(slog.DiscardHandler)
 
 // TestMain runs more tests at once than there are cores, since they mostly wait.
 func TestMain(m *testing.M) {
@@ -133,7 +130,7 @@ func (s *server) begin(t testing.TB) {
 func (s *server) awaitHealth(t testing.TB) {
 	t.Helper()
 	client := connect(t, s.client)
-	await(t, s.name+" answers", func() bool {
+	storelife.Await(t, s.name+" answers", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := client.Get(ctx, "x")
@@ -249,25 +246,10 @@ func open(t testing.TB, urls ...string) *etcdtenure.Store {
 
 func openOn(t testing.TB, client *clientv3.Client, cfg etcdtenure.Config) *etcdtenure.Store {
 	t.Helper()
-	cfg.Logger = quiet
+	cfg.Logger = storelife.Quiet
 	store, err := etcdtenure.New(client, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	require.NoError(t, store.Migrate(t.Context()))
 	return store
-}
-
-func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.Lease {
-	t.Helper()
-	cfg.Logger = quiet
-	lease, err := tenure.NewLease(store, cfg)
-	require.NoError(t, err)
-	return lease
-}
-
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "waited until %s", what)
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,78 +16,24 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// replica is a coordinator that runs until the test ends.
-type replica struct {
-	*tenure.Coordinator
-	jobs  *ledger
-	store *etcdtenure.Store
-	lease *tenure.Lease
-	stop  func()
-}
-
-// ledger has the jobs that run, which must never be two.
-type ledger struct {
-	running atomic.Int32
-	most    atomic.Int32
-	term    atomic.Pointer[tenure.Term] // of the last one
-}
-
-func (l *ledger) job(ctx context.Context) error {
-	n := l.running.Add(1)
-	l.term.Store(tenure.TermFromContext(ctx))
-	l.most.Store(max(l.most.Load(), n))
-	<-ctx.Done()
-	l.running.Add(-1)
-	return nil
-}
-
-func run(t testing.TB, jobs *ledger, store *etcdtenure.Store, name string, ttl time.Duration) *replica {
-	t.Helper()
-	lease := newLease(t, store, tenure.LeaseConfig{Holder: name, TTL: ttl})
-	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: jobs.job, Logger: quiet})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var done sync.WaitGroup
-	done.Go(func() { _ = c.Run(ctx) })
-	r := &replica{c, jobs, store, lease, func() { cancel(); done.Wait() }}
-	t.Cleanup(r.stop)
-	return r
-}
-
-// fence returns the store with its writes fenced by the term of the job that runs.
-func (r *replica) fence(t testing.TB) tenure.Store {
-	t.Helper()
-	fenced, err := r.store.Fence(r.jobs.term.Load())
-	require.NoError(t, err)
-	return fenced
-}
-
-func holder(replicas ...*replica) *replica {
-	for _, r := range replicas {
-		if r.IsHolder() {
-			return r
-		}
-	}
-	return nil
-}
-
 func TestAReleaseWakesTheStandby(t *testing.T) {
 	url := start(t).client
-	var jobs ledger
+	var jobs storelife.Jobs
 	const ttl = 40 * time.Second
-	a := run(t, &jobs, open(t, url), "a", ttl)
-	await(t, "a holds", a.IsHolder)
-	b := run(t, &jobs, open(t, url), "b", ttl)
-	await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	a := storelife.Start(t, &jobs, open(t, url), "a", ttl)
+	storelife.Await(t, "a holds", a.IsHolder)
+	b := storelife.Start(t, &jobs, open(t, url), "b", ttl)
+	storelife.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
 	time.Sleep(200 * time.Millisecond) // what b may still be doing is over
 	released := time.Now()
-	a.stop()
-	await(t, "b holds", b.IsHolder)
+	a.Stop()
+	storelife.Await(t, "b holds", b.IsHolder)
 	require.Less(t, time.Since(released), ttl/2)
-	require.EqualValues(t, 1, jobs.most.Load())
+	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
 func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
@@ -99,33 +44,33 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startDurable(t)
-			var jobs ledger
+			var jobs storelife.Jobs
 			const ttl = 3 * time.Second
-			a, b := run(t, &jobs, open(t, s.client), "a", ttl), run(t, &jobs, open(t, s.client), "b", ttl)
-			await(t, "one holds", func() bool { return holder(a, b) != nil })
-			first := holder(a, b).Status().Token
+			a, b := storelife.Start(t, &jobs, open(t, s.client), "a", ttl), storelife.Start(t, &jobs, open(t, s.client), "b", ttl)
+			storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
+			first := storelife.Holder(a, b).Status().Token
 			for range test.rounds {
-				obj, err := a.store.Get(t.Context(), a.lease.Key())
+				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
 				require.NoError(t, err)
 				test.end(s)
 				s.begin(t)
 				var is tenure.Object
-				await(t, "the server answers", func() bool {
+				storelife.Await(t, "the server answers", func() bool {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
-					is, err = a.store.Get(ctx, a.lease.Key())
+					is, err = a.Store.Get(ctx, a.Lease.Key())
 					return err == nil
 				})
 				require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
-				await(t, "one holds", func() bool { return holder(a, b) != nil })
-				require.GreaterOrEqual(t, holder(a, b).Status().Token, first)
+				storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
+				require.GreaterOrEqual(t, storelife.Holder(a, b).Status().Token, first)
 			}
-			before := holder(a, b)
-			before.stop()
-			await(t, "the other holds", func() bool { return holder(a, b) != nil })
-			require.NotSame(t, before, holder(a, b))
-			require.Greater(t, holder(a, b).Status().Token, first)
-			require.EqualValues(t, 1, jobs.most.Load())
+			before := storelife.Holder(a, b)
+			before.Stop()
+			storelife.Await(t, "the other holds", func() bool { return storelife.Holder(a, b) != nil })
+			require.NotSame(t, before, storelife.Holder(a, b))
+			require.Greater(t, storelife.Holder(a, b).Status().Token, first)
+			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}
 }
@@ -135,26 +80,26 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 func TestAServerThatPausesEndsTheTrustInTheTerm(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	var jobs ledger
+	var jobs storelife.Jobs
 	const ttl = time.Second
-	a, b := run(t, &jobs, open(t, s.client), "a", ttl), run(t, &jobs, open(t, s.client), "b", ttl)
-	await(t, "one holds", func() bool { return holder(a, b) != nil })
+	a, b := storelife.Start(t, &jobs, open(t, s.client), "a", ttl), storelife.Start(t, &jobs, open(t, s.client), "b", ttl)
+	storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
 	for range 2 {
-		first := holder(a, b).Status().Token
+		first := storelife.Holder(a, b).Status().Token
 		s.pause(t)
-		await(t, "nobody holds", func() bool { return holder(a, b) == nil && jobs.running.Load() == 0 })
+		storelife.Await(t, "nobody holds", func() bool { return storelife.Holder(a, b) == nil && jobs.Running.Load() == 0 })
 		time.Sleep(ttl / 2)
 		s.resume(t)
-		await(t, "one holds", func() bool { return holder(a, b) != nil })
-		require.GreaterOrEqual(t, holder(a, b).Status().Token, first)
+		storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
+		require.GreaterOrEqual(t, storelife.Holder(a, b).Status().Token, first)
 	}
-	require.EqualValues(t, 1, jobs.most.Load())
+	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
 // awaitChange waits until a watch tells of that version, as the newest.
 func awaitChange(t *testing.T, watch tenure.ChangeSubscription, version int64) {
 	t.Helper()
-	await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == version })
+	storelife.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == version })
 }
 
 func awaitHint(t *testing.T, watch tenure.Subscription, what string) {
@@ -174,7 +119,7 @@ func broken(t *testing.T, s *server, end func()) (tenure.ChangeSubscription, ten
 	store := open(t, s.client)
 	watch := store.Watch(key).(tenure.ChangeSubscription)
 	t.Cleanup(watch.Stop)
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	change, _ := watch.Last()
 	require.True(t, change.Deleted)
 	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
@@ -222,7 +167,7 @@ func quietly(t *testing.T, what string, ok func() bool) {
 func staysLive(t *testing.T, watch tenure.Subscription) {
 	t.Helper()
 	quietly(t, "the watch stays live", func() bool {
-		await(t, "the watch is live", watch.Live)
+		storelife.Await(t, "the watch is live", watch.Live)
 		for len(watch.C()) > 0 {
 			<-watch.C()
 		}
@@ -236,9 +181,9 @@ func TestAWatchInAClusterAtRestStaysLive(t *testing.T) {
 	url := start(t).client
 	store := open(t, url)
 	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"})
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	another := store.Watch(tenure.Key{Type: "widget", ID: "b"})
-	await(t, "the watch is live", another.Live)
+	storelife.Await(t, "the watch is live", another.Live)
 	staysLive(t, watch)
 	staysLive(t, another)
 }
@@ -254,7 +199,7 @@ func TestAWatchSurvivesACompaction(t *testing.T) {
 	key := tenure.Key{Type: "widget", ID: "a"}
 	watch := watched.Watch(key).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	other := open(t, s.client)
 	write := func() (obj tenure.Object) {
 		t.Helper()
@@ -275,13 +220,13 @@ func TestAWatchSurvivesACompaction(t *testing.T) {
 	link.restore()
 	awaitChange(t, watch, obj.Version)
 	require.NoError(t, other.DeleteIf(t.Context(), key, obj.Version))
-	await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
+	storelife.Await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
 }
 
 func TestAStandbyNeitherPollsNorReadsWhileTheHolderRenews(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
-	var jobs ledger
+	var jobs storelife.Jobs
 	var writes, calls atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
@@ -292,16 +237,16 @@ func TestAStandbyNeitherPollsNorReadsWhileTheHolderRenews(t *testing.T) {
 			count.Add(1)
 			return do(ctx)
 		})
-		c, err := tenure.NewCoordinator(newLease(t, counted, tenure.LeaseConfig{Holder: name, TTL: 12 * time.Second}),
-			tenure.CoordinatorConfig{Reconcile: jobs.job, RenewInterval: 200 * time.Millisecond, Logger: quiet})
+		c, err := tenure.NewCoordinator(storelife.NewLease(t, counted, tenure.LeaseConfig{Holder: name, TTL: 12 * time.Second}),
+			tenure.CoordinatorConfig{Reconcile: jobs.Run, RenewInterval: 200 * time.Millisecond, Logger: storelife.Quiet})
 		require.NoError(t, err)
 		done.Go(func() { _ = c.Run(ctx) })
 		return c
 	}
 	a := begin("a", &writes)
-	await(t, "a holds", a.IsHolder)
+	storelife.Await(t, "a holds", a.IsHolder)
 	b := begin("b", &calls)
-	await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	storelife.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
 	quietly(t, "the standby reads nothing while the holder writes", func() bool {
 		before, written := calls.Load(), writes.Load()
 		time.Sleep(5 * time.Second) // more than two AcquireIntervals
@@ -318,14 +263,14 @@ func TestWatchesLeaveNothingBehind(t *testing.T) {
 		watches = append(watches, store.Watch(tenure.Key{Type: "widget", ID: fmt.Sprint(i)}))
 	}
 	for _, watch := range watches {
-		await(t, "the watch is live", watch.Live)
+		storelife.Await(t, "the watch is live", watch.Live)
 	}
 	require.Equal(t, 20, s.metric(t, "etcd_debugging_mvcc_watcher_total"))
 	require.Equal(t, 1, s.metric(t, "etcd_debugging_mvcc_watch_stream_total"))
 	for _, watch := range watches {
 		watch.Stop()
 	}
-	await(t, "the server watches nothing", func() bool {
+	storelife.Await(t, "the server watches nothing", func() bool {
 		return s.metric(t, "etcd_debugging_mvcc_watcher_total") == 0 && s.metric(t, "etcd_debugging_mvcc_watch_stream_total") == 0
 	})
 }
@@ -334,7 +279,7 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
 	client, store := connect(t, url), open(t, url)
-	a, b := newLease(t, store, tenure.LeaseConfig{Holder: "a"}), newLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	a, b := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	before, err := a.TryAcquire(t.Context())
 	require.NoError(t, err)
 	other := open(t, url) // knows the old versions
@@ -349,7 +294,7 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, after.Token(), before.Token())
 	require.NoError(t, b.Release(t.Context(), after))
-	last, err := newLease(t, other, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	last, err := storelife.NewLease(t, other, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.Greater(t, last.Token(), after.Token())
 }
@@ -358,7 +303,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
 	t.Parallel()
 	s := startDurable(t)
 	acquire := func(store *etcdtenure.Store) *tenure.Term {
-		term, err := newLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+		term, err := storelife.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 		require.NoError(t, err)
 		return term
 	}
@@ -380,12 +325,12 @@ func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	s := startDurable(t)
 	store := open(t, s.client)
 	snapshot := s.snapshot(t)
-	before, err := newLease(t, store, tenure.LeaseConfig{Holder: "a"}).TryAcquire(t.Context())
+	before, err := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	s.restore(t, snapshot, "etcd-cluster")
 
 	another := open(t, s.client)
-	next, err := newLease(t, another, tenure.LeaseConfig{Holder: "b"}).TryAcquire(t.Context())
+	next, err := storelife.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, before.Token(), next.Token())
 	conditions, err := another.FenceConditions(t.Context(), next)
@@ -418,7 +363,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			s := startDurable(t)
 			ctx := t.Context()
 			store := open(t, s.client)
-			lease := newLease(t, store, tenure.LeaseConfig{Holder: "a"})
+			lease := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
 			widget := tenure.Key{Type: "widget", ID: "a"}
 			old, err := store.PutIf(ctx, tenure.Object{Key: widget, Payload: []byte("old")}, tenure.MustCreate())
 			require.NoError(t, err)
@@ -440,11 +385,11 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			require.NoError(t, err)
 			watch := store.Watch(widget).(tenure.ChangeSubscription)
 			defer watch.Stop()
-			await(t, "the watch is live", watch.Live)
+			storelife.Await(t, "the watch is live", watch.Live)
 			s.restore(t, snapshot, test.token)
 
 			if test.witness {
-				await(t, "the watch has noticed, by itself", func() bool {
+				storelife.Await(t, "the watch has noticed, by itself", func() bool {
 					change, ok := watch.Last()
 					return ok && change.Object.Version > term.Token()
 				})
@@ -458,10 +403,10 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			require.Equal(t, "old", string(is.Payload), "what the snapshot has")
 			_, err = another.PutIf(ctx, is, tenure.MatchVersion(old.Version))
 			require.ErrorIs(t, err, tenure.ErrConflict)
-			next, err := newLease(t, another, tenure.LeaseConfig{Holder: "b"}).AcquireOrSteal(ctx)
+			next, err := storelife.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).AcquireOrSteal(ctx)
 			require.NoError(t, err)
 			require.Greater(t, next.Token(), term.Token())
-			await(t, "the watch tells the present state", func() bool {
+			storelife.Await(t, "the watch tells the present state", func() bool {
 				change, ok := watch.Last()
 				return ok && change.Object.Version == is.Version
 			})
@@ -471,124 +416,10 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 
 func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T) {
 	url := start(t).client
-	const leases, ttl = 100, 4 * time.Second
-	first, second := open(t, url), open(t, url)
-	var replicas sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	defer replicas.Wait()
-	defer cancel()
-	var cut atomic.Bool
-	var jobs [leases]ledger
-	faulty := storetest.Faulty(first, func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-		if cut.Load() {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		return do(ctx)
-	})
-	begin := func(store tenure.Store, holder string, i int, job func(context.Context) error) *tenure.Coordinator {
-		lease := newLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: holder, TTL: ttl})
-		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job, Logger: quiet})
-		require.NoError(t, err)
-		replicas.Go(func() { _ = c.Run(ctx) })
-		return c
-	}
-	var holders, standbys []*tenure.Coordinator
-	for i := range leases {
-		holders = append(holders, begin(faulty, "a", i, jobs[i].job))
-	}
-	for i := range leases {
-		await(t, "the first holds", holders[i].IsHolder)
-		standbys = append(standbys, begin(second, "b", i, jobs[i].job))
-	}
-	for i := range leases {
-		await(t, "the second waits", func() bool { return standbys[i].Status().Holder != "" })
-	}
-	cut.Store(true)
-	for i := range leases {
-		await(t, "the second holds", standbys[i].IsHolder)
-		require.EqualValues(t, 1, jobs[i].most.Load(), "jobs at once of lease %d", i)
-	}
+	storelife.CutOff(t, open(t, url), open(t, url), 4*time.Second)
 }
 
-// A writer that was stopped between its check and its write is the danger of every lease. Each
-// race gives it a fenced write that is under way while the next term begins.
 func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
 	url := start(t).client
-	forceRaces(t, 4, 250, func(int) *etcdtenure.Store { return open(t, url) })
-}
-
-// forceRaces makes races for some leases at once, on stores that open makes.
-func forceRaces(t *testing.T, leases, races int, open func(i int) *etcdtenure.Store) {
-	var accepted, refused atomic.Int32
-	var all sync.WaitGroup
-	for lease := range leases {
-		first, second := open(2*lease), open(2*lease+1)
-		all.Go(func() {
-			var late time.Duration // the takeover's, adapted so that each side wins about as often
-			for range races {
-				ok, took := race(t, first, second, fmt.Sprint("lease-", lease), late)
-				if ok {
-					accepted.Add(1)
-					late -= took / 4
-				} else {
-					refused.Add(1)
-					late += took / 4
-				}
-			}
-		})
-	}
-	all.Wait()
-	t.Logf("%d fenced writes came before the takeover, %d were refused after it", accepted.Load(), refused.Load())
-	require.EqualValues(t, leases*races, accepted.Load()+refused.Load())
-	require.Greater(t, min(accepted.Load(), refused.Load()), int32(leases*races/20))
-}
-
-// race reports whether the fenced write came first, and how long a write takes.
-func race(t *testing.T, first, second *etcdtenure.Store, id string, late time.Duration) (ok bool, took time.Duration) {
-	ctx := t.Context()
-	lease := newLease(t, first, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}})
-	term, err := lease.TryAcquire(ctx)
-	require.NoError(t, err)
-	fenced, err := first.Fence(term)
-	require.NoError(t, err)
-	key := tenure.Key{Type: "widget", ID: id}
-	sent := time.Now()
-	before, err := first.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("before")}, tenure.Unconditional())
-	require.NoError(t, err)
-	took = time.Since(sent)
-	record, err := second.Get(ctx, lease.Key())
-	require.NoError(t, err)
-	record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
-
-	began := make(chan struct{})
-	sent = time.Now()
-	wait := func(d time.Duration) {
-		for time.Since(sent) < d { // a timer is too slow
-			runtime.Gosched()
-		}
-	}
-	go func() {
-		defer close(began)
-		wait(late)
-		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
-	}()
-	wait(-late)
-	landed, stale := fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())
-	<-began
-	require.NoError(t, err)
-	is, err := second.Get(ctx, key)
-	require.NoError(t, err)
-	if stale == nil {
-		require.Less(t, landed.Version, record.Version, "a fenced write that came after the takeover")
-		require.Equal(t, landed.Version, is.Version)
-	} else {
-		require.ErrorIs(t, stale, tenure.ErrLost)
-		require.Equal(t, before.Version, is.Version)
-		var lost *tenure.LostError
-		require.ErrorAs(t, stale, &lost)
-		require.Equal(t, "b", lost.To.Holder)
-	}
-	require.NoError(t, second.DeleteIf(ctx, record.Key, record.Version))
-	return stale == nil, took
+	storelife.ForceRaces(t, 4, 250, func(int) *etcdtenure.Store { return open(t, url) })
 }

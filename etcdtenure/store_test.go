@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -37,6 +36,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -50,85 +50,12 @@ func TestTheStoreKeepsTheContract(t *testing.T) {
 }
 
 func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
-	store := open(t, start(t).client)
-	ctx := t.Context()
-	a, b := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.Object{Key: tenure.Key{Type: "widget", ID: "b"}}
-	put := func(obj tenure.Object, name string) (tenure.Object, error) {
-		obj.Name = name
-		return store.PutIf(ctx, obj, tenure.Unconditional())
-	}
-	remove := func(obj tenure.Object) {
-		t.Helper()
-		is, err := store.Get(ctx, obj.Key)
-		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(ctx, obj.Key, is.Version))
-	}
-	wantTaken := func(obj tenure.Object, name string) {
-		t.Helper()
-		_, err := put(obj, name)
-		require.ErrorIs(t, err, tenure.ErrTaken)
-	}
-	want := func(obj tenure.Object, name string) {
-		t.Helper()
-		is, err := put(obj, name)
-		require.NoError(t, err)
-		require.Equal(t, name, is.Name)
-	}
-	for range 3 {
-		want(a, "x")
-		remove(a)
-		want(a, "x")
-		wantTaken(b, "x")
-		remove(a)
-		want(b, "x")
-		wantTaken(a, "x") // although it had that name in its last life
-		want(a, "y")
-		want(b, "z")
-		want(a, "x")
-		wantTaken(b, "x")
-		remove(a)
-		remove(b)
-		want(b, "x")
-		wantTaken(a, "x")
-		remove(b)
-	}
+	storelife.NamesMove(t, open(t, start(t).client))
 }
 
 func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
 	url := start(t).client
-	const writers, rounds = 4, 40
-	var stores []*etcdtenure.Store
-	for range writers { // each knows of the others' writes only by the server
-		stores = append(stores, open(t, url))
-	}
-	ctx := t.Context()
-	written := 0
-	for round := range rounds {
-		var all sync.WaitGroup
-		for _, store := range stores {
-			all.Go(func() {
-				for range 3 {
-					key := tenure.Key{Type: "widget", ID: fmt.Sprint(rand.N(3))}
-					if rand.N(2) == 0 {
-						if is, err := store.Get(ctx, key); err == nil {
-							_ = store.DeleteIf(ctx, key, is.Version)
-						}
-						continue
-					}
-					_, _ = store.PutIf(ctx, tenure.Object{Key: key, Name: fmt.Sprint("name", rand.N(2))}, tenure.Unconditional())
-				}
-			})
-		}
-		all.Wait()
-		owner := make(map[string]tenure.Key)
-		for obj, err := range tenure.List(ctx, stores[0], "widget") {
-			require.NoError(t, err)
-			require.NotContains(t, owner, obj.Name, "round %d: %s", round, obj.Key)
-			owner[obj.Name] = obj.Key
-			written++
-		}
-	}
-	require.Greater(t, written, rounds/4)
+	storelife.NamesAreGivenOnce(t, func() *etcdtenure.Store { return open(t, url) })
 }
 
 func TestAKeyOfAnyLengthIsListed(t *testing.T) {
@@ -197,7 +124,7 @@ func TestAValueOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Put(t.Context(), "tenure/o/reconciler_lease/", "nobody's")
 	require.NoError(t, err)
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
 	require.ErrorContains(t, err, "unknown")
@@ -278,7 +205,7 @@ func TestAURLNamesServersAndThePrefix(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	url := "etcd://127.0.0.1:1," + strings.TrimPrefix(s.client, "http://") + "/a/b"
-	store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+	store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
 	require.NoError(t, err)
 	require.NoError(t, store.Migrate(t.Context()))
 	is, err := connect(t, s.client).Get(t.Context(), "a/b/epoch")
@@ -365,7 +292,7 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 	t.Parallel()
 	for version, ok := range map[string]bool{"3.4.36": false, "3.5.2": false, "3.5.3": true, "3.7.3": true, "4.0.0-rc.1": true} {
 		f := &fake{version: version}
-		store, err := etcdtenure.New(connect(t, f.start(t)), etcdtenure.Config{Logger: quiet})
+		store, err := etcdtenure.New(connect(t, f.start(t)), etcdtenure.Config{Logger: storelife.Quiet})
 		require.NoError(t, err)
 		defer store.Close()
 		if err = store.Migrate(t.Context()); ok {
@@ -478,7 +405,7 @@ func TestAServerThatIsDownIsTriedAgainSoonAndTheErrorSaysWhy(t *testing.T) {
 		}
 	}()
 	defer l.Close()
-	store, err := etcdtenure.Open(t.Context(), "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+	store, err := etcdtenure.Open(t.Context(), "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
 	require.NoError(t, err)
 	defer store.Close()
 	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); {
@@ -510,10 +437,10 @@ func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
 	plain, client := connect(t, url), connect(t, url)
 	client.KV, client.Watcher = namespace.NewKV(client.KV, "ns/"), namespace.NewWatcher(client.Watcher, "ns/")
 	store := openOn(t, client, etcdtenure.Config{})
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key()).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	awaitChange(t, watch, term.Token())
@@ -535,7 +462,7 @@ func TestATransactionOfTheCallersIsFenced(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
 	client, store := connect(t, url), open(t, url)
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
 	_, err := store.FenceConditions(t.Context(), nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	term, err := lease.TryAcquire(t.Context())
@@ -589,7 +516,7 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 
 	endpoint := "etcd://" + strings.TrimPrefix(url, "http://")
 	openAs := func(user, password string) (*etcdtenure.Store, error) {
-		store, err := etcdtenure.Open(ctx, endpoint, clientv3.Config{Username: user, Password: password, Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+		store, err := etcdtenure.Open(ctx, endpoint, clientv3.Config{Username: user, Password: password, Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
 		if err == nil {
 			t.Cleanup(func() { _ = store.Close() })
 			err = store.Migrate(ctx)
@@ -603,9 +530,9 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	}
 	store, err := openAs("app", "secret")
 	require.NoError(t, err)
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key())
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(ctx)
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
@@ -654,14 +581,14 @@ func TestAServerWithTLSAsksForTheClientsCertificate(t *testing.T) {
 	s.begin(t)
 	url := "etcds://" + strings.TrimPrefix(s.client, "https://")
 	migrate := func(config *tls.Config) error {
-		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: quiet})
+		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
 		require.NoError(t, err)
 		defer store.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		return store.Migrate(ctx)
 	}
-	await(t, "the server accepts the certificate", func() bool { return migrate(config) == nil })
+	storelife.Await(t, "the server accepts the certificate", func() bool { return migrate(config) == nil })
 	require.Error(t, migrate(&tls.Config{RootCAs: config.RootCAs}))
 	require.Error(t, migrate(nil))
 }

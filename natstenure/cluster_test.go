@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
 
 // proxy is what the connections between two servers go through, so that they can be cut.
@@ -118,7 +120,7 @@ func startCluster(t testing.TB) *cluster {
 		t.Cleanup(s.kill)
 	}
 	js := connect(t, c.servers[0].url)
-	await(t, "the cluster can replicate", func() bool {
+	storelife.Await(t, "the cluster can replicate", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
@@ -178,14 +180,14 @@ func (c *cluster) leads(t testing.TB) *child {
 // leader returns the server that leads the stream once there is one.
 func (c *cluster) leader(t testing.TB) (leader *child) {
 	t.Helper()
-	await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
+	storelife.Await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
 	return leader
 }
 
 // awaitWhole waits until both other servers follow the stream's leader.
 func (c *cluster) awaitWhole(t testing.TB) {
 	t.Helper()
-	await(t, "all servers follow", func() bool {
+	storelife.Await(t, "all servers follow", func() bool {
 		leads := c.leads(t)
 		if leads == nil {
 			return false

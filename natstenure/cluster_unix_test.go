@@ -5,7 +5,6 @@ package natstenure_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -36,11 +36,16 @@ func TestAReplicatedStore(t *testing.T) {
 		js := connect(t, cluster.servers[0].url)
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
 	})
-	t.Run("lets writers wait for one another", func(t *testing.T) { writersOfOneObject(t, cluster, next()) })
+	// Of two writes of one object that are under way to its replicas at once, the server refuses
+	// one before it knows whether the other will succeed.
+	t.Run("loses no update of an object", func(t *testing.T) {
+		cfg := next()
+		storelife.UpdatesOfOneObject(t, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
+	})
 	t.Run("believes no refusal of a server that leads no longer", func(t *testing.T) { deposed(t, cluster, next()) })
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
-		forceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
+		storelife.ForceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
 }
 
@@ -48,7 +53,7 @@ func TestAReplicatedStore(t *testing.T) {
 // what the present leader stores: it is faster than that, which has to ask the other servers.
 func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	store := openOn(t, connect(t, cluster.servers[0].url), cfg)
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
@@ -85,45 +90,12 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	require.GreaterOrEqual(t, given.Load(), int32(30))
 }
 
-// Of two writes of one object that are under way to its replicas at once, the server refuses
-// one before it knows whether the other will succeed.
-func writersOfOneObject(t *testing.T, cluster *cluster, cfg natstenure.Config) {
-	key := tenure.Key{Type: "widget", ID: "a"}
-	const writers, writes = 8, 25
-	var all sync.WaitGroup
-	var stores []*natstenure.Store
-	for i := range writers {
-		stores = append(stores, openOn(t, connect(t, cluster.servers[i%3].url), cfg))
-	}
-	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
-	require.NoError(t, err)
-	for _, store := range stores {
-		all.Go(func() {
-			for range writes {
-				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
-					var n int
-					fmt.Sscan(string(obj.Payload), &n)
-					obj.Payload = fmt.Append(nil, n+1)
-					return obj, nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	obj, err := stores[0].Get(t.Context(), key)
-	require.NoError(t, err)
-	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
-}
-
 // The server that leads the stream stops for a while, with the connection of the holder and
 // its writes, and goes on when another leads and another replica holds.
 func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
-	var jobs ledger
+	var jobs storelife.Jobs
 	const ttl = 2 * time.Second
 	openReplicated(t, cluster.servers[0].url)
 	paused := cluster.leader(t)
@@ -132,14 +104,14 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	defer stays.Close()
 	js, err := jetstream.New(stays)
 	require.NoError(t, err)
-	a := run(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
-	await(t, "a holds", a.IsHolder)
-	b := run(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
-	await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	a := storelife.Start(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
+	storelife.Await(t, "a holds", a.IsHolder)
+	b := storelife.Start(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
+	storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
-	before, err := b.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+	before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
 	require.NoError(t, err)
-	fence := a.fence(t)
+	fence := a.Fence(t)
 
 	signal(t, paused, syscall.SIGSTOP)
 	stale := make(chan error, 1)
@@ -149,16 +121,16 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 		_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
 		stale <- err
 	}()
-	await(t, "b holds", b.IsHolder)
+	storelife.Await(t, "b holds", b.IsHolder)
 	require.False(t, a.IsHolder())
 	signal(t, paused, syscall.SIGCONT)
 	require.Error(t, <-stale)
-	await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
+	storelife.Await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
 	var is tenure.Object
-	await(t, "the servers answer", func() bool { is, err = b.store.Get(t.Context(), key); return err == nil })
+	storelife.Await(t, "the servers answer", func() bool { is, err = b.Store.Get(t.Context(), key); return err == nil })
 	require.Equal(t, before.Version, is.Version)
 	require.Greater(t, b.Status().Token, term)
-	require.EqualValues(t, 1, jobs.most.Load())
+	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
 func signal(t *testing.T, c *child, s syscall.Signal) {

@@ -3,7 +3,6 @@ package natstenure_test
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"net/url"
 	"os"
 	"os/exec"
@@ -16,11 +15,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
 )
-
-var quiet = slog.New(slog.DiscardHandler)
 
 // serverDir is set in a child process that is a server, to the directory of its data.
 const serverDir = "NATSTENURE_TEST_SERVER"
@@ -103,7 +100,7 @@ func tempDirIn(t testing.TB, where string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(where, "natstenure")
 	require.NoError(t, err)
-	t.Cleanup(func() { await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
+	t.Cleanup(func() { storelife.Await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
 	return dir
 }
 
@@ -168,25 +165,10 @@ func open(t testing.TB, url string) *natstenure.Store {
 
 func openOn(t testing.TB, js jetstream.JetStream, cfg natstenure.Config) *natstenure.Store {
 	t.Helper()
-	cfg.SyncAlways, cfg.Logger = true, quiet
+	cfg.SyncAlways, cfg.Logger = true, storelife.Quiet
 	store, err := natstenure.New(js, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	require.NoError(t, store.Migrate(t.Context()))
 	return store
-}
-
-func newLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.Lease {
-	t.Helper()
-	cfg.Logger = quiet
-	lease, err := tenure.NewLease(store, cfg)
-	require.NoError(t, err)
-	return lease
-}
-
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "waited until %s", what)
-	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/register"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
 
 var faultRounds = flag.Int("faults", 1, "how often each fault happens to a cluster whose histories are judged")
@@ -104,7 +105,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 			}
 			more := func() {
 				before := log.Changes()
-				await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
+				storelife.Await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
 			}
 			more()
 			for range *faultRounds {

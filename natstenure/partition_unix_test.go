@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
 
 var partitions = flag.Int("partitions", 1, "how often the holders of 10 leases are cut off with the leader of the stream")
@@ -43,11 +44,11 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 	var replicas sync.WaitGroup
 	defer replicas.Wait()
 	defer cancel()
-	var jobs [leases]ledger
+	var jobs [leases]storelife.Jobs
 	begin := func(store tenure.Store, holder string, i int) *tenure.Coordinator {
 		key := tenure.Key{Type: "lease", ID: fmt.Sprint(round, "-", i)}
-		coordinator, err := tenure.NewCoordinator(newLease(t, store, tenure.LeaseConfig{Key: key, Holder: holder, TTL: ttl}),
-			tenure.CoordinatorConfig{Reconcile: jobs[i].job, Logger: quiet})
+		coordinator, err := tenure.NewCoordinator(storelife.NewLease(t, store, tenure.LeaseConfig{Key: key, Holder: holder, TTL: ttl}),
+			tenure.CoordinatorConfig{Reconcile: jobs[i].Run, Logger: storelife.Quiet})
 		require.NoError(t, err)
 		replicas.Go(func() { _ = coordinator.Run(ctx) })
 		return coordinator
@@ -59,8 +60,8 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		holders = append(holders, begin(first, "a", i))
 	}
 	for i := range leases {
-		await(t, "the first's job runs", func() bool { return jobs[i].term.Load() != nil })
-		terms = append(terms, jobs[i].term.Load())
+		storelife.Await(t, "the first's job runs", func() bool { return jobs[i].Term.Load() != nil })
+		terms = append(terms, jobs[i].Term.Load())
 		standbys = append(standbys, begin(second, "b", i))
 		obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: terms[i].Key().ID}, Payload: []byte("before")}
 		obj, err := second.PutIf(t.Context(), obj, tenure.MustCreate())
@@ -68,7 +69,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		written = append(written, obj)
 	}
 	for i := range leases {
-		await(t, "the second waits", func() bool { return standbys[i].Status().Holder == "a" })
+		storelife.Await(t, "the second waits", func() bool { return standbys[i].Status().Holder == "a" })
 	}
 
 	c.isolate(leads)
@@ -85,16 +86,16 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		})
 	}
 	for i := range leases {
-		await(t, "the second's job runs", func() bool { return standbys[i].IsHolder() && jobs[i].term.Load() != terms[i] })
+		storelife.Await(t, "the second's job runs", func() bool { return standbys[i].IsHolder() && jobs[i].Term.Load() != terms[i] })
 		require.False(t, holders[i].IsHolder())
-		require.Greater(t, jobs[i].term.Load().Token(), terms[i].Token())
+		require.Greater(t, jobs[i].Term.Load().Token(), terms[i].Token())
 	}
 	c.heal()
 	stale.Wait()
 	for i := range leases {
 		fenced, err := first.Fence(terms[i])
 		require.NoError(t, err)
-		await(t, "a late write of the old term is refused", func() bool {
+		storelife.Await(t, "a late write of the old term is refused", func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err = fenced.PutIf(ctx, written[i], tenure.Unconditional())
@@ -104,7 +105,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		is, err := second.Get(t.Context(), written[i].Key)
 		require.NoError(t, err)
 		require.Equal(t, written[i].Version, is.Version)
-		if jobs[i].most.Load() > 1 {
+		if jobs[i].Most.Load() > 1 {
 			overlaps++
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -34,85 +34,12 @@ func TestTheStoreKeepsTheContract(t *testing.T) {
 }
 
 func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
-	store := open(t, start(t).ClientURL())
-	ctx := t.Context()
-	a, b := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.Object{Key: tenure.Key{Type: "widget", ID: "b"}}
-	put := func(obj tenure.Object, name string) (tenure.Object, error) {
-		obj.Name = name
-		return store.PutIf(ctx, obj, tenure.Unconditional())
-	}
-	remove := func(obj tenure.Object) {
-		t.Helper()
-		is, err := store.Get(ctx, obj.Key)
-		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(ctx, obj.Key, is.Version))
-	}
-	wantTaken := func(obj tenure.Object, name string) {
-		t.Helper()
-		_, err := put(obj, name)
-		require.ErrorIs(t, err, tenure.ErrTaken)
-	}
-	want := func(obj tenure.Object, name string) {
-		t.Helper()
-		is, err := put(obj, name)
-		require.NoError(t, err)
-		require.Equal(t, name, is.Name)
-	}
-	for range 3 {
-		want(a, "x")
-		remove(a)
-		want(a, "x") // again, by one message
-		wantTaken(b, "x")
-		remove(a)
-		want(b, "x")
-		wantTaken(a, "x") // although it had that name in its last life
-		want(a, "y")
-		want(b, "z")
-		want(a, "x")
-		wantTaken(b, "x")
-		remove(a)
-		remove(b)
-		want(b, "x")
-		wantTaken(a, "x")
-		remove(b)
-	}
+	storelife.NamesMove(t, open(t, start(t).ClientURL()))
 }
 
 func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
 	url := start(t).ClientURL()
-	const writers, rounds = 4, 40
-	var stores []*natstenure.Store
-	for range writers { // each knows of the others' writes only by the server
-		stores = append(stores, open(t, url))
-	}
-	ctx := t.Context()
-	written := 0
-	for round := range rounds {
-		var all sync.WaitGroup
-		for _, store := range stores {
-			all.Go(func() {
-				for range 3 {
-					key := tenure.Key{Type: "widget", ID: fmt.Sprint(rand.N(3))}
-					if rand.N(2) == 0 {
-						if is, err := store.Get(ctx, key); err == nil {
-							_ = store.DeleteIf(ctx, key, is.Version)
-						}
-						continue
-					}
-					_, _ = store.PutIf(ctx, tenure.Object{Key: key, Name: fmt.Sprint("name", rand.N(2))}, tenure.Unconditional())
-				}
-			})
-		}
-		all.Wait()
-		owner := make(map[string]tenure.Key)
-		for obj, err := range tenure.List(ctx, stores[0], "widget") {
-			require.NoError(t, err)
-			require.NotContains(t, owner, obj.Name, "round %d: %s", round, obj.Key)
-			owner[obj.Name] = obj.Key
-			written++
-		}
-	}
-	require.Greater(t, written, rounds/4)
+	storelife.NamesAreGivenOnce(t, func() *natstenure.Store { return open(t, url) })
 }
 
 func TestAKeyOfAnyLengthIsListed(t *testing.T) {
@@ -138,7 +65,7 @@ func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 	js, store := connect(t, url), open(t, url)
 	_, err := js.Publish(t.Context(), "TENURE.o.reconciler_lease.singleton.t", []byte("held by me"))
 	require.NoError(t, err)
-	lease := newLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
 	require.ErrorContains(t, err, "unknown")
@@ -202,7 +129,7 @@ func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 			spoil(&cfg)
 			_, err := js.CreateStream(t.Context(), cfg)
 			require.NoError(t, err)
-			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: quiet})
+			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: storelife.Quiet})
 			require.NoError(t, err)
 			defer store.Close()
 			err = store.Migrate(t.Context())
@@ -248,7 +175,7 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 				}
 			}
 		}()
-		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: quiet})
+		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: storelife.Quiet})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -318,9 +245,9 @@ func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *t
 	js := connect(t, s.ClientURL(), nats.UserInfo("app", "secret"), nats.CustomInboxPrefix("_MINE"),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Log(err); denied.Add(1) }))
 	store := openOn(t, js, natstenure.Config{})
-	lease := newLease(t, store, tenure.LeaseConfig{})
+	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key())
-	await(t, "the watch is live", watch.Live)
+	storelife.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)

@@ -131,8 +131,10 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		begun.id = foreignID(h.who, obj.Version)
 	}
 	j.w.line.Say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
-	if j.terms[begun.id] != nil {
-		j.violated("tokens", "%s's term %d has come back", h.who, j.terms[begun.id].token)
+	// A restore may undo an offer, and bring back the record for which it was made. Then it is
+	// made again.
+	if known := j.terms[begun.id]; known != nil && !(begun.offer && known.offer && known.excuse == "restored") {
+		j.violated("tokens", "%s's term %d has come back", h.who, known.token)
 	}
 	switch {
 	case old == nil:
