@@ -170,7 +170,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		virtual.Count(&j.tally.ends, "deadline")
 		// A call that was hanging when the last fault ended takes at most another TTL/6,
 		// and the next one follows within another.
-		if good > l.ttl()*2/5 && t.excuse != "restored" {
+		if good > l.ttl()*2/5 && !t.restored {
 			j.violated("stability", "%s's term %d was not renewed, although nothing had been wrong for %v", t.who, t.token, good)
 		}
 	default:

@@ -77,6 +77,7 @@ type term struct {
 	cutOff   bool        // whether its predecessor was fenced
 	running  int         // how many of the job's funcs are running
 	told     time.Time   // when the job was told to return; zero if it was not
+	restored bool        // the table has been restored since it began
 	excuse   string      // why an overlap with a later term would be excused
 	copied   bool        // a copy of its process has renewed it
 	copiedAt time.Time   // when that first happened since its holder is well
@@ -133,7 +134,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	j.w.line.Say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	// A restore may undo an offer, and bring back the record for which it was made. Then it is
 	// made again.
-	if known := j.terms[begun.id]; known != nil && !(begun.offer && known.offer && known.excuse == "restored") {
+	if known := j.terms[begun.id]; known != nil && !(begun.offer && known.offer && known.restored) {
 		j.violated("tokens", "%s's term %d has come back", h.who, known.token)
 	}
 	switch {
@@ -179,7 +180,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 		old.excuse = "clock"
 	}
 	virtual.Count(&j.judged, "takeovers")
-	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet && old.excuse != "restored" { // its age counts from before the restore
+	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet && !old.restored { // its age counts from before the restore
 		j.violated("handover", "%s takes what is offered to %s for %v more", begun.who, old.to, early)
 	}
 	if old.alive() && old.valid != nil && old.valid() {

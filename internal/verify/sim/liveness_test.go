@@ -78,7 +78,7 @@ func (j *judge) somebodyHolds() {
 		if j.writtenAt.Sub(since) < l.slack() {
 			bound += l.slack()
 		}
-		if t := j.standing; t != nil && (!t.rules || t.life == nil && t.excuse == "restored") {
+		if t := j.standing; t != nil && (!t.rules || t.life == nil && t.restored) {
 			bound += l.ttl() // it does not expect such a record, and has to observe it from its next read on
 		}
 		if j.w.clockJumps { // the standby goes by what it has observed since its next read
@@ -96,7 +96,7 @@ func (j *judge) somebodyHolds() {
 		}
 		// The record may be its own orphan: it does not know that the record landed, or
 		// could not delete it. It recognizes the record as its own for a TTL.
-		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer && !t.copied && t.excuse != "restored" {
+		if t := j.standing; t != nil && t.life == l && t == l.newest && !t.late && !t.offer && !t.copied && !t.restored {
 			own := l.ttl()/3 + l.ttl()/20
 			if now.Sub(from) > own && from.Add(own).Sub(j.writtenAt) < l.ttl() {
 				j.violated("stability", "%s's own record of term %d is current, but it has not reclaimed it for %v", r.name, t.token, now.Sub(from))

@@ -69,6 +69,7 @@ func (j *judge) restored(to backup) {
 	j.witnessed = max(j.witnessed, j.newest)
 	j.restoredAt = time.Now()
 	for _, t := range j.terms {
+		t.restored = true
 		if t.excuse == "" {
 			t.excuse = "restored"
 		}
