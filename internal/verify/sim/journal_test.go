@@ -188,8 +188,10 @@ func (j *journal) flood(d time.Duration) {
 func (j *journal) restore(backup tenure.Object) {
 	mem := storetest.NewMem()
 	if backup.Version != 0 {
-		mem.Now = func() time.Time { return time.UnixMicro(backup.Version) }
-		if _, err := mem.PutIf(context.Background(), backup, tenure.MustCreate()); err != nil {
+		at := time.UnixMicro(backup.Version)
+		mem.Now = func() time.Time { return at }
+		var err error
+		if backup, err = mem.PutIf(context.Background(), backup, tenure.MustCreate()); err != nil {
 			panic(err)
 		}
 	}

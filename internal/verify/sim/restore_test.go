@@ -87,12 +87,13 @@ func (j *judge) refuses(l *life) bool {
 
 // copied is called when a copy of a term's process renews the record. The holder
 // notices at its next renewal, unless an earlier renewal of its own was not answered:
-// then it may take the copy's for that one, once.
+// then it may take the copy's for that one, once. After a restore the version of a copy's renewal
+// may be below its own, as if the database had lost its last renewals.
 func (j *judge) copied(t *term) {
 	t.copied, j.workedAt = true, time.Now()
 	j.w.line.Say("copy", "renewal of %d lands", t.token)
 	virtual.Count(&j.judged, "renewals by a copy")
-	if t.life == nil || !t.told.IsZero() || time.Since(t.life.goodSince()) < t.life.ttl()/2 {
+	if t.life == nil || !t.told.IsZero() || t.restored || time.Since(t.life.goodSince()) < t.life.ttl()/2 {
 		t.copiedAt = time.Time{} // a renewal of its own may be unanswered, or it may renew no longer
 		return
 	}
