@@ -54,6 +54,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		{"etcd", tenure.Observed, 8, 0, false, false, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
 	}
 	var results []*result
+	var broken []error
 	for i, kind := range phases {
 		p := &phase{
 			name:   kind.name,
@@ -68,21 +69,23 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			log:    func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
 		}
 		r, err := runPhase(ctx, p, kind.open, duration*time.Duration(kind.share)/100)
-		if err != nil {
-			return err
+		if err != nil { // it hides nothing of what the other phases have found
+			broken = append(broken, fmt.Errorf("%s: %w", kind.name, err))
 		}
 		if r != nil {
 			results = append(results, r)
 		}
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	if len(results) == 0 {
+	if len(results) == 0 && len(broken) == 0 {
 		return fmt.Errorf("no fault of any phase matches %q, as in -run 'postgres, claims: network'", only)
 	}
 	fmt.Fprintln(out)
 	if err := writeReport(out, results); err != nil {
 		return err
 	}
-	var broken []error
 	for _, r := range results {
 		for _, v := range r.violations {
 			broken = append(broken, errors.New(v))
