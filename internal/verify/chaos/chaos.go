@@ -36,22 +36,21 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		name   string
 		expiry tenure.ExpiryPolicy
 		share  int // of the duration
+		task   task
 		keys   int
-		shards bool
-		rows   bool
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 13, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", tenure.Observed, 8, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", tenure.StoreClock, 8, 0, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", tenure.StoreClock, 8, 0, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", tenure.StoreClock, 13, 100_000, false, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, claims", tenure.StoreClock, 8, 3000, false, false, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, shards", tenure.StoreClock, 8, 0, true, false, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, rows", tenure.StoreClock, 8, 0, false, true, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, rows", tenure.StoreClock, 8, 0, false, true, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"nats", tenure.Observed, 10, 0, false, false, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
-		{"etcd", tenure.Observed, 8, 0, false, false, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
+		{"postgres", tenure.StoreClock, 13, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", tenure.StoreClock, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"sqlite", tenure.StoreClock, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, claims", tenure.StoreClock, 13, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, claims", tenure.StoreClock, 8, claimKeys, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, shards", tenure.StoreClock, 8, shareShards, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, rows", tenure.StoreClock, 8, workOnRows, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, rows", tenure.StoreClock, 8, workOnRows, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"nats", tenure.Observed, 10, useObjects, 0, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
+		{"etcd", tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
 	}
 	var results []*result
 	var broken []error
@@ -60,9 +59,8 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			name:   kind.name,
 			dir:    filepath.Join(dir, fmt.Sprint(i)),
 			ttl:    ttl,
+			task:   kind.task,
 			keys:   kind.keys,
-			rows:   kind.rows,
-			shards: kind.shards,
 			expiry: kind.expiry,
 			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
 			only:   only,

@@ -42,7 +42,7 @@ func (r *result) checkClaims(p *phase, a *audit) {
 				}
 			}
 		}
-		if p.shards {
+		if p.task == shareShards {
 			r.checkFuncs(p, key, runs)
 		}
 		r.checkClaimRecoveries(p, key, runs)
@@ -153,7 +153,7 @@ const unclaimedSQL = `
 // awaitClaimed waits until nearly all keys have an owner: the replicas release some again and again.
 func (p *phase) awaitClaimed(ctx context.Context, db database) error {
 	began := time.Now()
-	for p.keys > 0 {
+	for p.task == claimKeys {
 		free, gone, err := db.unclaimed(ctx)
 		if err != nil {
 			return err
@@ -186,7 +186,7 @@ func (p *phase) awaitEven(ctx context.Context) error {
 	even := await(ctx, 20*p.ttl, func() (bool, <-chan struct{}) {
 		var changed <-chan struct{}
 		spread, changed = p.record.spread()
-		return !p.shards || len(spread) == replicas && spread[0] == actors/replicas && spread[replicas-1] == actors/replicas, changed
+		return p.task != shareShards || len(spread) == replicas && spread[0] == actors/replicas && spread[replicas-1] == actors/replicas, changed
 	})
 	if !even && ctx.Err() == nil {
 		p.left = fmt.Sprintf("long after the last fault the %d shards were spread over %d replicas as %v", actors, replicas, spread)

@@ -142,7 +142,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 
 // awaitDone waits until all rows that there are are done.
 func (p *phase) awaitDone(ctx context.Context, db database) error {
-	if !p.rows {
+	if p.task != workOnRows {
 		return nil
 	}
 	newest, err := db.ids(ctx, `SELECT CAST(max(id) AS text) FROM work HAVING max(id) IS NOT NULL`)

@@ -204,7 +204,7 @@ func TestTwoFuncsOfAShardAreFound(t *testing.T) {
 		"the process of the first paused": {[]event{begins("a", "x", 1*s), ends("a", "x", 1*s, 2*s, 5*s), begins("b", "y", 4*s)}, []span{stop}, []*fault{{kind: paused, target: "a", from: 2 * s, to: 5 * s}}, 0},
 	} {
 		r := &result{overlaps: map[string]int{}, longest: map[string]time.Duration{}}
-		p := &phase{ttl: 1500 * time.Millisecond, shards: true, record: newRecord()}
+		p := &phase{ttl: 1500 * time.Millisecond, task: shareShards, record: newRecord()}
 		for _, e := range test.events {
 			p.record.add(e)
 		}

@@ -22,9 +22,8 @@ type phase struct {
 	name   string
 	dir    string
 	ttl    time.Duration
-	keys   int  // number of keys that the replicas claim; if it is 0 they do everything else
-	rows   bool // the replicas work on rows, and do nothing else
-	shards bool // the replicas share the few keys that have a func
+	task   task
+	keys   int // how many keys there are to claim
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
 	only   *regexp.Regexp // matches the faults to inject
@@ -90,7 +89,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	defer func() { err = errors.Join(err, p.end()) }()
 	started := time.Now()
 	for i := range replicas {
-		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Keys: p.keys, Shards: p.shards, Rows: p.rows}
+		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Task: p.task, Keys: p.keys}
 		cfg, proxy, err := db.replica(i, cfg)
 		if err != nil {
 			return err
@@ -104,7 +103,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	if !p.awaitHolder(ctx, time.Minute) {
 		return fmt.Errorf("%s: nobody took the lease at the start\n%s", p.name, p.processes[0].logTail())
 	}
-	if p.shards {
+	if p.task == shareShards {
 		p.awaitFuncs(ctx, time.Minute)
 	}
 	p.began = time.Since(started)
@@ -189,13 +188,13 @@ func (p *phase) episode(ctx context.Context, db database) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", faults[0].kind, err)
 	}
-	if p.rows {
+	if p.task == workOnRows {
 		if err := p.awaitEnded(ctx, db, faults); err != nil {
 			return err
 		}
 	}
 	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
-	if p.keys > 0 || p.shards {
+	if p.task == claimKeys || p.task == shareShards {
 		p.awaitFuncs(ctx, 6*p.ttl)
 	}
 	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))

@@ -38,10 +38,19 @@ type replicaConfig struct {
 	Pace      time.Duration // approximate time from one operation to the next
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
-	Keys      int           // number of keys that the replicas claim; if it is 0 they do everything else
-	Rows      bool          // the replicas work on rows, and do nothing else
-	Shards    bool          // the replicas share the few keys that have a func, and claim no others
+	Task      task
+	Keys      int // how many keys there are to claim
 }
+
+// task is what a replica does beside the job of the lease.
+type task string
+
+const (
+	useObjects  task = "" // and other leases
+	claimKeys   task = "claims"
+	shareShards task = "shards" // the few keys that have a func, and claim no others
+	workOnRows  task = "rows"
+)
 
 // replica is a process that faults are injected into.
 type replica struct {
@@ -154,15 +163,15 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		return err
 	}
 	wg.Go(func() { r.obey(ctx, coordinator, orders) })
-	switch {
-	case cfg.Shards:
-		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
-	case cfg.Keys > 0:
-		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
-	case cfg.Rows:
-		wg.Go(func() { slog.Debug("work on rows has ended", "error", r.workOnRows(ctx)) })
-	default:
+	switch cfg.Task {
+	case useObjects:
 		r.do(ctx, &wg)
+	case claimKeys:
+		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
+	case shareShards:
+		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
+	case workOnRows:
+		wg.Go(func() { slog.Debug("work on rows has ended", "error", r.workOnRows(ctx)) })
 	}
 	err = coordinator.Run(ctx)
 	cancel()
