@@ -186,10 +186,10 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 	}
 }
 
-// checkSetUp looks for replicas that were told that the database is not set up. Losing
-// the tombstones is the only fault that may cause this, and only for a moment: a replica
-// must notice that they are gone and do everything without them. That may take longer
-// only if the network fails at the same time.
+// checkSetUp looks for replicas that were told that the store is not set up. That of NATS says so
+// while its stream or its disk is full. In a database losing the tombstones is the only fault that
+// may cause this, and only for a moment: a replica must notice that they are gone and do everything
+// without them. That may take longer only if the network fails at the same time.
 func (r *result) checkSetUp(p *phase, a *audit) {
 	if !a.fit {
 		return
@@ -200,7 +200,7 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 	}
 	first := map[of]time.Duration{}
 	for _, e := range p.record.sorted() {
-		if e.Kind != setUpError {
+		if e.Kind != setUpError || p.streamWasFull(e.At) {
 			continue
 		}
 		var latest *fault
@@ -222,6 +222,14 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 			first[of{e.Replica, latest}] = forever // one violation is enough
 		}
 	}
+}
+
+// streamWasFull reports whether a stream was full at that time, or its answers may still have been
+// on their way.
+func (p *phase) streamWasFull(at time.Duration) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return (f.kind == streamFull || f.kind == streamDiskFull) && f.from <= at && at <= f.to+p.ttl
+	})
 }
 
 func (a *audit) promised(at time.Duration) bool { return a.until == 0 || int64(at) < a.until }

@@ -142,6 +142,8 @@ func TestALastingSetUpErrorIsFound(t *testing.T) {
 		"repeatedly":                  {[]event{told("a", 6*s), told("a", 8*s), told("a", 9*s)}, []*fault{dropped}, 1},
 		"once per fault":              {[]event{told("a", 6*s), told("a", 16*s)}, []*fault{dropped, again}, 0},
 		"with a slow network":         {[]event{told("a", 6*s), told("a", 8*s)}, []*fault{dropped, {kind: networkFault + "slow", from: 5 * s, to: 9 * s}}, 0},
+		"while a stream was full":     {[]event{told("a", 6*s)}, []*fault{{kind: streamFull, from: 5 * s, to: 7 * s}}, 0},
+		"long after that":             {[]event{told("a", 9*s)}, []*fault{{kind: streamDiskFull, from: 5 * s, to: 7 * s}}, 1},
 		"after another kind of fault": {[]event{told("a", 6*s)}, []*fault{{kind: serverFull, from: 5 * s, to: 7 * s}}, 1},
 	} {
 		r := &result{}

@@ -131,7 +131,12 @@ func (db *natsStream) prepare(ctx context.Context) (err error) {
 	return db.reconfigure(ctx, func(cfg *jetstream.StreamConfig, _ jetstream.StreamState) { cfg.MaxMsgsPerSubject = -1 })
 }
 
-const natsStreamName = "TENURE"
+const (
+	natsStreamName = "TENURE"
+
+	streamFull     = "stream full"
+	streamDiskFull = "disk full (tmpfs), and a restart"
+)
 
 // reconfigure changes the configuration of the stream.
 func (db *natsStream) reconfigure(ctx context.Context, change func(*jetstream.StreamConfig, jetstream.StreamState)) error {
@@ -185,9 +190,9 @@ func (db *natsStream) kinds() []faultKind {
 	kinds := append(networkKinds(), db.stopKinds()...)
 	kinds = append(kinds,
 		faultKind{name: renewedByCopy, group: "server", weight: 3, begin: renewByCopy(renewObjectAsCopy(db.store))},
-		faultKind{name: "stream full", group: "server", weight: 4, begin: db.fillStream})
+		faultKind{name: streamFull, group: "server", weight: 4, begin: db.fillStream})
 	if db.mounted {
-		kinds = append(kinds, faultKind{name: "disk full (tmpfs), and a restart", group: "server", weight: 4, begin: db.fillDisk})
+		kinds = append(kinds, faultKind{name: streamDiskFull, group: "server", weight: 4, begin: db.fillDisk})
 	}
 	return kinds
 }
