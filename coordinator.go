@@ -207,8 +207,8 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 			timeout:  min((cfg.RenewDeadline-cfg.RenewInterval)/2, longestCall),
 			confirms: cfg.Confirmations > 0 || cfg.FencePredecessor != nil,
 		},
-		// Timers stand still while the machine is suspended, so whoever sleeps looks at both
-		// clocks again, early enough that the Margin covers the delay.
+		// Timers stand still while the machine is suspended, so a goroutine that
+		// sleeps looks at both clocks again, early enough that the Margin covers the delay.
 		longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond),
 
 		single: isExclusive(lease.store),

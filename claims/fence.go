@@ -20,8 +20,8 @@ const longestIdle = time.Minute
 // FencedPostgres runs fn in a transaction of the store's pool that commits only if nobody else
 // has claimed the key since, nor was it freed. Otherwise it returns [tenure.ErrLost] and nothing
 // is written. What [tenure.PostgresStore.Fenced] says of fn holds here as well; nothing is
-// locked while fn runs, and renewals wait for nothing. It needs no session: whoever has the
-// claim may write under it.
+// locked while fn runs, and renewals wait for nothing. It needs no session: any process
+// that was given the claim may write under it.
 func FencedPostgres(ctx context.Context, store *tenure.PostgresStore, c Claim, fn func(tx pgx.Tx) error) error {
 	fence, err := fenceFor(c, store != nil, fn != nil)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 const perStatement = 1000
 
 // Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
-// to another process. Whoever passes a claim on stops using it, see [Keys.PassOn].
+// to another process. A session that passes a claim on stops using it, see [Keys.PassOn].
 type Claim struct {
 	Key     tenure.Key `json:"key"` // its Type is the kind
 	Session string     `json:"session"`
@@ -367,8 +367,8 @@ func (h *holdings) unknown(r objects.Claim) bool {
 	return lost != nil && !held && h.freeing[r.ID] == 0 && r.Token != lost.passedOn
 }
 
-// settle frees rows of claims whose answers were lost, until none can land any more. Whoever
-// claims such a key again before gets it.
+// settle frees rows of claims whose answers were lost, until none can land any more. A call
+// that claims such a key again before then gets it.
 func (k *Keys) settle(h *holdings) {
 	for {
 		select {

@@ -122,7 +122,7 @@ func (r *Rows) takeForAll(ctx context.Context) error {
 		t.got <- got[:n:n]
 		got, r.takes = got[n:], r.takes[1:]
 	}
-	if len(got) > 0 { // whoever wanted them has given up
+	if len(got) > 0 { // the callers that wanted them have given up
 		go func() { _ = r.keys.Release(context.Background(), got...) }()
 	}
 	return err

@@ -8,8 +8,8 @@ import (
 	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
-// This part of the judge checks what must happen in time: S4, S6 and S7, that whoever waits
-// gets a key, and that each row is known to its owner.
+// This part of the judge checks what must happen in time: S4, S6 and S7, that a call that
+// waits gets a key, and that each row is known to its owner.
 
 func (a *arena) watchLiveness() {
 	for a.sleep(a.ttl / 12) {
@@ -55,7 +55,7 @@ func (j *judge) looksAround() {
 	}
 }
 
-// isServed checks that whoever waits gets a key that is free.
+// isServed checks that a call that waits gets a key that is free.
 func (j *judge) isServed(w *waiting, id string) {
 	k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
 	since, ok := w.life.isRested()

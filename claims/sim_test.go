@@ -28,7 +28,7 @@ import (
 //   - S6: rows of a session that is gone are free, or another's, a TTL later. None ends while
 //     it claims, and none claims after its end.
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
-//   - Liveness: whoever waits gets a key that is free, and no row names for long a session that
+//   - Liveness: a call that waits gets a key that is free, and no row names for long a session that
 //     does not know of it.
 //   - Cause: a func is told to return for a reason that exists.
 //

@@ -238,7 +238,7 @@ func (w *sweeper) named(ctx context.Context) ([]objects.Session, error) {
 }
 
 // orphaned reports whether rows of the user's table still name a session that was gone some time
-// before: whoever buried it may not know the table. It notes the others, to look again.
+// before: the process that buried it may not know the table. It notes the others, to look again.
 func (w *sweeper) orphaned(id string, now time.Time) bool {
 	const patience = 50 * time.Millisecond
 	since, noted := w.orphans[id]

@@ -18,7 +18,7 @@ const valueLimit = 10 * time.Second
 // passed on to another process. That process may write under them, see [FencedPostgres], and
 // frees the keys with [ReleasePassedOn]. Until then nobody else gets them, nor does this session: it
 // holds them no more, but they are valid only as long as it lives, and it frees them when it
-// closes. So whoever a claim was passed on to fences what it writes.
+// closes. So the process that a claim was passed on to fences what it writes.
 //
 // If one of the claims is not held by this session, [tenure.ErrLost], or is given twice or has a
 // func that runs, [tenure.ErrInvalid], none is passed on. It does no I/O.

@@ -51,7 +51,7 @@ func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
 		began := time.Now()
 		time.AfterFunc(3*time.Second, func() { w.releaseValue(c) })
 		next := b.wait("one")
-		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond), "whoever waits is woken")
+		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond), "the call that waits is woken")
 		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, c), tenure.ErrLost)
 		require.ErrorIs(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written), tenure.ErrLost)
 		require.True(w, b.keys.Holds(next))
@@ -105,8 +105,8 @@ func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
 	})
 }
 
-// S5, S1: whoever a claim was passed on to works alone, whatever becomes of what the owner
-// sends, and whoever else wants the key.
+// S5, S1: the process that a claim was passed on to works alone, whatever becomes of what the
+// owner sends, and even if others want the key.
 func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")

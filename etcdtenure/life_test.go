@@ -347,8 +347,8 @@ func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrNotFound)
 }
 
-// Etcd cannot tell what was written after the snapshot. Who has seen it, or sees another
-// cluster, begins another epoch.
+// Etcd cannot tell what was written after the snapshot. A process that has seen it, or
+// sees another cluster, begins another epoch.
 func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 	for what, test := range map[string]struct {
 		token   string // of the restored cluster

@@ -76,7 +76,7 @@ func TestAKeyOfAnyLengthIsListed(t *testing.T) {
 	}
 }
 
-// Who removes an object by hand leaves the claim to its name.
+// An object that is removed by hand leaves the claim to its name behind.
 func TestANameOfAnObjectThatWasRemovedByHandIsFree(t *testing.T) {
 	t.Parallel()
 	url := start(t).client

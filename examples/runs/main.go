@@ -1,6 +1,6 @@
 // Command runs drives durable runs: programs of some steps that survive the death of the process
-// that drives them, at any moment. A run is a row of a table. Whoever claims it reads its journal
-// of what has happened so far, and goes on from there. The journal is extended only under the claim, so a
+// that drives them, at any moment. A run is a row of a table. A driver that claims it reads its
+// journal of what has happened so far, and goes on from there. The journal is extended only under the claim, so a
 // driver that was paused, and has lost the run, adds nothing.
 //
 // The runs of this example are orders, which are charged and then shipped by another system, the provider.

@@ -123,7 +123,7 @@ func TestAllAreWokenWhenHintsBeginToArriveOrCease(t *testing.T) {
 	}
 }
 
-// Who is woken because hints arrive may ask at once whether they do.
+// A subscriber that is woken because hints arrive may ask at once whether they do.
 func TestAWatchTellsOfTheChangeThatItWasWokenFor(t *testing.T) {
 	hub := wake.NewHub[string](false)
 	w := hub.Watch("a")
