@@ -36,8 +36,8 @@ type endingResult struct {
 // from then on. It needs no session.
 //
 // If the connection breaks during COMMIT, the database is asked what became of the transaction.
-// If that fails too, the error says "unknown"; then another call finds out, which returns a
-// [*LostError] if the first one was written.
+// If that fails too, or the server may have crashed meanwhile, the error says "unknown". Then
+// another call returns a [*LostError] if the first one was written, or if the claim has ended.
 func (r *Rows) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pgx.Tx) error) error {
 	table, ok := r.table.(interface {
 		Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)

@@ -84,18 +84,29 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 	if err != nil {
 		return nil, nil, t.setups.explain(err)
 	}
-	xid := ""
+	var id txID
 	guard, args := s.ending(how, claims)
-	lost, fnErr, sent, err := endTx(ctx, conn, idle, guard, args, claims, &xid, fn)
+	lost, fnErr, sent, err := endTx(ctx, conn, idle, guard, args, claims, &id, fn)
 	if sent && err != nil && pgconns.SQLState(err) == "" {
-		err = r.outcome(ctx, xid, err)
+		err = r.outcome(ctx, id, err)
 	}
 	return lost, fnErr, t.setups.explain(invalidID(err))
 }
 
+// txID names a transaction. Its xid alone does not: after a crash, or on a standby that was
+// promoted, the server may give the same one again, if none of what the transaction wrote was kept.
+type txID struct {
+	xid    string
+	server int64 // when the server was started, in microseconds
+	began  int64 // when the transaction began, by the same clock
+}
+
+const selectTxID = `, pg_current_xact_id()::text,
+	(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, (extract(epoch FROM now()) * 1000000)::bigint`
+
 // endTx runs fn between the statement that ends claims, the guard, and COMMIT. It reports whether
 // COMMIT was sent.
-func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard string, args []any, claims []objects.Claim, xid *string, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
+func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard string, args []any, claims []objects.Claim, id *txID, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
 		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
@@ -103,12 +114,12 @@ func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard st
 		return nil, nil, false, err
 	}
 	defer tx.Rollback(ctx) // even if fn panics; after a commit this does nothing
-	rows, err := tx.Query(ctx, guard+", pg_current_xact_id()::text", append([]any{replanned(conn.Conn())}, args...)...)
+	rows, err := tx.Query(ctx, guard+selectTxID, append([]any{replanned(conn.Conn())}, args...)...)
 	if err != nil {
 		return nil, nil, false, err
 	}
 	ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
-		return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, xid)
+		return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, &id.xid, &id.server, &id.began)
 	})
 	if err != nil {
 		return nil, nil, false, err
@@ -136,13 +147,20 @@ func replanned(conn *pgx.Conn) pgx.QueryExecMode {
 	return pgx.QueryExecModeCacheDescribe
 }
 
-// outcome finds out whether a transaction has committed whose COMMIT was not answered.
-func (r *Rows) outcome(ctx context.Context, xid string, cause error) error {
+// outcome finds out whether a transaction has committed whose COMMIT was not answered. That the xid
+// has committed proves it only as long as the server runs: one that has crashed since has ended all
+// sessions of that time, so one of them must be left. Only those of the own role can be seen.
+func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		var status string
-		err := r.claims.table.conns.QueryRow(ctx, `SELECT coalesce(pg_xact_status($1::text::xid8), 'unknown')`, []any{xid}, &status)
+		err := r.claims.table.conns.QueryRow(ctx, `
+			SELECT CASE WHEN status = 'committed' AND NOT (
+				(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $2::bigint
+				AND EXISTS (SELECT FROM pg_stat_activity WHERE (extract(epoch FROM backend_start) * 1000000)::bigint < $3::bigint)
+			) THEN 'unknown' ELSE coalesce(status, 'unknown') END
+			FROM pg_xact_status($1::text::xid8) status`, []any{id.xid, id.server, id.began}, &status)
 		switch {
 		case err == nil && status == "committed":
 			return nil
