@@ -154,15 +154,20 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 		return began.Add(at), at < length
 	}
 	errs := make([]error, queueWorkers+1)
+	taking, stop := context.WithTimeout(ctx, length) // if the table ran dry, nobody would fill it after that
+	defer stop()
 	for w := range queueWorkers {
 		wg.Go(func() {
-			for ctx.Err() == nil {
+			for {
 				at, in := due()
-				if !in || pause(ctx, time.Until(at)) != nil {
+				if !in || pause(taking, time.Until(at)) != nil {
 					return
 				}
 				from := time.Now()
-				got, err := s.q.rows.Take(ctx, batchSize)
+				got, err := s.q.rows.Take(taking, batchSize)
+				if taking.Err() != nil && len(got) == 0 {
+					return
+				}
 				if err == nil {
 					err = s.q.rows.Finish(ctx, got...)
 				}
