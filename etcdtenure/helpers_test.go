@@ -155,15 +155,9 @@ func (s *server) end(sig os.Signal) {
 }
 
 // pause stops the process until resume, or until the test ends.
-func (s *server) pause(t testing.TB) {
-	t.Helper()
-	require.NoError(t, s.process.Process.Signal(syscall.SIGSTOP))
-}
+func (s *server) pause(t testing.TB) { t.Helper(); storelife.Pause(t, s.process.Process) }
 
-func (s *server) resume(t testing.TB) {
-	t.Helper()
-	require.NoError(t, s.process.Process.Signal(syscall.SIGCONT))
-}
+func (s *server) resume(t testing.TB) { t.Helper(); storelife.Resume(t, s.process.Process) }
 
 // metric returns a number that the server tells of itself.
 func (s *server) metric(t testing.TB, name string) int {

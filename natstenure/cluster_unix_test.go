@@ -113,7 +113,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	require.NoError(t, err)
 	fence := a.Fence(t)
 
-	signal(t, paused, syscall.SIGSTOP)
+	pause(t, paused)
 	stale := make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 25*time.Second)
@@ -123,7 +123,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	}()
 	storelife.Await(t, "b holds", b.IsHolder)
 	require.False(t, a.IsHolder())
-	signal(t, paused, syscall.SIGCONT)
+	resume(t, paused)
 	require.Error(t, <-stale)
 	storelife.Await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
 	var is tenure.Object
@@ -133,10 +133,10 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
-func signal(t *testing.T, c *child, s syscall.Signal) {
+func pause(t *testing.T, c *child) {
 	t.Helper()
-	require.NoError(t, c.cmd.Process.Signal(s))
-	if s == syscall.SIGSTOP {
-		t.Cleanup(func() { _ = c.cmd.Process.Signal(syscall.SIGCONT) })
-	}
+	storelife.Pause(t, c.cmd.Process)
+	t.Cleanup(func() { _ = c.cmd.Process.Signal(syscall.SIGCONT) })
 }
+
+func resume(t *testing.T, c *child) { t.Helper(); storelife.Resume(t, c.cmd.Process) }

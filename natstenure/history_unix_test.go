@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -78,8 +77,8 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 		},
 		"paused": {
 			true,
-			func(t *testing.T, _ *cluster, s *child) { signal(t, s, syscall.SIGSTOP) },
-			func(t *testing.T, _ *cluster, s *child) { signal(t, s, syscall.SIGCONT) },
+			func(t *testing.T, _ *cluster, s *child) { pause(t, s) },
+			func(t *testing.T, _ *cluster, s *child) { resume(t, s) },
 		},
 		"partitioned": {
 			true,
