@@ -44,7 +44,7 @@ func measureClaims(ctx context.Context, b *bench) error {
 	if b.quick {
 		n, watch = 10_000, 5*time.Second
 	}
-	s, err := b.servers(ctx, []peer{tenurePeer, etcdPeer})
+	s, err := b.servers(ctx, []peer{tenurePeer})
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,10 @@ func measureClaims(ctx context.Context, b *bench) error {
 	}
 	for _, o := range ownerships {
 		url := s[onPostgres]
-		if o.etcd {
+		if o.etcd { // which shares this process, and uses CPU from its start on
+			if s, err = b.servers(ctx, []peer{etcdPeer}); err != nil {
+				return err
+			}
 			url = s[onEtcd]
 		}
 		if err := own(ctx, b, o, url, server, n, watch); err != nil {
@@ -104,6 +107,11 @@ func own(ctx context.Context, b *bench, o ownership, url string, server processe
 		return err
 	}
 	defer proxy.close()
+	alone, took, err := usedCPU(ctx, server, watch/2)
+	if err != nil {
+		return err
+	}
+	b.report.add("claims", o.name, "CPU of the servers and this process alone", 100*alone.Seconds()/took.Seconds(), "% of a core", 1)
 	owner, err := o.open(ctx, proxy.url(url), 30*time.Second)
 	if err != nil {
 		return err
@@ -119,7 +127,8 @@ func own(ctx context.Context, b *bench, o ownership, url string, server processe
 	if err := owner.claim(ctx, ids); err != nil {
 		return err
 	}
-	took, after := time.Since(began), inUse()
+	took = time.Since(began)
+	after := inUse()
 	b.report.add("claims", o.name, "claim", float64(n)/took.Seconds(), "keys/s", n)
 	if !o.etcd { // its server shares the process
 		b.report.add("claims", o.name, "heap beside the key", (after.heap-before.heap-bytes)/float64(n), "B/key", n)
@@ -129,11 +138,11 @@ func own(ctx context.Context, b *bench, o ownership, url string, server processe
 	if err := pause(ctx, o.settle); err != nil {
 		return err
 	}
-	executed, cpu, began := counts.executed.Load(), server.cpu()+ownCPU(), time.Now()
-	if err := pause(ctx, watch); err != nil {
+	executed := counts.executed.Load()
+	cpu, took, err := usedCPU(ctx, server, watch)
+	if err != nil {
 		return err
 	}
-	cpu, took = server.cpu()+ownCPU()-cpu, time.Since(began)
 	if !o.etcd {
 		b.report.add("claims", o.name, "at rest", float64(counts.executed.Load()-executed)/took.Seconds(), "statements/s", n)
 	}
@@ -146,6 +155,15 @@ func own(ctx context.Context, b *bench, o ownership, url string, server processe
 	}
 	b.report.add("claims", o.name, "release", float64(n)/time.Since(began).Seconds(), "keys/s", n)
 	return nil
+}
+
+// usedCPU returns how much CPU the server and this process use within a time, and how long it was.
+func usedCPU(ctx context.Context, server processes, length time.Duration) (used, took time.Duration, err error) {
+	before, began := server.cpu()+ownCPU(), time.Now()
+	if err := pause(ctx, length); err != nil {
+		return 0, 0, err
+	}
+	return server.cpu() + ownCPU() - before, time.Since(began), nil
 }
 
 // inherit measures how soon another process has the keys of one that is killed, at a TTL of 3 s.

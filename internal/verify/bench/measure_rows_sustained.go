@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,8 @@ var sustainedMeasure = measure{
 }
 
 // measureSustained lets the workers of one process work at half the rate that they reach without a
-// pause. All the time as many rows are added as are finished, and as many old ones deleted.
+// pause. All the time, and also when that greatest rate is measured, as many rows are added as are
+// finished, and as many old ones deleted.
 func measureSustained(ctx context.Context, b *bench) error {
 	size, length, portion := 1_000_000, b.duration, time.Minute
 	burst := 40_000
@@ -29,7 +31,7 @@ func measureSustained(ctx context.Context, b *bench) error {
 	if length < 4*portion {
 		portion = length / 4
 	}
-	const measure, peer = "rows-sustained", "claims"
+	const measure = "rows-sustained"
 	url, err := b.postgres.database(ctx)
 	if err != nil {
 		return err
@@ -54,16 +56,15 @@ func measureSustained(ctx context.Context, b *bench) error {
 		b.failed(measure, "plans", err)
 	}
 
-	s := &sustained{q: q, ready: max(size/10, 2*burst)}
+	s := &sustained{q: q, ready: max(size/10, 5*burst)}
 	if err := s.refill(ctx); err != nil { // the plans have used up some
 		return err
 	}
 	before := load()
-	greatest, err := s.burst(ctx, burst)
+	greatest, err := s.atMost(ctx, b, measure, "before", burst, portion)
 	if err != nil {
 		return err
 	}
-	b.report.add(measure, peer, "at most, before", greatest, "rows/s", burst)
 	for i := 1; ctx.Err() == nil && length > 0; i++ {
 		part := min(portion, length)
 		if length -= part; length < portion/2 {
@@ -82,11 +83,9 @@ func measureSustained(ctx context.Context, b *bench) error {
 		records, _ := b.report.of(measure)
 		b.say("%s: %.0f rows/s; %s", name, rate, sizes(records, name))
 	}
-	after, err := s.burst(ctx, burst)
-	if err != nil {
+	if _, err := s.atMost(ctx, b, measure, "after", burst, portion); err != nil {
 		return err
 	}
-	b.report.add(measure, peer, "at most, after", after, "rows/s", burst)
 	b.report.note(measure, "machine", "load average "+before+" before, "+load()+" after")
 	return ctx.Err()
 }
@@ -104,6 +103,25 @@ type sustained struct {
 	q       *claimsQueue
 	ready   int   // rows that are ready, when nobody works
 	deleted int64 // the last row that was
+}
+
+// atMost reports how many rows the workers finish per second without a pause: of those that are
+// there, and, what it returns, while others are added and deleted.
+func (s *sustained) atMost(ctx context.Context, b *bench, measure, when string, n int, length time.Duration) (rate float64, err error) {
+	alone, err := s.burst(ctx, n)
+	if err != nil {
+		return 0, err
+	}
+	rate, took, err := s.paced(ctx, math.Inf(1), length)
+	if err != nil {
+		return 0, err
+	}
+	name := "at most, " + when
+	b.report.add(measure, name, "finished without others being added", alone, "rows/s", n)
+	b.report.add(measure, name, "finished", rate, "rows/s", int(rate*length.Seconds()))
+	b.report.addQuantiles(measure, name, "take and finish of 100", took)
+	b.say("%s: %.0f rows/s; %.0f without others being added", name, rate, alone)
+	return rate, s.tell(ctx, b, measure, name)
 }
 
 // burst returns how many rows the workers finish per second.
