@@ -149,8 +149,9 @@ type wait struct {
 	ignoreHints time.Duration // at first
 }
 
-// afterAttempt decides how to wait after an attempt that has failed. Live says whether
-// hints can be expected, and follows whether each renewal is one.
+// afterAttempt decides how to wait after an attempt that has failed. Whether an attempt may
+// steal the lease is not decided here but in Lease.takeOver. Live says whether hints can be
+// expected, and follows whether each renewal is one.
 func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wait {
 	held := (*HeldError)(nil)
 	pause := pace.Jitter(interval)
