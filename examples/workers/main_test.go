@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,7 +16,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +26,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
 
 // The tests run this test binary as the program.
@@ -35,6 +36,7 @@ func TestMain(m *testing.M) {
 		pgtest.Main(m)
 	case os.Args[1] == "work": // on tasks that take a while, whatever happens meanwhile
 		newWorker(strings.Split(os.Getenv("SERVERS"), ","), func(context.Context, string) (string, error) {
+			log.Print("on a task")
 			time.Sleep(50 * time.Millisecond)
 			return fmt.Sprint(os.Getpid()), nil
 		}).run(context.Background())
@@ -173,13 +175,25 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 		sessions = append(sessions, began[0])
 	}
 
-	// One worker is killed, and one is paused.
+	// One worker is killed, and one is paused, each while it has begun more than it has sent.
 	killed, paused := workers[0], workers[1]
-	await(t, "both are busy", func() bool { return min(owned(sessions[0]), owned(sessions[1])) >= 4 })
+	pauseAtWork := func(w *program) {
+		t.Helper()
+		await(t, "a worker is paused at work", func() bool {
+			storelife.Pause(t, w.cmd.Process)
+			time.Sleep(100 * time.Millisecond) // for what it has sent
+			begun, written := strings.Count(w.log.String(), "on a task"), count(t, pool, `SELECT count(*) FROM results WHERE result = $1`, fmt.Sprint(w.cmd.Process.Pid))
+			if begun > written {
+				return true
+			}
+			storelife.Resume(t, w.cmd.Process)
+			return false
+		})
+	}
+	pauseAtWork(killed)
+	pauseAtWork(paused)
 	began := time.Now()
 	killed.kill()
-	require.NoError(t, paused.cmd.Process.Signal(syscall.SIGSTOP))
-	time.Sleep(100 * time.Millisecond) // for what they have sent
 	left, late := owned(sessions[0]), owned(sessions[1])
 	require.NotZero(t, left)
 	require.NotZero(t, late)
@@ -188,7 +202,7 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	await(t, "their tasks are free", func() bool { return owned(sessions[0])+owned(sessions[1]) == 0 })
 	t.Logf("%d tasks of the dead worker and %d of the paused one are free after %v", left, late, time.Since(began).Round(time.Millisecond))
 	more("work without them")
-	require.NoError(t, paused.cmd.Process.Signal(syscall.SIGCONT))
+	storelife.Resume(t, paused.cmd.Process)
 	await(t, "the late results are refused", func() bool { return refused() > before })
 	await(t, "the worker goes on with another session", func() bool { return len(paused.said("began session")) >= 2 })
 
