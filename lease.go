@@ -94,8 +94,8 @@ type ExpiryPolicy uint8
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would. On a [Clockless] store only the latter is
-	// left, so it is Observed there. That is no error, because StoreClock is the default, and
-	// such a store leaves nothing to choose; nor is it less safe: Observed is the stricter.
+	// left, so it is Observed there. That is not an error, because StoreClock is the default,
+	// and such a store leaves nothing to choose; nor is it less safe: Observed is the stricter.
 	StoreClock ExpiryPolicy = iota
 
 	// Observed lets a standby steal when it has itself seen the record unchanged for the

@@ -445,8 +445,8 @@ type StatementFencer interface {
 	Store
 
 	// FenceStatement returns a statement that fails any transaction which ends with it,
-	// unless the term is still the lease's. [FenceError] recognises the failure of these
-	// two; the text of another database's has to contain
+	// unless the term is still the lease's. [FenceError] recognises the failure on
+	// Postgres and SQLite; on another database, the text of the error has to contain
 	// "tenure: the term is over; records that stand: ".
 	FenceStatement(term *Term) (query string, args []any, err error)
 }

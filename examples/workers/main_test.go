@@ -182,8 +182,8 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 		await(t, "a worker is paused at work", func() bool {
 			storelife.Pause(t, w.cmd.Process)
 			time.Sleep(100 * time.Millisecond) // for what it has sent
-			begun, written := strings.Count(w.log.String(), "on a task"), count(t, pool, `SELECT count(*) FROM results WHERE result = $1`, fmt.Sprint(w.cmd.Process.Pid))
-			if begun > written {
+			begun := strings.Count(w.log.String(), "on a task")
+			if begun > count(t, pool, `SELECT count(*) FROM results WHERE result = $1`, fmt.Sprint(w.cmd.Process.Pid)) {
 				return true
 			}
 			storelife.Resume(t, w.cmd.Process)

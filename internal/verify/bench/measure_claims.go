@@ -59,8 +59,8 @@ func measureClaims(ctx context.Context, b *bench) error {
 	}
 	for _, o := range ownerships {
 		url := s[onPostgres]
-		if o.etcd { // which shares this process, and uses CPU from its start on
-			if s, err = b.servers(ctx, []peer{etcdPeer}); err != nil {
+		if o.etcd { // it shares this process, and would use CPU while claims are measured
+			if s[onEtcd], err = b.etcd.start(); err != nil {
 				return err
 			}
 			url = s[onEtcd]
@@ -107,7 +107,7 @@ func own(ctx context.Context, b *bench, o ownership, url string, server processe
 		return err
 	}
 	defer proxy.close()
-	if !o.etcd { // Postgres still cleans up then what was there before
+	if !o.etcd { // in etcd's turn, Postgres still cleans up after the claims
 		alone, took, err := usedCPU(ctx, server, watch/2)
 		if err != nil {
 			return err

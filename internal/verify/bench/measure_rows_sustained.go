@@ -56,7 +56,7 @@ func measureSustained(ctx context.Context, b *bench) error {
 		b.failed(measure, "plans", err)
 	}
 
-	s := &sustained{q: q, ready: max(size/10, 5*burst)}
+	s := &sustained{q: q, ready: 5 * burst}
 	if err := s.refill(ctx); err != nil { // the plans have used up some
 		return err
 	}

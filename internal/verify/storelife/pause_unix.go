@@ -16,7 +16,7 @@ func Pause(t testing.TB, child *os.Process) {
 	t.Helper()
 	require.NoError(t, child.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
-	_, err := syscall.Wait4(child.Pid, &status, syscall.WUNTRACED, nil)
+	err := error(syscall.EINTR)
 	for err == syscall.EINTR {
 		_, err = syscall.Wait4(child.Pid, &status, syscall.WUNTRACED, nil)
 	}
