@@ -31,7 +31,7 @@ func startCluster(t testing.TB) *cluster {
 	c := new(cluster)
 	var members []string
 	for i := range 3 {
-		s := newServer(t, fmt.Sprint("test", i), quickDir(t))
+		s := newServer(fmt.Sprint("test", i), quickDir(t))
 		link := newProxy(t, s.peer)
 		c.servers, c.links = append(c.servers, s), append(c.links, link)
 		members = append(members, s.name+"="+link.url)

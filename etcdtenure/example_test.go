@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net"
 	"os"
 	"os/exec"
 	"time"
@@ -70,19 +69,11 @@ func serverForExample() (url string, shutdown func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	var urls [2]string
-	for i := range urls {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			log.Fatal(err)
-		}
-		urls[i] = "http://" + l.Addr().String()
-		_ = l.Close()
-	}
-	server := exec.Command(etcd(), "--data-dir", dir, "--log-level", "error", "--listen-client-urls", urls[0], "--advertise-client-urls", urls[0],
-		"--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1], "--initial-cluster", "default="+urls[1])
+	url, peer := freeURL(), freeURL()
+	server := exec.Command(etcd(), "--data-dir", dir, "--log-level", "error", "--listen-client-urls", url, "--advertise-client-urls", url,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
 	if err := server.Start(); err != nil {
 		log.Fatal(err)
 	}
-	return urls[0], func() { _ = server.Process.Kill(); _ = server.Wait(); _ = os.RemoveAll(dir) }
+	return url, func() { _ = server.Process.Kill(); _ = server.Wait(); _ = os.RemoveAll(dir) }
 }

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,6 +24,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 	"github.com/tenurelib/tenure/internal/verify/storelife"
 )
 
@@ -65,35 +65,24 @@ type server struct {
 	process, guard *exec.Cmd
 }
 
-var portsGiven sync.Map
-
-func freePort(t testing.TB) int {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		require.NoError(t, l.Close())
-		port := l.Addr().(*net.TCPAddr).Port
-		if _, taken := portsGiven.LoadOrStore(port, true); !taken {
-			return port
-		}
+// freeURL returns a URL of a port on which nothing listens.
+func freeURL() string {
+	port, err := freeport.Find()
+	if err != nil {
+		panic(err)
 	}
+	return fmt.Sprint("http://127.0.0.1:", port)
 }
 
-func newServer(t testing.TB, name, dir string, args ...string) *server {
-	t.Helper()
-	return &server{
-		name: name, dir: dir, args: args,
-		client: fmt.Sprint("http://127.0.0.1:", freePort(t)),
-		peer:   fmt.Sprint("http://127.0.0.1:", freePort(t)),
-	}
+func newServer(name, dir string, args ...string) *server {
+	return &server{name: name, dir: dir, args: args, client: freeURL(), peer: freeURL()}
 }
 
 // start starts a server of its own until the test ends. It does not sync, since no test makes
 // the machine lose power.
 func start(t testing.TB, args ...string) *server {
 	t.Helper()
-	s := newServer(t, "test", quickDir(t), append([]string{"--unsafe-no-fsync"}, args...)...)
+	s := newServer("test", quickDir(t), append([]string{"--unsafe-no-fsync"}, args...)...)
 	s.begin(t)
 	s.awaitHealth(t)
 	return s
@@ -102,7 +91,7 @@ func start(t testing.TB, args ...string) *server {
 // startDurable is start with a server that syncs, and may be killed.
 func startDurable(t testing.TB) *server {
 	t.Helper()
-	s := newServer(t, "test", quickDir(t))
+	s := newServer("test", quickDir(t))
 	s.begin(t)
 	s.awaitHealth(t)
 	return s

@@ -100,11 +100,7 @@ func startCluster(t testing.TB) *cluster {
 	t.Helper()
 	c := &cluster{links: make(map[[2]int]*proxy)}
 	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		c.servers = append(c.servers, &child{dir: quickDir(t), peers: []string{fmt.Sprint(l.Addr().(*net.TCPAddr).Port)}})
-		require.NoError(t, l.Close())
+		c.servers = append(c.servers, &child{dir: quickDir(t), peers: []string{freePort(t)}})
 	}
 	for i, s := range c.servers {
 		for j, other := range c.servers {
@@ -116,7 +112,7 @@ func startCluster(t testing.TB) *cluster {
 		}
 	}
 	for _, s := range c.servers {
-		s.start(t, "-1")
+		s.start(t)
 		t.Cleanup(s.kill)
 	}
 	js := connect(t, c.servers[0].url)

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
 )
@@ -62,8 +63,8 @@ func begin(dir string, client int, peers ...string) (*server.Server, error) {
 		return nil, err
 	}
 	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		return nil, fmt.Errorf("the server is not ready")
+	if !s.ReadyForConnections(time.Minute) {
+		return nil, fmt.Errorf("the server is not ready; does another one have port %d or %s?", client, peers)
 	}
 	return s, nil
 }
@@ -107,6 +108,7 @@ func tempDirIn(t testing.TB, where string) string {
 // child is a server in a process of its own, which can be killed.
 type child struct {
 	peers []string // of a cluster: its port for the others, and where it reaches them
+	port  string   // for clients
 	url   string
 	dir   string
 	cmd   *exec.Cmd
@@ -116,15 +118,27 @@ type child struct {
 func startChild(t testing.TB) *child {
 	t.Helper()
 	c := &child{dir: tempDir(t)}
-	c.start(t, "-1")
+	c.start(t)
 	t.Cleanup(c.kill)
 	return c
 }
 
-func (c *child) start(t testing.TB, port string) {
+func freePort(t testing.TB) string {
 	t.Helper()
+	port, err := freeport.Find()
+	require.NoError(t, err)
+	return fmt.Sprint(port)
+}
+
+// start starts the server, or starts it again on the same port.
+func (c *child) start(t testing.TB) {
+	t.Helper()
+	if c.port == "" {
+		c.port = freePort(t)
+	}
 	c.cmd = exec.Command(os.Args[0])
-	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+port, serverDir+"_PEERS="+strings.Join(c.peers, " "))
+	c.cmd.Stderr = os.Stderr
+	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+c.port, serverDir+"_PEERS="+strings.Join(c.peers, " "))
 	stdin, err := c.cmd.StdinPipe()
 	require.NoError(t, err)
 	c.stdin = stdin
@@ -138,12 +152,6 @@ func (c *child) start(t testing.TB, port string) {
 func (c *child) kill() {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
-}
-
-// again starts a killed server on the same port.
-func (c *child) again(t testing.TB) {
-	t.Helper()
-	c.start(t, c.url[strings.LastIndex(c.url, ":")+1:])
 }
 
 // connect returns a client, which reconnects at once, until the test ends.

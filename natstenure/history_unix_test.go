@@ -73,7 +73,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 		"killed": {
 			false,
 			func(_ *testing.T, _ *cluster, s *child) { s.kill() },
-			func(t *testing.T, _ *cluster, s *child) { s.again(t) },
+			func(t *testing.T, _ *cluster, s *child) { s.start(t) },
 		},
 		"paused": {
 			true,

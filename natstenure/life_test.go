@@ -47,7 +47,7 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
 				require.NoError(t, err)
 				restart(c)
-				c.again(t)
+				c.start(t)
 				var is tenure.Object
 				storelife.Await(t, "the server answers", func() bool {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -93,7 +93,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 		t.Fatal("nothing says that the watch broke")
 	}
 	require.False(t, watch.Live())
-	c.again(t)
+	c.start(t)
 	other := open(t, c.url)
 	obj, err = other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(obj.Version))
 	require.NoError(t, err)

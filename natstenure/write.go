@@ -33,9 +33,10 @@ type message struct {
 // errOvertaken says that an expectation did not hold. Nothing was written.
 var errOvertaken = errors.New("another write came first")
 
-// Errors of JetStream after which nothing was written.
+// Errors of JetStream. The message that they answer was not stored.
 const (
 	wrongSequence     = 10071
+	writeInFlight     = 10158 // the same message, sent before, has not been decided yet
 	subjectInFlight   = 10164 // another write of the subject has not been decided yet
 	incompleteBatch   = 10176 // the first messages of the batch got lost
 	tooManyBatches    = 10210
@@ -86,7 +87,7 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 			if err := pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
-		case subjectInFlight, incompleteBatch, tooManyBatches:
+		case subjectInFlight, incompleteBatch, tooManyBatches, writeInFlight:
 			if err := pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}

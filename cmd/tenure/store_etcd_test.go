@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 // startEtcd starts a server until the test ends, and returns its address.
@@ -29,12 +30,11 @@ func startEtcd(t *testing.T) (address string) {
 		t.Fatal(err)
 	}
 	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := freeport.Find()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
-		return l.Addr().String()
+		return fmt.Sprint("127.0.0.1:", port)
 	}
 	address, peer := free(), free()
 	cmd := exec.Command(strings.TrimSpace(string(program)), "--data-dir", t.TempDir(), "--log-level", "error", "--unsafe-no-fsync",

@@ -22,6 +22,8 @@ import (
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
+
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 // startNATS starts a server in this process until the test ends, and returns its URL, whose store
@@ -131,13 +133,11 @@ func TestWhatNATSDoesNotHaveIsRefusedWithTheRemedy(t *testing.T) {
 
 func TestRunWaitsForANATSServerThatIsDown(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := l.Addr().(*net.TCPAddr)
-	l.Close()
-	s := newSite(t, "nats://"+at.String())
+	s := newSite(t, fmt.Sprint("nats://127.0.0.1:", port))
 	impatient, patient := s.start(t, "a", s.service(t)...), s.start(t, "b", s.service(t)...)
 	for _, r := range []*replica{impatient, patient} {
 		r.awaitLog(t, "waiting for NATS")
@@ -146,7 +146,7 @@ func TestRunWaitsForANATSServerThatIsDown(t *testing.T) {
 	if status := impatient.awaitExit(t); status != 0 {
 		t.Errorf("a replica that was told to end while it waited: exit status %d", status)
 	}
-	startNATS(t, func(opts *server.Options) { opts.Port = at.Port })
+	startNATS(t, func(opts *server.Options) { opts.Port = port })
 	s.awaitStart(t, 0)
 	patient.awaitLog(t, "add sync=always to the parameters of the store's URL")
 }

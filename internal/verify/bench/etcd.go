@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 // etcd is one node in this process, with its data on disk in a temporary directory. It
@@ -33,11 +34,15 @@ func (e *etcd) start() (string, error) {
 	if e.dir, err = os.MkdirTemp("", "tenure-bench-etcd-"); err != nil {
 		return "", err
 	}
-	addresses, err := freeAddresses(2)
-	if err != nil {
-		return "", err
+	var urls [2]url.URL
+	for i := range urls {
+		port, err := freeport.Find()
+		if err != nil {
+			return "", err
+		}
+		urls[i] = url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", port)}
 	}
-	client, peer := url.URL{Scheme: "http", Host: addresses[0]}, url.URL{Scheme: "http", Host: addresses[1]}
+	client, peer := urls[0], urls[1]
 	cfg := embed.NewConfig()
 	cfg.Name = "bench"
 	cfg.Dir = filepath.Join(e.dir, "data")
@@ -71,17 +76,4 @@ func (e *etcd) close() error {
 		return nil
 	}
 	return os.RemoveAll(e.dir)
-}
-
-// freeAddresses returns addresses on which nothing listens.
-func freeAddresses(n int) (addresses []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // closed only at the end, so that all ports differ
-		addresses = append(addresses, l.Addr().String())
-	}
-	return addresses, nil
 }

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 // etcdServer is one etcd server, which keeps all revisions: so its keys are the ledger as well.
@@ -56,8 +57,8 @@ func newEtcd(ctx context.Context, dir string) (db *etcdServer, err error) {
 	if db.restore, err = etcdProgram(ctx, "go.etcd.io/etcd/etcdutl/v3"); err != nil {
 		return db, err
 	}
-	client, err := freePort()
-	peer, err2 := freePort()
+	client, err := freeport.Find()
+	peer, err2 := freeport.Find()
 	if err := errors.Join(err, err2, os.MkdirAll(dir, 0o755)); err != nil {
 		return db, err
 	}

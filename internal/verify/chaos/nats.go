@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 	"github.com/tenurelib/tenure/natstenure"
 )
 
@@ -80,7 +81,7 @@ func newNATS(ctx context.Context, log string) (db *natsStream, err error) {
 		return db, err
 	}
 	db.mounted = unix.Mount("tenure-chaos", db.dir, "tmpfs", 0, "size=128m") == nil
-	port, err := freePort()
+	port, err := freeport.Find()
 	if err != nil {
 		return db, err
 	}

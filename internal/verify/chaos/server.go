@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -105,18 +103,4 @@ func (s *server) pause(ctx context.Context, _ *phase) (string, ending, error) {
 		}
 		return 0, s.ready(ctx)
 	}, nil
-}
-
-// freePort returns a port of the loopback interface that nobody listens on. It is not one of those
-// that connections get: one of them could have it when the server starts again.
-func freePort() (int, error) {
-	var err error
-	for range 100 {
-		port := 10_000 + rand.IntN(20_000)
-		var l net.Listener
-		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			return port, l.Close()
-		}
-	}
-	return 0, err
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 var errNoBouncer = errors.New("pgtest: no PgBouncer on this machine: install pgbouncer or set TENURE_TEST_PGBOUNCER to the program")
@@ -117,7 +119,7 @@ cd / && rm -rf "$dir"
 `
 
 func (b *bouncer) start(program, url string) error {
-	port, err := freePort()
+	port, err := freeport.Find()
 	if err != nil {
 		return err
 	}

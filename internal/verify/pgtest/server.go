@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/verify/freeport"
 )
 
 // startTimeout bounds the wait for a server that neither answers nor exits.
@@ -63,7 +63,7 @@ func (s *Server) init() (err error) {
 	if s.attr, err = processAttr(s.dir); err != nil {
 		return err
 	}
-	if s.port, err = freePort(); err != nil {
+	if s.port, err = freeport.Find(); err != nil {
 		return err
 	}
 	initdb := exec.Command(filepath.Join(s.bin, "initdb"), "-D", s.data(), "-A", "trust", "-U", "postgres",
@@ -74,20 +74,6 @@ func (s *Server) init() (err error) {
 		return fmt.Errorf("pgtest: initdb: %w\n%s", err, out)
 	}
 	return nil
-}
-
-// freePort finds a port below the ranges that systems use for outgoing connections. A port
-// from those ranges could be assigned to a client while the server is stopped, even to one
-// that is dialing the server.
-func freePort() (int, error) {
-	for range 100 {
-		port := 15000 + rand.IntN(15000)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err == nil {
-			return port, l.Close()
-		}
-	}
-	return 0, errors.New("pgtest: found no free port")
 }
 
 // mind runs the server, "$@", until it reads the signal with which to end it. At the end
