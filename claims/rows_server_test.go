@@ -327,6 +327,29 @@ func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
 	})
 }
 
+// If a crash of the database undoes that, the rows name a session that is gone, and a sweep frees
+// them again. A worker does not know that it would have to release a row again.
+func TestOnlyTheRowsOfABuriedSessionAreFreedWithoutWaitingForTheDisk(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, log text NOT NULL DEFAULT '')`)
+	ddl, err := tasks.PostgresDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	db.exec(`CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		NEW.log = OLD.log || CASE WHEN NEW.session IS NULL THEN 'free ' ELSE 'take ' END || current_setting('synchronous_commit') || ', '; RETURN NEW; END $$`)
+	db.exec(`CREATE TRIGGER note BEFORE UPDATE ON tasks FOR EACH ROW EXECUTE FUNCTION note()`)
+	db.add(1, 1)
+	a := db.worker(claims.SessionConfig{}, tasks)
+	require.NoError(t, a.rows.Release(t.Context(), a.take(1)...))
+	_, err = a.rows.TakeFor(t.Context(), db.remote("short", time.Second), 1)
+	require.NoError(t, err)
+	b := db.worker(claims.SessionConfig{}, tasks)
+	require.NoError(t, b.rows.Finish(t.Context(), b.take(1)...))
+	var log string
+	require.NoError(t, db.sql.QueryRow(`SELECT log FROM tasks`).Scan(&log))
+	require.Equal(t, "take on, free on, take on, free off, take on, free on, ", log)
+}
+
 // A row that is deleted when it was taken for the last time keeps no other from being given up.
 func TestRowsAreGivenUpAlthoughOneOfThemIsGone(t *testing.T) {
 	cfg := tasks

@@ -366,6 +366,7 @@ func (w *sweeper) free(ctx context.Context, id string) {
 		case <-ctx.Done():
 			return
 		}
+		ctx := objects.WithoutSync(ctx) // rows that a crash gives back to the session are found by a later sweep
 		for failures := 0; ; failures++ {
 			freed, err := w.s.freeAll(ctx, id, nil)
 			w.freed.Add(int64(freed))

@@ -98,6 +98,17 @@ func WithClaimCall(ctx context.Context) context.Context {
 // IsClaimCall reports whether a call is one of claims.
 func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCallKey{}) != nil }
 
+type withoutSyncKey struct{}
+
+// WithoutSync marks writes of claims that need not wait for the disk: if a crash of the database
+// undoes them, they are done again.
+func WithoutSync(ctx context.Context) context.Context {
+	return context.WithValue(ctx, withoutSyncKey{}, true)
+}
+
+// IsWithoutSync reports whether a write need not wait for the disk.
+func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSyncKey{}) != nil }
+
 // Stamp returns a row's time, or the zero time if the column is NULL.
 func Stamp(ms sql.NullInt64) time.Time {
 	if !ms.Valid {

@@ -226,11 +226,14 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
 	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
+	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
+	if objects.IsWithoutSync(ctx) {
+		settings += `, set_config('synchronous_commit', 'off', true)`
+	}
 	err := c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		batch := &pgx.Batch{}
-		batch.Queue(`SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
-				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`,
-			strconv.FormatInt(max(1, limit.Milliseconds()), 10))
+		batch.Queue(settings, strconv.FormatInt(max(1, limit.Milliseconds()), 10))
 		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				if err := row(rows); err != nil {
