@@ -85,8 +85,8 @@ func TestLeasesThatAreBusyAtOnceShareTransactions(t *testing.T) {
 	pool := kit.PostgresPool(t, url)
 	const leases, renewals, writes = 64, 5, 64 * (1 + 5 + 1)
 	// Where a group is undone because the server was slow, as that of a busy machine is
-	// now and then, all go alone for a while.
-	for range 10 {
+	// now and then, all go alone for a second.
+	for began := time.Now(); time.Since(began) < kit.Patience; time.Sleep(time.Second) {
 		before := transactions(t, pool)
 		var wg sync.WaitGroup
 		for _, lease := range manyLeases(t, store, leases) {

@@ -186,7 +186,7 @@ func (j *jobs) forget(name string) {
 // owned returns the rows that a session owns.
 func (w *world) owned(session string) []objects.Claim {
 	w.Helper()
-	rows, err := w.table.Owned(context.Background(), session, "", "", 1000, time.Second)
+	rows, err := w.table.Owned(context.Background(), session, "", "", 1000, kit.Patience)
 	require.NoError(w, err)
 	return rows
 }

@@ -28,7 +28,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 		require.NoError(t, err)
 		free := a.claimOne("free")
 		require.NoError(t, a.keys.Release(t.Context(), free))
-		_, err = w.table.Take(t.Context(), "a session that is gone", "tenant", nil, nil, []string{"gone"}, time.Second)
+		_, err = w.table.Take(t.Context(), "a session that is gone", "tenant", nil, nil, []string{"gone"}, kit.Patience)
 		require.NoError(t, err)
 
 		listing, err = a.session.List(t.Context(), "tenant")
@@ -43,7 +43,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 		require.ElementsMatch(t, append(want, got...), listing.Claims)
 
 		require.NoError(t, a.keys.Forget(t.Context()))
-		rows, err := w.table.Look(t.Context(), "tenant", []string{"one", "two", "three", "free", "gone"}, time.Second)
+		rows, err := w.table.Look(t.Context(), "tenant", []string{"one", "two", "three", "free", "gone"}, kit.Patience)
 		require.NoError(t, err)
 		require.Len(t, rows, 4, "only what is free is forgotten")
 

@@ -24,7 +24,7 @@ func TestARowThatIsLockedHoldsUpNoLaterRelease(t *testing.T) {
 	released := make(chan error, 1)
 	go func() { released <- a.keys.Release(context.Background(), one) }()
 	time.Sleep(200 * time.Millisecond)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
 	err = a.keys.Release(ctx, two)
 	require.NoError(t, tx.Rollback(context.Background()))

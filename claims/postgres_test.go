@@ -165,8 +165,8 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
-	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
 	began := time.Now()
+	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
 	_, err = p.keys.Wait(ctx, "one")
 	require.NoError(t, err)
 	require.Greater(t, time.Since(began), 250*time.Millisecond)
@@ -197,7 +197,7 @@ func TestClaimsThroughPgBouncer(t *testing.T) {
 	require.Len(t, listing.Claims, 1)
 	a.crash()
 	b.wait("one")
-	_, _, err = b.w.table.Prune(t.Context(), 0, 10, time.Second)
+	_, _, err = b.w.table.Prune(t.Context(), 0, 10, kit.Patience)
 	require.NoError(t, err)
 }
 
@@ -275,7 +275,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
-	cfg := claims.SessionConfig{TTL: 3 * time.Second}
+	cfg := claims.SessionConfig{TTL: 6 * time.Second}
 	a := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).startWith("a", cfg)
 	b := newWorld(t, store).startWith("b", cfg)
 	b.claimOne("mine")
@@ -287,7 +287,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	}
 	id := b.session.ID()
 	a.crash()
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	got, err := b.keys.Wait(ctx, "one")
 	require.NoError(t, err, "the session of a is not buried")
@@ -302,12 +302,12 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
 	url := pgtest.URL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	p := w.startWith("a", claims.SessionConfig{TTL: 3 * time.Second})
+	p := w.startWith("a", claims.SessionConfig{TTL: 6 * time.Second})
 	p.claimOne("mine")
 	id := p.session.ID()
 	var many sync.WaitGroup
 	defer many.Wait()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	err := pgx.BeginFunc(ctx, kit.PostgresPool(t, url), func(tx pgx.Tx) error {
 		kit.ExecPostgres(t, tx, `LOCK TABLE objects_claims`)
@@ -429,7 +429,7 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 	var committed, refused int
 	for trial := range trials {
 		id, first, next := fmt.Sprint(level, trial), fmt.Sprint("first ", level, trial), fmt.Sprint("next ", level, trial)
-		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, time.Second)
+		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, kit.Patience)
 		require.NoError(w, err)
 		c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: id}, Session: first, Token: rows[0].Token}
 		var both sync.WaitGroup

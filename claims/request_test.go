@@ -202,7 +202,7 @@ func TestAKeyIsGivenBackOnAServer(t *testing.T) {
 		b.wait("one")
 		require.ErrorIs(t, <-returned, tenure.ErrResigned)
 		require.Equal(t, 50, a.keys.Len())
-		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), objects.Claim{}, 10, time.Second)
+		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), objects.Claim{}, 10, kit.Patience)
 		require.NoError(t, err)
 		require.Empty(t, rows, "the next owner was not asked")
 	})

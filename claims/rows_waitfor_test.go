@@ -16,7 +16,7 @@ import (
 // remote begins the session of a worker that doesn't reach the database, and returns its ID.
 func (db *rowsDB) remote(id string, ttl time.Duration) string {
 	db.Helper()
-	kit.MustAcquire(db, kit.NewLease(db, db.open(), tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: id}, TTL: ttl}))
+	kit.AcquireBriefly(db, db.open(), tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: id}, TTL: ttl})
 	return id
 }
 

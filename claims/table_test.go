@@ -263,7 +263,7 @@ func (d *tables) asks() {
 	if d.lock != nil {
 		unlock := d.lock(next[0])
 		defer unlock()
-		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, time.Second))(d.T), 2)
+		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, kit.Patience))(d.T), 2)
 		require.Equal(d, next, wanted("b", objects.Claim{}))
 	}
 }

@@ -242,14 +242,14 @@ func TestASessionThatIsClosingIsNotResumed(t *testing.T) {
 func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		w := newWorld(t, open())
-		b := w.startWith("b", claims.SessionConfig{TTL: 2 * time.Second})
+		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Second})
 		const id = "9d6e7a52-7a4c-4b86-9c0e-3a1d1f2b5c77"
-		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}, TTL: 2 * time.Second})
+		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}, TTL: 5 * time.Second})
 		term := kit.MustAcquire(t, lease)
-		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, time.Second)
+		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, kit.Patience)
 		require.NoError(t, err)
 		go func() { _, _ = b.keys.Wait(t.Context(), "one") }() // which looks when a session can expire
-		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 			_, err := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
 			require.NoError(t, err)
 			require.Len(t, w.owned(id), 1)
@@ -336,7 +336,7 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 			next = a.claim(last)
 		}
 		both.Wait()
-		rows, err := w.table.Look(t.Context(), "tenant", []string{last}, time.Second)
+		rows, err := w.table.Look(t.Context(), "tenant", []string{last}, kit.Patience)
 		require.NoError(t, err)
 		require.Equal(t, next[0].Session, rows[0].Session, "who owns the row, which the session holds: %v", a.keys.Holds(next[0]))
 		require.NoError(t, a.keys.Release(t.Context(), next...))
@@ -344,11 +344,11 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 			_ = claims.ReleasePassedOn(t.Context(), w.store, c)
 			break
 		}
-		rest, err := w.table.Look(t.Context(), "tenant", ids, time.Second)
+		rest, err := w.table.Look(t.Context(), "tenant", ids, kit.Patience)
 		require.NoError(t, err)
 		for _, r := range rest {
 			if r.Session != "" {
-				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, time.Second)
+				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, kit.Patience)
 				require.NoError(t, err)
 			}
 		}

@@ -301,14 +301,14 @@ func TestARoleWhoseSessionsMayNotIdleIsHeardOnOneConnection(t *testing.T) {
 	}
 	r := run(t, url, func(l *listen.Listener) {
 		l.Connect = func(ctx context.Context) (*pgx.Conn, error) {
-			return pgx.Connect(ctx, url+"&application_name=listener&idle_session_timeout=1s")
+			return pgx.Connect(ctx, url+"&application_name=listener&idle_session_timeout=3s")
 		}
 	})
 	w := r.watch("a")
 	r.awaitLive(w, true)
 	drain(w)
 	const idle = `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'listener' AND datname = current_database()
-		AND clock_timestamp() - state_change > '1500 ms'`
+		AND clock_timestamp() - state_change > '3500 ms'`
 	r.await("it has idled for longer than that", func() bool { return query(t, url, idle) == 1 })
 	r.notify(url, "a")
 	received(t, "notified", w)

@@ -163,7 +163,7 @@ func rowsKilled(ctx context.Context, b *bench, atWork bool) error {
 		err = fmt.Errorf("%d rows of %d were taken by others and finished", once, n)
 	}
 	if err == nil && more > 0 { // an answer was late, or a session was lost, on a busy machine
-		b.report.note("rows", claimsQueueing.name, fmt.Sprintf("%s%d rows were taken more than twice", what, more))
+		b.report.note("rows", "machine", fmt.Sprintf("%s%d rows were taken more than twice", what, more))
 	}
 	if err == nil {
 		err = onceEach(ctx, url, `(SELECT id, '' AS worker FROM effects WHERE worker LIKE 'heir%' UNION ALL SELECT 0, worker FROM effects WHERE worker NOT LIKE 'heir%') e`, n)

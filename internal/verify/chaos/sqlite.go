@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -214,9 +215,17 @@ func (db *sqlite) kinds() []faultKind {
 	return kinds
 }
 
+// isLocked reports whether a replica that was paused at the same time has the file's write lock.
+func isLocked(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "SQLITE_BUSY")
+}
+
 // lock takes the file's only write lock.
 func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	tx, err := db.books.BeginTx(ctx, nil)
+	if isLocked(err) {
+		return "nobody", func() (time.Duration, error) { return 0, nil }, nil
+	}
 	if err != nil {
 		return "", nil, err
 	}
@@ -229,7 +238,7 @@ func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
 	err = db.books.QueryRowContext(ctx, `UPDATE objects SET resource_version = max(resource_version + 1, ?1), updated_at_ms = ?2
 		WHERE object_type = 'reconciler_lease' AND id = 'singleton'
 		RETURNING json_extract(CAST(payload AS TEXT), '$.term')`, now.UnixMicro(), now.UnixMilli()).Scan(&term)
-	if errors.Is(err, sql.ErrNoRows) {
+	if errors.Is(err, sql.ErrNoRows) || isLocked(err) {
 		err = nil
 	}
 	return term, err

@@ -18,20 +18,20 @@ import (
 )
 
 // refusals returns the errors of the calls with which a program begins, by how each must begin.
-func refusals(t *testing.T, url string) map[string]error {
+func refusals(t *testing.T, url string, within time.Duration) map[string]error {
 	t.Helper()
-	short := func() context.Context {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	limited := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		t.Cleanup(cancel)
 		return ctx
 	}
-	_, opening := tenure.OpenPostgres(short(), url, tenure.PostgresConfig{Logger: kit.Quiet})
+	_, opening := tenure.OpenPostgres(limited(), url, tenure.PostgresConfig{Logger: kit.Quiet})
 	store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url), tenure.PostgresConfig{Logger: kit.Quiet}))
 	t.Cleanup(func() { store.Close() })
 	_, acquiring := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	return map[string]error{
 		"tenure: open Postgres: ":                  opening,
-		`tenure: migrate "objects": `:              store.Migrate(short()),
+		`tenure: migrate "objects": `:              store.Migrate(limited()),
 		"tenure: put reconciler_lease/singleton: ": acquiring,
 	}
 }
@@ -68,7 +68,7 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 		url("outsider:s3cret", "postgres"): `permission denied for database "postgres" (SQLSTATE 42501; database postgres on %s:%d): ` +
 			"GRANT CONNECT on the database to the role",
 	} {
-		for op, err := range refusals(t, bad) {
+		for op, err := range refusals(t, bad, kit.Patience) {
 			require.EqualError(t, err, op+fmt.Sprintf(want, at.Host, at.Port))
 			require.ErrorIs(t, err, tenure.ErrSetup)
 			require.ErrorAs(t, err, new(*pgconn.PgError), "the driver's error stays reachable")
@@ -80,14 +80,14 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 
 func TestAnErrorOfADatabaseThatIsDownBeginsWithItsCause(t *testing.T) {
 	const refused = "cannot connect to database db on 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused"
-	for op, err := range refusals(t, "postgres://app:s3cret@127.0.0.1:1/db") {
+	for op, err := range refusals(t, "postgres://app:s3cret@127.0.0.1:1/db", time.Second) {
 		require.ErrorContains(t, err, op+refused)
 		require.NotContains(t, strings.TrimPrefix(err.Error(), op+refused), "refused", "each cause is told once")
 		require.NotErrorIs(t, err, tenure.ErrSetup)
 		require.ErrorAs(t, err, new(*pgconn.ConnectError), "the driver's error stays reachable")
 		require.NotContains(t, fmt.Sprintf("%+v %#v", err, err), "s3cret")
 	}
-	for op, err := range refusals(t, "postgres://app:s3cret@127.0.0.1:1,127.0.0.1:2/db") {
+	for op, err := range refusals(t, "postgres://app:s3cret@127.0.0.1:1,127.0.0.1:2/db", time.Second) {
 		require.ErrorContains(t, err, op+"cannot connect to database db on 127.0.0.1:1, 127.0.0.1:2: "+
 			"dial tcp 127.0.0.1:1: connect: connection refused; dial tcp 127.0.0.1:2: connect: connection refused")
 	}
