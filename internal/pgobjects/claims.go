@@ -33,7 +33,8 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 // insert waits, for another of the same key.
 //
 // IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
-// knows, or of a join, it may expect so many that it walks all rows of the kind.
+// knows, or of a join, it may expect so many that it walks all rows of the kind. What is locked is
+// updated by its ctid: to look it up by its key again costs a fifth more.
 func newClaimStatements(n names) claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	const hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
@@ -44,15 +45,15 @@ func newClaimStatements(n names) claimStatements {
 			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`),
 
 		// A row whose session changes while the statement runs is judged again, as it is now,
-		// when it is locked.
+		// when it is locked. The update does not find it by its ctid, so it is left.
 		take: n.in(`
 			WITH locked AS MATERIALIZED (
-				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
+				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
 				UPDATE {claims} SET session = $2,
 					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
-				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING kind, id, session, token),
+				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token),
 			made AS (
 				INSERT INTO {claims} (kind, id, session, token)
 				SELECT $1, id, $2, {now_us} FROM unnest($5::text[]) missing(id) ORDER BY id
@@ -69,12 +70,12 @@ func newClaimStatements(n names) claimStatements {
 				SELECT * FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
 			locked AS MATERIALIZED (
-				SELECT id FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
+				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED),
 			freed AS (
 				UPDATE {claims} SET session = NULL
-				WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM locked)) RETURNING id)
+				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
 			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
 
 		owned: n.in(`
