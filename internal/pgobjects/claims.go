@@ -61,21 +61,17 @@ func newClaimStatements(n names) claimStatements {
 			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`),
 
 		// Returns the rows that should be free and are not, because somebody has locked them.
-		// The token is compared again where the row is locked: it may have been freed and
-		// claimed again since the statement began.
+		// A row that was freed and claimed again since the statement began has another ctid.
 		// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
 		// rows that were just freed are still in the way.
 		free: n.in(`
 			WITH wanted AS MATERIALIZED (
-				SELECT * FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
+				SELECT ctid, c.* FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
 			locked AS MATERIALIZED (
-				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted)) AND session IS NOT DISTINCT FROM $2
-					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))
-				FOR NO KEY UPDATE SKIP LOCKED),
+				SELECT ctid FROM {claims} WHERE ctid = ANY(ARRAY(SELECT ctid FROM wanted)) FOR NO KEY UPDATE SKIP LOCKED),
 			freed AS (
-				UPDATE {claims} SET session = NULL
-				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
+				UPDATE {claims} SET session = NULL WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
 			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
 
 		owned: n.in(`

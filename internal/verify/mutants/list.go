@@ -969,7 +969,7 @@ var mutants = []mutant{
 		"in = max(in, s.cfg.TTL)", "in = max(in, 0)",
 		"each process that waits sends a thousand statements a second"},
 	{"claims: Postgres: the next claim of a row is freed", "internal/pgobjects/claims.go",
-		"AND session IS NOT DISTINCT FROM $2\n\t\t\t\t\tAND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))\n\t\t\t\tFOR", "AND session IS NOT DISTINCT FROM $2\n\t\t\t\tFOR",
+		"session = NULL WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked))", "session = NULL WHERE kind = $1 AND id = ANY(ARRAY(SELECT id FROM wanted))",
 		"S1: its owner does not know, and another one claims it"},
 	{"claims: a session is seen unchanged since it was first seen", "claims/sweep.go",
 		"if seen == nil || !seen.Of(o) {", "if seen == nil {",
