@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // The causes with which a job's context ends, besides [ErrLost] and [ErrDeadline]. The job
@@ -91,7 +92,7 @@ type CoordinatorConfig struct {
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Logger gets one line for each acquire, loss and release, and for what goes wrong.
-	// Default: the lease's.
+	// Nothing waits for it, see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
 	// Trace, if set, is told what happens.
@@ -171,9 +172,10 @@ type Coordinator struct {
 	longestSleep time.Duration // of anything that depends on the trust in a term
 	single       bool          // there is no lease to lose
 
-	monitor monitor
-	running atomic.Bool
-	term    atomic.Pointer[Term] // while its job runs and has not been told to return
+	monitor  monitor
+	running  atomic.Bool
+	panicked atomic.Pointer[JobPanic] // of the logger or the trace, since Run began
+	term     atomic.Pointer[Term]     // while its job runs and has not been told to return
 
 	checks    checks
 	headStart pace.HeadStart // for Run's goroutine, as is unhealthy
@@ -198,6 +200,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new coordinator: %w", err)
 	}
+	logger, reports := report.Logger(cfg.Logger)
 	return &Coordinator{
 		lease: lease,
 		cfg:   cfg,
@@ -214,7 +217,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		single: isExclusive(lease.store),
 		checks: checks{check: cfg.Check, timeout: cfg.CheckTimeout},
 		monitor: monitor{
-			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: cfg.Logger, trace: cfg.Trace,
+			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cfg.Trace, reports: reports,
 			state: state{since: time.Now()},
 		},
 	}, nil
@@ -225,10 +228,10 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 // No error of the store ends it, except that a SQLite file on which another process competes,
 // one of the two without Shared, is [ErrSetup] at once.
 //
-// If the job panics, Run releases the lease and then panics with a [*JobPanic]. To call Run
-// while it is running is [ErrInvalid].
+// If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
+// panics with a [*JobPanic]. To call Run while it is running is [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
-	hints, done, err := c.begin(ctx)
+	ctx, hints, done, err := c.begin(ctx)
 	if err != nil {
 		return fmt.Errorf("tenure: run: %w", err)
 	}
@@ -261,7 +264,7 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 		return fmt.Errorf("tenure: hold %s: %w: the TTL in the term's record is shorter than the lease's %v, for which the coordinator's intervals are meant",
 			cfg.Key, ErrInvalid, cfg.TTL)
 	}
-	hints, done, err := c.begin(ctx)
+	ctx, hints, done, err := c.begin(ctx)
 	if err != nil {
 		return fmt.Errorf("tenure: hold: %w", err)
 	}
@@ -272,26 +275,39 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 	return nil
 }
 
-// begin prepares to hold the lease, until done is called.
-func (c *Coordinator) begin(ctx context.Context) (hints Subscription, done func(), err error) {
+// begin prepares to hold the lease, until done is called. The context that it returns also ends
+// when the logger or the trace panics, and then done panics.
+func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subscription, done func(), err error) {
 	if !c.running.CompareAndSwap(false, true) {
-		return nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
+		return nil, nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
 	}
 	c.headStart.Gives = false
 	unuse, err := c.useStore(ctx)
 	if err != nil {
 		c.running.Store(false)
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	hints = noHints{}
 	if !c.single {
 		hints = subscribe(c.lease.store, c.lease.cfg.Key)
 	}
-	return hints, func() {
+	ctx, cancel := context.WithCancel(ctx)
+	ignorePanics := c.monitor.reports.PassOn(func(p *report.Panic) {
+		c.panicked.CompareAndSwap(nil, &JobPanic{Value: p.Value, Stack: p.Stack, of: "the logger or the trace"})
+		cancel()
+	})
+	return ctx, hints, func() {
 		hints.Stop()
 		unuse()
 		c.checks.calls.Wait()
+		c.monitor.reports.Flush()
+		ignorePanics()
+		cancel()
+		panicked := c.panicked.Swap(nil)
 		c.running.Store(false)
+		if panicked != nil {
+			panic(panicked)
+		}
 	}, nil
 }
 
@@ -327,32 +343,37 @@ func (c *Coordinator) IsHolder() bool {
 // hold runs the job for one term. It returns after the job has returned and the lease is
 // released, with the cause, and with the resignation if there was one.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
-	keeper := newKeeper(c, term, hints)
+	keeper, job := newKeeper(c, term, hints), newJob(ctx, term, c)
 	c.enterTerm(keeper)
 	keeper.start()
-	job := newJob(ctx, term, c)
+	cause = ErrJobEnded // if anything below panics, the term ends in order all the same
+	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
 	if term.unconfirmed() != nil {
 		job.start(confirmName, keeper.confirm)
 	} else {
 		c.startJob(term, job)
 	}
-
 	cause = c.untilOver(ctx, term, keeper, job)
+	return nil, cause
+}
+
+// endTerm tells the job to return, waits until it has, and releases the lease. It returns the
+// resignation that ended the term, if there was one.
+func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *job, cause error) *resignation {
 	keeper.stopping.Store(true)
 	c.term.Store(nil)
+	job.cancel(cause) // before anything is said about it
 	c.monitor.termEnding(term, cause)
-	job.cancel(cause)
 	c.awaitJob(term, keeper, job)
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
-	err := c.release(term, cause)
-	resign = c.leaveTerm(err)
+	resign := c.leaveTerm(c.release(term, cause))
 	if job.panicked != nil {
 		panic(job.panicked)
 	}
-	// Or two unhealthy replicas might hand the lease to each other for ever.
+	// Otherwise two unhealthy replicas could hand the lease back and forth forever.
 	c.headStart.Gives = !errors.Is(cause, ErrResigned)
-	return resign, cause
+	return resign
 }
 
 func (c *Coordinator) enterTerm(keeper *keeper) {
@@ -401,7 +422,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			job.finished(r)
 			if !r.isConfirmation() {
 				c.monitor.funcReturned(r)
-				return r.cause()
+				return r.cause
 			}
 			if _, err := c.untilCheck(term, keeper); err != nil {
 				return err // the term ended at the same moment

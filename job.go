@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,15 +13,17 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// JobPanic is what [Coordinator.Run] panics with after the job has panicked and the lease
-// is released.
+// JobPanic is what [Coordinator.Run] panics with after the job, the Logger or the Trace has
+// panicked and the lease is released.
 type JobPanic struct {
-	Value any    // what the job panicked with
+	Value any    // what it panicked with
 	Stack []byte // of its goroutine
+
+	of string // what has panicked; empty: the job
 }
 
 func (p *JobPanic) Error() string {
-	return fmt.Sprintf("tenure: job panicked: %v\n\n%s", p.Value, p.Stack)
+	return fmt.Sprintf("tenure: %s panicked: %v\n\n%s", cmp.Or(p.of, "job"), p.Value, p.Stack)
 }
 
 // Unwrap returns the panic's value if it is an error.
@@ -63,7 +66,9 @@ type jobResult struct {
 	alone    bool // the job has no other func
 	began    time.Time
 	err      error
+	text     string // of err
 	panicked *JobPanic
+	cause    error // why the term is over if nobody told the func to return
 }
 
 const confirmName = "fence predecessor"
@@ -90,6 +95,8 @@ func (j *job) start(name string, run func(context.Context) error) {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
 			}
+			// Here, because an Error method of the caller's may block, too.
+			result.text, result.cause = textOf(result.err), result.why()
 			j.results <- result
 		}()
 		result.err = run(ctx)
@@ -109,8 +116,8 @@ func (r *jobResult) isConfirmation() bool {
 	return r.name == confirmName && r.err == nil && r.panicked == nil
 }
 
-// cause returns why the term is over after a func has returned too early.
-func (r *jobResult) cause() error {
+// why returns why the term is over if the func has returned too early.
+func (r *jobResult) why() error {
 	name := r.name
 	if r.alone {
 		name = "it"
@@ -204,7 +211,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 		return run(ctx)
 	}
 	r := Run{Name: name, Outcome: RunBegan, Began: time.Now()}
-	scope.of.monitor.ran(r, 1)
+	scope.of.monitor.ran(r, "", 1)
 	returned := false
 	defer func() {
 		r.Ended, r.Err = time.Now(), err
@@ -218,7 +225,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 		default:
 			r.Outcome = RunFailed
 		}
-		scope.of.monitor.ran(r, -1)
+		scope.of.monitor.ran(r, textOf(r.Err), -1)
 	}()
 	err = run(ctx)
 	returned = true

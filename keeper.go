@@ -299,14 +299,15 @@ func (c *checks) ask(ctx context.Context, role Role) error {
 	result := make(chan error, 1)
 	c.calls.Go(func() {
 		defer c.running.Store(false)
-		result <- c.check(ctx, role)
+		err := c.check(ctx, role)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
+		}
+		result <- err
 	})
 	select {
 	case err := <-result:
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrUnhealthy, err)
-		}
-		return nil
+		return err
 	case <-ctx.Done():
 		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, ctx.Err())
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Defaults of [LeaseConfig].
@@ -61,7 +62,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
 	cfg.TTL = cmp.Or(cfg.TTL, DefaultTTL)
 	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Labels = maps.Clone(cfg.Labels)
 
 	errs := []error{

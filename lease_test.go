@@ -167,6 +167,7 @@ func TestAPayloadThatCannotBeDecodedExpiresAndIsLoggedOnce(t *testing.T) {
 			require.Equal(t, "unknown", got.Holder, payload)
 			require.Equal(t, 30*time.Second, got.TTL, payload)
 			t.wantTakeoverAfter(30*time.Second, lease)
+			synctest.Wait()
 			require.Equal(t, 1, strings.Count(log.String(), "cannot be decoded"), "%q: %s", payload, &log)
 		}
 	})

@@ -67,6 +67,7 @@ func (h journalHandler) Handle(_ context.Context, r slog.Record) error {
 
 // take returns the lines since the last call.
 func (j *journal) take() map[string]int {
+	synctest.Wait() // a line comes a moment later
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	lines := j.lines

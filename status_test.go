@@ -243,10 +243,11 @@ func TestAReplicaWhoseJobIsStuckIsUnhealthyUntilItReturns(t *testing.T) {
 func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		release := make(chan struct{})
-		a := t.start("a", tenure.CoordinatorConfig{
-			Trace: &tenure.Trace{Lost: func(*tenure.Term, error) { <-release }}, // stops the coordinator in its tracks
+		a := t.start("a", tenure.CoordinatorConfig{})
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			<-release // deaf to the end of its context
+			return kit.Refuse(ctx, call, do)
 		})
-		a.store.SetHook(kit.Refuse)
 		time.Sleep(29*time.Second + 5*time.Second) // TTL − Margin, and the tolerance
 		require.NoError(t, a.Healthy(5*time.Second))
 		time.Sleep(time.Millisecond)

@@ -91,9 +91,7 @@ func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
 	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)
 	var log kit.SyncBuffer
 	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if n := strings.Count(log.String(), "unlogged"); n != 1 {
-		t.Errorf("%d lines:\n%s", n, log.String())
-	}
+	kit.AwaitThat(t, "the warning", func() bool { return strings.Count(log.String(), "unlogged") == 1 })
 	var last int64
 	for range 2 {
 		obj := kit.Put(t, store, tenure.Object{Key: kit.LeaseKey})

@@ -3,21 +3,24 @@ package tenure
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
-// Trace is a set of funcs that a [Coordinator] calls when something happens, after it has
-// updated its status and its log. Any of them may be nil.
+// Trace is a set of funcs that a [Coordinator] calls when something has happened, after it has
+// updated its status. Any of them may be nil.
 //
-// Renewed and RenewalFailed are called by the goroutines that renew, one at a time; Run by
-// the goroutines of the job; and the others by the goroutine of [Coordinator.Run]. So several
-// may be called at once. They must not panic, and must return quickly: the next renewal, the
-// job or the end of a term waits for them. They may call the coordinator's methods, but must
-// not wait in Resign.
+// They are called one at a time, together with the Logger and in the order in which things
+// happened, by a goroutine of their own. No renewal, job or end of a term waits for them, so a
+// func may be called a moment later than what it tells of. If they fall behind by more than 256
+// calls, further ones are dropped, and a warning in the log says how many. [Coordinator.Run]
+// returns when all have been called; for one that does not return it waits for at most a second.
+// They may call the coordinator's methods. If one of them panics, so does Run.
 //
 // Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
 // Released, if it was not renewed in time but could be released all the same.
@@ -38,7 +41,7 @@ type Trace struct {
 	// replica is not healthy ([ErrUnhealthy]), and will be tried again.
 	RenewalFailed func(term *Term, err error, trustLeft time.Duration)
 
-	// Lost is called right before the job is told to return, if the lease is another's or
+	// Lost is called when the job has been told to return because the lease is another's or
 	// gone or was not renewed in time; and after the job has returned, if the lease could
 	// not be released and has to expire.
 	Lost func(term *Term, cause error)
@@ -46,7 +49,7 @@ type Trace struct {
 	// Released is called when the lease is released.
 	Released func(term *Term, cause error)
 
-	// JobStarted is called right before the job's funcs are. JobEnded is called when all of
+	// JobStarted is called when the job's funcs begin. JobEnded is called when all of
 	// them have returned, with the time since they were told to, or since the first one
 	// returned.
 	JobStarted func(term *Term)
@@ -57,8 +60,8 @@ type Trace struct {
 	JobStuck func(term *Term, since time.Duration)
 
 	// Run is called when a run of the job has begun, and again when it has ended, see
-	// [RecordRun]. It is also called, by the goroutine of [Coordinator.Run], when Watch or
-	// Reconcile has returned an error by itself: that is a failed run.
+	// [RecordRun]. It is also called when Watch or Reconcile has returned an error by itself:
+	// that is a failed run.
 	Run func(run Run)
 
 	// HolderChanged is called when this replica sees another holder than before, which may
@@ -90,15 +93,15 @@ var noTrace Trace
 
 // monitor is the one place that records what happens to a coordinator: one method for
 // each event updates the status, logs, and calls the trace, in this order, so that a func
-// of the trace finds the event in the status.
+// of the trace finds the event in the status. The logger and the trace are called through the
+// queue, because they are the user's and may block.
 type monitor struct {
 	lease   Key
 	replica string
-	logger  *slog.Logger
+	logger  *slog.Logger // hands its records to reports
 	trace   *Trace
+	reports *report.Queue
 	told    string // the holder that the trace was last told of; for Run's goroutine only
-
-	renewals sync.Mutex // held while the trace is told of a renewal: two goroutines renew
 
 	mu    sync.Mutex
 	state state
@@ -126,14 +129,14 @@ func (m *monitor) traceHolder() {
 	}
 	m.told = holder
 	if m.trace.HolderChanged != nil {
-		m.trace.HolderChanged(holder)
+		m.reports.Add(func() { m.trace.HolderChanged(holder) })
 	}
 }
 
 // attempted notes a standby's attempt to acquire.
 func (m *monitor) attempted(took time.Duration, err error) {
 	if m.trace.Attempt != nil {
-		m.trace.Attempt(took, err)
+		m.reports.Add(func() { m.trace.Attempt(took, err) })
 	}
 }
 
@@ -143,7 +146,7 @@ func textOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	return logtext.OneLine(err).Error()
+	return fmt.Sprint(logtext.OneLine(err)) // which survives an Error method that panics
 }
 
 // sawHolder notes the record that was read; nil if there is none.
@@ -215,7 +218,7 @@ func (m *monitor) termBegan(term *Term) {
 	}
 	m.log().Info("lease acquired", attrs...)
 	if m.trace.Acquired != nil {
-		m.trace.Acquired(term, from)
+		m.reports.Add(func() { m.trace.Acquired(term, from) })
 	}
 	m.traceHolder()
 }
@@ -228,17 +231,16 @@ func (m *monitor) jobBegins(term *Term) {
 		s.publish()
 	})
 	if m.trace.JobStarted != nil {
-		m.trace.JobStarted(term)
+		m.reports.Add(func() { m.trace.JobStarted(term) })
 	}
 }
 
-// ran notes that a run of the job has begun or ended. Running is how many more are running
-// now.
-func (m *monitor) ran(r Run, running int) {
-	text := textOf(r.Err)
+// ran notes that a run of the job has begun or ended, with the text of its error. Running is
+// how many more are running now.
+func (m *monitor) ran(r Run, text string, running int) {
 	m.update(func(s *state) { s.ran(r, text, running) })
 	if m.trace.Run != nil {
-		m.trace.Run(r)
+		m.reports.Add(func() { m.trace.Run(r) })
 	}
 }
 
@@ -246,15 +248,13 @@ func (m *monitor) ran(r Run, running int) {
 // of it is not noted here: RecordRun may have done so, and Run is about to panic.
 func (m *monitor) funcReturned(r *jobResult) {
 	if r.name != confirmName && r.err != nil && r.panicked == nil {
-		m.ran(Run{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, 0)
+		m.ran(Run{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
 	}
 }
 
 // renewed notes a renewal that was sent at began, when trustLeft remained.
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
-	m.renewals.Lock()
-	defer m.renewals.Unlock()
 	var overdue time.Time
 	m.update(func(s *state) {
 		s.latency = took
@@ -267,7 +267,7 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
 	}
 	if m.trace.Renewed != nil {
-		m.trace.Renewed(term, took, trustLeft-took)
+		m.reports.Add(func() { m.trace.Renewed(term, took, trustLeft-took) })
 	}
 }
 
@@ -279,14 +279,13 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 		}
 	})
 	m.failed("lease not renewed, trying again", err)
-	m.renewals.Lock()
-	defer m.renewals.Unlock()
 	if m.trace.RenewalFailed != nil {
-		m.trace.RenewalFailed(term, err, term.Remaining())
+		trustLeft := term.Remaining()
+		m.reports.Add(func() { m.trace.RenewalFailed(term, err, trustLeft) })
 	}
 }
 
-// termEnding notes that a term is over and its job is about to be told so.
+// termEnding notes that a term is over and its job has been told so.
 func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
 	reason := textOf(cause)
@@ -315,7 +314,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	}
 	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Lost != nil && isLoss(cause) {
-		m.trace.Lost(term, cause)
+		m.reports.Add(func() { m.trace.Lost(term, cause) })
 	}
 	m.traceHolder()
 }
@@ -337,7 +336,7 @@ func (m *monitor) jobStuck(term *Term, since time.Duration) {
 	m.log().Error("job has not returned although its context has ended; its lease is no longer renewed",
 		"token", term.Token(), "waited", since)
 	if m.trace.JobStuck != nil {
-		m.trace.JobStuck(term, since)
+		m.reports.Add(func() { m.trace.JobStuck(term, since) })
 	}
 }
 
@@ -355,7 +354,7 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 	})
 	m.log().Debug("job returned", "token", term.Token(), "took", took)
 	if m.trace.JobEnded != nil && worked {
-		m.trace.JobEnded(term, cause, took)
+		m.reports.Add(func() { m.trace.JobEnded(term, cause, took) })
 	}
 }
 
@@ -374,7 +373,7 @@ func (m *monitor) released(term *Term, cause error) {
 	})
 	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
 	if m.trace.Released != nil && began {
-		m.trace.Released(term, cause)
+		m.reports.Add(func() { m.trace.Released(term, cause) })
 	}
 	m.traceHolder()
 }
@@ -397,7 +396,7 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 		}
 	})
 	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
-		m.trace.Lost(term, errors.Join(cause, err))
+		m.reports.Add(func() { m.trace.Lost(term, errors.Join(cause, err)) })
 	}
 }
 

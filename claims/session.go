@@ -18,6 +18,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // ErrClosed says that the context of [Session.Run] is done, so the session claims nothing more.
@@ -132,7 +133,7 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, cfg.TTL/3)
 	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, cfg.TTL*2/3)
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, min(cfg.TTL/6, 10*time.Second))
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Labels = maps.Clone(cfg.Labels)
 	cfg.Holder = cmp.Or(cfg.Holder, tenure.ReplicaID())
 	s := &Session{
@@ -179,6 +180,7 @@ func (s *Session) Run(ctx context.Context) error {
 	if !s.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("tenure: run session: %w: it has been run before", tenure.ErrInvalid)
 	}
+	defer report.Flush(s.cfg.Logger)
 	var background sync.WaitGroup
 	defer background.Wait()
 	background.Go(func() { s.sweeper.run(ctx) })

@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -68,7 +69,7 @@ func New(client *clientv3.Client, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: client is nil", tenure.ErrInvalid)
 	}
 	cfg.Prefix = cmp.Or(cfg.Prefix, "tenure/")
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	if !strings.HasSuffix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: Prefix %q does not end in a slash", tenure.ErrInvalid, cfg.Prefix)
 	}
@@ -295,6 +296,7 @@ var errClosed = errors.New("the store is closed")
 func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()
+	report.Flush(s.cfg.Logger)
 	if s.owned {
 		return s.client.Close()
 	}

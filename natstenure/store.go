@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -68,7 +69,7 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	}
 	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")
 	cfg.Replicas = cmp.Or(cfg.Replicas, 1)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	var errs []error
 	if strings.ContainsFunc(cfg.Stream, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\$`, r) }) {
 		errs = append(errs, fmt.Errorf("%w: Stream %q is not one token of a subject", tenure.ErrInvalid, cfg.Stream))
@@ -93,6 +94,7 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 // The versions of a stream that Migrate creates begin with the time in microseconds, so they
 // go on above those of an earlier stream of that name, unless the clock is wrong.
 func (s *Store) Migrate(ctx context.Context) error {
+	defer report.Flush(s.cfg.Logger)
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
 	err := s.oldServer()
@@ -207,6 +209,7 @@ func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()
 	s.ends.Wait()
+	report.Flush(s.cfg.Logger)
 	return nil
 }
 

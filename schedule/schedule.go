@@ -42,6 +42,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Missed determines what happens to slots that came due while no replica could run them.
@@ -99,7 +100,8 @@ func New(cfg Config) (*Schedule, error) {
 		return nil, fmt.Errorf("schedule: new: %w", err)
 	}
 	cfg.Retry = cmp.Or(cfg.Retry, time.Minute)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default()).With("schedule", cfg.Key)
+	logger, _ := report.Logger(cmp.Or(cfg.Logger, slog.Default()))
+	cfg.Logger = logger.With("schedule", cfg.Key)
 	return &Schedule{cfg}, nil
 }
 

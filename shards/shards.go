@@ -19,6 +19,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // DefaultSettle is the default of [Config.Settle].
@@ -132,7 +133,7 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 	}
 	paces := s.Config()
 	cfg.Settle = cmp.Or(cfg.Settle, DefaultSettle)
-	cfg.Logger = cmp.Or(cfg.Logger, paces.Logger)
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
 	return &Shards{
 		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys, members: members, paces: paces,
 		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
@@ -147,6 +148,7 @@ func (sh *Shards) Run(ctx context.Context) error {
 	if !sh.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("tenure: run shards of %s: %w: they have been run before", sh.cfg.Kind, tenure.ErrInvalid)
 	}
+	defer report.Flush(sh.cfg.Logger)
 	defer sh.funcs.Wait()
 	defer sh.stopAll(tenure.ErrShutdown)
 	defer context.AfterFunc(ctx, func() { sh.stopAll(tenure.ErrShutdown) })() // before the membership is given up

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -69,6 +70,7 @@ type Table struct {
 
 // New returns the table for a valid config. It does no I/O.
 func New(conns *pgconns.Conns, cfg Config) *Table {
+	cfg.Logger, _ = report.Logger(cfg.Logger)
 	names := newNames(cfg.Schema, cfg.Table)
 	t := &Table{conns: conns, cfg: cfg, sql: newStatements(names)}
 	t.pruned.Store(time.Now().Unix())
@@ -85,11 +87,15 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 func (t *Table) String() string { return t.setups.names.objects }
 
 // Close closes the connections.
-func (t *Table) Close() { t.conns.Close(t.watches.close) }
+func (t *Table) Close() {
+	t.conns.Close(t.watches.close)
+	report.Flush(t.cfg.Logger)
+}
 
 // AwaitServer waits for a database that is down, until ctx ends. A table that does not
 // exist yet is no error.
 func (t *Table) AwaitServer(ctx context.Context) error {
+	defer report.Flush(t.cfg.Logger)
 	return t.setups.whenUp(ctx, func() error {
 		_, err := t.setups.get(objects.WithLeaseCall(ctx)) // on a connection that will be needed anyway
 		if errors.Is(err, errNoTable) {
@@ -102,6 +108,7 @@ func (t *Table) AwaitServer(ctx context.Context) error {
 // Migrate creates what is missing. It returns [objects.ErrSetup] if the role may not do
 // that, or if what exists is unsuitable.
 func (t *Table) Migrate(ctx context.Context) error {
+	defer report.Flush(t.cfg.Logger)
 	found, err := t.setups.migrate(ctx)
 	if err != nil {
 		return t.setups.explain(err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Table is a table of objects. All methods are safe for concurrent use.
@@ -42,14 +43,16 @@ type Table struct {
 
 // New returns a table in the caller's database. It does no I/O.
 func New(db *sql.DB, name string, logger *slog.Logger) *Table {
+	logger, _ = report.Logger(logger)
+	logger = logger.With("table", name)
 	statements := newStatements(name)
 	t := &Table{
 		db:      db,
 		name:    name,
 		sql:     statements,
 		turn:    make(chan struct{}, 1),
-		watches: newWatches(db, statements.content, logger.With("table", name)),
-		logger:  logger.With("table", name),
+		watches: newWatches(db, statements.content, logger),
+		logger:  logger,
 	}
 	t.claims = Claims{table: t, sql: newClaimStatements(newNames(name).Replace)}
 	return t
@@ -80,6 +83,7 @@ func (t *Table) String() string { return t.name }
 // Close ends the watches, and closes the database if Open opened it.
 func (t *Table) Close() error {
 	t.watches.close()
+	defer report.Flush(t.logger)
 	defer t.unclaim()
 	var err error
 	if check := t.check.Load(); check != nil {

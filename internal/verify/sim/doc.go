@@ -4,7 +4,8 @@
 // A world is one bubble of testing/synctest: two to five replicas with the real
 // Lease and Coordinator over storetest.Mem and storetest.Faulty, a schedule of
 // faults and other events, and a judge that sees each write at the instant at which
-// it lands. In some worlds the store has no clock, and every change is an event. The
+// it lands. In some worlds the store has no clock, and every change is an event; in half of
+// them the log and the trace of a replica block now and then, some for good. The
 // judge checks these invariants:
 //
 //   - exclusion: no two valid terms and no two jobs at the same time; judge_test.go

@@ -24,7 +24,6 @@ type life struct {
 	newest    *term     // the last term whose record it wrote
 	token     int64     // of the last term for which its job began
 	unchecked bool      // its last check failed, or there was none yet
-	lastCause error     // cause of the end of its last term
 	refused   time.Time // when it last may have had to refuse the store's tokens
 }
 

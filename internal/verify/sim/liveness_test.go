@@ -1,7 +1,8 @@
 package sim
 
 import (
-	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -38,7 +39,8 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 	}
 	if status.Terms > 0 {
 		away := l.ttl() / 3 // as long as after a request through the store
-		if errors.Is(l.lastCause, tenure.ErrUnhealthy) {
+		own := func(past tenure.PastTerm) bool { return past.Holder == l.r.name }
+		if i := slices.IndexFunc(status.Recent, own); i >= 0 && strings.Contains(status.Recent[i].Reason, tenure.ErrUnhealthy.Error()) {
 			away = 4 * l.ttl()
 		}
 		if back := status.Since.Add(max(away, l.r.resignedFor)); back.After(since) {

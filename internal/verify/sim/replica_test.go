@@ -20,6 +20,7 @@ type replica struct {
 	wallOffset time.Duration
 	slow       time.Duration // additional time for each answer
 	dice       *virtual.Dice
+	blocking   *virtual.Dice // of its log and trace
 	clocks     virtual.MachineClocks
 
 	// Guarded by the world's lock.
@@ -37,7 +38,7 @@ type replica struct {
 
 func newReplica(w *world, i int) *replica {
 	r := &replica{w: w, name: fmt.Sprint("r", i), ttl: w.ttl, rate: 1, good: true, goodSince: time.Now(),
-		dice: virtual.NewDice(w.seed, 1+i)}
+		dice: virtual.NewDice(w.seed, 1+i), blocking: virtual.NewDice(w.seed, 300+i)}
 	if w.unlikeTTLs {
 		r.ttl = []time.Duration{w.ttl / 2, w.ttl, w.ttl * 2}[w.rng.IntN(3)]
 	}
@@ -66,15 +67,14 @@ func (r *replica) start() {
 	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
 	var err error
 	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
-		AssumeUniqueHolder: r.w.reclaims, Logger: r.w.line.Logger(r.name)})
+		AssumeUniqueHolder: r.w.reclaims, Logger: l.logger()})
 	if err != nil {
 		panic(err)
 	}
-	termOver := func(_ *tenure.Term, cause error) { r.w.locked(func() { l.lastCause = cause }) }
 	cfg := tenure.CoordinatorConfig{
 		Reconcile:     l.reconcile,
 		Confirmations: r.w.confirmations,
-		Trace:         &tenure.Trace{Released: termOver, Lost: termOver},
+		Trace:         l.trace(),
 	}
 	if !r.w.pollsOften {
 		cfg.AcquireInterval = r.ttl / 6

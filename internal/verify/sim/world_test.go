@@ -57,6 +57,7 @@ type traits struct {
 	restores      bool // the table is restored from a backup, sometimes with a clock that is behind
 	latency       time.Duration
 	twoFuncs      bool // the job has both Watch and Reconcile
+	blocks        bool // the replicas' logs and traces block occasionally
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -90,6 +91,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if w.wakes && !w.rates && virtual.RNG(seed, 200).IntN(3) == 0 {
 		w.tellsChanges, w.expiry = true, tenure.Observed
 	}
+	w.blocks = virtual.RNG(seed, 201).IntN(2) == 0
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w

@@ -1,0 +1,185 @@
+// Package report hands what happened to the user's logger and trace, in order, in a goroutine
+// of its own. They may block, as a pipe does that nobody reads, and nothing that renews,
+// judges or ends a term may wait for them.
+package report
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+)
+
+// most is how many reports may wait. Further ones are dropped until none waits any more, so
+// that what is missing is one gap.
+const most = 256
+
+// patience is how long Flush waits for a user's func that has not returned.
+const patience = time.Second
+
+// Queue calls the user's funcs one after another, in the order in which they were added. Its
+// goroutine lives only while there is something to call. All methods are safe for concurrent
+// use.
+type Queue struct {
+	log slog.Handler // is told how many reports were dropped
+
+	mu      sync.Mutex
+	waiting []func()
+	dropped int           // and the log was not told yet
+	idle    chan struct{} // closed when nothing is left to call; nil: nothing is
+	passOn  func(*Panic)
+}
+
+// Panic is a panic of one of the user's funcs.
+type Panic struct {
+	Value any
+	Stack []byte
+}
+
+// Logger returns a logger whose records the queue hands to the handler of the given one. A
+// logger that has a queue is returned as it is, so that all its records stay in order.
+func Logger(l *slog.Logger) (*slog.Logger, *Queue) {
+	if h, ok := l.Handler().(*handler); ok {
+		return l, h.queue
+	}
+	q := &Queue{log: l.Handler()}
+	return slog.New(&handler{queue: q, to: func() slog.Handler { return q.log }}), q
+}
+
+// Add has a func called soon, and does not wait for it. If too many wait already, it is dropped.
+func (q *Queue) Add(call func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) >= most || q.dropped > 0 {
+		q.dropped++
+		return
+	}
+	q.waiting = append(q.waiting, call)
+	if q.idle == nil {
+		q.idle = make(chan struct{})
+		go q.run()
+	}
+}
+
+func (q *Queue) tellDropped(n int) {
+	record := slog.NewRecord(time.Now(), slog.LevelWarn, "the logger or the trace is too slow; reports were dropped", 0)
+	record.AddAttrs(slog.Int("dropped", n))
+	_ = q.log.Handle(context.Background(), record)
+}
+
+// run calls what waits until nothing is left.
+func (q *Queue) run() {
+	returned := false
+	defer func() {
+		if v := recover(); v != nil {
+			q.panicked(&Panic{Value: v, Stack: debug.Stack()})
+		}
+		if !returned { // also if the func has called runtime.Goexit
+			go q.run()
+		}
+	}()
+	for {
+		call := q.next()
+		if call == nil {
+			break
+		}
+		call()
+	}
+	returned = true
+}
+
+// next returns the func to call next, or nil if there is none, and then run must end.
+func (q *Queue) next() func() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if dropped := q.dropped; dropped > 0 && len(q.waiting) == 0 {
+		q.dropped = 0
+		return func() { q.tellDropped(dropped) }
+	}
+	if len(q.waiting) == 0 {
+		close(q.idle)
+		q.idle, q.waiting = nil, nil
+		return nil
+	}
+	call := q.waiting[0]
+	q.waiting[0] = nil
+	q.waiting = q.waiting[1:]
+	return call
+}
+
+// PassOn makes the queue pass the user's panics on, until stop is called. While nobody takes
+// them, they end the process, as that of any goroutine does.
+func (q *Queue) PassOn(to func(*Panic)) (stop func()) {
+	set := func(to func(*Panic)) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.passOn = to
+	}
+	set(to)
+	return func() { set(nil) }
+}
+
+func (q *Queue) panicked(p *Panic) {
+	q.mu.Lock()
+	to := q.passOn
+	q.mu.Unlock()
+	if to == nil {
+		panic(fmt.Sprintf("tenure: the logger or the trace panicked: %v\n\n%s", p.Value, p.Stack))
+	}
+	to(p)
+}
+
+// Flush returns when everything has been called that was added before, or the user's funcs
+// have kept it waiting for too long. What is left is called later.
+func (q *Queue) Flush() {
+	q.mu.Lock()
+	idle := q.idle
+	q.mu.Unlock()
+	if idle == nil {
+		return
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C:
+	}
+}
+
+// Flush is the Flush of the queue of a logger that Logger has returned.
+func Flush(l *slog.Logger) {
+	_, q := Logger(l)
+	q.Flush()
+}
+
+// handler hands records to another handler through a queue. None of that handler's methods is
+// called by the goroutine that logs.
+type handler struct {
+	queue *Queue
+	to    func() slog.Handler
+}
+
+// Enabled always reports true: the level is the other handler's to know.
+func (h *handler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	ctx, r = context.WithoutCancel(ctx), r.Clone()
+	h.queue.Add(func() {
+		if to := h.to(); to.Enabled(ctx, r.Level) {
+			_ = to.Handle(ctx, r)
+		}
+	})
+	return nil
+}
+
+func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	attrs = slices.Clone(attrs)
+	return &handler{h.queue, func() slog.Handler { return h.to().WithAttrs(attrs) }}
+}
+
+func (h *handler) WithGroup(name string) slog.Handler {
+	return &handler{h.queue, func() slog.Handler { return h.to().WithGroup(name) }}
+}
