@@ -48,7 +48,7 @@ func (t *scene) blocked() tenure.CoordinatorConfig {
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
 	return tenure.CoordinatorConfig{
-		Logger: slog.New(callbackLog(func(slog.Record) { <-release })),
+		Logger: slog.New(kit.BlockedLog(release)),
 		Trace:  traceOf(func(string) { <-release }),
 	}
 }

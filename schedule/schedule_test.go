@@ -393,3 +393,23 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 		require.False(t, got.Failing())
 	})
 }
+
+func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		store := storetest.NewMem()
+		ran := slots{do: func(context.Context, schedule.Slot) error { return errors.New("refused") }}
+		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Logger: slog.New(kit.BlockedLog(release))})
+		require.NoError(t, err)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
+		require.NoError(t, err)
+		stop := kit.Run(t, t.Context(), coordinator)
+		time.Sleep(time.Hour + 10*time.Minute)
+		stop()
+		require.GreaterOrEqual(t, len(ran.ran), 10, "one each minute")
+		_, err = lease.Read(t.Context())
+		require.ErrorIs(t, err, tenure.ErrNotFound, "the job has returned, and the lease is released")
+	})
+}

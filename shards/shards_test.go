@@ -537,3 +537,27 @@ func TestASessionThatIsClosedEndsRunOfAProcessThatIsNotFit(t *testing.T) {
 		}
 	})
 }
+
+func TestALogThatBlocksKeepsNoShardFromMovingOrFromRunningAgain(t *testing.T) {
+	inBubble(t, 10, func(w *world) {
+		release := make(chan struct{})
+		defer close(release)
+		var failures atomic.Int64
+		fails := func(p *process, cfg *shards.Config) {
+			cfg.Logger = slog.New(kit.BlockedLog(release))
+			p.run = func(ctx context.Context, id string) error {
+				if failures.Add(1) <= 20 {
+					return errors.New("refused")
+				}
+				<-ctx.Done()
+				return nil
+			}
+		}
+		ps := w.together(2, fails)
+		time.Sleep(time.Minute)
+		w.spread([]int{5, 5}, ps...)
+		ps[0].stop()
+		time.Sleep(moment)
+		w.spread([]int{10}, ps[1])
+	})
+}

@@ -495,3 +495,22 @@ func TestOnPostgresAReleaseWakesNobodyInAnotherSchema(t *testing.T) {
 		}
 	}
 }
+
+func TestOnPostgresALogThatBlocksKeepsNoListenerFromListeningAgain(t *testing.T) {
+	url := pgtest.URL(t)
+	release := make(chan struct{})
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(kit.BlockedLog(release))})
+	t.Cleanup(func() { close(release) }) // before the store is closed
+	kit.Migrate(t, store)
+	pool := kit.PostgresPool(t, url)
+	watch := kit.LiveWatch(t, store, watchedKey)
+	for range 3 {
+		kit.ExecPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'`)
+		kit.AwaitHint(t, "the connection broke", watch)
+		kit.AwaitThat(t, "it listens again", func() bool { return watch.Live() && listeners(t, pool) == 1 })
+		kit.TakeHint(watch)
+		kit.DeleteAndWake(t, store, kit.Put(t, store, tenure.Object{Key: watchedKey}))
+		kit.AwaitHint(t, "deleted", watch)
+	}
+}

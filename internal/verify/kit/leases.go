@@ -106,3 +106,14 @@ func WantErr(t testing.TB, err, want error) {
 
 // Bare hides all optional capabilities of a store.
 func Bare(store tenure.Store) tenure.Store { return struct{ tenure.Store }{store} }
+
+// BlockedLog returns a handler of a log that blocks until it is released, as a pipe does that
+// nobody reads.
+func BlockedLog(release <-chan struct{}) slog.Handler { return blockedLog(release) }
+
+type blockedLog <-chan struct{}
+
+func (b blockedLog) Enabled(context.Context, slog.Level) bool  { <-b; return true }
+func (b blockedLog) Handle(context.Context, slog.Record) error { <-b; return nil }
+func (b blockedLog) WithAttrs([]slog.Attr) slog.Handler        { <-b; return b }
+func (b blockedLog) WithGroup(string) slog.Handler             { <-b; return b }
