@@ -93,7 +93,7 @@ func (j *judge) somebodyHolds() {
 			due = later(due, l.mustLook.Add(l.ttl()/50))
 		}
 		if now.After(due) {
-			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), bound)
+			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), due.Sub(from))
 			j.writtenAt = now // report it once
 		}
 		// A replica that writes but can't hold, because it is too slow or rejects the
