@@ -199,6 +199,20 @@ func TestARecordDeletedWithoutAHintIsMissedWithinTheStandbysOwnTTL(t *testing.T)
 	})
 }
 
+// A host was restarted with another config, and fails for good. The standby knew of the record
+// from before the restart, which would have stood for longer.
+func TestALeaseThatIsTakenBackWithAShorterTTLIsMissedWhenThatHasPassed(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour}))
+		time.Sleep(time.Minute)
+		b := t.startWith(tenure.LeaseConfig{Holder: "b", TTL: time.Hour}, tenure.CoordinatorConfig{})
+		restarted := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true}, tenure.CoordinatorConfig{})
+		restarted.store.SetHook(kit.Hang)
+		time.Sleep(40 * time.Second) // its TTL, and b's AcquireInterval
+		t.wantHolder(b)
+	})
+}
+
 func TestAStandbyThatIsWokenAndFailsTriesAgain(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")

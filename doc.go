@@ -51,7 +51,9 @@
 //   - While the store answers some replica, some replica holds the lease within TTL +
 //     AcquireInterval of the last renewal, and after a release as soon as a standby is
 //     woken. If the store's clock is set back it may take two TTLs, because then only what
-//     a standby has itself seen counts.
+//     a standby has itself seen counts. If a standby was not told that another term began,
+//     because the record was changed by hand, or a hint was lost, it may take the standby's
+//     own TTL where that is longer.
 //   - A write that landed although its answer was lost costs no term.
 //
 // # What can make two jobs overlap
@@ -102,15 +104,15 @@
 //
 // # When a standby looks
 //
-// A standby looks at the record when it is woken, and when the record can expire. A release
-// wakes all standbys, and a request wakes the holder: on Postgres by a notification, for
-// which one connection per store listens; on SQLite through the store, or in other processes
-// by polling the file. If no hint can be expected, and with [Observed], a standby also looks
-// once in an AcquireInterval, unless the store delivers every change, see
-// [ChangeSubscription]. Hints may be lost: nothing is decided by one alone, and a
-// flood of spurious ones costs no more than polling. To spare the database a thundering
-// herd, a standby that came second at the last release, or whose last term failed, gives the
-// others a head start of up to 4 ms.
+// A standby looks at the record when it is woken, when the record that it saw can expire, and
+// at least once in its own TTL. A release wakes all standbys, and a request wakes the holder:
+// on Postgres by a notification, for which one connection per store listens; on SQLite
+// through the store, or in other processes by polling the file. If no hint can be expected,
+// and with [Observed], a standby also looks once in an AcquireInterval, unless the store
+// delivers every change, see [ChangeSubscription]. Hints may be lost: nothing is decided by
+// one alone, and a flood of spurious ones costs no more than polling. To spare the database a
+// thundering herd, a standby that came second at the last release, or whose last term failed,
+// gives the others a head start of up to 4 ms.
 //
 // # Handover and takeover
 //

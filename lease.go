@@ -201,6 +201,9 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
+	if err == nil && held.canExpireIn > 0 && l.cfg.TTL < from.TTL {
+		wakeAll(ctx, l.store, l.cfg.Key) // the standbys wait for the record that they saw, which would have expired later
+	}
 	return term, err
 }
 

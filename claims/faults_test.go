@@ -13,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -29,12 +30,8 @@ func TestKeysUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
+	defer virtual.Repeat(t, fmt.Sprintf("go test ./claims -run TestKeysUnderFaults -claims.hours=%v -claims.seed=%d -count=50", *simHours, seed))
 	inBubble(t, func(w *world) {
-		defer func() {
-			if w.Failed() {
-				w.Logf("repeat it by -claims.seed=%d", seed)
-			}
-		}()
 		random := rand.New(rand.NewPCG(seed, 1))
 		ids := names(6)
 		ctx, cancel := context.WithCancel(context.Background())

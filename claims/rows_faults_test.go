@@ -21,6 +21,7 @@ import (
 	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -548,6 +549,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
 	for seed := range *rowsSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			defer virtual.Repeat(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))
 			inRowsBubble(t, effect, 200, func(w *rowsWorld) { simulateRows(w, seed) })
 		})
 	}

@@ -6,8 +6,10 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 // The simulation runs several processes with real sessions, in virtual time and under faults
@@ -45,7 +47,7 @@ import (
 func TestSimulation(t *testing.T) {
 	var sum tally
 	if *seedFlag != 0 {
-		synctest.Test(t, func(t *testing.T) { runArena(t, *seedFlag, &sum) })
+		simulate(t, *seedFlag, &sum)
 		return
 	}
 	length := *forFlag
@@ -66,14 +68,20 @@ func TestSimulation(t *testing.T) {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
 				t.Parallel()
 				for !enough() && !t.Failed() {
-					seed := next.Add(1) - 1
-					synctest.Test(t, func(t *testing.T) { runArena(t, seed, &sum) })
+					simulate(t, next.Add(1)-1, &sum)
 				}
 			})
 		}
 	})
 	t.Logf("%v in %v\n%v", t.Name(), time.Since(began).Round(time.Second), &sum)
 }
+
+func simulate(t *testing.T, seed uint64, sum *tally) {
+	command := fmt.Sprintf("go test ./claims -run TestSimulation -sim.seed=%d -count=50", seed)
+	virtual.Simulate(t, command, func(t *testing.T) { runArena(t, seed, sum) })
+}
+
+func TestMain(m *testing.M) { pgtest.Main(virtual.Main{M: m}) }
 
 var (
 	seedFlag  = flag.Uint64("sim.seed", 0, "run only the arena with this seed, and print its timeline")

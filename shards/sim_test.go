@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -29,11 +30,7 @@ func TestShardsUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	defer func() {
-		if t.Failed() {
-			t.Logf("repeat it by -shards.seed=%d", seed)
-		}
-	}()
+	defer virtual.Repeat(t, fmt.Sprintf("go test ./shards -run TestShardsUnderFaults -shards.events=%d -shards.seed=%d -count=50", *simEvents, seed))
 	var total, funcs int
 	var slowest time.Duration
 	for part := uint64(0); total < *simEvents && !t.Failed(); part++ { // crashed processes cost time until their bubble ends

@@ -94,7 +94,7 @@ func suites(dir string) ([]suite, error) {
 	return []suite{
 		{name: "quick", limit: "2m", args: []string{"-run", "^(" + strings.Join(quick, "|") + ")$", "."}},
 		{name: "databases", args: []string{"-run", "KeepsTheContract|VersionsStayAhead|FollowsATakeover|ATermFollowsTheNextTerm|AnotherPrograms|FencedTransactionCommits|FenceStatementCommits|BecomeReadOnly|InGroupsIsNeither|HoldsUpNoOther|GivenUpBefore|HasLittleTime|SessionEndsAs|AnotherSchema|RunCloses|CrashEmpties|WhateverBecomesOfTheTomb|LookedAtAgain|RowLevel|WithoutUniqueNames|RefusedForAWhile|ALeaseKeepsIts|LifetimeIsOver|CallerCancels|IsNotAnsweredHas|MayNotIdle|CloseDoesNot|HasOnlyRead|ConnectionString|OfAnyContent|WithoutAStamp|AreNotListed|IsNotPoisoned|WasUndone|TakesNoWriteLock|ThatHasMore|MayHaveAnyPath|DoesNotFitIsNamed|StoppedWithinFn|StarvesNoRenewal|ThatHasBegunFinds|PutStatement|FindsTheIdle|FencedTx|RefusedToASecond|OpenedByItsURL|UntilTheJobHasReturned|WithoutACode|NoFencer|PassTheFence|HeartbeatIsOne|HeartbeatsMay|SealedOrResumed|AFeed", ".", "./internal/verify/databases", "./internal/sqliteobjects", "./internal/listen", "./internal/pgconns", "./internal/wake"}},
-		{name: "simulation", args: []string{"-run", "TestSimulation", "./internal/verify/sim", "-args", "-sim.for=20s"}},
+		{name: "simulation", args: []string{"./internal/verify/sim", "-args", "-sim.for=20s"}},
 		{name: "whole", args: []string{".", "./internal/verify/databases", "./storetest"}},
 		{name: "command", module: "cmd/tenure", args: []string{"."}},
 		{name: "schedule", args: []string{"./schedule"}},

@@ -27,10 +27,10 @@ var shared struct {
 	err    error
 }
 
-// Main runs the tests, stops the shared cluster if one was started, and exits.
-// It is the body of TestMain. The clusters end with the process in any case, but only Main
-// waits for them.
-func Main(m *testing.M) {
+// Main runs the tests of a [testing.M], stops the shared cluster if one was started, and
+// exits. It is the body of TestMain. The clusters end with the process in any case, but only
+// Main waits for them.
+func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if shared.server != nil {
 		if err := shared.server.Close(); err != nil {

@@ -40,7 +40,7 @@
 //
 // A seed determines the faults and their times. It does not determine the order of
 // goroutines that are woken at the same instant, nor the library's jitter. A seed that
-// failed may therefore pass: repeat it, as in
+// failed may therefore pass: repeat it by the command in the last line of the output, as in
 //
 //	go test ./internal/verify/sim -run TestSimulation -sim.seed=123 -count=50
 package sim

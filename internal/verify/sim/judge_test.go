@@ -51,6 +51,7 @@ type judge struct {
 	newest    int64         // the greatest version that a record ever had
 	released  *release      // the release since the last term; nil if none that must wake a standby
 	workedAt  time.Time     // when a job last ran, or could have begun
+	untoldAt  time.Time     // when the record was last changed without a hint
 
 	restoredAt   time.Time // when the table was last restored
 	witnessed    int64     // the greatest version that a record had before that
@@ -96,6 +97,9 @@ func (j *judge) violated(rule, format string, args ...any) {
 // had given up by then.
 func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	now, shift := time.Now(), j.w.journal.clock.Shifted()
+	if !h.rules {
+		j.untold()
+	}
 	if obj.Version <= j.newest {
 		j.violated("tokens", "a record got version %d after version %d", obj.Version, j.newest)
 	}
@@ -208,7 +212,9 @@ func (j *judge) deleted(h *handle, wakes bool) {
 	j.standing, j.payload = nil, nil
 	j.writtenAt = time.Now()
 	j.released = nil
-	if wakes && h.rules {
+	if !wakes {
+		j.untold()
+	} else if h.rules {
 		j.released = j.expectWake(h)
 	}
 }

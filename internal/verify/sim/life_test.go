@@ -25,6 +25,8 @@ type life struct {
 	token     int64     // of the last term for which its job began
 	unchecked bool      // its last check failed, or there was none yet
 	refused   time.Time // when it last may have had to refuse the store's tokens
+	looked    time.Time // when it last got an answer to a read as a standby
+	mustLook  time.Time // when it must look at the latest, because the record was changed and it was not told
 }
 
 // run runs the coordinator. A panic of the job ends the process, as it would in reality.
@@ -46,8 +48,12 @@ func (l *life) run(ctx context.Context) {
 		l.r.w.line.Say(l.r.name, "process ends: its job panicked")
 		l.r.ended(l, l.r.dice.UpTo(l.r.w.ttl))
 	}()
-	_ = l.coordinator.Run(ctx)
+	_ = l.coordinator.Run(context.WithValue(ctx, runKey{}, true))
 }
+
+// runKey is the key that the contexts of a process have when it competes: a holder's and a
+// request's calls have others.
+type runKey struct{}
 
 // halt returns true once the process is not paused, or false if it is gone.
 func (l *life) halt() bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/verify/virtual"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -17,10 +18,13 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 		return errCrashed
 	}
 	l.r.w.locked(func() { l.r.w.judge.sent(l, call) })
-	f := l.fate(call)
+	f, sent := l.fate(call), time.Now()
 	err := f.Carry(ctx, l.r.dice, &l.r.w.running, do)
 	if !l.halt() { // paused before it saw the answer
 		return errCrashed
+	}
+	if (err == nil || errors.Is(err, tenure.ErrNotFound)) && call.Op == "get" && call.Key == leaseKey && ctx.Value(runKey{}) != nil {
+		l.r.w.locked(func() { l.r.w.judge.looks(l, sent) })
 	}
 	return err
 }

@@ -16,6 +16,10 @@ import (
 // of the record or from when the standby became a candidate, whichever is later. A
 // new candidate gets some slack: the time until a call and a check that began in bad
 // weather end (TTL/6 each), and one pause after each (TTL/6).
+//
+// A candidate that relies on hints looks when the record that it saw can expire, and at least
+// once in its own TTL. If that record was replaced without a hint, it does not know by when the
+// new one expires. So nothing is due before it must look, which is a TTL after its last look.
 
 // release is a release that must wake a candidate.
 type release struct {
@@ -86,8 +90,12 @@ func (j *judge) somebodyHolds() {
 		if j.w.clockJumps { // the standby goes by what it has observed since its next read
 			bound += 2 * l.ttl()
 		}
-		if now.Sub(from) > bound {
-			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), bound)
+		due := from.Add(bound)
+		if j.w.wakes && j.w.expiry == tenure.StoreClock { // otherwise it polls, or is told of every change
+			due = later(due, l.mustLook.Add(l.ttl()/50))
+		}
+		if now.After(due) {
+			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), due.Sub(from))
 			j.writtenAt = now // report it once
 		}
 		// A replica that writes but can't hold, because it is too slow or rejects the
@@ -107,6 +115,26 @@ func (j *judge) somebodyHolds() {
 		}
 	}
 	j.wokeInTime(nil)
+}
+
+// untold notes that the record was changed and no hint was given.
+func (j *judge) untold() {
+	j.untoldAt = time.Now()
+	for _, r := range j.w.replicas {
+		if l := r.life; l != nil {
+			l.mustLook = l.looked.Add(l.ttl())
+		}
+	}
+}
+
+// looks notes that a standby has read the record, by a call that was sent at some time.
+func (j *judge) looks(l *life, sent time.Time) {
+	l.looked = time.Now()
+	if !sent.After(j.untoldAt) { // it may have read what stood before
+		l.mustLook = l.looked.Add(l.ttl())
+	} else if l.mustLook.After(l.looked) {
+		l.mustLook = l.looked
+	}
 }
 
 // recordTTL returns the TTL of the current record.

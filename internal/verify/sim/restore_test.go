@@ -77,6 +77,7 @@ func (j *judge) restored(to backup) {
 	j.standing, j.payload, j.released = to.term, to.record.Payload, nil
 	j.newest, j.version = to.record.Version, to.record.Version
 	j.writtenAt, j.workedAt = time.Now(), time.Now()
+	j.untold()
 }
 
 // refuses reports whether a process may have seen greater tokens than the store assigns

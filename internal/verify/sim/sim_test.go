@@ -3,11 +3,13 @@ package sim
 import (
 	"flag"
 	"fmt"
+	"os"
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/verify/virtual"
 )
 
 var (
@@ -20,7 +22,7 @@ var (
 func TestSimulation(t *testing.T) {
 	var sum tally
 	if *seedFlag != 0 {
-		synctest.Test(t, func(t *testing.T) { runWorld(t, *seedFlag, &sum) })
+		simulate(t, *seedFlag, &sum)
 		return
 	}
 	length := *forFlag
@@ -41,11 +43,17 @@ func TestSimulation(t *testing.T) {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
 				t.Parallel()
 				for !enough() && !t.Failed() {
-					seed := next.Add(1) - 1
-					synctest.Test(t, func(t *testing.T) { runWorld(t, seed, &sum) })
+					simulate(t, next.Add(1)-1, &sum)
 				}
 			})
 		}
 	})
 	t.Logf("%v in %v\n%v", t.Name(), time.Since(began).Round(time.Second), &sum)
 }
+
+func simulate(t *testing.T, seed uint64, sum *tally) {
+	command := fmt.Sprintf("go test ./internal/verify/sim -run TestSimulation -sim.seed=%d -count=50", seed)
+	virtual.Simulate(t, command, func(t *testing.T) { runWorld(t, seed, sum) })
+}
+
+func TestMain(m *testing.M) { os.Exit(virtual.Main{M: m}.Run()) }

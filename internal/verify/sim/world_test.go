@@ -102,8 +102,23 @@ func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.t
 // runWorld must be called in a bubble.
 func runWorld(t *testing.T, seed uint64, sum *tally) {
 	rng := virtual.RNG(seed, 0)
+	w := newWorld(t, newTraits(seed, rng), rng)
+	w.judge.tally.worlds, w.judge.tally.hours = 1, map[time.Duration]float64{w.ttl: (worldTTLs * w.ttl).Hours()}
+	w.run(func() {
+		for _, r := range w.replicas {
+			r.start()
+		}
+		if w.gateway {
+			w.running.Go(newGateway(w).run)
+		}
+		w.schedule()
+	})
+	sum.add(&w.judge.tally)
+}
+
+func newWorld(t *testing.T, traits traits, rng *rand.Rand) *world {
 	w := &world{
-		traits: newTraits(seed, rng),
+		traits: traits,
 		t:      t,
 		rng:    rng,
 		line:   virtual.NewTimeline(),
@@ -111,33 +126,30 @@ func runWorld(t *testing.T, seed uint64, sum *tally) {
 		over:   make(chan struct{}),
 	}
 	w.judge = &judge{w: w, terms: make(map[string]*term)}
-	w.judge.tally.worlds, w.judge.tally.hours = 1, map[time.Duration]float64{w.ttl: (worldTTLs * w.ttl).Hours()}
 	w.journal = newJournal(w)
 	for i := range w.replicaCount {
 		w.replicas = append(w.replicas, newReplica(w, i))
 	}
+	return w
+}
+
+// run lets things happen, and then ends the world.
+func (w *world) run(things func()) {
 	w.line.Say("world", "%v", w)
-	for _, r := range w.replicas {
-		r.start()
-	}
-	if w.gateway {
-		w.running.Go(newGateway(w).run)
-	}
 	w.running.Go(w.watchLiveness)
 
-	w.schedule()
+	things()
 
 	close(w.over)
 	for _, r := range w.replicas {
 		r.crash()
 	}
 	w.running.Wait()
-	if t.Failed() {
-		t.Logf("%v\n\n%v", w, w.judge.until)
+	if w.t.Failed() {
+		w.t.Logf("%v\n\n%v", w, w.judge.until)
 	} else if *seedFlag != 0 {
-		t.Logf("%v\n\n%v\n%v", w, w.line, &w.judge.tally)
+		w.t.Logf("%v\n\n%v\n%v", w, w.line, &w.judge.tally)
 	}
-	sum.add(&w.judge.tally)
 }
 
 // sleep waits, and returns false once the world is over.
