@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Listing is who owned what at one moment.
@@ -58,7 +59,7 @@ func (s *Session) list(ctx context.Context, kinds []string) (Listing, error) {
 // Config returns the session's config, with its defaults.
 func (s *Session) Config() SessionConfig {
 	cfg := s.cfg
-	cfg.Labels = maps.Clone(cfg.Labels)
+	cfg.Labels, cfg.Logger = maps.Clone(cfg.Labels), report.Original(cfg.Logger)
 	return cfg
 }
 

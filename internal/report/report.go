@@ -149,6 +149,14 @@ func (q *Queue) Flush() {
 	}
 }
 
+// Original returns the logger that was given to Logger.
+func Original(l *slog.Logger) *slog.Logger {
+	if h, ok := l.Handler().(*handler); ok {
+		return slog.New(h.to())
+	}
+	return l
+}
+
 // Flush is the Flush of the queue of a logger that Logger has returned.
 func Flush(l *slog.Logger) {
 	_, q := Logger(l)
