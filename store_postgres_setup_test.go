@@ -49,7 +49,9 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 		"an unlogged table":           {ddl: `ALTER TABLE objects SET UNLOGGED`, refusal: "UNLOGGED"},
 		"a partition that is":         {ddl: `DROP TABLE objects;` + fmt.Sprintf(hashPartitioned, "UNLOGGED"), refusal: "UNLOGGED"},
 		"a table that inherits":       {ddl: `CREATE UNLOGGED TABLE more () INHERITS (objects)`, refusal: "UNLOGGED"},
-		"a temporary table":           {begins: `CREATE TEMPORARY TABLE objects (LIKE objects INCLUDING ALL)`, refusal: "TEMPORARY"},
+		"a temporary table before it": {begins: `CREATE TEMPORARY TABLE objects (LIKE objects INCLUDING ALL)`},
+		"a temporary table alone": {ddl: `ALTER TABLE objects RENAME TO elsewhere`,
+			begins: `CREATE TEMPORARY TABLE IF NOT EXISTS objects (LIKE objects_tombstones)`, refusal: "does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			schema := strings.ToLower(strings.ReplaceAll(name, " ", "_"))
