@@ -94,6 +94,9 @@ func (t *Table) Close() error {
 
 // Migrate creates the tables that are missing.
 func (t *Table) Migrate(ctx context.Context) error {
+	if err := t.fit(ctx, true); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
+		return explain(err)
+	}
 	return explain(t.transact(ctx, t.sql.migrate, func(tx *sql.Tx) error {
 		unfit, misclaimed, err := t.inspect(ctx, tx)
 		return errors.Join(unfit, misclaimed, err)
