@@ -225,7 +225,7 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, statement func
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
 func (c *Claims) query(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args []any, row func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
+	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
 	s, answered := &c.table.setups, false
 	send := func(found *setup) error {
@@ -256,6 +256,11 @@ func (c *Claims) query(ctx context.Context, limit time.Duration, statement func(
 	return c.explain(err)
 }
 
+// claimCall returns the context of a call that may take limit.
+func claimCall(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(objects.WithClaimCall(ctx), limit)
+}
+
 func (c *Claims) explain(err error) error {
 	explained := c.table.setups.explain(err)
 	if pgconns.MayBeOfOneRow(err) {
@@ -264,10 +269,9 @@ func (c *Claims) explain(err error) error {
 	return explained
 }
 
-// send sends a statement as query does, when there is a connection and may returns nil.
+// send sends a statement as query does, when there is a connection and may returns nil. The context
+// is one of claimCall.
 func (c *Claims) send(ctx context.Context, limit time.Duration, sql string, args []any, may func() error, row func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
-	defer cancel()
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {

@@ -273,6 +273,8 @@ func (r *Rows) send(ctx context.Context, limit time.Duration, s *rowStatements, 
 }
 
 func (r *Rows) run(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args []any, row func(pgx.Rows) error) error {
+	ctx, cancel := claimCall(ctx, limit)
+	defer cancel()
 	err := r.claims.send(ctx, limit, sql, args, func() error { return nil }, row)
 	if outdated(err) { // the table may have changed since it was checked
 		r.found.CompareAndSwap(s, nil)
