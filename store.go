@@ -408,15 +408,17 @@ func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
 }
 
 // putStatement is PutStatement of a store whose table makes the statement.
-func putStatement(obj Object, version int64, fencedBy *objects.Fence, statement func(objects.Row, int64) (string, []any)) (query string, args []any, err error) {
+func putStatement(obj Object, version int64, fencedBy *objects.Fence, statement func(objects.Row, int64) (string, []any, error)) (query string, args []any, err error) {
 	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
 	if fencedBy != nil { // the statement would not be fenced
 		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
 	}
+	if err == nil {
+		query, args, err = statement(obj.row(), version)
+	}
 	if err != nil {
 		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
 	}
-	query, args = statement(obj.row(), version)
 	return query, args, nil
 }
 

@@ -311,7 +311,10 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 	if term.local() {
 		return "SELECT 1", nil, nil
 	}
-	query, args = s.table.FenceStatement(term.fence())
+	query, args, err = s.table.FenceStatement(term.fence())
+	if err != nil {
+		return "", nil, opError(context.Background(), "fence statement by", term.key, err)
+	}
 	return query, args, nil
 }
 

@@ -44,12 +44,15 @@ func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 	server := pgtest.Cluster(t)
 	admin := kit.PostgresPool(t, server.URL())
-	for name, c := range map[string]struct{ ddl, begins, refusal string }{
-		"a table as Migrate makes it": {},
-		"an unlogged table":           {ddl: `ALTER TABLE objects SET UNLOGGED`, refusal: "UNLOGGED"},
-		"a partition that is":         {ddl: `DROP TABLE objects;` + fmt.Sprintf(hashPartitioned, "UNLOGGED"), refusal: "UNLOGGED"},
-		"a table that inherits":       {ddl: `CREATE UNLOGGED TABLE more () INHERITS (objects)`, refusal: "UNLOGGED"},
-		"a temporary table":           {begins: `CREATE TEMPORARY TABLE objects (LIKE objects INCLUDING ALL)`, refusal: "TEMPORARY"},
+	for name, c := range map[string]struct{ ddl, begins, schema, refusal string }{
+		"a table as Migrate makes it":     {},
+		"an unlogged table":               {ddl: `ALTER TABLE objects SET UNLOGGED`, refusal: "UNLOGGED"},
+		"a partition that is":             {ddl: `DROP TABLE objects;` + fmt.Sprintf(hashPartitioned, "UNLOGGED"), refusal: "UNLOGGED"},
+		"a table that inherits":           {ddl: `CREATE UNLOGGED TABLE more () INHERITS (objects)`, refusal: "UNLOGGED"},
+		"a temporary table before it":     {begins: `CREATE TEMPORARY TABLE objects (LIKE objects INCLUDING ALL)`},
+		"a temporary table by its schema": {schema: "pg_temp", begins: `CREATE TEMPORARY TABLE IF NOT EXISTS objects (LIKE objects INCLUDING ALL)`, refusal: "TEMPORARY"},
+		"a temporary table alone": {ddl: `ALTER TABLE objects RENAME TO elsewhere`,
+			begins: `CREATE TEMPORARY TABLE IF NOT EXISTS objects (LIKE objects_tombstones)`, refusal: "does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			schema := strings.ToLower(strings.ReplaceAll(name, " ", "_"))
@@ -61,7 +64,7 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 			}
 			var terms []*tenure.Term
 			for range 2 {
-				store := kit.Must(tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Logger: kit.Quiet}))
+				store := kit.Must(tenure.NewPostgresStore(oneConn(t, url, c.begins), tenure.PostgresConfig{Schema: c.schema, Logger: kit.Quiet}))
 				t.Cleanup(func() { store.Close() })
 				term, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 				switch {

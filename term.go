@@ -474,6 +474,11 @@ func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB
 	case fn == nil:
 		return fmt.Errorf("tenure: fenced transaction: %w: fn is nil", ErrInvalid)
 	}
+	if s, ok := store.(*PostgresStore); ok && term != nil && !term.local() { // by ctx, and before there is a transaction
+		if _, err := s.table.Place(ctx); err != nil {
+			return fmt.Errorf("tenure: fenced transaction: %w", err)
+		}
+	}
 	fence, args, err := store.FenceStatement(term)
 	if err != nil {
 		return err

@@ -60,7 +60,8 @@ func FencedSQLite(ctx context.Context, store *tenure.SQLiteStore, c Claim, fn fu
 // stands: for transactions by database/sql, an ORM or another driver. [tenure.FenceError] makes
 // its failure [tenure.ErrLost]. It must be the last statement before COMMIT; any earlier, it
 // keeps the key from being freed until then. In a transaction of its own it protects nothing.
-// It does no I/O.
+// It does no I/O, but for a Postgres store that has done nothing yet, as [tenure.PostgresStore.FenceStatement]
+// says.
 func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err error) {
 	fence, err := fenceFor(c, store != nil, true)
 	if err != nil {
@@ -68,11 +69,14 @@ func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err 
 	}
 	switch s := store.(type) {
 	case *tenure.PostgresStore:
-		query, args = reach.Postgres(s).FenceStatement(fence)
+		query, args, err = reach.Postgres(s).FenceStatement(fence)
 	case *tenure.SQLiteStore:
 		query, args = reach.SQLite(s).FenceStatement(fence)
 	default:
-		return "", nil, fmt.Errorf("tenure: fence statement: %w: %T has no table of claims", errors.ErrUnsupported, store)
+		err = fmt.Errorf("%w: %T has no table of claims", errors.ErrUnsupported, store)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("tenure: fence statement: %w", err)
 	}
 	return query, args, nil
 }
@@ -82,6 +86,11 @@ func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err 
 func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	if _, err := fenceFor(c, store != nil && db != nil, fn != nil); err != nil {
 		return err
+	}
+	if s, ok := store.(*tenure.PostgresStore); ok { // by ctx, and before there is a transaction
+		if _, err := reach.Postgres(s).Place(ctx); err != nil {
+			return fmt.Errorf("tenure: fenced by %s: %w", c, err)
+		}
 	}
 	fence, args, err := FenceStatement(store, c)
 	if err != nil {

@@ -135,13 +135,14 @@ func (r *Rows) standing(ctx context.Context, rows []objects.Claim) (lost, stand 
 // transactions by an ORM or another driver. [tenure.FenceError] makes its failure
 // [tenure.ErrLost]. It should come first, in a short transaction: it keeps the row locked until
 // COMMIT. The session hears of it when the func of [Rows.Do] returns, or the claim is released. It
-// does no I/O.
+// does no I/O, unless [RowsConfig.Schema] is empty and nothing has used the rows yet: then it looks
+// up, for up to 5 s, which schema has the table.
 func (r *Rows) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := r.valid([]Claim{c}); err != nil {
 		return "", nil, r.failed("finish", err)
 	}
-	query, args = r.table.EndStatement(c.row())
-	return query, args, nil
+	query, args, err = r.table.EndStatement(c.row())
+	return query, args, r.failed("finish", err)
 }
 
 // Finish is FinishPostgres and FinishSQLite with nothing to write but [RowsConfig.Done]. Calls for

@@ -38,7 +38,7 @@ type RowsTable interface {
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
 	// EndStatement returns a statement that ends a claim as Done says, or fails.
-	EndStatement(claim Claim) (query string, args []any)
+	EndStatement(claim Claim) (query string, args []any, err error)
 	// Look returns those of the rows that exist.
 	Look(ctx context.Context, ids []string, limit time.Duration) ([]Claim, error)
 

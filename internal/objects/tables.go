@@ -7,7 +7,8 @@ import _ "embed"
 const TombstonesSuffix = "_tombstones"
 
 // The tables as SQL. {objects}, {tombstones}, {claims}, {requests} and the indexes
-// {tombstones_by_age}, {claims_by_session} and {claims_by_age} stand for quoted names.
+// {tombstones_by_age}, {claims_by_session} and {claims_by_age} stand for quoted names. On SQLite
+// these have a schema, except {tombstones_table} and {claims_table}.
 var (
 	//go:embed postgres_objects.sql
 	PostgresObjects string

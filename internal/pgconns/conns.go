@@ -36,6 +36,8 @@ type Conns struct {
 	leases  *leases
 	claims  *leases     // others of the same kind, so that no renewal waits for a claim
 	reached atomic.Bool // the database has answered at least once
+
+	connected func(ctx context.Context, conn *pgx.Conn) error // see OnConnect
 }
 
 // New returns the connections of a store in the caller's pool.
@@ -65,10 +67,28 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config := pool.Config()
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
-	c := &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy()), claims: newLeases(config.Copy())}
+	c := &Conns{Pool: pool, config: config, cutter: cutter}
+	own := config.Copy()
+	own.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		if config.AfterConnect != nil {
+			if err := config.AfterConnect(ctx, conn); err != nil {
+				return err
+			}
+		}
+		if c.connected == nil {
+			return nil
+		}
+		return c.connected(ctx, conn)
+	}
+	c.leases, c.claims = newLeases(own.Copy()), newLeases(own)
 	c.claims.config.MaxConns = claimConns
 	return c
 }
+
+// OnConnect has each connection of the leases and claims checked after it was opened, before a call
+// uses it. If check fails, the connection is closed and the call that needed it returns the error.
+// It must be called before the first call.
+func (c *Conns) OnConnect(check func(ctx context.Context, conn *pgx.Conn) error) { c.connected = check }
 
 // Close closes the connections, and the pool if it is not the caller's. It calls stop to
 // end background users of them. It waits a few seconds for calls in progress and for a
@@ -255,7 +275,7 @@ func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began tim
 // that got no connection was not sent, and an answer that can't be decoded is one.
 func unanswered(err error, took time.Duration) bool {
 	switch {
-	case SQLState(err) != "", errors.As(err, new(pgx.ScanArgError)), IsConnecting(err):
+	case SQLState(err) != "", errors.As(err, new(pgx.ScanArgError)), IsConnecting(err), errors.Is(err, objects.ErrSetup):
 		return false
 	case errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err): // it waited for a connection
 		return false

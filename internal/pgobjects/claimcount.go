@@ -25,7 +25,7 @@ const claimCounts = `
 // Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
 // are in order, and so are the kinds of each.
 func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) (counts []objects.ClaimCount, err error) {
-	err = c.query(ctx, limit, c.sql.counts, []any{most}, func(rows pgx.Rows) error {
+	err = c.query(ctx, limit, func(s *claimStatements) string { return s.counts }, []any{most}, func(rows pgx.Rows) error {
 		var n objects.ClaimCount
 		err := rows.Scan(&n.Session, &n.Kind, &n.Claims)
 		counts = append(counts, n)

@@ -24,7 +24,7 @@ const claimForget = `
 // clock, which is zero if there are none.
 func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
 	var nowUS int64
-	err = c.query(ctx, limit, c.sql.list, []any{kinds}, func(rows pgx.Rows) error {
+	err = c.query(ctx, limit, func(s *claimStatements) string { return s.list }, []any{kinds}, func(rows pgx.Rows) error {
 		var kind, session string
 		var ids []string
 		var tokens []int64
@@ -44,5 +44,5 @@ func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duratio
 
 // Forget deletes the free rows of a kind.
 func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) error {
-	return c.query(ctx, limit, c.sql.forget, []any{kind}, func(pgx.Rows) error { return nil })
+	return c.query(ctx, limit, func(s *claimStatements) string { return s.forget }, []any{kind}, func(pgx.Rows) error { return nil })
 }

@@ -2,6 +2,7 @@ package pgobjects
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"time"
 
@@ -20,7 +21,6 @@ import (
 // ended when the limit has passed.
 type Claims struct {
 	table *Table
-	sql   claimStatements
 }
 
 // Claims returns the table of claims.
@@ -30,15 +30,16 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an
-// insert waits, for another of the same key.
+// insert waits, for another of the same key. It names the key, so that it fails if a table was
+// created again without it.
 //
 // IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
 // knows, or of a join, it may expect so many that it walks all rows of the kind. What is locked is
 // updated by its ctid: to look it up by its key again costs a fifth more.
-func newClaimStatements(n names) claimStatements {
+func newClaimStatements(n names) *claimStatements {
 	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	const hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
-	return claimStatements{
+	return &claimStatements{
 		counts: n.in(claimCounts), list: n.in(claimList), forget: n.in(claimForget),
 		look: n.in(`
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
@@ -57,7 +58,7 @@ func newClaimStatements(n names) claimStatements {
 			made AS (
 				INSERT INTO {claims} (kind, id, session, token)
 				SELECT $1, id, $2, {now_us} FROM unnest($5::text[]) missing(id) ORDER BY id
-				ON CONFLICT DO NOTHING RETURNING kind, id, session, token)
+				ON CONFLICT (kind, id) DO NOTHING RETURNING kind, id, session, token)
 			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`),
 
 		// Returns the rows that should be free and are not, because somebody has locked them.
@@ -83,7 +84,7 @@ func newClaimStatements(n names) claimStatements {
 				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
 			asked AS (
 				INSERT INTO {requests} (session, kind, id, token)
-				SELECT session, kind, id, token FROM owned ORDER BY session, id ON CONFLICT DO NOTHING)
+				SELECT session, kind, id, token FROM owned ORDER BY session, id ON CONFLICT (session, kind, id, token) DO NOTHING)
 			SELECT kind, id, session, token, false FROM owned`),
 
 		// Deletes the requests for claims that have ended, and says of each whether it is one. A
@@ -138,46 +139,49 @@ func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c
 
 // Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.look, kind, ids)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.look }, kind, ids)
 }
 
 // Take makes a session the owner of rows: of those that are free, or whose session is one of
 // those that are gone, and of those that are missing. It returns the rows that the session now
 // owns and has not owned before. Rows that somebody has locked it leaves.
 func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.take, kind, session, ids, gone, missing)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.take }, kind, session, ids, gone, missing)
 }
 
 // Free frees the rows that a session owns under these tokens, and returns those that it could
 // not free because somebody has locked them.
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.free, kind, session, ids, tokens)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.free }, kind, session, ids, tokens)
 }
 
 // Owned returns at most n rows that a session owns, those after another row.
 func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.owned, session, afterKind, afterID, n)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.owned }, session, afterKind, afterID, n)
 }
 
 // Request asks the owners of rows to give them back, and returns these rows. It waits for no
 // fenced write.
 func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.request, kind, ids)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.request }, kind, ids)
 }
 
 // Wanted returns at most n claims of a session that somebody asks for, those after another one.
 // Gone says that the claim has ended, and that the request was deleted.
 func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, c.sql.wanted, session, after.Kind, after.ID, after.Token, n)
+	return c.claims(ctx, limit, func(s *claimStatements) string { return s.wanted }, session, after.Kind, after.ID, after.Token, n)
 }
 
 // Sessions returns the sessions that rows name.
 func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	return c.namedBy(ctx, limit, c.sql.sessions)
+	return namedBy(func(row func(pgx.Rows) error) error {
+		return c.query(ctx, limit, func(s *claimStatements) string { return s.sessions }, nil, row)
+	})
 }
 
-func (c *Claims) namedBy(ctx context.Context, limit time.Duration, statement string) (sessions []objects.Session, err error) {
-	err = c.query(ctx, limit, statement, nil, func(rows pgx.Rows) error {
+// namedBy returns the sessions that a statement returns.
+func namedBy(query func(row func(pgx.Rows) error) error) (sessions []objects.Session, err error) {
+	err = query(func(rows pgx.Rows) error {
 		var s objects.Session
 		var r objects.Row
 		var gone bool
@@ -200,12 +204,12 @@ func (c *Claims) namedBy(ctx context.Context, limit time.Duration, statement str
 // many requests for claims that have ended. It returns how many, and the token behind which the
 // next call begins: where the dead rows are that this one leaves in the index.
 func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
-	err = c.query(ctx, limit, c.sql.prune, []any{after, n}, func(rows pgx.Rows) error { return rows.Scan(&last, &pruned) })
+	err = c.query(ctx, limit, func(s *claimStatements) string { return s.prune }, []any{after, n}, func(rows pgx.Rows) error { return rows.Scan(&last, &pruned) })
 	return last, pruned, err
 }
 
-func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, args ...any) (claims []objects.Claim, err error) {
-	err = c.query(ctx, limit, sql, args, func(rows pgx.Rows) error {
+func (c *Claims) claims(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args ...any) (claims []objects.Claim, err error) {
+	err = c.query(ctx, limit, statement, args, func(rows pgx.Rows) error {
 		var r objects.Claim
 		err := rows.Scan(&r.Kind, &r.ID, &r.Session, &r.Token, &r.Gone)
 		claims = append(claims, r)
@@ -220,15 +224,60 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 // query runs one statement in a transaction of its own, which has the settings of the statement.
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
-func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
+func (c *Claims) query(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args []any, row func(pgx.Rows) error) error {
+	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
+	s, answered := &c.table.setups, false
+	send := func(found *setup) error {
+		return c.send(ctx, limit, statement(found.claims), args, func() error {
+			// The connection may be a new one, by which the tables were looked at again.
+			if now := s.found.Load(); now != nil {
+				return now.mayClaim()
+			}
+			return nil
+		}, func(rows pgx.Rows) error {
+			answered = true
+			return row(rows)
+		})
+	}
+	found, err := s.claiming(ctx)
+	if err == nil {
+		err = send(found)
+	}
+	if outdated(err) && !answered {
+		if again, lookErr := s.look(ctx); errors.Is(lookErr, objects.ErrSetup) {
+			err = lookErr
+		} else if lookErr == nil && again.mayClaim() != nil {
+			err = again.mayClaim()
+		} else if lookErr == nil && !again.equal(found) {
+			err = send(again)
+		}
+	}
+	return c.explain(err)
+}
+
+// claimCall returns the context of a call that may take limit.
+func claimCall(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(objects.WithClaimCall(ctx), limit)
+}
+
+func (c *Claims) explain(err error) error {
+	explained := c.table.setups.explain(err)
+	if pgconns.MayBeOfOneRow(err) {
+		return &objects.Refused{Cause: explained}
+	}
+	return explained
+}
+
+// send sends a statement as query does, when there is a connection and may returns nil. The context
+// is one of claimCall.
+func (c *Claims) send(ctx context.Context, limit time.Duration, sql string, args []any, may func() error, row func(pgx.Rows) error) error {
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
 	}
-	err := c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+	return c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		batch := &pgx.Batch{}
 		batch.Queue(settings, strconv.FormatInt(max(1, limit.Milliseconds()), 10))
 		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
@@ -239,13 +288,16 @@ func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, arg
 			}
 			return rows.Err()
 		})
-		return pool.SendBatch(ctx, batch).Close()
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		if err := may(); err != nil {
+			return err
+		}
+		return conn.SendBatch(ctx, batch).Close()
 	})
-	explained := c.table.setups.explain(err)
-	if pgconns.MayBeOfOneRow(err) {
-		return &objects.Refused{Cause: explained}
-	}
-	return explained
 }
 
 // fencedOut explains the failure of a transaction that depended on a claim.

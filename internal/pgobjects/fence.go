@@ -20,7 +20,11 @@ import (
 // error of fn, or otherwise that of the transaction around it. The transaction may be idle
 // for at most idle, or less if the session allows less.
 func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
-	found, err := t.setups.get(ctx)
+	find := t.setups.get
+	if fence.Claim != nil {
+		find = t.setups.claiming
+	}
+	found, err := find(ctx)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -33,7 +37,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
-	fnErr, err = t.fencedTx(ctx, conn, fence, idle, fn)
+	fnErr, err = t.fencedTx(ctx, conn, checkFence(found, fence), fence, idle, fn)
 	if failed := cmp.Or(err, fnErr); pgconns.IsReadOnly(failed) {
 		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
 	}
@@ -49,7 +53,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 // fencedTx runs fn between BEGIN and the checked commit, and releases the connection
 // before it returns, because the caller reads more afterwards and the pool may have no
 // other free connection.
-func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
+func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, check pgconns.Statement, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	// Sent as one simple query; it takes no snapshot, so fn may still choose an isolation
 	// level.
@@ -81,7 +85,7 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, fence *objects
 	fence.Yield(ctx)
 	batch := &pgx.Batch{}
 	pgconns.LimitLockWait(ctx, batch)
-	t.checkFence(fence).Queue(batch, new(error))
+	check.Queue(batch, new(error))
 	batch.Queue("COMMIT")
 	return nil, conn.SendBatch(ctx, batch).Close()
 }
@@ -94,41 +98,64 @@ var errEnding = fmt.Errorf("tenure: fenced: %w: the transaction is committed or 
 func (unendingTx) Commit(context.Context) error   { return errEnding }
 func (unendingTx) Rollback(context.Context) error { return errEnding }
 
-// FenceStatement returns a statement that fails unless the fence holds.
-func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
-	if fence.Claim != nil {
-		return t.qualified().in(claimFence), claimArgs(fence.Claim)
+// FenceStatement returns a statement that fails unless the fence holds. Only if nothing has yet
+// found out in which schema the tables are, it does.
+func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, err error) {
+	n, err := t.placed()
+	if err != nil {
+		return "", nil, err
 	}
-	return t.qualified().in(recordFence), recordArgs(fence)
+	if fence.Claim != nil {
+		return n.in(claimFence), claimArgs(fence.Claim), nil
+	}
+	return n.in(recordFence), recordArgs(fence), nil
 }
 
 func recordArgs(fence *objects.Fence) []any { return []any{fence.ID.Type, fence.ID.ID, fence.Record} }
 
 // PutStatement returns a statement that replaces an object, or fails unless it is at a
-// version.
-func (t *Table) PutStatement(obj objects.Row, version int64) (query string, args []any) {
-	return t.qualified().in(`
+// version. Of I/O it does what FenceStatement does.
+func (t *Table) PutStatement(obj objects.Row, version int64) (query string, args []any, err error) {
+	n, err := t.placed()
+	if err != nil {
+		return "", nil, err
+	}
+	return n.in(`
 		WITH written AS (` + replace + ` AND {version} = $6::bigint RETURNING 1)
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.PutConflict + `' || count(*))::int END FROM written`),
-		append(columns(obj), version)
+		append(columns(obj), version), nil
 }
 
-// qualified returns the names of the tables with their schema, because the caller's
-// search_path may be another.
-func (t *Table) qualified() names {
-	if found := t.setups.found.Load(); found != nil {
-		return newNames(found.schema, t.cfg.Table)
+// placed returns the names of the tables with their schemas, because the caller's transaction may
+// have another search_path, and temporary tables.
+func (t *Table) placed() (names, error) {
+	if t.cfg.Schema != "" {
+		return t.setups.names, nil
 	}
-	return t.setups.names
+	if found := t.setups.told.Load(); found != nil {
+		return found.placed, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), placeAtMost)
+	defer cancel()
+	return t.Place(ctx)
+}
+
+// Place finds out in which schemas the tables are, unless that is known.
+func (t *Table) Place(ctx context.Context) (names, error) {
+	found, err := t.setups.get(ctx)
+	if err != nil {
+		return names{}, t.setups.explain(err)
+	}
+	return found.placed, nil
 }
 
 // checkFence checks that a fence holds, as the last statement of a transaction. If it does
 // not hold, the check fails, and the transaction with it.
-func (t *Table) checkFence(fence *objects.Fence) pgconns.Statement {
+func checkFence(found *setup, fence *objects.Fence) pgconns.Statement {
 	if fence.Claim != nil {
-		return pgconns.Statement{SQL: t.claims.sql.fence, Args: claimArgs(fence.Claim)}
+		return pgconns.Statement{SQL: found.claims.fence, Args: claimArgs(fence.Claim)}
 	}
-	return pgconns.Statement{SQL: t.sql.fence, Args: recordArgs(fence)}
+	return pgconns.Statement{SQL: found.sql.fence, Args: recordArgs(fence)}
 }
 
 // isRefusal reports whether a transaction failed because its fence did not hold.

@@ -20,13 +20,15 @@ type Rows struct {
 	claims *Claims
 	cfg    objects.RowsConfig
 	logger *slog.Logger
-	names  *strings.Replacer // for statements that need not know the type of an ID
 	found  atomic.Pointer[rowStatements]
+	placed atomic.Pointer[string] // the schema in which the table was found last
+
+	checking atomic.Bool // a call is checking again what was found
 }
 
 // Rows returns the table of a valid config. It does no I/O.
 func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) *Rows {
-	return &Rows{claims: &t.claims, cfg: cfg, logger: logger, names: rowNames(cfg, "", "", t.setups.names)}
+	return &Rows{claims: &t.claims, cfg: cfg, logger: logger}
 }
 
 // rowNames returns what puts names and the user's SQL into a statement.
@@ -77,6 +79,8 @@ func assignment(sql string) string {
 }
 
 type rowStatements struct {
+	own *setup // where the statements expect the library's tables
+
 	take, ready, free, owned, sessions, stand string
 	done, exhausted, after, release           endStatements
 }
@@ -87,7 +91,7 @@ type endStatements struct{ one, any, unlocked string }
 // newRowStatements returns the statements for IDs of a type. What [newClaimStatements] says of
 // plans holds here as well: rows are locked in one step and written by their IDs in the next, and
 // IS NOT DISTINCT FROM keeps the planner from the index on the session.
-func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own names) *rowStatements {
+func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own names) rowStatements {
 	in := rowNames(cfg, idType, attemptsType, own).Replace
 	const ready = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
 	const columns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
@@ -110,7 +114,7 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 				RETURNING {id}::text, '', {token}, 0`),
 		}
 	}
-	return &rowStatements{
+	return rowStatements{
 		// The order of the rows that an UPDATE returns is any. ORDER BY would mean the column of
 		// the result rather than the table's if the two had the same name.
 		take: in(`
@@ -153,15 +157,29 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 	}
 }
 
-// ready returns the statements, after the table was checked.
+// ready returns the statements, after the table was checked: at first, and again whenever the
+// library's own tables were looked at again.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowStatements, error) {
-	if found := r.found.Load(); found != nil {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	own, err := r.claims.table.setups.get(ctx)
+	found := r.found.Load()
+	switch {
+	case err != nil && (found == nil || errors.Is(err, objects.ErrSetup)):
+		return nil, r.claims.table.setups.explain(err)
+	case err != nil: // nothing was found out
+		return found, nil
+	case found == nil:
+		return r.check(ctx, own)
+	case found.own == own || !r.checking.CompareAndSwap(false, true):
 		return found, nil
 	}
-	if err := r.Check(ctx, limit); err != nil {
-		return nil, err
+	defer r.checking.Store(false)
+	again, err := r.check(ctx, own)
+	if err != nil && !errors.Is(err, objects.ErrSetup) {
+		return found, nil
 	}
-	return r.found.Load(), nil
+	return again, err
 }
 
 // TakeReady makes a session the owner of at most n rows that are ready, in their order, except
@@ -230,7 +248,7 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	if err != nil {
 		return nil, err
 	}
-	return r.claims.namedBy(ctx, limit, s.sessions)
+	return namedBy(func(row func(pgx.Rows) error) error { return r.run(ctx, limit, s, s.sessions, nil, row) })
 }
 
 func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*rowStatements) string, args ...any) (claims []objects.Claim, err error) {
@@ -242,17 +260,24 @@ func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*r
 }
 
 func (r *Rows) send(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args ...any) (claims []objects.Claim, err error) {
-	err = r.claims.query(ctx, limit, sql, args, func(rows pgx.Rows) error {
+	err = r.run(ctx, limit, s, sql, args, func(rows pgx.Rows) error {
 		c := objects.Claim{Kind: r.cfg.Table}
 		err := rows.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
 		claims = append(claims, c)
 		return err
 	})
 	if err != nil {
-		if outdated(err) { // the table may have changed since it was checked
-			r.found.CompareAndSwap(s, nil)
-		}
 		return nil, err
 	}
 	return claims, nil
+}
+
+func (r *Rows) run(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args []any, row func(pgx.Rows) error) error {
+	ctx, cancel := claimCall(ctx, limit)
+	defer cancel()
+	err := r.claims.send(ctx, limit, sql, args, func() error { return nil }, row)
+	if outdated(err) { // the table may have changed since it was checked
+		r.found.CompareAndSwap(s, nil)
+	}
+	return r.claims.explain(err)
 }

@@ -53,62 +53,104 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 
 // rowTable is what was found out about a table of the user.
 type rowTable struct {
-	exists, hidden, unique, bySession bool
-	kind, lacks                       string
-	types                             map[string]string
-	notNull, keyed                    []string // columns that are NOT NULL, that are in a unique key
-	triggers                          []string
+	schema                    string // empty: it does not exist
+	hidden, unique, bySession bool
+	kind, persistence, lacks  string
+	types                     map[string]string
+	notNull, keyed            []string // columns that are NOT NULL, that are in a unique key
+	triggers                  []string
 }
 
+// inspectRows looks for the table as [inspectTables] does.
 const inspectRows = `
-	WITH looked AS MATERIALIZED (SELECT to_regclass($1)::oid AS rel),
+	WITH looked AS MATERIALIZED (
+		SELECT CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, $2::text))::oid ELSE (
+			SELECT c.oid FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
+				JOIN pg_catalog.pg_namespace n ON nspname = name JOIN pg_catalog.pg_class c ON relnamespace = n.oid AND relname = $2
+			WHERE name::text !~ '^pg_temp_' ORDER BY at LIMIT 1) END AS rel),
 	keys AS MATERIALIZED (
 		SELECT i.*, ARRAY(SELECT attname::text FROM unnest((indkey::int2[])[0:indnkeyatts - 1]) WITH ORDINALITY k(num, at)
-			JOIN pg_attribute ON attrelid = indrelid AND attnum = num ORDER BY at) AS columns,
+			JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = num ORDER BY at) AS columns,
 			coalesce(pg_get_expr(indpred, indrelid), '') AS predicate
-		FROM looked JOIN pg_index i ON indrelid = rel WHERE indisvalid AND indisready)
-	SELECT rel IS NOT NULL, coalesce(row_security_active(rel), false),
-		EXISTS (SELECT FROM keys WHERE indisunique AND indimmediate AND predicate = '' AND indexprs IS NULL AND columns = ARRAY[$2]),
-		EXISTS (SELECT FROM keys WHERE columns[1:2] = ARRAY[$3, $2] AND predicate IN ('', format('(%I IS NOT NULL)', $3))),
-		coalesce((SELECT relkind::text FROM pg_class WHERE oid = rel), ''),
+		FROM looked JOIN pg_catalog.pg_index i ON indrelid = rel WHERE indisvalid AND indisready)
+	SELECT coalesce((SELECT nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace WHERE c.oid = rel), ''),
+		coalesce(row_security_active(rel), false),
+		EXISTS (SELECT FROM keys WHERE indisunique AND indimmediate AND predicate = '' AND indexprs IS NULL AND columns = ARRAY[$3]),
+		EXISTS (SELECT FROM keys WHERE columns[1:2] = ARRAY[$4, $3] AND predicate IN ('', format('(%I IS NOT NULL)', $4))),
+		coalesce((SELECT relkind::text FROM pg_catalog.pg_class WHERE oid = rel), ''),
+		coalesce((SELECT relpersistence::text FROM pg_catalog.pg_class WHERE oid = rel), ''),
 		coalesce((SELECT string_agg(p, ', ') FROM unnest(ARRAY['SELECT', 'UPDATE']) p WHERE NOT has_any_column_privilege(rel, p)), ''),
-		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
-		ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
+		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
+		ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
 		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
-		ARRAY(SELECT tgname::text FROM pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0)
+		ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0)
 	FROM looked`
 
 // idTypes are the types that an ID may have, as Postgres writes them.
 var idTypes = []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"}
 
-// Check returns an [objects.ErrSetup] that names everything that is wrong with the table.
+// Check returns an [objects.ErrSetup] that names everything that is wrong with the table. It does
+// not need the library's own tables.
 func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	own, err := r.claims.table.setups.get(ctx)
+	if err != nil && !errors.Is(err, errNoTable) {
+		return r.claims.table.setups.explain(err)
+	}
+	_, err = r.check(ctx, own)
+	return err
+}
+
+// check returns the statements for the table as it is. Without own it does not remember them.
+func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
 	t, cfg := r.claims.table, r.cfg
 	var found rowTable
-	err := t.conns.QueryRow(ctx, inspectRows, []any{r.names.Replace("{rows}"), cfg.ID, cfg.Session},
-		&found.exists, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.lacks,
+	err := t.setups.query(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session},
+		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
 		&found.types, &found.notNull, &found.keyed, &found.triggers)
 	if err != nil {
-		return t.setups.explain(err)
+		return nil, t.setups.explain(err)
 	}
+	before := r.found.Load()
 	if wrong := found.wrong(cfg); len(wrong) > 0 {
-		return objects.SetupError(fmt.Errorf("%w: table %s can't have claims on its rows: %s", objects.ErrSetup, r.names.Replace("{rows}"), strings.Join(wrong, "; ")))
+		r.found.CompareAndSwap(before, nil)
+		return nil, objects.SetupError(fmt.Errorf("%w: table %s can't have claims on its rows: %s", objects.ErrSetup, rowsName(cfg), strings.Join(wrong, "; ")))
 	}
 	idType := found.types[cfg.ID]
 	if idType == "character varying" {
 		idType = "text"
 	}
-	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], t.setups.names)
-	if err := r.parse(ctx, statements); err != nil {
-		return err
+	cfg.Schema = found.schema
+	names := t.setups.names
+	if own != nil {
+		names = own.placed
 	}
-	if len(found.triggers) > 0 && r.found.Load() == nil {
+	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], names)
+	if before == nil || !before.equal(statements) {
+		if err := r.parse(ctx, &statements); err != nil {
+			return nil, err
+		}
+	}
+	if len(found.triggers) > 0 && before == nil {
 		r.logger.Warn("triggers run before each update of a row, also when it is claimed and freed", "table", cfg.Table, "triggers", found.triggers)
 	}
-	r.found.Store(statements)
-	return nil
+	r.placed.Store(&cfg.Schema)
+	if statements.own = own; own != nil {
+		r.found.Store(&statements)
+	}
+	return &statements, nil
+}
+
+// equal reports whether two tables have the same statements.
+func (s *rowStatements) equal(other rowStatements) bool {
+	other.own = s.own
+	return *s == other
+}
+
+// rowsName is the quoted name of the table, as configured.
+func rowsName(cfg objects.RowsConfig) string {
+	return rowNames(cfg, "", "", names{}).Replace("{rows}")
 }
 
 func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
@@ -117,11 +159,14 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf(format, args...))
 		}
 	}
-	if !found.exists {
+	if found.schema == "" {
 		return []string{"it does not exist (set Schema if search_path does not find it)"}
 	}
 	if found.kind != "r" && found.kind != "p" {
 		return []string{"it is a view or a foreign table (name the table behind it)"}
+	}
+	if found.persistence == tableTemporary {
+		return []string{"it is TEMPORARY: each connection has one of its own"}
 	}
 	missing := false
 	column := func(name, what string, types ...string) {

@@ -158,7 +158,7 @@ func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
 		err := r.claims.table.conns.QueryRow(ctx, `
 			SELECT CASE WHEN status = 'committed' AND NOT (
 				(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $2::bigint
-				AND EXISTS (SELECT FROM pg_stat_activity WHERE (extract(epoch FROM backend_start) * 1000000)::bigint < $3::bigint)
+				AND EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE (extract(epoch FROM backend_start) * 1000000)::bigint < $3::bigint)
 			) THEN 'unknown' ELSE coalesce(status, 'unknown') END
 			FROM pg_xact_status($1::text::xid8) status`, []any{id.xid, id.server, id.began}, &status)
 		switch {
@@ -182,11 +182,23 @@ func invalidID(err error) error {
 	return err
 }
 
-// EndStatement returns a statement that ends the claim of a row as Finish does, or fails.
-func (r *Rows) EndStatement(c objects.Claim) (query string, args []any) {
-	return r.names.Replace(`
+// EndStatement returns a statement that ends the claim of a row as Finish does, or fails. Only if
+// nothing has yet found out in which schema the table is, it does.
+func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
+	cfg := r.cfg
+	if cfg.Schema == "" {
+		placed := r.placed.Load()
+		if placed == nil {
+			if err := r.Check(context.Background(), placeAtMost); err != nil {
+				return "", nil, err
+			}
+			placed = r.placed.Load()
+		}
+		cfg.Schema = *placed
+	}
+	return rowNames(cfg, "", "", names{}).Replace(`
 		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{done}
 			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,
-		[]any{c.ID, c.Session, c.Token}
+		[]any{c.ID, c.Session, c.Token}, nil
 }

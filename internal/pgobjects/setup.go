@@ -25,19 +25,35 @@ const migrateLock = 0x74656e757265 // "tenure"
 // statement's failure contradicts that.
 const lookAgain = 10 * time.Minute
 
+// connectedAtMost is how long the look by a new connection may take.
+const connectedAtMost = 5 * time.Second
+
+// placeAtMost is how long a call without a context may look for the table.
+const placeAtMost = 5 * time.Second
+
 var errNoTable = errors.New("the table does not exist")
 
 // setup is what was found in the database.
 type setup struct {
 	at time.Time // when it was found
 
-	schema            string        // of the table, even if search_path found it
-	lacks             string        // privileges on the table that this role lacks
-	tombstones        bool          // the table exists, and this role may write it
-	unlogged          bool          // a crash empties the table of tombstones
-	names             bool          // a unique index covers the names
-	idAlone           bool          // an ID is unique among all types, not only in its own
-	idleTimeout       time.Duration // idle_in_transaction_session_timeout; 0 means none
+	placed names            // with the schemas in which the tables are, or would be created
+	sql    *statements      // that name these tables
+	claims *claimStatements // likewise
+
+	exists        bool          // the table does
+	schema        string        // of the table, even if search_path found it
+	lacks         string        // privileges on the table that this role lacks
+	hasTombstones bool          // there is a table of tombstones
+	tombstones    bool          // this role may write it, and it is as it should be
+	misburied     string        // why it is not as it should be
+	unlogged      bool          // a crash empties the table of tombstones
+	unclaimed     string        // table without which there are no claims
+	misclaimed    string        // why the tables of claims are not as they should be
+	uniqueNames   bool          // a unique index covers the names
+	idAlone       bool          // an ID is unique among all types, not only in its own
+	idleTimeout   time.Duration // idle_in_transaction_session_timeout; 0 means none
+
 	synchronousCommit string
 }
 
@@ -47,19 +63,30 @@ func (s *setup) equal(other *setup) bool {
 		return false
 	}
 	same := *other
-	same.at = s.at
+	same.at, same.sql, same.claims = s.at, s.sql, s.claims
 	return same == *s
+}
+
+// place sets in which schemas the tables are, and the statements that name them: those of the last
+// look if nothing has moved.
+func (s *setup) place(table string, schemas [tableCount]string, last *setup) {
+	if s.placed = newNames(table, schemas); last != nil && last.placed == s.placed {
+		s.sql, s.claims = last.sql, last.claims
+		return
+	}
+	s.sql, s.claims = newStatements(s.placed), newClaimStatements(s.placed)
 }
 
 // setups knows what was found in the database, and looks again when that may have
 // changed.
 type setups struct {
 	conns  *pgconns.Conns
-	names  names
+	cfg    Config
+	names  names // as configured
 	logger *slog.Logger
 
 	found   atomic.Pointer[setup]  // nil before the first look, and while the database is unsuitable
-	told    atomic.Pointer[setup]  // what was last logged
+	told    atomic.Pointer[setup]  // what was last logged; nil before the first look that succeeded
 	prefix  atomic.Pointer[string] // prefix of hints; nil before the table was found
 	looking atomic.Bool            // a call is looking again, because found is old
 }
@@ -67,39 +94,39 @@ type setups struct {
 // migrate creates missing tables and looks at the result.
 func (s *setups) migrate(ctx context.Context) (*setup, error) {
 	err := s.whenUp(ctx, func() error {
-		_, err := s.inspect(ctx)
+		found, err := s.inspect(ctx, s.query)
 		if errors.Is(err, errNoTable) {
-			err = s.createTable(ctx, objects.PostgresObjects)
+			if err = s.createTable(ctx, found, objects.PostgresObjects); err == nil {
+				found, err = s.inspect(ctx, s.query)
+			}
 		}
 		if err != nil {
 			return err
 		}
-		found, err := s.inspect(ctx)
-		if err != nil {
-			return err
-		}
-		if !found.tombstones {
-			err := s.createTable(ctx, objects.PostgresTombstones)
+		if !found.hasTombstones {
+			err := s.createTable(ctx, found, objects.PostgresTombstones)
 			if err != nil && pgconns.SQLState(err) != pgconns.StateDenied { // tombstones are not required
 				return err
 			}
 		}
-		return s.migrateClaims(ctx)
+		return s.migrateClaims(ctx, found)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return s.look(ctx)
+	found, err := s.look(ctx)
+	if err == nil && found.misclaimed != "" {
+		err = found.mayClaim()
+	}
+	return found, err
 }
 
 // migrateClaims creates the tables of claims if one is missing. No lease needs them.
-func (s *setups) migrateClaims(ctx context.Context) error {
-	var exists bool // otherwise CREATE TABLE IF NOT EXISTS would need the right to create tables
-	err := s.conns.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL AND to_regclass($2) IS NOT NULL`, []any{s.names.claims, s.names.requests}, &exists)
-	if err != nil || exists {
-		return err
+func (s *setups) migrateClaims(ctx context.Context, found *setup) error {
+	if found.unclaimed == "" { // otherwise CREATE TABLE IF NOT EXISTS would need the right to create tables
+		return nil
 	}
-	err = s.createTable(ctx, objects.PostgresClaims)
+	err := s.createTable(ctx, found, objects.PostgresClaims)
 	if pgconns.SQLState(err) == pgconns.StateDenied {
 		s.logger.Warn("no table of claims, and this role may not create it: sessions cannot claim anything", "missing", s.names.claims)
 		return nil
@@ -107,28 +134,35 @@ func (s *setups) migrateClaims(ctx context.Context) error {
 	return err
 }
 
-func (s *setups) createTable(ctx context.Context, ddl string) error {
+// createTable creates tables where they were looked for.
+func (s *setups) createTable(ctx context.Context, found *setup, ddl string) error {
 	return pgx.BeginFunc(ctx, s.conns.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
 			return err
 		}
-		if s.names.schema != "" {
+		if s.cfg.Schema != "" {
 			// Not CREATE SCHEMA IF NOT EXISTS alone: that needs the right to create
 			// schemas even if this one exists.
 			var exists bool
-			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, s.names.schema).Scan(&exists)
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1)`, s.cfg.Schema).Scan(&exists)
 			if err != nil {
 				return err
 			}
 			if !exists {
-				if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.names.schema}.Sanitize()); err != nil {
+				if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.cfg.Schema}.Sanitize()); err != nil {
 					return err
 				}
 			}
 		}
-		_, err := tx.Exec(ctx, s.names.in(ddl))
+		_, err := tx.Exec(ctx, found.placed.in(ddl))
 		return err
 	})
+}
+
+// query sends a query on one of the store's own connections: a session of the application's may
+// have a search_path of its own.
+func (s *setups) query(ctx context.Context, sql string, args []any, dest ...any) error {
+	return s.conns.QueryRow(objects.WithLeaseCall(ctx), sql, args, dest...)
 }
 
 // get looks at the database on the first call, and again from time to time, because
@@ -151,7 +185,11 @@ func (s *setups) get(ctx context.Context) (*setup, error) {
 
 // look looks at the database, and remembers what it finds.
 func (s *setups) look(ctx context.Context) (*setup, error) {
-	found, err := s.inspect(ctx)
+	return s.lookBy(ctx, s.query)
+}
+
+func (s *setups) lookBy(ctx context.Context, query queryRow) (*setup, error) {
+	found, err := s.inspect(ctx, query)
 	if err != nil {
 		if errors.Is(err, objects.ErrSetup) {
 			s.found.Store(nil)
@@ -160,6 +198,25 @@ func (s *setups) look(ctx context.Context) (*setup, error) {
 	}
 	s.believe(found)
 	return found, nil
+}
+
+// connected looks again by a connection of the store's own that was just opened, before any call
+// uses it, and refuses it if the tables are unsuitable now: the last connection may have ended
+// because the server crashed, which empties an UNLOGGED table, or because a backup was restored.
+// The first connection of all is opened by the first look.
+func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
+	if s.told.Load() == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectedAtMost)
+	defer cancel()
+	_, err := s.lookBy(ctx, func(ctx context.Context, sql string, args []any, dest ...any) error {
+		return conn.QueryRow(ctx, sql, args...).Scan(dest...)
+	})
+	if errors.Is(err, errNoTable) { // which somebody may be about to create by this connection
+		return nil
+	}
+	return err
 }
 
 // believe makes the store rely on what was found, and logs what is wrong with it unless
@@ -173,14 +230,17 @@ func (s *setups) believe(found *setup) {
 		return
 	}
 	if !found.tombstones {
-		s.logger.Warn("no table of tombstones that this role may write: only the database's clock keeps versions from going back",
-			"missing", s.names.tombstones)
+		attrs := []any{"missing", s.names.tombstones}
+		if found.misburied != "" {
+			attrs = append(attrs, "wrong", found.misburied)
+		}
+		s.logger.Warn("no table of tombstones that this role may write: only the database's clock keeps versions from going back", attrs...)
 	}
 	if found.unlogged {
 		s.logger.Warn("the table of tombstones is unlogged: after a crash of the database only its clock keeps versions from going back",
 			"table", s.names.tombstones)
 	}
-	if !found.names {
+	if !found.uniqueNames {
 		s.logger.Warn("no unique index on (object_type, name): two objects can have one name", "table", s.names.objects)
 	}
 	if found.synchronousCommit == "off" {
@@ -188,33 +248,47 @@ func (s *setups) believe(found *setup) {
 	}
 }
 
-// write does a write in the way that suits what was found in the database. If the server
-// rejects it because the database has changed since, it looks again and retries the write
-// once. A write that the server rejected has changed nothing.
-func (s *setups) write(ctx context.Context, write func(found *setup) error) error {
+// call does a call with statements that name the tables which were found. If the server rejects it
+// because the database has changed since, call looks again and does it once more. A call that the
+// server rejected has changed nothing.
+func (s *setups) call(ctx context.Context, fn func(found *setup) error) error {
+	_, err := s.try(ctx, fn)
+	return err
+}
+
+// try is call. If the server rejected fn and nothing has changed since, it also returns what was
+// found.
+func (s *setups) try(ctx context.Context, fn func(found *setup) error) (same *setup, err error) {
 	found, err := s.get(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = write(found)
+	err = fn(found)
 	if !outdated(err) {
-		return err
+		return nil, err
 	}
 	again, lookErr := s.look(ctx)
 	switch {
 	case errors.Is(lookErr, objects.ErrSetup):
-		return lookErr // this error explains what is wrong with the table, not only with this write
+		return nil, lookErr // this error explains what is wrong with the table, not only with this call
 	case lookErr != nil: // no time was left, for example; the next call begins with a look
 		s.found.CompareAndSwap(found, nil)
-		return err
+		return nil, err
 	case !again.equal(found):
-		return write(again)
-	case !found.tombstones:
+		return nil, fn(again)
+	}
+	return again, err
+}
+
+// write does a write in the way that suits what was found in the database, as call does.
+func (s *setups) write(ctx context.Context, write func(found *setup) error) error {
+	same, err := s.try(ctx, write)
+	if same == nil || !same.tombstones {
 		return err
 	}
 	// The tombstones look writable, but something that a look can't evaluate, like the
 	// expression of a policy, may forbid it. Tombstones are not required.
-	without := *again
+	without := *same
 	without.tombstones, without.unlogged = false, false
 	if write(&without) != nil {
 		return err
@@ -233,6 +307,18 @@ func (s *setups) mayHold(ctx context.Context, found *setup) (err error) {
 		err = fmt.Errorf("%w: this role lacks privileges that a lease needs (GRANT %s ON %s)", objects.ErrSetup, found.lacks, s.names.objects)
 	}
 	return err
+}
+
+// claiming returns what was found, or why there can be no claims.
+func (s *setups) claiming(ctx context.Context) (*setup, error) {
+	found, err := s.get(ctx)
+	if err == nil && found.mayClaim() != nil {
+		found, err = s.look(ctx) // it may have been mended since
+	}
+	if err != nil {
+		return nil, err
+	}
+	return found, found.mayClaim()
 }
 
 // outdated reports whether a write was rejected because of something that a look finds: a

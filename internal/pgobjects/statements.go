@@ -11,7 +11,6 @@ import (
 
 // names are the quoted names of the tables.
 type names struct {
-	schema     string // not quoted; may be empty
 	objects    string
 	tombstones string
 	claims     string
@@ -22,24 +21,30 @@ type names struct {
 
 const pruneAtMost = 10000 // tombstones in one statement
 
-func newNames(schema, table string) names {
-	quote := func(name string) string {
-		if schema == "" {
-			return pgx.Identifier{name}.Sanitize()
+// newNames returns the names of the tables in their schemas. An empty one leaves it to search_path.
+func newNames(table string, schemas [tableCount]string) names {
+	quote := func(i int) string {
+		name := pgx.Identifier{table + ownTables[i].suffix}
+		if schemas[i] != "" {
+			name = append(pgx.Identifier{schemas[i]}, name...)
 		}
-		return pgx.Identifier{schema, name}.Sanitize()
+		return name.Sanitize()
 	}
 	return names{
-		schema:     schema,
-		objects:    quote(table),
-		tombstones: quote(table + objects.TombstonesSuffix),
-		claims:     quote(table + objects.ClaimsSuffix),
-		requests:   quote(table + objects.RequestsSuffix),
+		objects:    quote(tableOfObjects),
+		tombstones: quote(tableOfTombstones),
+		claims:     quote(tableOfClaims),
+		requests:   quote(tableOfRequests),
 
 		// No longer than the name of the tombstones, for which there is room.
 		claimsBySession: pgx.Identifier{table + objects.ClaimsSuffix + "_idx"}.Sanitize(),
 		claimsByAge:     pgx.Identifier{table + objects.ClaimsSuffix + "_age"}.Sanitize(),
 	}
+}
+
+// table returns the name of a table by its place in [ownTables].
+func (n names) table(i int) string {
+	return [tableCount]string{n.objects, n.tombstones, n.claims, n.requests}[i]
 }
 
 func (n names) in(sql string) string {
@@ -100,7 +105,7 @@ const failUnlessOne = `
 
 // newStatements names every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
-func newStatements(n names) statements {
+func newStatements(n names) *statements {
 	const numberRow = `
 		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = {number}
 		WHERE object_type = $1 AND id = $2
@@ -123,7 +128,7 @@ func newStatements(n names) statements {
 			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
 	const count = `
 			SELECT count(*), NULL, NULL FROM gone`
-	return statements{
+	return &statements{
 		get: n.in(`
 			SELECT name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id = $2`),

@@ -47,7 +47,7 @@ func (cfg Config) Validate() error {
 
 // DDL returns the statements that create everything that [Table.Migrate] creates.
 func (cfg Config) DDL() string {
-	n := newNames(cfg.Schema, cfg.Table)
+	n := cfg.names()
 	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones) + n.in(objects.PostgresClaims)
 	if cfg.Schema != "" {
 		ddl = "CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{cfg.Schema}.Sanitize() + ";\n" + ddl
@@ -55,12 +55,16 @@ func (cfg Config) DDL() string {
 	return ddl
 }
 
+// names returns the names of the tables as far as the config says where they are.
+func (cfg Config) names() names {
+	return newNames(cfg.Table, [tableCount]string{cfg.Schema, cfg.Schema, cfg.Schema, cfg.Schema})
+}
+
 // Table is a table of objects, and the table of tombstones that belongs to it. All
 // methods are safe for concurrent use.
 type Table struct {
 	conns   *pgconns.Conns
 	cfg     Config
-	sql     statements
 	setups  setups
 	watches watches
 	groups  writeGroups
@@ -71,12 +75,12 @@ type Table struct {
 // New returns the table for a valid config. It does no I/O.
 func New(conns *pgconns.Conns, cfg Config) *Table {
 	cfg.Logger, _ = report.Logger(cfg.Logger)
-	names := newNames(cfg.Schema, cfg.Table)
-	t := &Table{conns: conns, cfg: cfg, sql: newStatements(names)}
+	t := &Table{conns: conns, cfg: cfg}
 	t.pruned.Store(time.Now().Unix())
-	t.setups.conns, t.setups.names, t.setups.logger = conns, names, cfg.Logger
+	t.setups.conns, t.setups.cfg, t.setups.names, t.setups.logger = conns, cfg, cfg.names(), cfg.Logger
+	conns.OnConnect(t.setups.connected)
 	t.watches.init(t)
-	t.claims = Claims{table: t, sql: newClaimStatements(names)}
+	t.claims = Claims{table: t}
 	for _, g := range t.groups.all() {
 		g.table = t
 	}
@@ -119,36 +123,42 @@ func (t *Table) Migrate(ctx context.Context) error {
 
 // Get returns the object, or [objects.ErrNotFound].
 func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
-	if objects.IsLeaseCall(ctx) && t.setups.found.Load() != nil {
-		_, _ = t.setups.get(ctx) // a standby only reads, and must notice when the table moves
-	}
 	r := objects.Row{ID: id}
 	var nowUS int64
-	err := t.conns.QueryRow(ctx, t.sql.get, []any{id.Type, id.ID},
-		&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+	err := t.setups.call(ctx, func(found *setup) error {
+		return t.conns.QueryRow(ctx, found.sql.get, []any{id.Type, id.ID},
+			&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+	})
 	r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
 	return r, t.setups.explain(unreadable(err))
 }
 
 // List returns at most limit objects of a type, those after an ID, ordered by ID.
-func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
+func (t *Table) List(ctx context.Context, objectType, after string, limit int) (listed []objects.Row, err error) {
+	err = t.setups.call(ctx, func(found *setup) (err error) {
+		listed, err = t.list(ctx, found, objectType, after, limit)
+		return err
+	})
+	return listed, t.setups.explain(unreadable(err))
+}
+
+func (t *Table) list(ctx context.Context, found *setup, objectType, after string, limit int) ([]objects.Row, error) {
 	pool, _, done, err := t.conns.For(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	rows, err := pool.Query(ctx, t.sql.list, objectType, after, limit)
+	rows, err := pool.Query(ctx, found.sql.list, objectType, after, limit)
 	if err != nil {
-		return nil, t.setups.explain(err)
+		return nil, err
 	}
-	found, err := pgx.CollectRows(rows, func(rows pgx.CollectableRow) (objects.Row, error) {
+	return pgx.CollectRows(rows, func(rows pgx.CollectableRow) (objects.Row, error) {
 		r := objects.Row{ID: objects.ID{Type: objectType}}
 		var nowUS int64
 		err := rows.Scan(&r.ID.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
 		r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
 		return r, err
 	})
-	return found, t.setups.explain(unreadable(err))
 }
 
 // Watch returns a watch of an object, or nil if the config is PollOnly.

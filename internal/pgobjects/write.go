@@ -18,6 +18,7 @@ import (
 
 // write is the statements that write one object.
 type write struct {
+	found      *setup
 	id         objects.ID
 	size       int // approximate, in bytes
 	fence      *objects.Fence
@@ -37,11 +38,11 @@ func (t *Table) Put(ctx context.Context, obj objects.Row, cond objects.Condition
 
 func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	if cond.Kind == objects.MatchVersion {
-		r, err := t.replace(ctx, obj, cond, fence)
+		r, err := t.replace(ctx, found, obj, cond, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
-		current, err := t.version(ctx, obj.ID)
+		current, err := t.version(ctx, found, obj.ID)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
@@ -56,7 +57,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 	// three times, others keep creating and deleting it.
 	for range 3 {
 		if cond.Kind == objects.Unconditional {
-			if r, err := t.replace(ctx, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
+			if r, err := t.replace(ctx, found, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
 				return r, err
 			}
 		}
@@ -82,10 +83,10 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 //
 // After an error neither it nor create touches the row: if ctx has ended, the answer to the
 // group may still be scanned into it.
-func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
+func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
-	err := t.write(ctx, &t.groups.replace, &write{id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
-		{SQL: t.sql.replace, Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
+	err := t.write(ctx, &t.groups.replace, &write{found: found, id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
+		{SQL: found.sql.replace, Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
 	}})
 	if err != nil {
 		return objects.Row{}, err
@@ -97,9 +98,9 @@ func (t *Table) replace(ctx context.Context, obj objects.Row, cond objects.Condi
 // has one label and none of some others; if not, it returns [objects.ErrNotFound].
 func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string) (objects.Row, error) {
 	r := objects.Row{ID: id}
-	err := t.setups.write(ctx, func(*setup) error {
-		return t.write(ctx, &t.groups.replace, &write{id: id, statements: []pgconns.Statement{{
-			SQL: t.sql.resume, Args: []any{id.Type, id.ID, part, label, others},
+	err := t.setups.write(ctx, func(found *setup) error {
+		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
+			SQL: found.sql.resume, Args: []any{id.Type, id.ID, part, label, others},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})
@@ -116,9 +117,9 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	id, args, dest := obj.ID, columns(obj), []any{&r.Version, &r.Created, &r.Updated}
 	if found.tombstones && fence == nil {
 		var stands int64
-		err := t.write(ctx, &t.groups.create, &write{id: id, size: sizeOf(obj), statements: []pgconns.Statement{
-			{SQL: t.sql.insertNumbered, Args: args, Dest: dest},
-			{SQL: t.sql.checkNumber, Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
+		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
+			{SQL: found.sql.insertNumbered, Args: args, Dest: dest},
+			{SQL: found.sql.checkNumber, Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
 		}})
 		switch {
 		case err == nil:
@@ -132,12 +133,12 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	// The insert may have waited for another transaction that deleted the object, and then
 	// its version, computed before the wait, is below the deleted one's. So a separate
 	// statement, which sees that deletion, assigns the version.
-	number := t.sql.number
+	number := found.sql.number
 	if !found.tombstones {
-		number = t.sql.numberByClock
+		number = found.sql.numberByClock
 	}
-	err := t.alone(ctx, &write{id: id, fence: fence, statements: []pgconns.Statement{
-		{SQL: t.sql.insert, Args: args},
+	err := t.alone(ctx, &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{
+		{SQL: found.sql.insert, Args: args},
 		{SQL: number, Args: []any{id.Type, id.ID}, Dest: dest},
 	}})
 	return r, err
@@ -168,7 +169,7 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 		return t.conns.Write(ctx, w.statements...)
 	}
 	w.fence.Yield(ctx)
-	err := t.conns.Write(ctx, append(w.statements, t.checkFence(w.fence))...)
+	err := t.conns.Write(ctx, append(w.statements, checkFence(w.found, w.fence))...)
 	if isRefusal(err) {
 		return t.fencedOut(ctx, w.fence, err)
 	}
@@ -178,7 +179,7 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 // inTheWay returns why an object could not be created: [objects.ErrExists] or
 // [objects.ErrTaken]. It returns nil if the other object is gone or may be replaced.
 func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition) error {
-	switch _, err := t.version(ctx, obj.ID); {
+	switch _, err := t.version(ctx, found, obj.ID); {
 	case err == nil && cond.Kind == objects.MustCreate:
 		return objects.ErrExists
 	case err == nil:
@@ -187,9 +188,9 @@ func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, con
 		return err
 	}
 	var other objects.ID
-	err := t.conns.QueryRow(ctx, t.sql.nameTaken, []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
+	err := t.conns.QueryRow(ctx, found.sql.nameTaken, []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
 	if errors.Is(err, pgx.ErrNoRows) && found.idAlone {
-		err = t.conns.QueryRow(ctx, t.sql.idTaken, []any{obj.ID.Type, obj.ID.ID}, &other.Type, &other.ID)
+		err = t.conns.QueryRow(ctx, found.sql.idTaken, []any{obj.ID.Type, obj.ID.ID}, &other.Type, &other.ID)
 	}
 	switch {
 	case err == nil:
@@ -202,8 +203,8 @@ func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, con
 }
 
 // version returns the object's current version, or [pgx.ErrNoRows].
-func (t *Table) version(ctx context.Context, id objects.ID) (v int64, err error) {
-	err = t.conns.QueryRow(ctx, t.sql.version, []any{id.Type, id.ID}, &v)
+func (t *Table) version(ctx context.Context, found *setup, id objects.ID) (v int64, err error) {
+	err = t.conns.QueryRow(ctx, found.sql.version, []any{id.Type, id.ID}, &v)
 	return v, err
 }
 
@@ -221,8 +222,8 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 	if wake {
 		args = append(args, t.watches.channel, found.hint(id))
 	}
-	statement := t.sql.remove[removal{buries: found.tombstones, wakes: wake}]
-	w := &write{id: id, fence: fence, statements: []pgconns.Statement{{SQL: statement, Args: args, Dest: []any{&gone, nil, nil}}}}
+	statement := found.sql.remove[removal{buries: found.tombstones, wakes: wake}]
+	w := &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{{SQL: statement, Args: args, Dest: []any{&gone, nil, nil}}}}
 	if wake {
 		err = t.write(ctx, &t.groups.remove, w)
 	} else { // this one must be durable, unlike deletions in a group
@@ -238,7 +239,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 		t.prune(ctx, found, time.Hour)
 		return nil
 	}
-	current, err := t.version(ctx, id)
+	current, err := t.version(ctx, found, id)
 	if err != nil {
 		return err
 	}
@@ -263,7 +264,7 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 	if err == nil {
 		defer done()
 		var pruned pgconn.CommandTag
-		pruned, err = pool.Exec(ctx, t.sql.prune)
+		pruned, err = pool.Exec(ctx, found.sql.prune)
 		if pruned.RowsAffected() == pruneAtMost {
 			t.pruned.Store(0) // the next delete continues
 		}

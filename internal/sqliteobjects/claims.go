@@ -48,7 +48,7 @@ func newClaimStatements(named func(string) string) claimStatements {
 		request: named(`
 			INSERT INTO {requests} (session, kind, id, token)
 			SELECT session, kind, id, token FROM {claims} WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL
-			ON CONFLICT DO NOTHING`),
+			ON CONFLICT (session, kind, id, token) DO NOTHING`),
 		owners: named(`
 			SELECT kind, id, session, token, 0 FROM {claims}
 			WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL`),
@@ -220,6 +220,16 @@ func (c *Claims) read(ctx context.Context, limit time.Duration, query string, ar
 // write runs fn in a transaction. SQLite does not queue those who wait for its one lock, so
 // afterwards the others get as much time as it took.
 func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context.Context, *sql.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := c.table.fit(ctx, true); err != nil {
+		return explain(err)
+	}
+	return c.writeAny(ctx, limit, fn)
+}
+
+// writeAny is write for tables that are not those of the claims.
+func (c *Claims) writeAny(ctx context.Context, limit time.Duration, fn func(context.Context, *sql.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()

@@ -113,7 +113,7 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
 	case has("no such column", "has no column named"):
 		return fmt.Errorf("%w: %w (%s)", objects.ErrSetup, err, objects.OtherTable)
-	case has("datatype mismatch",
+	case has("datatype mismatch", "ON CONFLICT clause does not match",
 		"unable to open database", "readonly database", "not a database"):
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}

@@ -56,7 +56,7 @@ func rowNames(cfg objects.RowsConfig) *strings.Replacer {
 		return ", " + line(sql)
 	}
 	return strings.NewReplacer(
-		"{rows}", quoted(cfg.Table), "{id}", quoted(cfg.ID), "{session}", quoted(cfg.Session), "{token}", quoted(cfg.Token),
+		"{rows}", "main."+quoted(cfg.Table), "{rows_table}", quoted(cfg.Table), "{id}", quoted(cfg.ID), "{session}", quoted(cfg.Session), "{token}", quoted(cfg.Token),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready, "{order}", order, "{not_before}", quoted(cfg.NotBefore),
 		"{done}", set(cfg.Done), "{exhausted}", set(cfg.Exhausted),
 	)
@@ -182,7 +182,7 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 	if err != nil || len(ids) == 0 {
 		return nil, explain(err)
 	}
-	err = r.claims.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+	err = r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		if ids, err = r.readyIDs(ctx, tx, n, skip, only); err != nil {
 			return err
 		}
@@ -243,7 +243,7 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	for i, id := range ids {
 		rows = append(rows, [2]any{id, tokens[i]})
 	}
-	return nil, r.claims.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+	return nil, r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, r.sql.free, session, list(rows))
 		return err
 	})
@@ -266,7 +266,7 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	err = r.claims.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+	err = r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		if lost, err = r.end(ctx, tx, how, claims); err == nil && how.All && len(lost) > 0 {
 			return errEnded
 		}
@@ -326,6 +326,6 @@ func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.
 }
 
 // EndStatement returns a statement that ends the claim of a row as Finish does, or fails.
-func (r *Rows) EndStatement(c objects.Claim) (query string, args []any) {
-	return r.sql.statement, []any{c.ID, c.Session, c.Token}
+func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
+	return r.sql.statement, []any{c.ID, c.Session, c.Token}, nil
 }

@@ -16,7 +16,7 @@ import (
 func RowsDDL(cfg objects.RowsConfig) string {
 	n := rowNames(cfg)
 	add := func(column, definition string) string {
-		return n.Replace("ALTER TABLE {rows} ADD COLUMN ") + quoted(column) + " " + definition + ";\n"
+		return n.Replace("ALTER TABLE {rows_table} ADD COLUMN ") + quoted(column) + " " + definition + ";\n"
 	}
 	ddl := add(cfg.Session, "TEXT") + add(cfg.Token, "INTEGER NOT NULL DEFAULT 0")
 	if cfg.Attempts != "" {
@@ -30,12 +30,12 @@ func RowsDDL(cfg objects.RowsConfig) string {
 		ready = " AND (" + objects.Commented(cfg.Ready) + ")"
 	}
 	return ddl + bySession(cfg) + ";\n-- If Ready depends on the time, leave that part of it out here.\n" +
-		"CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_ready") + n.Replace(" ON {rows} (") + objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) +
+		"CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_ready") + n.Replace(" ON {rows_table} (") + objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) +
 		n.Replace(") WHERE {session} IS NULL") + ready + ";\n"
 }
 
 func bySession(cfg objects.RowsConfig) string {
-	return "CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_by_session") + rowNames(cfg).Replace(" ON {rows} ({session}, {id}) WHERE {session} IS NOT NULL")
+	return "CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_by_session") + rowNames(cfg).Replace(" ON {rows_table} ({session}, {id}) WHERE {session} IS NOT NULL")
 }
 
 // rowColumn is a column of a table of the user.
@@ -80,7 +80,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 	cfg, db := r.cfg, r.claims.table.db
 	var kind string
-	err = db.QueryRowContext(ctx, `SELECT type FROM sqlite_schema WHERE name = ?1 COLLATE NOCASE AND type IN ('table', 'view')`, cfg.Table).Scan(&kind)
+	err = db.QueryRowContext(ctx, `SELECT type FROM main.sqlite_schema WHERE name = ?1 COLLATE NOCASE AND type IN ('table', 'view')`, cfg.Table).Scan(&kind)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return []string{"it does not exist"}, nil
@@ -139,7 +139,7 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 
 func (r *Rows) inspect(ctx context.Context) (columns map[string]rowColumn, keys map[string]*rowKey, err error) {
 	db := r.claims.table.db
-	rows, err := db.QueryContext(ctx, `SELECT name, upper(type), "notnull", pk, (SELECT count(*) FROM pragma_table_info(?1) WHERE pk > 0) FROM pragma_table_info(?1)`, r.cfg.Table)
+	rows, err := db.QueryContext(ctx, `SELECT name, upper(type), "notnull", pk, (SELECT count(*) FROM pragma_table_info(?1, 'main') WHERE pk > 0) FROM pragma_table_info(?1, 'main')`, r.cfg.Table)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -152,12 +152,9 @@ func (r *Rows) inspect(ctx context.Context) (columns map[string]rowColumn, keys 
 		if err := rows.Scan(&name, &declared, &notNull, &pk, &pks); err != nil {
 			return nil, nil, err
 		}
-		affinity := ""
-		switch { // the rules of SQLite, in their order
-		case strings.Contains(declared, "INT"):
-			affinity = "INTEGER"
-		case strings.Contains(declared, "CHAR"), strings.Contains(declared, "CLOB"), strings.Contains(declared, "TEXT"):
-			affinity = "TEXT"
+		affinity := affinityOf(declared)
+		if affinity != "INTEGER" && affinity != "TEXT" {
+			affinity = ""
 		}
 		columns[name] = rowColumn{affinity: affinity, notNull: notNull, alone: pk == 1 && pks == 1}
 	}
@@ -167,7 +164,7 @@ func (r *Rows) inspect(ctx context.Context) (columns map[string]rowColumn, keys 
 	rows.Close() // it may be the only connection
 	indexes, err := db.QueryContext(ctx, `
 		SELECT l.name, l."unique", coalesce(i.name, ''), CASE WHEN l.partial THEN coalesce(s.sql, '') ELSE '' END
-		FROM pragma_index_list(?1) l JOIN pragma_index_info(l.name) i LEFT JOIN sqlite_schema s ON s.name = l.name AND s.type = 'index'
+		FROM pragma_index_list(?1, 'main') l JOIN pragma_index_info(l.name, 'main') i LEFT JOIN main.sqlite_schema s ON s.name = l.name AND s.type = 'index'
 		ORDER BY l.name, i.seqno`, r.cfg.Table)
 	if err != nil {
 		return nil, nil, err

@@ -9,17 +9,23 @@ import (
 
 // statements are the statements of one table.
 type statements struct {
-	migrate, probe, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement, putStatement string
+	migrate, get, list, version, content, insert, number, replace, taken, remove, bury, prune, lock, fence, fenceStatement, putStatement string
 }
 
-// newNames returns what puts the quoted names of the tables into a statement.
-func newNames(table string) *strings.Replacer {
-	quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+// newNames returns what puts the quoted names of the tables into a statement. They are those of the
+// main database: without its name, a table or view of the connection's temporary one would be
+// taken for ours.
+func newNames(table string) *strings.Replacer { return namesIn("main.", table) }
+
+func namesIn(schema, table string) *strings.Replacer {
+	quote := func(name string) string { return schema + quoted(name) }
 	return strings.NewReplacer(
 		"{objects}", quote(table),
 		"{tombstones}", quote(table+objects.TombstonesSuffix),
+		"{tombstones_table}", quoted(table+objects.TombstonesSuffix), // an index can't name its table's schema
 		"{tombstones_by_age}", quote(table+objects.TombstonesSuffix+"_by_age"),
 		"{claims}", quote(table+objects.ClaimsSuffix),
+		"{claims_table}", quoted(table+objects.ClaimsSuffix),
 		"{claims_by_session}", quote(table+objects.ClaimsSuffix+"_idx"),
 		"{claims_by_age}", quote(table+objects.ClaimsSuffix+"_age"),
 		"{requests}", quote(table+objects.RequestsSuffix),
@@ -34,9 +40,6 @@ func newStatements(table string) statements {
 	names := newNames(table)
 	return statements{
 		migrate: names.Replace(objects.SQLite),
-		probe: names.Replace(`
-			SELECT object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms
-			FROM {objects} LIMIT 0`),
 		get: names.Replace(`
 			SELECT name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM {objects} WHERE object_type = ?1 AND id = ?2`),
@@ -91,9 +94,3 @@ func newStatements(table string) statements {
 				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`),
 	}
 }
-
-// hasUniqueKey asks whether a table rejects a second object with the same key.
-const hasUniqueKey = `
-	SELECT EXISTS (SELECT 1 FROM pragma_index_list(?1) AS i WHERE i."unique" AND NOT i.partial AND
-		(SELECT group_concat(c) FROM (SELECT coalesce(lower(name), '?') AS c FROM pragma_index_info(i.name) ORDER BY c))
-			IN ('id', 'id,object_type'))`

@@ -6,7 +6,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -29,6 +28,8 @@ type Table struct {
 	// turn is held by the call that writes. SQLite allows only one writer at a time anyway,
 	// but it does not queue waiting writers, so some would starve.
 	turn chan struct{}
+
+	fits, fitsClaims atomic.Bool // what fit has found
 
 	check   atomic.Pointer[sql.Stmt] // checks the fence; nil until it is needed
 	watches *watches
@@ -59,7 +60,7 @@ func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 }
 
 // DDL returns the statements that create everything that [Table.Migrate] creates.
-func DDL(name string) string { return newStatements(name).migrate }
+func DDL(name string) string { return namesIn("", name).Replace(objects.SQLite) }
 
 // Open returns a table in a database of its own: the file at path, which it creates if
 // necessary, or a new one in memory if path is ":memory:".
@@ -97,17 +98,12 @@ func (t *Table) Close() error {
 
 // Migrate creates the tables that are missing.
 func (t *Table) Migrate(ctx context.Context) error {
+	if err := t.fit(ctx, true); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
+		return explain(err)
+	}
 	return explain(t.transact(ctx, t.sql.migrate, func(tx *sql.Tx) error {
-		// The table may be another program's, and lack a column.
-		if _, err := tx.ExecContext(ctx, t.sql.probe); err != nil {
-			return err
-		}
-		var unique bool
-		err := tx.QueryRowContext(ctx, hasUniqueKey, t.name).Scan(&unique)
-		if err == nil && !unique { // two replicas could create one object, and hold one lease
-			return fmt.Errorf("%w: table %q has no unique key on (object_type, id), nor on id", objects.ErrSetup, t.name)
-		}
-		return err
+		unfit, misclaimed, err := t.inspect(ctx, tx)
+		return errors.Join(unfit, misclaimed, err)
 	}))
 }
 

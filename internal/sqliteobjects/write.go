@@ -86,9 +86,9 @@ func stamp(r *objects.Row, version int64) (next int64) {
 
 // PutStatement returns a statement that replaces an object, or fails unless it is at a
 // version.
-func (t *Table) PutStatement(r objects.Row, version int64) (query string, args []any) {
+func (t *Table) PutStatement(r objects.Row, version int64) (query string, args []any, err error) {
 	next := stamp(&r, version)
-	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}
+	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}, nil
 }
 
 // takenBy returns an error that names the object that has this one's name, or in another
@@ -176,6 +176,9 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) 
 // write runs fn in a transaction that has the write lock, if the fence holds or is nil.
 // No other client can write until the transaction ends, so the fence holds until then.
 func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
+	if err := t.fit(ctx, fence != nil && fence.Claim != nil); err != nil {
+		return err
+	}
 	if fence == nil {
 		return t.transact(ctx, t.sql.lock, fn)
 	}
