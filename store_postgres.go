@@ -268,7 +268,8 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 // holder that is paused in fn does not keep its row locks.
 //
 // fn must use tx and not the store, must not end the transaction itself (Commit and
-// Rollback are errors), and should return the first error of a statement. It may choose
+// Rollback are errors, and COMMIT as SQL makes Fenced return [ErrInvalid]), and should return
+// the first error of a statement. It may choose
 // another isolation level by its first statement. Above READ COMMITTED the server ends
 // the transaction with a serialization failure (40001) if the lease was renewed since;
 // then try again.

@@ -105,8 +105,8 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 			return nil, false, err
 		}
 	}
-	if err := fn(tx); err != nil {
-		return err, true, nil
+	if fnErr, err := objects.InOneTx(ctx, tx, fn); fnErr != nil || err != nil {
+		return fnErr, true, err
 	}
 	return nil, true, tx.Commit()
 }
