@@ -57,6 +57,9 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // one is kept for at least half an hour. Where standbys watch, one more connection
 // listens for all of them.
 //
+// A call whose context has no deadline takes 30 s at most, except that [OpenPostgres] and Migrate
+// wait for a database, and that funcs of Fenced take as long as they like.
+//
 // All methods are safe for concurrent use.
 type PostgresStore struct {
 	conns *pgconns.Conns
@@ -299,7 +302,9 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 // It must be the last statement before COMMIT, in the same database. Any earlier, it
 // protects as well, but its lock on the lease's record holds up the holder's own
 // renewals until the transaction ends, so a long transaction ends its own term. In a
-// transaction of its own it protects nothing. Above READ COMMITTED the server may end the
+// transaction of its own it protects nothing. PREPARE TRANSACTION must not follow it: nobody
+// could renew the lease or take it over until the prepared transaction is ended, even after
+// a restart of the server. Above READ COMMITTED the server may end the
 // transaction with a serialization failure (40001) because the lease was renewed since
 // its first statement; then try again.
 //

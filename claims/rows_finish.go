@@ -99,7 +99,7 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 	for _, c := range claims {
 		query, args, err := r.FinishStatement(c)
 		if err == nil {
-			_, err = tx.ExecContext(ctx, query, args...)
+			err = execLimited(ctx, tx, query, args)
 		}
 		if err != nil {
 			return nil, false, err
@@ -109,6 +109,14 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 		return fnErr, true, err
 	}
 	return nil, true, tx.Commit()
+}
+
+// execLimited waits for a row that somebody has locked no longer than any call does.
+func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
+	_, err := tx.ExecContext(ctx, query, args...)
+	return err
 }
 
 // standing returns which of the claims have ended, and which have not.

@@ -17,7 +17,9 @@ func FencedTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fence string
 	if fnErr, err := InOneTx(ctx, tx, fn); fnErr != nil || err != nil {
 		return fnErr, err
 	}
-	if _, err := tx.ExecContext(ctx, fence, args...); err != nil { // the last statement, since it locks the record
+	limited, cancel := Limited(ctx)
+	defer cancel()
+	if _, err := tx.ExecContext(limited, fence, args...); err != nil { // the last statement, since it locks the record
 		return nil, err
 	}
 	return nil, tx.Commit()

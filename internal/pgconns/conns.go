@@ -172,12 +172,10 @@ func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		for {
 			err := write(ctx, pool, bounded, statements)
-			if !bounded || SQLState(err) != stateLockNotAvailable {
+			if !bounded || SQLState(err) != StateLockNotAvailable {
 				return err
 			}
-			if _, ok := ctx.Deadline(); ok {
-				bounded = false
-			}
+			bounded = false
 		}
 	})
 }
@@ -198,14 +196,14 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 }
 
 // LimitLockWait makes the transaction of a batch wait for locks a little less long than
-// ctx allows, so that the server ends the wait and the connection survives. The limit
+// ctx allows, so that the server ends the wait and the connection survives. Without a deadline
+// it may take as long as any call. The limit
 // applies only to this transaction, so it works behind a pooler, too.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return
+	left := objects.CallLimit()
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
 	}
-	left := time.Until(deadline)
 	left -= min(left/10, 200*time.Millisecond)
 	limit := min(max(1, left.Milliseconds()), math.MaxInt32)
 	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
@@ -217,7 +215,7 @@ func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
 			err := pool.QueryRow(ctx, statement, args...).Scan(dest...)
-			if !objects.IsLeaseCall(ctx) || SQLState(err) != stateLockNotAvailable || ctx.Err() != nil {
+			if !objects.IsLeaseCall(ctx) || SQLState(err) != StateLockNotAvailable || ctx.Err() != nil {
 				return err
 			}
 		}

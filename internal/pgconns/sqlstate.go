@@ -19,7 +19,7 @@ const (
 	StateSerializationFailure = "40001"
 	StateDenied               = "42501"
 	stateNoSuchObject         = "42704"
-	stateLockNotAvailable     = "55P03"
+	StateLockNotAvailable     = "55P03"
 )
 
 // SQLState returns the code of the server's error, or "" if err did not come from the

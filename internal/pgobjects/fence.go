@@ -21,7 +21,7 @@ import (
 // error of fn, or otherwise that of the transaction around it. The transaction may be idle
 // for at most idle, or less if the session allows less.
 func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
-	found, err := t.setups.get(ctx)
+	found, err := t.setups.known(ctx)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -39,6 +39,10 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
 	}
 	switch state := pgconns.SQLState(err); {
+	case state == pgconns.StateLockNotAvailable && fence.Claim == nil:
+		limited, cancel := objects.Limited(ctx)
+		defer cancel()
+		err = t.explainLocked(limited, fence.ID, err)
 	case isRefusal(err), state == pgconns.StateIdleTimeout: // after the latter the server rolled back before the check arrived
 		err = t.fencedOut(ctx, fence, err)
 	case state == pgconns.StateSerializationFailure:
@@ -66,16 +70,18 @@ const (
 	markTx     = `SET LOCAL tenure.transaction = 'begun'`
 	checkTx    = `SELECT CASE mark WHEN 'begun' THEN 1 ELSE ('` + txEnded + `' || mark)::int END FROM coalesce(current_setting('tenure.transaction', true), '') mark`
 	txEnded    = "tenure: the transaction in which fn began has ended"
-	errTxEnded = "fn has ended the transaction itself, so what it wrote before and after that was not one write"
+	errTxEnded = "fn has ended the transaction itself, so what it wrote before and after that was not one write (after PREPARE TRANSACTION, its locks stay until it is ended)"
 )
 
 // funcTx runs a caller's func in a transaction: after what first does, and before the statements
 // that last adds, which are sent with COMMIT; either may be nil. It returns the error of fn, or
 // otherwise that of the transaction, and whether COMMIT was sent. It releases the connection.
-func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first, fn func(pgx.Tx) error, last func(*pgx.Batch)) (fnErr error, sent bool, err error) {
+func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first func(context.Context, pgx.Tx) error, fn func(pgx.Tx) error, last func(*pgx.Batch)) (fnErr error, sent bool, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	// Sent as one simple query.
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
+	limited, cancel := objects.Limited(ctx) // not for fn, nor for what its COMMIT entails
+	defer cancel()
+	tx, err := conn.BeginTx(limited, pgx.TxOptions{BeginQuery: fmt.Sprintf(
 		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d; %s", idle.Milliseconds(), markTx)})
 	if err != nil {
 		return nil, false, err
@@ -93,7 +99,7 @@ func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first, 
 		_ = tx.Commit(ended)
 	}()
 	if first != nil {
-		if err := first(tx); err != nil {
+		if err := first(limited, tx); err != nil {
 			return nil, false, err
 		}
 	}

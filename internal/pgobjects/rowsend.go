@@ -75,7 +75,7 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 		return nil, nil, err
 	}
 	idle = max(min(idle, math.MaxInt32*time.Millisecond), time.Millisecond)
-	if found, err := t.setups.get(ctx); err != nil {
+	if found, err := t.setups.known(ctx); err != nil {
 		return nil, nil, t.setups.explain(err)
 	} else if found.idleTimeout > 0 {
 		idle = min(idle, found.idleTimeout)
@@ -110,7 +110,7 @@ func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard st
 	if fn == nil {
 		fn = func(pgx.Tx) error { return nil }
 	}
-	fnErr, sent, err = funcTx(ctx, conn, idle, func(tx pgx.Tx) error {
+	fnErr, sent, err = funcTx(ctx, conn, idle, func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, guard+selectTxID, append([]any{replanned(conn.Conn())}, args...)...)
 		if err != nil {
 			return err

@@ -149,6 +149,13 @@ func (s *setups) get(ctx context.Context) (*setup, error) {
 	return again, err
 }
 
+// known is get for a caller whose context may have no deadline.
+func (s *setups) known(ctx context.Context) (*setup, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
+	return s.get(ctx)
+}
+
 // look looks at the database, and remembers what it finds.
 func (s *setups) look(ctx context.Context) (*setup, error) {
 	found, err := s.inspect(ctx)

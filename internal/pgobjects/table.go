@@ -64,6 +64,7 @@ type Table struct {
 	watches watches
 	groups  writeGroups
 	claims  Claims
+	lockers lockers
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
@@ -112,6 +113,8 @@ func (t *Table) Migrate(ctx context.Context) error {
 
 // Get returns the object, or [objects.ErrNotFound].
 func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	if objects.IsLeaseCall(ctx) && t.setups.found.Load() != nil {
 		_, _ = t.setups.get(ctx) // a standby only reads, and must notice when the table moves
 	}
@@ -125,6 +128,8 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 
 // List returns at most limit objects of a type, those after an ID, ordered by ID.
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	pool, _, done, err := t.conns.For(ctx)
 	if err != nil {
 		return nil, err
@@ -154,6 +159,8 @@ func (t *Table) Watch(id objects.ID) *wake.Watch[string] {
 
 // Wake wakes every watch of an object, in other processes too.
 func (t *Table) Wake(ctx context.Context, id objects.ID) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	found, err := t.setups.get(objects.WithLeaseCall(ctx))
 	if err == nil {
 		err = t.notify(ctx, found.hint(id))
