@@ -112,7 +112,8 @@ func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
 // that uses it. It waits for a database that is down, until ctx ends; one that
-// refuses the role or does not exist is an [ErrSetup] at once. The pool_* and
+// refuses the role or does not exist is an [ErrSetup] at once. Of several hosts in the
+// URL it uses one that admits writes, unless target_session_attrs says otherwise. The pool_* and
 // all other parameters of pgxpool may stand in the URL. Of pool_max_conns, by
 // default 4, there are as many for the leases and as many for all else; none is
 // opened before it is needed.

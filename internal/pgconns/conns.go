@@ -40,7 +40,9 @@ type Conns struct {
 
 // New returns the connections of a store in the caller's pool.
 func New(pool *pgxpool.Pool) *Conns {
-	return newConns(pool, NewCutter(), pool.Config().ConnConfig.DialFunc)
+	c := pool.Config()
+	findPrimary(c.ConnConfig) // the store's own connections must write, whatever the pool is for
+	return newConns(pool, c, NewCutter(), c.ConnConfig.DialFunc)
 }
 
 // Open opens a pool, which belongs to the Conns. It does not connect yet.
@@ -54,16 +56,15 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := newConns(pool, cutter, dial)
+	c := newConns(pool, pool.Config(), cutter, dial)
 	c.owned = true
 	c.leases.config.MaxConns = config.MaxConns
 	return c, nil
 }
 
-// newConns returns connections that are dialed with dial and cut off with cutter, except
-// those of the pool.
-func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
-	config := pool.Config()
+// newConns returns connections that are as in a config, but dialed with dial and cut off with
+// cutter, except those of the pool.
+func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy()), claims: newLeases(config.Copy())}
 	c.claims.config.MaxConns = claimConns

@@ -48,11 +48,11 @@ func RefusesSetting(err error) bool {
 	}
 }
 
-// IsDown reports whether err means that the server can't be reached or does not accept
-// connections yet.
+// IsDown reports whether err means that the server can't be reached, or does not accept
+// connections or writes yet.
 func IsDown(err error) bool {
 	if code := SQLState(err); code != "" {
-		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
+		return code == stateReadOnly || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
 	}
 	return IsConnecting(err)
 }

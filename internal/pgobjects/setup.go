@@ -107,7 +107,13 @@ func (s *setups) migrateClaims(ctx context.Context) error {
 	return err
 }
 
-func (s *setups) createTable(ctx context.Context, ddl string) error {
+func (s *setups) createTable(ctx context.Context, ddl string) (err error) {
+	began := time.Now()
+	defer func() {
+		if pgconns.IsReadOnly(err) { // the primary may be another server by now
+			s.conns.NoteResult(ctx, s.conns.Pool, began, err)
+		}
+	}()
 	return pgx.BeginFunc(ctx, s.conns.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
 			return err
@@ -302,6 +308,8 @@ func (s *setups) explain(err error) error {
 		return err
 	case pgconns.IsRejected(err): // its text says what to do
 		return objects.SetupError(err)
+	case pgconns.IsReadOnly(err):
+		return fmt.Errorf("%w (%s)", err, pgconns.ReadOnlyRemedy)
 	case code == stateNoTable || code == stateNoSchema:
 		return &objects.NoTable{Cause: err}
 	case code == stateUnique:
