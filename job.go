@@ -153,7 +153,7 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		panic("tenure: Every: sweep is nil")
 	}
 	return func(ctx context.Context) error {
-		log := sweepLog{logger: slog.Default()}
+		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}}
 		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 		if ok {
 			log.logger = scope.of.monitor.log()
@@ -170,10 +170,10 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 // sweepLog logs how sweeps end. An error that stays the same is logged every ten minutes, and
 // at debug level in between.
 type sweepLog struct {
-	logger      *slog.Logger
-	failures    int // since the last success
-	first, told time.Time
-	gist        string // of the last failure
+	logger   *slog.Logger
+	failures int // since the last success
+	first    time.Time
+	retries  logtext.Retries
 }
 
 func (l *sweepLog) ended(err error) {
@@ -181,18 +181,18 @@ func (l *sweepLog) ended(err error) {
 		if l.failures > 0 {
 			l.logger.Info("sweep succeeds again", "failures", l.failures, "after", time.Since(l.first))
 		}
-		*l = sweepLog{logger: l.logger}
+		l.failures = 0
+		l.retries.Reset()
 		return
 	}
-	err = logtext.OneLine(err)
 	if l.failures++; l.failures == 1 {
 		l.first = time.Now()
 	}
 	level := slog.LevelDebug
-	if gist := logtext.Gist(err.Error()); gist != l.gist || time.Since(l.told) >= 10*time.Minute {
-		level, l.gist, l.told = slog.LevelError, gist, time.Now()
+	if l.retries.IsNew(logtext.Class(err)) {
+		level = slog.LevelError
 	}
-	l.logger.Log(context.Background(), level, "sweep failed", "error", err, "failures", l.failures)
+	l.logger.Log(context.Background(), level, "sweep failed", "error", logtext.OneLine(err), "failures", l.failures)
 }
 
 var errNotReturned = errors.New("the run did not return: it panicked or called runtime.Goexit")

@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -229,5 +233,45 @@ func TestAnErrorWhosePortDiffersEachTimeIsLoggedOnce(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.GreaterOrEqual(t, port.Load(), int32(10))
 		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 1}, j.take())
+	})
+}
+
+// A balancer resets connections, and the server behind it is restarted.
+func TestAnOutageIsLoggedOnceThoughItsTextsAlternate(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		outage := []error{
+			&net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, io.ErrUnexpectedEOF, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE},
+			&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}, &pgconn.PgError{Code: "57P03", Message: "the database system is starting up"},
+		}
+		var calls atomic.Int32
+		down := func(context.Context, storetest.Call, func(context.Context) error) error {
+			return outage[int(calls.Add(1))%len(outage)]
+		}
+		a := t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		for range 2 { // a second outage is a new one
+			a.store.SetHook(down)
+			time.Sleep(9 * time.Minute)
+			require.Equal(t, map[string]int{"WARN lease not renewed, trying again by a": 1, "WARN lease lost by a": 1}, j.take())
+			a.store.SetHook(nil)
+			time.Sleep(time.Minute)
+			require.True(t, a.IsHolder())
+			require.Empty(t, a.Status().LastError)
+		}
+		require.GreaterOrEqual(t, calls.Load(), int32(50))
+	})
+}
+
+func TestErrorsThatAlternateAreLoggedOnceEach(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		errs := []error{&pgconn.PgError{Code: "55P03", Message: "locked"}, errors.New("anything else")}
+		var calls atomic.Int32
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error {
+			return errs[int(calls.Add(1))%len(errs)]
+		})
+		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		time.Sleep(9 * time.Minute)
+		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 2}, j.take())
 	})
 }

@@ -267,9 +267,11 @@ type state struct {
 	latency   time.Duration
 	overdue   time.Time // when the first of the renewals in a row that have failed did; zero: the last one succeeded
 	lastError string
-	past      []PastTerm    // the latest last; nil until a term is over
-	runs      []Runs        // one for each name
-	changed   chan struct{} // closed at the next change; nil: nobody waits for one
+	class     string          // of lastError
+	retries   logtext.Retries // since the last call to the store that succeeded
+	past      []PastTerm      // the latest last; nil until a term is over
+	runs      []Runs          // one for each name
+	changed   chan struct{}   // closed at the next change; nil: nobody waits for one
 }
 
 // become notes a change of role.
@@ -328,15 +330,18 @@ func (s *state) ran(r Run, text string, running int) {
 	}
 }
 
-// noteError notes the error of the last call to the store, or "". It reports whether that is
-// a change, and if so publishes it.
-func (s *state) noteError(text string) (changed bool) {
-	changed = logtext.Gist(text) != logtext.Gist(s.lastError)
-	s.lastError = text
-	if changed {
+// answered notes that the last call to the store succeeded.
+func (s *state) answered() {
+	s.retries.Reset()
+	s.noteError("", "")
+}
+
+// noteError notes the text and the class of the error of the last call to the store, or "".
+func (s *state) noteError(text, class string) {
+	if class != s.class {
 		s.publish()
 	}
-	return changed
+	s.lastError, s.class = text, class
 }
 
 // publish wakes all readers of [Coordinator.Changes].

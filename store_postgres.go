@@ -57,6 +57,9 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // one is kept for at least half an hour. Where standbys watch, one more connection
 // listens for all of them.
 //
+// A call whose context has no deadline takes 30 s at most, except that [OpenPostgres] and Migrate
+// wait for a database, and that funcs of Fenced take as long as they like.
+//
 // All methods are safe for concurrent use.
 type PostgresStore struct {
 	conns *pgconns.Conns
@@ -109,7 +112,8 @@ func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 
 // OpenPostgres opens a small pool of connections of its own and returns a store
 // that uses it. It waits for a database that is down, until ctx ends; one that
-// refuses the role or does not exist is an [ErrSetup] at once. The pool_* and
+// refuses the role or does not exist is an [ErrSetup] at once. Of several hosts in the
+// URL it uses one that admits writes, unless target_session_attrs says otherwise. The pool_* and
 // all other parameters of pgxpool may stand in the URL. Of pool_max_conns, by
 // default 4, there are as many for the leases and as many for all else; none is
 // opened before it is needed.
@@ -268,7 +272,8 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 // holder that is paused in fn does not keep its row locks.
 //
 // fn must use tx and not the store, must not end the transaction itself (Commit and
-// Rollback are errors), and should return the first error of a statement. It may choose
+// Rollback are errors, and COMMIT as SQL makes Fenced return [ErrInvalid]), and should return
+// the first error of a statement. It may choose
 // another isolation level by its first statement. Above READ COMMITTED the server ends
 // the transaction with a serialization failure (40001) if the lease was renewed since;
 // then try again.
@@ -298,7 +303,9 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 // It must be the last statement before COMMIT, in the same database. Any earlier, it
 // protects as well, but its lock on the lease's record holds up the holder's own
 // renewals until the transaction ends, so a long transaction ends its own term. In a
-// transaction of its own it protects nothing. Above READ COMMITTED the server may end the
+// transaction of its own it protects nothing. PREPARE TRANSACTION must not follow it: nobody
+// could renew the lease or take it over until the prepared transaction is ended, even after
+// a restart of the server. Above READ COMMITTED the server may end the
 // transaction with a serialization failure (40001) because the lease was renewed since
 // its first statement; then try again.
 //

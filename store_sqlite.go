@@ -44,6 +44,8 @@ func (cfg *SQLiteConfig) complete() error {
 // Times are those of the process clock, since all processes that use the database run on one
 // host.
 //
+// A call whose context has no deadline takes 30 s at most, except for the funcs of Fenced.
+//
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
 	table   *sqliteobjects.Table

@@ -460,8 +460,9 @@ type StatementFencer interface {
 // commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
-// statement. A COMMIT or ROLLBACK that fn sends as SQL escapes the fence, which lib/pq and SQLite
-// report afterwards, and pgx's driver does not. Above READ COMMITTED a database may end the
+// statement. What precedes a COMMIT that fn sends as SQL is not fenced; FencedTx then returns an
+// error. fn runs within a savepoint, so on Postgres the isolation level can be chosen only by opts.
+// Above READ COMMITTED a database may end the
 // transaction with a serialization failure because the lease was renewed since; then try again.
 // On SQLite nobody can renew the lease or take it over from fn's first write until the end of
 // the transaction.

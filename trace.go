@@ -175,15 +175,16 @@ func (m *monitor) sawHolder(h *Holding) {
 
 // storeAnswered notes that a call to the store succeeded.
 func (m *monitor) storeAnswered() {
-	m.update(func(s *state) { s.noteError("") })
+	m.update(func(s *state) { s.answered() })
 }
 
-// failed logs an error of the store: as a warning if it is a new one, at debug level
-// while it stays the same.
+// failed logs an error of the store: as a warning if its class is a new one since the store
+// answered, or every ten minutes, and at debug level otherwise.
 func (m *monitor) failed(msg string, err error) {
-	level, text := slog.LevelDebug, textOf(err)
+	level, text, class := slog.LevelDebug, textOf(err), logtext.Class(err)
 	m.update(func(s *state) {
-		if s.noteError(text) {
+		s.noteError(text, class)
+		if s.retries.IsNew(class) {
 			level = slog.LevelWarn
 		}
 	})
@@ -205,6 +206,8 @@ func (m *monitor) termBegan(term *Term) {
 		}
 		s.held, s.holder, s.seen = term, term.Holder(), nil
 		s.latency, s.lastError, s.overdue = time.Since(term.AcquiredAt()), "", time.Time{}
+		s.class = ""
+		s.retries.Reset()
 		s.token = term.Token()
 		s.terms++
 		s.become(RoleConfirming, reason)
@@ -259,7 +262,7 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 	m.update(func(s *state) {
 		s.latency = took
 		overdue, s.overdue = s.overdue, time.Time{}
-		s.noteError("")
+		s.answered()
 	})
 	if overdue.IsZero() {
 		m.log().Debug("lease renewed", "token", term.Token())
@@ -363,7 +366,7 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
 	m.update(func(s *state) {
-		s.noteError("")
+		s.answered()
 		if began = s.held == term; began {
 			s.holder, s.seen, s.ending = "", nil, "released"
 			if r := term.request.Load(); r != nil && r.To != "" && r.To != term.Holder() {

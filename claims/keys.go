@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -443,7 +444,7 @@ func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup):
 			return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
 		case err != nil:
-			k.s.cfg.Logger.Warn("keys are not claimed, trying again", "kind", k.kind, "error", err)
+			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "keys are not claimed, trying again", err, "kind", k.kind)
 		}
 		longest := pace.Jitter(k.s.cfg.PollInterval)
 		if hints.Live() && err == nil {

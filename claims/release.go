@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"time"
 
@@ -246,7 +247,7 @@ func (k *Keys) freeBatch(t *term, rows []objects.Claim) (locked []objects.Claim)
 		if err == nil {
 			return locked
 		}
-		k.s.cfg.Logger.Warn("keys are not freed, trying again", "kind", k.kind, "error", err)
+		k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "keys are not freed, trying again", err, "kind", k.kind)
 		pace.Sleep(t.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
 	}
 	return nil

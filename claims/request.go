@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -68,7 +69,7 @@ func (s *Session) heed(ctx context.Context, t *term) {
 		case <-t.wanted:
 		}
 		if err := s.giveBack(ctx, t); err != nil && ctx.Err() == nil {
-			s.cfg.Logger.Warn("requests cannot be read, trying again within a TTL", "error", err)
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "requests cannot be read, trying again within a TTL", err)
 		}
 		select { // a flood of hints costs no more than this
 		case <-t.ended:

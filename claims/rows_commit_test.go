@@ -3,9 +3,13 @@ package claims_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/fencerace"
 	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
@@ -60,7 +65,7 @@ func (p *commitCutter) serve(client net.Conn) {
 		buf := make([]byte, 1<<16)
 		for {
 			n, err := client.Read(buf)
-			if bytes.Contains(buf[:n], []byte("commit")) {
+			if bytes.Contains(buf[:n], []byte("COMMIT")) {
 				if cut := p.next.Swap(nil); cut != nil {
 					close(muted)
 					(*cut)(func() {
@@ -101,6 +106,9 @@ func rowsBehind(t *testing.T, server string) (*rowsDB, *commitCutter) {
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`)
 	db.exec(ddl)
 	u.Host = proxy.Addr().String()
+	query := u.Query()
+	query.Set("default_query_exec_mode", "exec") // the proxy has to see the text of each statement
+	u.RawQuery = query.Encode()
 	db.open = func() tenure.Database { return kit.OpenPostgres(t, u.String(), tenure.PostgresConfig{}) }
 	return db, proxy
 }
@@ -131,6 +139,37 @@ func TestTheOutcomeOfAnUnansweredCommitIsLookedUp(t *testing.T) {
 		require.True(t, w.rows.Holds(c))
 		require.Equal(t, 1, db.count(`SELECT count(*) FROM tasks WHERE result = 'x'`))
 	}
+}
+
+// The row would be finished without what was written, or the other way round.
+func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		w := db.worker(claims.SessionConfig{}, tasks)
+		finishTx := func(c []claims.Claim, fn func(exec) error) error {
+			return w.rows.FinishTx(db.Context(), c, db.sql, nil, func(tx *sql.Tx) error { return fn(execIn(tx)) })
+		}
+		finish := func(c []claims.Claim, fn func(exec) error) error { return db.finish(w.rows, c, fn) }
+		id := 0
+		for name, finish := range map[string]func([]claims.Claim, func(exec) error) error{"in the store's pool": finish, "by database/sql": finishTx} {
+			try := func(ending string) error {
+				id++
+				db.add(id, id)
+				return finish(w.take(1), func(exec exec) error {
+					return errors.Join(fencerace.Send(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
+						exec(db.Context(), fmt.Sprintf(`UPDATE tasks SET result = 'x' WHERE id = %d`, id)))
+				})
+			}
+			for _, ending := range fencerace.Endings {
+				if db.pool == nil && strings.Contains(ending, "CHAIN") {
+					continue
+				}
+				require.Error(db, try(ending), "%s: %s", name, ending)
+			}
+			for _, harmless := range fencerace.Harmless {
+				require.NoError(db, try(harmless), "%s: %s", name, harmless)
+			}
+		}
+	})
 }
 
 // The server crashes before COMMIT arrives, and gives the transaction's xid to another, which

@@ -99,16 +99,24 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 	for _, c := range claims {
 		query, args, err := r.FinishStatement(c)
 		if err == nil {
-			_, err = tx.ExecContext(ctx, query, args...)
+			err = execLimited(ctx, tx, query, args)
 		}
 		if err != nil {
 			return nil, false, err
 		}
 	}
-	if err := fn(tx); err != nil {
-		return err, true, nil
+	if fnErr, err := objects.InOneTx(ctx, tx, fn); fnErr != nil || err != nil {
+		return fnErr, true, err
 	}
 	return nil, true, tx.Commit()
+}
+
+// execLimited waits for a row that somebody has locked no longer than any call does.
+func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
+	_, err := tx.ExecContext(ctx, query, args...)
+	return err
 }
 
 // standing returns which of the claims have ended, and which have not.

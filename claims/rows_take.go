@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -90,7 +91,7 @@ func (r *Rows) lead(ctx context.Context, t *taking) error {
 		pause := pace.Jitter(r.cfg.PollInterval)
 		if err != nil {
 			pause = pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures)
-			k.s.cfg.Logger.Warn("rows are not taken, trying again", "table", r.cfg.Table, "error", err)
+			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "rows are not taken, trying again", err, "table", r.cfg.Table)
 			failures++
 		} else {
 			failures = 0
@@ -288,7 +289,7 @@ func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
 			if err == nil {
 				return
 			}
-			s.cfg.Logger.Warn("rows without attempts left are not given up, trying again", "table", r.cfg.Table, "error", err)
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "rows without attempts left are not given up, trying again", err, "table", r.cfg.Table)
 			for _, c := range exhausted {
 				r.later(c, r.cfg.Backoff(c))
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
@@ -77,6 +78,7 @@ type Session struct {
 
 	started atomic.Bool
 	sweeper sweeper
+	retries logtext.Retries
 
 	mu      sync.Mutex // guards the fields below, and those of Keys; never held across I/O
 	term    *term      // nil while there is none
@@ -136,7 +138,7 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Labels = maps.Clone(cfg.Labels)
 	cfg.Holder = cmp.Or(cfg.Holder, tenure.ReplicaID())
-	s := &Session{
+	s := &Session{retries: logtext.Retries{Repeat: true},
 		store: store, table: table, cfg: cfg,
 		limit:   min((cfg.RenewDeadline-cfg.RenewInterval)/2, 10*time.Second), // as a coordinator's calls have
 		changed: make(chan struct{}),
@@ -188,12 +190,13 @@ func (s *Session) Run(ctx context.Context) error {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		t, err := s.begin(ctx)
 		if err == nil {
+			s.retries.Reset()
 			background.Go(func() { s.hold(ctx, t) })
 			<-t.ended
 			failures = 0
 		} else if ctx.Err() == nil {
 			s.update(func() { s.history.failed = err })
-			s.cfg.Logger.Warn("session does not begin, trying again", "error", err)
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "session does not begin, trying again", err)
 		}
 		pace.Sleep(ctx, pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures))
 	}

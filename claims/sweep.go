@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -389,6 +390,6 @@ func (w *sweeper) free(ctx context.Context, id string) {
 func (w *sweeper) failed(ctx context.Context, msg string, err error) {
 	if ctx.Err() == nil {
 		w.errors.Add(1)
-		w.s.cfg.Logger.Warn(msg, "error", err)
+		w.s.retries.Log(w.s.cfg.Logger, slog.LevelWarn, msg, err)
 	}
 }

@@ -140,8 +140,12 @@ func (s *Schedule) Run(ctx context.Context) error {
 		return err
 	}
 	var idleSince time.Time // when this term began, or the last slot ended
+	var retries logtext.Retries
 	for ctx.Err() == nil {
 		pause, err := s.step(ctx, store, &idleSince)
+		if err == nil {
+			retries.Reset()
+		}
 		var fatal *fatalError
 		switch {
 		case errors.As(err, &fatal):
@@ -149,7 +153,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		case errors.Is(err, tenure.ErrLost):
 			<-ctx.Done() // it is about to end
 		case err != nil && ctx.Err() == nil:
-			s.cfg.Logger.Error("schedule cannot go on, and tries again", "error", logtext.OneLine(err))
+			retries.Log(s.cfg.Logger, slog.LevelError, "schedule cannot go on, and tries again", err)
 			pause = storePause + rand.N(storePause)
 		}
 		pace.Sleep(ctx, pause)

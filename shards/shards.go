@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
@@ -160,6 +161,7 @@ func (sh *Shards) Run(ctx context.Context) error {
 		sh.mu.Unlock()
 		sh.funcs.Go(func() { sh.check(checking) })
 	}
+	var retries logtext.Retries
 	for failures := 0; ctx.Err() == nil; failures++ {
 		joined, err := sh.join(ctx)
 		switch {
@@ -167,9 +169,10 @@ func (sh *Shards) Run(ctx context.Context) error {
 		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
 			return fmt.Errorf("tenure: run shards of %s: %w", sh.cfg.Kind, err)
 		case err != nil:
-			sh.cfg.Logger.Warn("shards: cannot take part, trying again", "kind", sh.cfg.Kind, "error", err)
+			retries.Log(sh.cfg.Logger, slog.LevelWarn, "shards: cannot take part, trying again", err, "kind", sh.cfg.Kind)
 		case joined:
 			failures = 0
+			retries.Reset()
 		}
 		pace.Sleep(ctx, pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures))
 	}
@@ -252,6 +255,7 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 	defer keys.Stop()
 	var seen sightings
 	var spurious pace.Limiter
+	var retries logtext.Retries
 	for failures, woken := 0, false; ; {
 		did, next, err := sh.look(ctx, me, &seen)
 		switch {
@@ -260,11 +264,12 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 		case errors.Is(err, tenure.ErrUnhealthy), errors.Is(err, errNoMember):
 			return err
 		case err != nil:
-			sh.cfg.Logger.Warn("shards: trying again", "kind", sh.cfg.Kind, "error", err)
+			retries.Log(sh.cfg.Logger, slog.LevelWarn, "shards: trying again", err, "kind", sh.cfg.Kind)
 			next = pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures)
 			failures++
 		default:
 			failures = 0
+			retries.Reset()
 			if !members.Live() || !keys.Live() {
 				next = min(next, pace.Jitter(sh.paces.PollInterval))
 			}

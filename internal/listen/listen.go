@@ -56,20 +56,20 @@ type Listener struct {
 // seconds if the server does not answer. It may be called once.
 func (l *Listener) Run(ctx context.Context) {
 	defer l.closing.Wait()
-	pause, undelivered, logged := firstPause, firstUndelivered, ""
+	pause, undelivered, failed := firstPause, firstUndelivered, false
+	var retries logtext.Retries
 	for {
-		lasted, err := l.listen(ctx, logged != "")
+		lasted, err := l.listen(ctx, failed)
 		l.Hub.SetLive(false)
 		if ctx.Err() != nil {
 			return
 		}
 		if lasted > patience {
-			pause, undelivered, logged = firstPause, firstUndelivered, ""
+			pause, undelivered = firstPause, firstUndelivered
+			retries.Reset()
 		}
-		if text := logtext.Gist(err.Error()); text != logged {
-			logged = text
-			l.Logger.Warn("standbys are not woken, and poll", "channel", l.Channel, "error", logtext.OneLine(err))
-		}
+		failed = true
+		retries.Log(l.Logger, slog.LevelWarn, "standbys are not woken, and poll", err, "channel", l.Channel)
 		wait := pause
 		pause = min(2*pause, longestPause)
 		if errors.Is(err, errUndelivered) {

@@ -1,8 +1,19 @@
 package logtext
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 func TestAnErrorOfSeveralLinesIsMadeOneLine(t *testing.T) {
@@ -17,4 +28,74 @@ func TestAnErrorOfSeveralLinesIsMadeOneLine(t *testing.T) {
 	if OneLine(b) != b || OneLine(nil) != nil {
 		t.Error("an error of one line is changed")
 	}
+}
+
+func TestTheErrorsOfOneOutageAreOneClass(t *testing.T) {
+	reset := &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}
+	for _, err := range []error{
+		reset, fmt.Errorf("put a/b: %w", io.ErrUnexpectedEOF), io.EOF, &net.OpError{Op: "write", Err: syscall.EPIPE},
+		&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, &pgconn.PgError{Code: "57P03", Message: "the database system is starting up"},
+		&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "08006"}, &pgconn.PgError{Code: "53300"}, context.DeadlineExceeded, net.ErrClosed,
+	} {
+		if got := Class(err); got != Class(reset) {
+			t.Errorf("%v: class %q", err, got)
+		}
+	}
+	for _, err := range []error{
+		&pgconn.PgError{Code: "42501"}, &pgconn.PgError{Code: "55P03"}, &pgconn.PgError{Code: "28P01"}, errors.New("anything else"), nil,
+	} {
+		if got := Class(err); got == Class(reset) {
+			t.Errorf("%v: class %q", err, got)
+		}
+	}
+	if Class(errors.New("port 1")) != Class(errors.New("port 22")) || Class(errors.New("a")) == Class(errors.New("b")) {
+		t.Error("other errors go by their text without its numbers")
+	}
+}
+
+func TestAnErrorThatStaysTheSameIsLoggedOnceAndAgainAfterAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r Retries
+		var logged []string
+		for _, class := range []string{"a", "a", "b", "a", "b", "a"} { // an hour each
+			for range 60 {
+				time.Sleep(time.Minute)
+				if r.IsNew(class) {
+					logged = append(logged, class)
+				}
+			}
+		}
+		if got := strings.Join(logged, ""); got != "abab"+"a" {
+			t.Errorf("logged %q", got)
+		}
+	})
+}
+
+func TestAnOutageIsLoggedOncePerTenMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines strings.Builder
+		logger := slog.New(slog.NewTextHandler(&lines, nil))
+		r := Retries{Repeat: true}
+		outage := []error{io.EOF, syscall.ECONNRESET, context.DeadlineExceeded, &pgconn.PgError{Code: "57P03"}}
+		for i := range 20 * 60 {
+			r.Log(logger, slog.LevelWarn, "not done; retrying", outage[i%len(outage)], "kind", "a")
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(lines.String(), "not done"); n != 2 {
+			t.Errorf("%d lines in 20 minutes", n)
+		}
+		r.Log(logger, slog.LevelWarn, "not done; retrying", outage[0], "kind", "b")
+		r.Log(logger, slog.LevelWarn, "not done; retrying", errors.New("another"), "kind", "a")
+		r.Reset()
+		r.Log(logger, slog.LevelWarn, "not done; retrying", outage[0], "kind", "a")
+		if n := strings.Count(lines.String(), "not done"); n != 5 {
+			t.Errorf("%d lines", n)
+		}
+		for i := range 1000 { // which are no error's class
+			r.IsNew(strings.Repeat("x", i))
+		}
+		if len(r.told) > mostClasses {
+			t.Errorf("%d classes are remembered", len(r.told))
+		}
+	})
 }

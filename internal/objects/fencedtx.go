@@ -3,7 +3,6 @@ package objects
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 )
 
@@ -15,15 +14,30 @@ func FencedTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fence string
 		return nil, err
 	}
 	defer tx.Rollback() // also after a panic
+	if fnErr, err := InOneTx(ctx, tx, fn); fnErr != nil || err != nil {
+		return fnErr, err
+	}
+	limited, cancel := Limited(ctx)
+	defer cancel()
+	if _, err := tx.ExecContext(limited, fence, args...); err != nil { // the last statement, since it locks the record
+		return nil, err
+	}
+	return nil, tx.Commit()
+}
+
+// InOneTx runs fn in tx, and returns its error, or one that says that fn has ended the transaction,
+// which the drivers do not notice if it sends COMMIT or ROLLBACK as SQL. A savepoint ends with its
+// transaction, also where another transaction follows at once.
+func InOneTx(ctx context.Context, tx *sql.Tx, fn func(tx *sql.Tx) error) (fnErr, err error) {
+	if _, err := tx.ExecContext(ctx, "SAVEPOINT tenure_func"); err != nil {
+		return nil, err
+	}
 	if err := fn(tx); err != nil {
 		return err, nil
 	}
-	_, err = tx.ExecContext(ctx, fence, args...) // the last statement, since it locks the record
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
-		return nil, fmt.Errorf("fn has ended the transaction itself, so its writes were not fenced: %w", err)
-	}
-	if err == nil {
-		err = tx.Commit()
+	_, err = tx.ExecContext(ctx, "RELEASE SAVEPOINT tenure_func")
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("fn has ended the transaction itself, or has not returned the error of a statement, so its writes were not fenced: %w", err)
 	}
 	return nil, err
 }

@@ -69,6 +69,7 @@ func attempts(failed *pgconn.ConnectError) []string {
 			text = "dial " + cause
 		}
 		text = strings.TrimPrefix(text, "hostname resolving error: ")
+		text = strings.Replace(text, "ValidateConnect failed: "+pgconn.ErrReadOnlyConnection.Error(), "the server is read-only, such as a standby", 1)
 		if text != "" && !slices.Contains(all, text) {
 			all = append(all, text)
 		}

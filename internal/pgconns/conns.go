@@ -42,7 +42,9 @@ type Conns struct {
 
 // New returns the connections of a store in the caller's pool.
 func New(pool *pgxpool.Pool) *Conns {
-	return newConns(pool, NewCutter(), pool.Config().ConnConfig.DialFunc)
+	c := pool.Config()
+	findPrimary(c.ConnConfig) // the store's own connections must write, whatever the pool is for
+	return newConns(pool, c, NewCutter(), c.ConnConfig.DialFunc)
 }
 
 // Open opens a pool, which belongs to the Conns. It does not connect yet.
@@ -56,16 +58,15 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := newConns(pool, cutter, dial)
+	c := newConns(pool, pool.Config(), cutter, dial)
 	c.owned = true
 	c.leases.config.MaxConns = config.MaxConns
 	return c, nil
 }
 
-// newConns returns connections that are dialed with dial and cut off with cutter, except
-// those of the pool.
-func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
-	config := pool.Config()
+// newConns returns connections that are as in a config, but dialed with dial and cut off with
+// cutter, except those of the pool.
+func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter}
 	own := config.Copy()
@@ -192,12 +193,10 @@ func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		for {
 			err := write(ctx, pool, bounded, statements)
-			if !bounded || SQLState(err) != stateLockNotAvailable {
+			if !bounded || SQLState(err) != StateLockNotAvailable {
 				return err
 			}
-			if _, ok := ctx.Deadline(); ok {
-				bounded = false
-			}
+			bounded = false
 		}
 	})
 }
@@ -218,14 +217,14 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 }
 
 // LimitLockWait makes the transaction of a batch wait for locks a little less long than
-// ctx allows, so that the server ends the wait and the connection survives. The limit
+// ctx allows, so that the server ends the wait and the connection survives. Without a deadline
+// it may take as long as any call. The limit
 // applies only to this transaction, so it works behind a pooler, too.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return
+	left := objects.CallLimit()
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
 	}
-	left := time.Until(deadline)
 	left -= min(left/10, 200*time.Millisecond)
 	limit := min(max(1, left.Milliseconds()), math.MaxInt32)
 	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
@@ -237,7 +236,7 @@ func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
 			err := pool.QueryRow(ctx, statement, args...).Scan(dest...)
-			if !objects.IsLeaseCall(ctx) || SQLState(err) != stateLockNotAvailable || ctx.Err() != nil {
+			if !objects.IsLeaseCall(ctx) || SQLState(err) != StateLockNotAvailable || ctx.Err() != nil {
 				return err
 			}
 		}

@@ -19,7 +19,7 @@ const (
 	StateSerializationFailure = "40001"
 	StateDenied               = "42501"
 	stateNoSuchObject         = "42704"
-	stateLockNotAvailable     = "55P03"
+	StateLockNotAvailable     = "55P03"
 )
 
 // SQLState returns the code of the server's error, or "" if err did not come from the
@@ -48,11 +48,11 @@ func RefusesSetting(err error) bool {
 	}
 }
 
-// IsDown reports whether err means that the server can't be reached or does not accept
-// connections yet.
+// IsDown reports whether err means that the server can't be reached, or does not accept
+// connections or writes yet.
 func IsDown(err error) bool {
 	if code := SQLState(err); code != "" {
-		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
+		return code == stateReadOnly || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
 	}
 	return IsConnecting(err)
 }

@@ -23,6 +23,9 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	if misplaced(url, cfg) {
 		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX, and an @ in a setting as %40")
 	}
+	if !choosesServer(url) {
+		findPrimary(cfg.ConnConfig)
+	}
 	return cfg, nil
 }
 

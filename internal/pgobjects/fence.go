@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,11 +21,13 @@ import (
 // error of fn, or otherwise that of the transaction around it. The transaction may be idle
 // for at most idle, or less if the session allows less.
 func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
+	limited, cancel := objects.Limited(ctx)
+	defer cancel()
 	find := t.setups.get
 	if fence.Claim != nil {
 		find = t.setups.claiming
 	}
-	found, err := find(ctx)
+	found, err := find(limited)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -37,11 +40,15 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
-	fnErr, err = t.fencedTx(ctx, conn, checkFence(found, fence), fence, idle, fn)
+	fnErr, err = fencedTx(ctx, conn, checkFence(found, fence), fence, idle, fn)
 	if failed := cmp.Or(err, fnErr); pgconns.IsReadOnly(failed) {
 		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
 	}
 	switch state := pgconns.SQLState(err); {
+	case state == pgconns.StateLockNotAvailable && fence.Claim == nil:
+		limited, cancel := objects.Limited(ctx)
+		defer cancel()
+		err = t.explainLocked(limited, fence.ID, err)
 	case isRefusal(err), state == pgconns.StateIdleTimeout: // after the latter the server rolled back before the check arrived
 		err = t.fencedOut(ctx, fence, err)
 	case state == pgconns.StateSerializationFailure:
@@ -50,21 +57,44 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	return fnErr, t.setups.explain(err)
 }
 
-// fencedTx runs fn between BEGIN and the checked commit, and releases the connection
-// before it returns, because the caller reads more afterwards and the pool may have no
-// other free connection.
-func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, check pgconns.Statement, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
+// fencedTx runs fn in a transaction that ends with the check of the fence. It releases the
+// connection before it returns, because the caller reads more afterwards and the pool may have
+// no other free connection.
+func fencedTx(ctx context.Context, conn *pgxpool.Conn, check pgconns.Statement, fence *objects.Fence, idle time.Duration, fn func(pgx.Tx) error) (fnErr, err error) {
+	fnErr, _, err = funcTx(ctx, conn, idle, nil, fn, func(batch *pgx.Batch) {
+		fence.Yield(ctx)
+		pgconns.LimitLockWait(ctx, batch)
+		check.Queue(batch, new(error))
+	})
+	return fnErr, err
+}
+
+// A setting that is local to a transaction ends with it, also where another one follows at once
+// (COMMIT AND CHAIN, or COMMIT; BEGIN). So the mark shows whether the transaction still is the one
+// in which fn began. To set it takes no snapshot, so fn may still choose an isolation level.
+const (
+	markTx     = `SET LOCAL tenure.transaction = 'begun'`
+	checkTx    = `SELECT CASE mark WHEN 'begun' THEN 1 ELSE ('` + txEnded + `' || mark)::int END FROM coalesce(current_setting('tenure.transaction', true), '') mark`
+	txEnded    = "tenure: the transaction in which fn began has ended"
+	errTxEnded = "fn has ended the transaction itself, so what it wrote before and after that was not one write (after PREPARE TRANSACTION, its locks stay until it is ended)"
+)
+
+// funcTx runs a caller's func in a transaction: after what first does, and before the statements
+// that last adds, which are sent with COMMIT; either may be nil. It returns the error of fn, or
+// otherwise that of the transaction, and whether COMMIT was sent. It releases the connection.
+func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first func(context.Context, pgx.Tx) error, fn func(pgx.Tx) error, last func(*pgx.Batch)) (fnErr error, sent bool, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
-	// Sent as one simple query; it takes no snapshot, so fn may still choose an isolation
-	// level.
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
-		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
+	// Sent as one simple query.
+	limited, cancel := objects.Limited(ctx) // not for fn, nor for what its COMMIT entails
+	defer cancel()
+	tx, err := conn.BeginTx(limited, pgx.TxOptions{BeginQuery: fmt.Sprintf(
+		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d; %s", idle.Milliseconds(), markTx)})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	inTransaction := func() bool { return conn.Conn().PgConn().TxStatus() != 'I' }
+	status := func() byte { return conn.Conn().PgConn().TxStatus() }
 	defer func() { // even if fn panics
-		if inTransaction() {
+		if status() != 'I' {
 			_ = tx.Rollback(ctx) // closes the connection if ctx has ended
 			return
 		}
@@ -74,20 +104,33 @@ func (t *Table) fencedTx(ctx context.Context, conn *pgxpool.Conn, check pgconns.
 		cancel()
 		_ = tx.Commit(ended)
 	}()
-	if err := fn(unendingTx{tx}); err != nil {
-		return err, nil
+	if first != nil {
+		if err := first(limited, tx); err != nil {
+			return nil, false, err
+		}
 	}
-	if !inTransaction() {
-		return nil, fmt.Errorf("%w: fn has ended the transaction, and what it wrote was not fenced", objects.ErrInvalid)
+	if err := fn(unendingTx{tx}); err != nil {
+		return err, false, nil
+	}
+	switch status() {
+	case 'I':
+		return nil, false, fmt.Errorf("%w: %s", objects.ErrInvalid, errTxEnded)
+	case 'E':
+		return nil, false, fmt.Errorf("fn has not returned the error of a statement: %w", pgx.ErrTxCommitRollback)
 	}
 	// One round trip: a holder that is paused has sent either all of this or nothing, so
 	// its lock on the lease never waits for the client.
-	fence.Yield(ctx)
 	batch := &pgx.Batch{}
-	pgconns.LimitLockWait(ctx, batch)
-	check.Queue(batch, new(error))
+	batch.Queue(checkTx)
+	if last != nil {
+		last(batch)
+	}
 	batch.Queue("COMMIT")
-	return nil, conn.SendBatch(ctx, batch).Close()
+	err = conn.SendBatch(ctx, batch).Close()
+	if err != nil && strings.Contains(err.Error(), txEnded) {
+		err = fmt.Errorf("%w: %s: %w", objects.ErrInvalid, errTxEnded, err)
+	}
+	return nil, true, err
 }
 
 // unendingTx is a transaction that fn can't commit or roll back.

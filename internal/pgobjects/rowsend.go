@@ -75,7 +75,7 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 		return nil, nil, err
 	}
 	idle = max(min(idle, math.MaxInt32*time.Millisecond), time.Millisecond)
-	if found, err := t.setups.get(ctx); err != nil {
+	if found, err := t.setups.known(ctx); err != nil {
 		return nil, nil, t.setups.explain(err)
 	} else if found.idleTimeout > 0 {
 		idle = min(idle, found.idleTimeout)
@@ -107,36 +107,30 @@ const selectTxID = `, pg_current_xact_id()::text,
 // endTx runs fn between the statement that ends claims, the guard, and COMMIT. It reports whether
 // COMMIT was sent.
 func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard string, args []any, claims []objects.Claim, id *txID, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
-	defer conn.Release() // closes it if it is still in a transaction
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
-		"BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", idle.Milliseconds())})
-	if err != nil {
-		return nil, nil, false, err
+	if fn == nil {
+		fn = func(pgx.Tx) error { return nil }
 	}
-	defer tx.Rollback(ctx) // even if fn panics; after a commit this does nothing
-	rows, err := tx.Query(ctx, guard+selectTxID, append([]any{replanned(conn.Conn())}, args...)...)
-	if err != nil {
-		return nil, nil, false, err
-	}
-	ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
-		return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, &id.xid, &id.server, &id.began)
-	})
-	if err != nil {
-		return nil, nil, false, err
-	}
-	if lost = objects.Without(claims, ended); len(lost) > 0 {
+	fnErr, sent, err = funcTx(ctx, conn, idle, func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, guard+selectTxID, append([]any{replanned(conn.Conn())}, args...)...)
+		if err != nil {
+			return err
+		}
+		ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
+			return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, &id.xid, &id.server, &id.began)
+		})
+		if lost = objects.Without(claims, ended); err == nil && len(lost) > 0 {
+			err = errEnded
+		}
+		return err
+	}, fn, nil)
+	if errors.Is(err, errEnded) {
 		return lost, nil, false, nil
 	}
-	if fn != nil {
-		if err := fn(unendingTx{tx}); err != nil {
-			return nil, err, false, nil
-		}
-	}
-	if conn.Conn().PgConn().TxStatus() == 'I' {
-		return nil, nil, false, fmt.Errorf("%w: fn has ended the transaction itself", objects.ErrInvalid)
-	}
-	return nil, nil, true, tx.Commit(ctx)
+	return nil, fnErr, sent, err
 }
+
+// errEnded rolls back because a claim has ended.
+var errEnded = errors.New("a claim has ended")
 
 // replanned returns how to send a statement that is planned each time. The plan of a prepared
 // statement, made while the table was small, would read the whole table long after it has grown.

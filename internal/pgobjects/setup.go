@@ -135,7 +135,13 @@ func (s *setups) migrateClaims(ctx context.Context, found *setup) error {
 }
 
 // createTable creates tables where they were looked for.
-func (s *setups) createTable(ctx context.Context, found *setup, ddl string) error {
+func (s *setups) createTable(ctx context.Context, found *setup, ddl string) (err error) {
+	began := time.Now()
+	defer func() {
+		if pgconns.IsReadOnly(err) { // the primary may be another server by now
+			s.conns.NoteResult(ctx, s.conns.Pool, began, err)
+		}
+	}()
 	return pgx.BeginFunc(ctx, s.conns.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
 			return err
@@ -181,6 +187,13 @@ func (s *setups) get(ctx context.Context) (*setup, error) {
 		return found, nil
 	}
 	return again, err
+}
+
+// known is get for a caller whose context may have no deadline.
+func (s *setups) known(ctx context.Context) (*setup, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
+	return s.get(ctx)
 }
 
 // look looks at the database, and remembers what it finds.
@@ -381,6 +394,8 @@ func (s *setups) explain(err error) error {
 		return err
 	case pgconns.IsRejected(err): // its text says what to do
 		return objects.SetupError(err)
+	case pgconns.IsReadOnly(err):
+		return fmt.Errorf("%w (%s)", err, pgconns.ReadOnlyRemedy)
 	case code == stateNoTable || code == stateNoSchema:
 		return &objects.NoTable{Cause: err}
 	case code == stateUnique:

@@ -74,6 +74,7 @@ type statements struct {
 	insertNumbered, checkNumber            string
 	insert, number, numberByClock          string
 	replace, resume, fence                 string
+	locker, lockers                        string
 	remove                                 map[removal]string
 	prune                                  string
 }
@@ -175,6 +176,11 @@ func newStatements(n names) *statements {
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`),
 
 		fence: n.in(recordFence),
+
+		// Who locks a row alone is in its xmax, and those who share it are the members of that.
+		locker: n.in(lockedBy(`SELECT xmax AS xid FROM {objects} WHERE object_type = $1 AND id = $2`)),
+		lockers: n.in(lockedBy(`
+			SELECT m.xid FROM {objects} o, pg_get_multixact_members(o.xmax) m WHERE o.object_type = $1 AND o.id = $2`)),
 
 		remove: map[removal]string{
 			{buries: true, wakes: true}: n.in(gone + bury + notify),

@@ -69,6 +69,7 @@ type Table struct {
 	watches watches
 	groups  writeGroups
 	claims  Claims
+	lockers lockers
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
@@ -123,6 +124,8 @@ func (t *Table) Migrate(ctx context.Context) error {
 
 // Get returns the object, or [objects.ErrNotFound].
 func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	r := objects.Row{ID: id}
 	var nowUS int64
 	err := t.setups.call(ctx, func(found *setup) error {
@@ -135,6 +138,8 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 
 // List returns at most limit objects of a type, those after an ID, ordered by ID.
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) (listed []objects.Row, err error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	err = t.setups.call(ctx, func(found *setup) (err error) {
 		listed, err = t.list(ctx, found, objectType, after, limit)
 		return err
@@ -171,6 +176,8 @@ func (t *Table) Watch(id objects.ID) *wake.Watch[string] {
 
 // Wake wakes every watch of an object, in other processes too.
 func (t *Table) Wake(ctx context.Context, id objects.ID) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	found, err := t.setups.get(objects.WithLeaseCall(ctx))
 	if err == nil {
 		err = t.notify(ctx, found.hint(id))

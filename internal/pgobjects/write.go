@@ -29,11 +29,13 @@ type write struct {
 // returns [objects.ErrExists], an [*objects.Conflict], [objects.ErrTaken], or an
 // [*objects.FencedOut].
 func (t *Table) Put(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	err = t.setups.write(ctx, func(found *setup) (err error) {
 		r, err = t.put(ctx, found, obj, cond, fence)
 		return err
 	})
-	return r, t.setups.explain(err)
+	return r, t.setups.explain(t.explainLocked(ctx, obj.ID, err))
 }
 
 func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
@@ -97,6 +99,8 @@ func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond
 // Resume renews an object as it is, in one round trip, if its payload contains a part and it
 // has one label and none of some others; if not, it returns [objects.ErrNotFound].
 func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string) (objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(found *setup) error {
 		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
@@ -105,7 +109,7 @@ func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label st
 		}}})
 	})
 	if err != nil {
-		return objects.Row{}, t.setups.explain(err)
+		return objects.Row{}, t.setups.explain(t.explainLocked(ctx, id, err))
 	}
 	return r, nil
 }
@@ -212,8 +216,10 @@ func (t *Table) version(ctx context.Context, found *setup, id objects.ID) (v int
 // of the object, and the deletion need not be durable. It returns [objects.ErrNotFound], an
 // [*objects.Conflict] or an [*objects.FencedOut].
 func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	err := t.setups.write(ctx, func(found *setup) error { return t.remove(ctx, found, id, version, fence, wake) })
-	return t.setups.explain(err)
+	return t.setups.explain(t.explainLocked(ctx, id, err))
 }
 
 func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {

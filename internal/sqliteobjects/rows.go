@@ -313,8 +313,8 @@ func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.
 		if len(lost) > 0 {
 			return errEnded
 		}
-		fnErr = fn(tx)
-		return fnErr
+		fnErr, err = objects.InOneTx(ctx, tx, fn)
+		return cmp.Or(fnErr, err)
 	})
 	switch {
 	case fnErr != nil:

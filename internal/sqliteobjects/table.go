@@ -109,6 +109,8 @@ func (t *Table) Migrate(ctx context.Context) error {
 
 // Get returns the object, or [objects.ErrNotFound].
 func (t *Table) Get(ctx context.Context, id objects.ID) (r objects.Row, err error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	err = whenFree(ctx, func() (err error) { // the first process to open the file after a crash briefly locks out readers too
 		r, err = t.get(ctx, t.db, id)
 		return err
@@ -137,6 +139,8 @@ func (t *Table) version(ctx context.Context, conn querier, id objects.ID) (v int
 
 // List returns at most limit objects of a type whose IDs come after the given one.
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	rows, err := t.db.QueryContext(ctx, t.sql.list, objectType, after)
 	if err != nil {
 		return nil, explain(err)

@@ -1,6 +1,7 @@
 package sqliteobjects
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -13,6 +14,8 @@ import (
 // Put writes an object if the condition holds, and returns it with its new version and
 // times.
 func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	if cond.Kind == objects.MustCreate && fence == nil {
 		// Most attempts to acquire a lease find it held. They don't need the write lock to
 		// see that, but the holder needs it to renew.
@@ -109,6 +112,8 @@ func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 // Delete deletes an object if it is at that version, and then wakes every watch of it if
 // wake is set.
 func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
 	err := t.write(ctx, fence, func(tx *sql.Tx) error {
 		err := t.atVersion(ctx, tx, id, version, func(version int64) error {
 			done, err := tx.ExecContext(ctx, t.sql.remove, id.Type, id.ID, version)
@@ -159,7 +164,13 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(*sql.T
 	if fence == nil {
 		return t.transact(ctx, "", fn)
 	}
-	return explain(t.write(ctx, fence, fn))
+	return explain(t.write(ctx, fence, func(tx *sql.Tx) error { return inOneTx(ctx, tx, fn) }))
+}
+
+// inOneTx runs a caller's func, which must not end the transaction.
+func inOneTx(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
+	fnErr, err := objects.InOneTx(ctx, tx, fn)
+	return cmp.Or(fnErr, err)
 }
 
 // FenceStatement returns a statement that fails unless the fence holds.
@@ -247,11 +258,13 @@ func (t *Table) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
 // database/sql may close the rows because ctx has ended; it then drops the error of the
 // commit that closing them entails, and the scan succeeds.
 func (t *Table) transact(ctx context.Context, first string, fn func(*sql.Tx) error) error {
+	waiting, cancel := objects.Limited(ctx) // not fn, which may be the caller's
+	defer cancel()
 	select {
 	case t.turn <- struct{}{}:
 		defer func() { <-t.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
+	case <-waiting.Done():
+		return waiting.Err()
 	}
 	var tx *sql.Tx
 	err := whenFree(ctx, func() (err error) {

@@ -76,6 +76,36 @@ func (s *Server) init() (err error) {
 	return nil
 }
 
+// Standby creates and starts a hot standby of the server.
+func (s *Server) Standby() (*Server, error) {
+	dir, err := os.MkdirTemp("", "tenure-pgtest-")
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: standby: %w", err)
+	}
+	next := &Server{bin: s.bin, dir: dir, settings: s.settings}
+	if next.attr, err = processAttr(dir); err == nil {
+		next.port, err = freeport.Find()
+	}
+	if err == nil {
+		backup := exec.Command(filepath.Join(s.bin, "pg_basebackup"), "-D", next.data(), "-d", s.URL(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+		backup.Dir, backup.SysProcAttr = dir, next.attr
+		var out []byte
+		if out, err = backup.CombinedOutput(); err != nil {
+			err = fmt.Errorf("pgtest: pg_basebackup: %w\n%s", err, out)
+		}
+	}
+	if err == nil {
+		err = next.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return next, nil
+}
+
+// Promote makes a standby a primary.
+func (s *Server) Promote() error { return s.exec("SELECT pg_promote()") }
+
 // mind runs the server, "$@", until it reads the signal with which to end it. At the end
 // of its input the test process is gone, and the shell cleans up in its place. Only the
 // server keeps the shell's output open.

@@ -34,4 +34,5 @@ func TestNoTransactionOfPqWithAFenceStatementCommitsAfterTheNextTermBegan(t *tes
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		fencerace.Run(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, 334)
 	}
+	fencerace.RunEndings(t, store, db, `INSERT INTO ledger VALUES ($1)`)
 }

@@ -47,6 +47,7 @@ func Run(t *testing.T, driver, dsn string) {
 			t.Fatal(err)
 		}
 		fencerace.Run(t, store, open(t, path, dsn), sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, 334)
+		fencerace.RunEndings(t, store, open(t, path, dsn), `INSERT INTO ledger VALUES (?)`)
 	})
 	t.Run("Lock", func(t *testing.T) { // longer than the driver's own busy timeout
 		path := t.TempDir() + "/t.db"

@@ -1,0 +1,49 @@
+package claims_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"regexp"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// Everything that a session does fails at each try in another way, for nine minutes.
+func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		outage := []error{
+			&net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, io.ErrUnexpectedEOF, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE},
+			&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}, &pgconn.PgError{Code: "57P03", Message: "the database system is starting up"},
+		}
+		var calls atomic.Int32
+		var log kit.SyncBuffer
+		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})
+		a.claimOne("one")
+		a.fault(func(context.Context, storetest.Call, func(context.Context) error) error {
+			return outage[int(calls.Add(1))%len(outage)]
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), 9*time.Minute)
+		defer cancel()
+		_, err := a.keys.Wait(ctx, "two")
+		require.Error(w, err)
+		require.Greater(w, calls.Load(), int32(100))
+		lines := make(map[string]int)
+		for _, line := range regexp.MustCompile(`(?m)level=(?:WARN|ERROR) msg="([^"]+)"`).FindAllStringSubmatch(log.String(), -1) {
+			lines[line[1]]++
+		}
+		require.Contains(w, lines, "session does not begin, trying again")
+		for line, n := range lines {
+			require.Equal(w, 1, n, "%s: %v", line, lines)
+		}
+	})
+}

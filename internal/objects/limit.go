@@ -1,0 +1,30 @@
+package objects
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// callLimit is how long a call may take whose context has no deadline.
+var callLimit atomic.Int64
+
+func init() { callLimit.Store(int64(30 * time.Second)) }
+
+// CallLimit returns how long a call may take whose context has no deadline.
+func CallLimit() time.Duration { return time.Duration(callLimit.Load()) }
+
+// SetCallLimit is for tests. It returns a func that restores the limit.
+func SetCallLimit(limit time.Duration) (restore func()) {
+	was := callLimit.Swap(int64(limit))
+	return func() { callLimit.Store(was) }
+}
+
+// Limited gives a context without a deadline one. Otherwise the call would wait for as long as
+// somebody keeps a row locked, or a server that is gone does not answer.
+func Limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, CallLimit())
+}
