@@ -74,7 +74,7 @@ func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 		fnErr, begun, err = r.finishTx(ctx, claims, db, opts, fn)
 	}
 	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
-		lost, _, standsErr := r.standing(ctx, rowsOf(claims))
+		lost, _, standsErr := r.keys.standing(ctx, rowsOf(claims))
 		if standsErr == nil && len(lost) > 0 {
 			return r.finished(claims, lost, nil, nil)
 		}
@@ -109,26 +109,6 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 		return err, true, nil
 	}
 	return nil, true, tx.Commit()
-}
-
-// standing returns which of the claims have ended, and which have not.
-func (r *Rows) standing(ctx context.Context, rows []objects.Claim) (lost, stand []objects.Claim, err error) {
-	now, err := r.table.Look(ctx, idsOf(rows), r.s.limit)
-	if err != nil {
-		return nil, nil, err
-	}
-	owners := make(map[string]objects.Claim, len(now))
-	for _, row := range now {
-		owners[row.ID] = row
-	}
-	for _, row := range rows {
-		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {
-			lost = append(lost, row)
-		} else {
-			stand = append(stand, row)
-		}
-	}
-	return lost, stand, nil
 }
 
 // FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for
@@ -210,7 +190,7 @@ func (r *Rows) endBatch(ctx context.Context, batch map[objects.Claim]*ending, ro
 	}
 	lost, locked := make(map[objects.Claim]bool), left // as long as it does not know better
 	if len(left) > 0 {
-		if ended, stand, err := r.standing(ctx, left); err == nil {
+		if ended, stand, err := r.keys.standing(ctx, left); err == nil {
 			locked = stand
 			for _, row := range ended {
 				lost[row] = true
@@ -247,7 +227,7 @@ func (r *Rows) endLocked(ctx context.Context, e *ending) {
 		left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
 		var locked []objects.Claim
 		if len(left) > 0 {
-			left, locked, err = r.standing(ctx, left)
+			left, locked, err = r.keys.standing(ctx, left)
 		}
 		if len(locked) == 0 {
 			result = endingResult{left, err}
