@@ -192,7 +192,7 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, began time.Time) error {
 		return nil
 	}
 	for _, id := range ids {
-		if d, doubtful := h.doubts.rows[id]; doubtful && d.until.Before(began) {
+		if d, doubtful := h.doubts.rows[id]; doubtful && !d.until.After(began) {
 			delete(h.doubts.rows, id)
 		}
 	}
@@ -272,7 +272,7 @@ func (k *Keys) lookAtAll(h *holdings) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := &h.doubts
-	if d.looked = time.Now(); err == nil && d.all.until.Before(began) {
+	if d.looked = time.Now(); err == nil && !d.all.until.After(began) {
 		d.all = doubt{}
 	}
 	d.allAt = d.looked.Add(max(s.cfg.TTL, lookShare*d.looked.Sub(began)))
