@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -290,6 +291,8 @@ func TestAfterAFailoverAllClaimsOfRowsAreWhatTheRowsSay(t *testing.T) {
 		undone := takeOf(w, ofA, 1)
 		began, returned := make(chan struct{}), make(chan error, 1)
 		goOn := make(chan struct{})
+		done := sync.OnceFunc(func() { close(goOn) })
+		defer done()
 		go func() {
 			returned <- ofA.Do(w.Context(), undone[0], func(ctx context.Context) error {
 				close(began)
@@ -304,7 +307,7 @@ func TestAfterAFailoverAllClaimsOfRowsAreWhatTheRowsSay(t *testing.T) {
 		time.Sleep(2 * ttl)
 		require.False(w, ofA.Holds(undone[0]))
 		require.ElementsMatch(w, []string{"1", "2"}, takenIDs(takeOf(w, ofB, 2)), "what was finished is to be done again")
-		close(goOn)
+		done()
 		require.ErrorIs(w, <-returned, tenure.ErrLost)
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`), "the func's row is another's by now")
 	})
