@@ -413,6 +413,20 @@ func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
 	})
 }
 
+// Its sweep finds no row that names it, and no server that would tell that it is another.
+func TestASessionWhoseClaimsAreAllUndoneHearsOfIt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		c := a.claimOne("one")
+		returned := a.lost(c)
+		time.Sleep(ttl + time.Second)
+		kit.ExecSQL(t, a.sql(), `DELETE FROM objects_claims`)
+		time.Sleep(2 * ttl)
+		require.False(w, a.keys.Holds(c))
+		require.ErrorIs(w, <-returned, tenure.ErrLost)
+	})
+}
+
 // Two tables of one user may be the same: on SQLite names are not case-sensitive.
 func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
 	inRowsBubble(t, effect, 2, func(w *rowsWorld) {

@@ -14,7 +14,8 @@ import (
 
 // Do calls fn with a context that ends when the claim does, frees the key when fn has returned,
 // and returns the error of fn. [context.Cause] tells why the claim ended: [tenure.ErrLost] or
-// [tenure.ErrDeadline], if the session was lost, which is then an error of Do as well;
+// [tenure.ErrDeadline], if the session was lost, or the key's row no longer names it as after a
+// failover that has lost commits, which is then an error of Do as well;
 // [tenure.ErrResigned] by [Keys.Release] and [Keys.RequestRelease]; [tenure.ErrShutdown] when the session closes. The
 // context also ends with ctx. Whatever the reason, the key is kept until fn has returned.
 //

@@ -114,8 +114,9 @@ func (r *Rows) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 // FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for
 // transactions by an ORM or another driver. [tenure.FenceError] makes its failure
 // [tenure.ErrLost]. It should come first, in a short transaction: it keeps the row locked until
-// COMMIT. The session hears of it when the func of [Rows.Do] returns, or the claim is released. It
-// does no I/O.
+// COMMIT. The session hears of it when the func of [Rows.Do] returns, the claim is released, or it
+// compares its claims with their rows; then a func that still runs is told of the loss. It does no
+// I/O.
 func (r *Rows) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := r.valid([]Claim{c}); err != nil {
 		return "", nil, r.failed("finish", err)

@@ -301,7 +301,8 @@ func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
 // TakeFor takes at most n rows that are free and ready for another session, by its ID, and does
 // not wait: it may return none. It is for the server of workers that don't reach the database
 // themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not
-// hold them. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
+// hold them. The session must not be one that a process runs by [Session.Run], which frees rows of
+// which it does not know. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
 func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
 	err := objects.ValidText("session", session)
 	switch {
