@@ -216,7 +216,7 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, began time.Time) error {
 // user may be the same under another name, or a partition of it. The caller holds the mutex.
 func (k *Keys) knows(h *holdings, r objects.Claim) bool {
 	for _, other := range k.s.kinds {
-		if other != k && (k.table == naming(k.s.table) || other.table == naming(k.s.table)) {
+		if other == k || k.table == naming(k.s.table) || other.table == naming(k.s.table) {
 			continue
 		}
 		if other.now != nil && (other.now.tokens[r.ID] == r.Token || other.now.passedOn[r.ID] == r.Token) {
@@ -227,7 +227,7 @@ func (k *Keys) knows(h *holdings, r objects.Claim) bool {
 		}
 	}
 	_, held := h.tokens[r.ID]
-	return held || h.freeing[r.ID] > 0 || k.running[r.ID] != nil
+	return held || h.freeing[r.ID] > 0 || h.passedOn[r.ID] == r.Token || k.running[r.ID] != nil
 }
 
 // lookAtAll compares all rows that name the session with what it knows, and its claims with the

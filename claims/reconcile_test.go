@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -101,6 +102,35 @@ func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
 		again := takeOf(w, rows, 1)
 		require.Greater(w, again[0].Token, got[0].Token)
 		require.Equal(w, 2, again[0].Attempt)
+	})
+}
+
+// S1: the look frees it while a Take reads what to adopt.
+func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		ctx, cancel := context.WithCancel(w.Context())
+		var reads atomic.Bool
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			switch {
+			case call.Op == "take" && !reads.Load():
+				cancel() // and nobody takes again
+				return kit.LoseAnswer(ctx, call, do)
+			case call.Op == "free":
+				time.Sleep(2 * time.Second)
+			case call.Op == "owned" && reads.Load():
+				defer time.Sleep(2 * time.Second)
+			}
+			return do(ctx)
+		})
+		_, err := rows.Take(ctx, 1)
+		require.Error(w, err)
+		time.Sleep(11 * time.Second) // the look has begun to free it
+		reads.Store(true)
+		got := takeOf(w, rows, 1)
+		time.Sleep(5 * time.Second)
+		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
 	})
 }
 
@@ -208,6 +238,12 @@ func (w *world) reconnect(processes ...*process) {
 	}
 }
 
+func (w *world) anotherServer(processes ...*process) {
+	for _, p := range processes {
+		p.table.server.Add(1)
+	}
+}
+
 // lost begins a func for a claim, and returns what Do will.
 func (p *process) lost(c claims.Claim) (returned chan error) {
 	returned = make(chan error, 1)
@@ -218,7 +254,9 @@ func (p *process) lost(c claims.Claim) (returned chan error) {
 }
 
 func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *testing.T) {
-	for how, reconnects := range map[string]bool{"that is noticed": true, "that nobody notices": false} {
+	for how, reconnects := range map[string]func(w *world, processes ...*process){
+		"while it cannot be reached": (*world).reconnect, "to another server": (*world).anotherServer, "that nobody notices": nil,
+	} {
 		t.Run(how, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
@@ -233,9 +271,9 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *test
 				standby.end()
 				other := b.claimOne("working")
 				within := compareEvery + 2*ttl
-				if reconnects {
+				if reconnects != nil {
 					within = 2 * ttl
-					w.reconnect(a, b)
+					reconnects(w, a, b)
 				}
 				time.Sleep(within)
 				require.True(w, a.keys.Holds(kept))
@@ -368,6 +406,30 @@ func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 		b.claimOne(gone)
 		b.claimOne("unknown")
 		require.Greater(w, a.keys.Len(), 5000)
+	})
+}
+
+// As many rows are seen as claims are held then, and not the same.
+func TestAClaimThatEndsDuringALookHidesNoneThatItsRowDenies(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		got := a.claim(names(2500)...)
+		slices.SortFunc(got, func(x, y claims.Claim) int { return strings.Compare(x.Key.ID, y.Key.ID) })
+		time.Sleep(time.Minute)
+		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, got[2000].Key.ID)
+		var pages atomic.Int64
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "owned" && pages.Add(1) == 2 {
+				if err := a.keys.Release(ctx, got[0]); err != nil { // which was seen already
+					w.Error(err)
+				}
+			}
+			return do(ctx)
+		})
+		time.Sleep(compareEvery + ttl)
+		require.Greater(w, pages.Load(), int64(1))
+		require.False(w, a.keys.Holds(got[2000]))
+		require.Equal(w, 2498, a.keys.Len())
 	})
 }
 
