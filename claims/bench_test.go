@@ -68,3 +68,31 @@ func BenchmarkKeys(b *testing.B) {
 		rate("close", stop)
 	}
 }
+
+// BenchmarkLook compares a million claims with their rows: all rows that name the session, and, as
+// it does where that leaves a doubt, each claim with its row. It pauses for as long as each
+// statement takes.
+func BenchmarkLook(b *testing.B) {
+	const n = 1_000_000
+	store := kit.OpenPostgres(b, pgtest.URL(b), tenure.PostgresConfig{})
+	kit.Migrate(b, store)
+	session, err := claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet})
+	require.NoError(b, err)
+	keys, err := claims.NewKeys(session, "tenant")
+	require.NoError(b, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	returned := make(chan struct{})
+	go func() { defer close(returned); _ = session.Run(ctx) }()
+	defer func() { cancel(); <-returned }()
+	got, err := keys.Claim(b.Context(), names(n)...)
+	require.NoError(b, err)
+	require.Len(b, got, n)
+	for name, look := range map[string]func() error{"rows": keys.LookAtAll, "claims": keys.EndDenied} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				require.NoError(b, look())
+			}
+			require.Equal(b, n, keys.Len())
+		})
+	}
+}

@@ -17,8 +17,9 @@
 //     whatever the pauses, clocks and partitions: see [FencedPostgres], [FencedSQLite] and
 //     [FenceStatement].
 //   - The tokens of one key strictly increase.
-//   - A key is freed only after the func that [Keys.Do] runs for it has returned. One process
-//     never runs two funcs for one key, even if it has lost its session and begun another.
+//   - A key is freed only after the func that [Keys.Do] runs for it has returned. One [Session]
+//     never runs two funcs for one key, even if it was lost and has begun anew. Two sessions of
+//     one process are to each other like those of two processes.
 //   - What a process owned when it crashed can be claimed as soon as its session has expired:
 //     at the latest a TTL after its last renewal, where somebody waits for it. If the database's
 //     clock is set ahead, sessions look expired, as leases do.
@@ -34,6 +35,10 @@
 //
 // Another process may go on with a session, by [tenure.Lease.Resume]. The process that began it
 // seals the record before it closes, and frees nothing if the session goes on elsewhere.
+//
+// A session compares its claims with their rows, once an hour, and whenever a statement was not
+// answered or was refused, or the database may have gone back in time, as after a failover. It frees
+// rows that name it and of which it does not know, and ends claims whose rows say otherwise.
 //
 // Each session looks once per TTL for sessions that have expired, buries them and frees their
 // rows, and for rows whose session is gone already. Where somebody waits for a key, it looks

@@ -27,3 +27,8 @@ func (r *Rows) PassedOn() int {
 func NewRowsOver(s *Session, cfg RowsConfig, table func(objects.RowsConfig) objects.RowsTable) (*Rows, error) {
 	return newRows(s, cfg, func(cfg objects.RowsConfig) (objects.RowsTable, error) { return table(cfg), nil })
 }
+
+// LookAtAll compares all rows that name the session with what it knows, and EndDenied each of its
+// claims with its row.
+func (k *Keys) LookAtAll() error { return k.lookAtAll(k.now) }
+func (k *Keys) EndDenied() error { return k.endDenied(k.now) }

@@ -196,6 +196,8 @@ type faultyTable struct {
 	claims.Table
 	hook  atomic.Pointer[storetest.Hook]
 	looks func(ids []string) // is told what is looked at, unless nil
+
+	server atomic.Int64 // which server answers; 0: the database says that
 }
 
 // takerKey is the key under which the context of a statement that takes rows has its session.
@@ -252,7 +254,11 @@ func (f *faultyTable) Owned(ctx context.Context, session, afterKind, afterID str
 }
 
 func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	return faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
+	sessions, err := faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
+	for i := range sessions {
+		sessions[i].Server = max(sessions[i].Server, f.server.Load())
+	}
+	return sessions, err
 }
 
 func (f *faultyTable) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -41,8 +40,9 @@ func (c Claim) row() objects.Claim {
 type Keys struct {
 	s     *Session
 	kind  string
-	turn  chan struct{} // held by the call that claims, so there is one such statement at a time
-	table naming        // that has the rows
+	turn  chan struct{}                                                    // held by the call that claims, so there is one such statement at a time
+	table naming                                                           // that has the rows
+	look  func(ctx context.Context, ids []string) ([]objects.Claim, error) // returns those of the rows that exist
 
 	// The session's mu guards the fields below.
 	now     *holdings        // nil before the first term
@@ -59,19 +59,12 @@ type holdings struct {
 	frees   bool             // a goroutine frees batches
 	asked   map[string]bool  // claims that somebody else asks for
 	early   map[string]int64 // the tokens of those of which the session did not know then
-	lost    map[string]*lostClaim
-	settles bool // a goroutine looks after those that were lost
+	doubts
+	changes int   // how often a claim has begun or ended
+	newest  int64 // the greatest token that was given
 
-	// Of rows, whose statements don't know in advance what they take.
-	unsure   time.Time        // until then one whose answer was lost may land
 	passedOn map[string]int64 // the tokens of claims that were passed on
 	forgetAt int              // how many of them there are when it is time to forget those that have ended
-}
-
-// lostClaim is a claim without an answer, which may have landed.
-type lostClaim struct {
-	until    time.Time // it may land until then
-	passedOn int64     // the token under which the key was passed on since; 0: it was not
 }
 
 // call is one call of Do.
@@ -100,20 +93,22 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	if err := objects.ValidText("kind", kind); err != nil {
 		return nil, fmt.Errorf("tenure: new keys: %w", err)
 	}
-	k, err := newKeys(s, kind, s.table)
+	k, err := newKeys(s, kind, s.table, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
+		return s.table.Look(ctx, kind, ids, s.limit)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new keys: %w", err)
 	}
 	return k, nil
 }
 
-func newKeys(s *Session, kind string, table naming) (*Keys, error) {
+func newKeys(s *Session, kind string, table naming, look func(context.Context, []string) ([]objects.Claim, error)) (*Keys, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kinds[kind] != nil {
 		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, kind)
 	}
-	k := &Keys{s: s, kind: kind, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+	k := &Keys{s: s, kind: kind, table: table, look: look, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
 	s.kinds[kind] = k
 	if s.term != nil {
 		k.enter(s.term)
@@ -137,7 +132,7 @@ func (k *Keys) enter(t *term) {
 	}
 	k.now = &holdings{
 		term: t, tokens: make(map[string]int64), freeing: make(map[string]int), asked: make(map[string]bool),
-		early: make(map[string]int64), lost: make(map[string]*lostClaim), passedOn: make(map[string]int64), forgetAt: perStatement,
+		early: make(map[string]int64), doubts: newDoubts(), passedOn: make(map[string]int64), forgetAt: perStatement,
 	}
 }
 
@@ -230,19 +225,18 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	if err != nil || len(ids) == 0 {
 		return nil, false, err
 	}
-	rows, err := k.s.table.Look(ctx, k.kind, ids, k.s.limit)
+	rows, err := k.look(ctx, ids)
 	if err != nil {
 		return nil, false, err
 	}
 	var free, gone []string
+	var unknown []objects.Claim
 	known := make(map[string]bool, len(rows))
 	for _, r := range rows {
 		known[r.ID] = true
 		switch {
 		case r.Session == h.term.id:
-			if k.adopts(h, r) {
-				taken = append(taken, r)
-			}
+			unknown = append(unknown, r)
 		case r.Gone:
 			gone = append(gone, r.Session)
 			free = append(free, r.ID)
@@ -253,12 +247,33 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 		}
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })
-	if len(free) == 0 && len(missing) == 0 {
-		return taken, false, nil
+	more, err := k.reclaim(h, unknown)
+	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
+		return nil, false, err
 	}
 	slices.Sort(gone)
 	rows, err = k.write(ctx, h, free, slices.Compact(gone), missing)
-	return append(taken, rows...), err == nil && len(rows) < len(free)+len(missing), err
+	return rows, err == nil && len(rows) < len(free)+len(missing), err
+}
+
+// reclaim frees those of the rows that name the session and are unknown, and returns which are free
+// now. They get new tokens when they are taken, because the old ones may have been used. The caller
+// has the turn.
+func (k *Keys) reclaim(h *holdings, rows []objects.Claim) (free []string, err error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	k.s.mu.Lock()
+	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return k.knows(h, r) })
+	for _, r := range rows {
+		k.doubt(h, doubt{until: time.Now()}, r.ID) // it may be locked, for example
+	}
+	k.s.mu.Unlock()
+	locked, refused, err := k.s.free(h.term.ctx, k.table, h.term.id, k.kind, rows)
+	if err != nil {
+		return nil, err
+	}
+	return idsOf(objects.Without(rows, append(locked, refused...))), nil
 }
 
 // write sends the statement of take. If the database refuses rows, it takes the others, and
@@ -285,7 +300,7 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 		}
 		taken, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
 		if err != nil && !isRefused(err) {
-			k.lostAnswer(h, ids)
+			k.lostAnswer(h, ids...)
 		}
 		rows = append(rows, taken...)
 		return err
@@ -323,6 +338,9 @@ func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error)
 	kept = make([]Claim, 0, len(rows))
 	for _, r := range rows {
 		h.tokens[r.ID] = r.Token
+		h.changes++
+		h.newest = max(h.newest, r.Token)
+		delete(h.passedOn, r.ID)
 		if h.early[r.ID] == r.Token {
 			delete(h.early, r.ID)
 			h.term.heedAgain()
@@ -330,94 +348,6 @@ func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error)
 		kept = append(kept, Claim{Key: tenure.Key{Type: k.kind, ID: r.ID}, Session: h.term.id, Token: r.Token})
 	}
 	return kept, nil
-}
-
-// lostAnswer notes that a statement may have taken rows, or may yet.
-func (k *Keys) lostAnswer(h *holdings, ids []string) {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	if h.term.over != nil { // then all rows are freed
-		return
-	}
-	until := time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
-	for _, id := range ids {
-		if h.lost[id] == nil {
-			h.lost[id] = &lostClaim{}
-		}
-		h.lost[id].until = until
-	}
-	if !h.settles {
-		h.settles = true
-		h.term.busy.Go(func() { k.settle(h) })
-	}
-}
-
-// adopts reports whether a row that names the session is of a claim whose answer was lost, and
-// not of one that was passed on.
-func (k *Keys) adopts(h *holdings, r objects.Claim) bool {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	return h.unknown(r)
-}
-
-// unknown reports whether a row that names the session is of a claim whose answer was lost. The
-// caller holds the mutex.
-func (h *holdings) unknown(r objects.Claim) bool {
-	_, held := h.tokens[r.ID]
-	lost := h.lost[r.ID]
-	return lost != nil && !held && h.freeing[r.ID] == 0 && r.Token != lost.passedOn
-}
-
-// settle frees rows of claims whose answers were lost, until none can land any more. A call
-// that claims such a key again before then gets it.
-func (k *Keys) settle(h *holdings) {
-	for {
-		select {
-		case <-h.term.ended: // then all rows are freed
-			return
-		case <-time.After(2 * k.s.limit): // the statement has ended by then, unless it was on its way for long
-		}
-		began := time.Now()
-		k.s.mu.Lock()
-		ids := slices.Collect(maps.Keys(h.lost))
-		k.s.mu.Unlock()
-		for some := range slices.Chunk(ids, perStatement) {
-			if k.freeUnknown(h, some, began) != nil { // the next round tries again
-				break
-			}
-		}
-		k.s.mu.Lock()
-		h.settles = len(h.lost) > 0
-		settles := h.settles
-		k.s.mu.Unlock()
-		if !settles {
-			return
-		}
-	}
-}
-
-// freeUnknown frees those of the rows that name the session although it knows of no claim. It
-// forgets the keys whose claims can't have landed since a time.
-func (k *Keys) freeUnknown(h *holdings, ids []string, since time.Time) error {
-	k.turn <- struct{}{} // what a claim takes meanwhile is not known yet
-	defer func() { <-k.turn }()
-	rows, err := k.s.table.Look(h.term.ctx, k.kind, ids, k.s.limit)
-	if err != nil {
-		return err
-	}
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	if h.term.over != nil {
-		return nil
-	}
-	k.free(h, slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != h.term.id || !h.unknown(r) })...)
-	for _, id := range ids {
-		// While one claim of a key is being freed, the row may be another's that was lost.
-		if lost := h.lost[id]; lost.until.Before(since) && h.freeing[id] == 0 {
-			delete(h.lost, id)
-		}
-	}
-	return nil
 }
 
 // Wait is [Keys.Claim], except that it waits until it gets at least one of the keys. Errors of

@@ -33,6 +33,7 @@ type memDB struct {
 	epoch   int                    // of the transactions; ends when the tables are restored
 
 	hintsLost bool
+	refused   map[string]bool // keys whose rows a trigger refuses to have updated
 }
 
 type rowKey struct{ kind, id string }
@@ -242,6 +243,11 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	if over == nil && epoch != d.epoch {
 		over = errRestored
 	}
+	for _, r := range rows {
+		if over == nil && d.refused[r.ID] {
+			over = &objects.Refused{Cause: errors.New("a trigger refuses the row")}
+		}
+	}
 	if over != nil {
 		return nil, over
 	}
@@ -305,7 +311,7 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 	}
 	delete(named, "")
 	for _, id := range slices.Sorted(maps.Keys(named)) {
-		s := objects.Session{ID: id}
+		s := objects.Session{ID: id, Server: int64(1 + d.epoch)}
 		for c := range d.wanted {
 			s.Wanted = s.Wanted || c.Session == id
 		}

@@ -15,7 +15,8 @@ import (
 
 // Do calls fn with a context that ends when the claim does, frees the key when fn has returned,
 // and returns the error of fn. [context.Cause] tells why the claim ended: [tenure.ErrLost] or
-// [tenure.ErrDeadline], if the session was lost, which is then an error of Do as well;
+// [tenure.ErrDeadline], if the session was lost, or the key's row no longer names it as after a
+// failover that has lost commits, which is then an error of Do as well;
 // [tenure.ErrResigned] by [Keys.Release] and [Keys.RequestRelease]; [tenure.ErrShutdown] when the session closes. The
 // context also ends with ctx. Whatever the reason, the key is kept until fn has returned.
 //
@@ -165,7 +166,7 @@ func (k *Keys) release(claims []Claim) (waits []chan struct{}, err error) {
 // statements. The caller holds the mutex, and either the term is not over or it is busy.
 func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 	for _, r := range rows {
-		delete(h.tokens, r.ID)
+		h.drop(r.ID)
 		delete(h.asked, r.ID)
 		h.freeing[r.ID]++
 		if n := len(h.toFree); n == 0 || len(h.toFree[n-1].rows) == perStatement {
@@ -199,7 +200,7 @@ func (k *Keys) freeBatches(h *holdings) {
 		h.toFree = h.toFree[1:]
 		k.s.mu.Unlock()
 
-		locked := k.freeBatch(h.term, b.rows)
+		locked := k.freeBatch(h, b.rows)
 		k.s.mu.Lock()
 		h.freed(objects.Without(b.rows, locked))
 		last := len(h.toFree) == 0
@@ -216,6 +217,14 @@ func (k *Keys) freeBatches(h *holdings) {
 	}
 }
 
+// drop notes that a claim is held no more. The caller holds the mutex.
+func (h *holdings) drop(id string) {
+	if _, held := h.tokens[id]; held {
+		delete(h.tokens, id)
+		h.changes++
+	}
+}
+
 // freed notes that claims have been freed. The caller holds the mutex.
 func (h *holdings) freed(claims []objects.Claim) {
 	for _, c := range claims {
@@ -229,7 +238,7 @@ func (h *holdings) freed(claims []objects.Claim) {
 func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
 	locked := rows
 	for tries := 0; len(rows) > 0 && pace.Sleep(h.term.ctx, 5*time.Millisecond<<min(tries, 7)); tries++ {
-		rows = k.freeBatch(h.term, rows)
+		rows = k.freeBatch(h, rows)
 	}
 	k.s.mu.Lock()
 	h.freed(locked)
@@ -240,11 +249,17 @@ func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
 
 // freeBatch frees rows, and returns those that somebody has locked. It tries until it has an
 // answer, because nobody else would free them as long as the session lives. A row that the
-// database refuses to free is the session's until then.
-func (k *Keys) freeBatch(t *term, rows []objects.Claim) (locked []objects.Claim) {
+// database refuses to free is freed later.
+func (k *Keys) freeBatch(h *holdings, rows []objects.Claim) (locked []objects.Claim) {
+	t := h.term
 	for failures := 0; t.ctx.Err() == nil; failures++ {
-		locked, _, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
+		locked, refused, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
 		if err == nil {
+			if len(refused) > 0 {
+				k.s.mu.Lock()
+				k.doubt(h, doubt{until: time.Now()}, idsOf(refused)...)
+				k.s.mu.Unlock()
+			}
 			return locked
 		}
 		k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "keys are not freed, trying again", err, "kind", k.kind)

@@ -69,7 +69,9 @@ func newRows(s *Session, cfg RowsConfig, open func(objects.RowsConfig) (objects.
 	}
 	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[string]time.Time)}
 	if r.table, err = open(cfg.statements()); err == nil {
-		r.keys, err = newKeys(s, cfg.Table, r.table)
+		r.keys, err = newKeys(s, cfg.Table, r.table, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
+			return r.table.Look(ctx, ids, s.limit)
+		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new rows: %w", err)
@@ -464,24 +466,8 @@ func (r *Rows) lost(given []Claim, rows []objects.Claim) error {
 	return err
 }
 
-// ended notes that claims have ended. If that is a loss, it tells their funcs to return.
 func (r *Rows) ended(lost error, claims ...Claim) {
-	k := r.keys
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	for _, c := range claims {
-		h, id := k.now, c.Key.ID
-		if h != nil && h.term.id == c.Session && h.tokens[id] == c.Token {
-			delete(h.tokens, id)
-		}
-		if h != nil && h.term.id == c.Session && h.passedOn[id] == c.Token {
-			delete(h.passedOn, id)
-		}
-		if call := k.running[id]; call != nil && call.of.term.id == c.Session && call.token == c.Token {
-			call.kept, k.strays[id] = true, true
-			if lost != nil {
-				call.cancel(lost)
-			}
-		}
-	}
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	r.keys.ended(lost, claims...)
 }

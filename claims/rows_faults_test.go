@@ -186,6 +186,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		held := takeOf(w, rows, 1)
 		passed := takeOf(w, rows, 1)
 		require.NoError(w, rows.PassOn(passed...))
+		time.Sleep(time.Second) // the database's clock goes on
 		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
 		got := takeOf(w, rows, 2)
 		require.Equal(w, []string{"3", "4"}, takenIDs(got))

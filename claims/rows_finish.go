@@ -74,7 +74,7 @@ func (r *Rows) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *s
 		fnErr, begun, err = r.finishTx(ctx, claims, db, opts, fn)
 	}
 	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
-		lost, _, standsErr := r.standing(ctx, rowsOf(claims))
+		lost, _, standsErr := r.keys.standing(ctx, rowsOf(claims))
 		if standsErr == nil && len(lost) > 0 {
 			return r.finished(claims, lost, nil, nil)
 		}
@@ -119,32 +119,13 @@ func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) erro
 	return err
 }
 
-// standing returns which of the claims have ended, and which have not.
-func (r *Rows) standing(ctx context.Context, rows []objects.Claim) (lost, stand []objects.Claim, err error) {
-	now, err := r.table.Look(ctx, idsOf(rows), r.s.limit)
-	if err != nil {
-		return nil, nil, err
-	}
-	owners := make(map[string]objects.Claim, len(now))
-	for _, row := range now {
-		owners[row.ID] = row
-	}
-	for _, row := range rows {
-		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {
-			lost = append(lost, row)
-		} else {
-			stand = append(stand, row)
-		}
-	}
-	return lost, stand, nil
-}
-
 // FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for
 // transactions by an ORM or another driver. [tenure.FenceError] makes its failure
 // [tenure.ErrLost]. It should come first, in a short transaction: it keeps the row locked until
-// COMMIT. The session hears of it when the func of [Rows.Do] returns, or the claim is released. It
-// does no I/O, unless [RowsConfig.Schema] is empty and nothing has used the rows yet: then it looks
-// up, for up to 5 s, which schema has the table.
+// COMMIT. The session hears of it when the func of [Rows.Do] returns, the claim is released, or it
+// compares its claims with their rows; then a func that still runs is told of the loss. It does no
+// I/O, unless [RowsConfig.Schema] is empty and nothing has used the rows yet: then it looks up, for
+// up to 5 s, which schema has the table.
 func (r *Rows) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := r.valid([]Claim{c}); err != nil {
 		return "", nil, r.failed("finish", err)
@@ -219,7 +200,7 @@ func (r *Rows) endBatch(ctx context.Context, batch map[objects.Claim]*ending, ro
 	}
 	lost, locked := make(map[objects.Claim]bool), left // as long as it does not know better
 	if len(left) > 0 {
-		if ended, stand, err := r.standing(ctx, left); err == nil {
+		if ended, stand, err := r.keys.standing(ctx, left); err == nil {
 			locked = stand
 			for _, row := range ended {
 				lost[row] = true
@@ -256,7 +237,7 @@ func (r *Rows) endLocked(ctx context.Context, e *ending) {
 		left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
 		var locked []objects.Claim
 		if len(left) > 0 {
-			left, locked, err = r.standing(ctx, left)
+			left, locked, err = r.keys.standing(ctx, left)
 		}
 		if len(locked) == 0 {
 			result = endingResult{left, err}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -144,13 +143,9 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 	k.s.mu.Lock()
 	h, over, strays := k.now, error(nil), make([]string, 0, len(k.strays))
 	over = k.s.over(h.term)
-	unsure := time.Now().Before(h.unsure)
+	unsure := time.Now().Before(h.doubts.all.soon)
 	for id := range k.strays {
 		strays = append(strays, id)
-	}
-	if over == nil && len(h.passedOn) >= h.forgetAt {
-		h.forgetAt = math.MaxInt
-		h.term.busy.Go(func() { r.forgetPassedOn(h) })
 	}
 	k.s.mu.Unlock()
 	n := wants()
@@ -159,8 +154,11 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 	}
 	sent := time.Now()
 	if unsure {
-		if got, err := r.adopt(ctx, h, n, sent); err != nil || len(got) > 0 {
-			return got, err
+		switch rows, err := k.adoptable(ctx, h, n); {
+		case err != nil:
+			return nil, err
+		case len(rows) > 0:
+			return r.keep(h, rows, sent)
 		}
 	}
 	rows, err := r.takeReady(ctx, n, strays, func(skip, only []string) ([]objects.Claim, error) {
@@ -172,7 +170,7 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 		return r.table.TakeReady(sending, h.term.id, n, skip, only, k.s.limit)
 	})
 	if err != nil && !errors.Is(err, tenure.ErrSetup) && !isRefused(err) {
-		r.lostAnswer(h)
+		k.lostAnswer(h)
 	}
 	if len(rows) == 0 {
 		return nil, err
@@ -301,116 +299,11 @@ func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
 	}
 }
 
-// lostAnswer notes that a statement may have taken rows, or may yet.
-func (r *Rows) lostAnswer(h *holdings) {
-	s := r.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if h.term.over != nil { // then all rows are freed
-		return
-	}
-	if h.unsure.IsZero() {
-		h.term.busy.Go(func() { r.settle(h) })
-	}
-	h.unsure = time.Now().Add(2*s.limit + s.cfg.TTL)
-}
-
-// adopt makes claims of rows that name the session and of which it does not know: those of a
-// statement whose answer was lost. The caller has the turn, so no other is under way.
-func (r *Rows) adopt(ctx context.Context, h *holdings, n int, now time.Time) ([]Claim, error) {
-	unknown, err := r.unknown(ctx, h)
-	if err != nil || len(unknown) == 0 {
-		return nil, err
-	}
-	return r.keep(h, unknown[:min(n, len(unknown))], now)
-}
-
-// unknown returns the rows that name the session and of which it does not know. The caller has the
-// turn.
-func (r *Rows) unknown(ctx context.Context, h *holdings) ([]objects.Claim, error) {
-	owned, err := r.owned(ctx, h.term.id)
-	if err != nil {
-		return nil, err
-	}
-	r.s.mu.Lock()
-	owned = slices.DeleteFunc(owned, func(row objects.Claim) bool {
-		_, held := h.tokens[row.ID]
-		return held || h.freeing[row.ID] > 0 || h.passedOn[row.ID] == row.Token || r.keys.running[row.ID] != nil
-	})
-	r.s.mu.Unlock()
-	// The claim of such a row may have ended after the row was read. Then it does not stand any more.
-	var unknown []objects.Claim
-	for some := range slices.Chunk(owned, perStatement) {
-		_, stand, err := r.standing(ctx, some)
-		if err != nil {
-			return nil, err
-		}
-		unknown = append(unknown, stand...)
-	}
-	return unknown, nil
-}
-
-// forgetPassedOn forgets claims that were passed on and have ended since, of which nobody tells
-// this session.
-func (r *Rows) forgetPassedOn(h *holdings) {
-	s := r.s
-	s.mu.Lock()
-	rows := make([]objects.Claim, 0, len(h.passedOn))
-	for id, token := range h.passedOn {
-		rows = append(rows, objects.Claim{ID: id, Session: h.term.id, Token: token})
-	}
-	s.mu.Unlock()
-	for some := range slices.Chunk(rows, perStatement) {
-		ended, _, err := r.standing(h.term.ctx, some)
-		if err != nil {
-			break
-		}
-		s.mu.Lock()
-		for _, row := range ended {
-			if h.passedOn[row.ID] == row.Token {
-				delete(h.passedOn, row.ID)
-			}
-		}
-		s.mu.Unlock()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.forgetAt = perStatement + 2*len(h.passedOn)
-}
-
-// settle frees rows of which the session does not know, until no statement whose answer was lost
-// can land any more. If somebody takes rows before, they get these.
-func (r *Rows) settle(h *holdings) {
-	k := r.keys
-	for {
-		select {
-		case <-h.term.ended: // then all rows are freed
-			return
-		case <-time.After(2 * k.s.limit):
-		}
-		began := time.Now()
-		k.turn <- struct{}{}
-		rows, err := r.unknown(h.term.ctx, h)
-		k.s.mu.Lock()
-		if h.term.over == nil && err == nil {
-			k.free(h, rows...)
-		}
-		settled := err == nil && began.After(h.unsure)
-		if settled {
-			h.unsure = time.Time{}
-		}
-		k.s.mu.Unlock()
-		<-k.turn
-		if settled {
-			return
-		}
-	}
-}
-
 // TakeFor takes at most n rows that are free and ready for another session, by its ID, and does
 // not wait: it may return none. It is for the server of workers that don't reach the database
 // themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not
-// hold them. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
+// hold them. The session must not be one that a process runs by [Session.Run], which frees rows of
+// which it does not know. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
 func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
 	err := objects.ValidText("session", session)
 	switch {

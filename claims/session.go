@@ -358,7 +358,7 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 			if err != nil {
 				return freed, err
 			}
-			freed += len(rows) - len(locked) - refused
+			freed += len(rows) - len(locked) - len(refused)
 			if hint {
 				s.hint(keyOf(kind))
 				hinted = time.Now()
@@ -368,15 +368,15 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 }
 
 // free frees rows of a session, and returns those that it could not free because somebody has
-// locked them. If the database refuses a row, it frees the others, and leaves that one.
-func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked []objects.Claim, refused int, err error) {
+// locked them, and those that the database refuses to have freed.
+func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
 	err = exceptRefused(rows, func(rows []objects.Claim) error {
 		more, err := table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 		locked = append(locked, more...)
 		return err
 	}, func(row objects.Claim, err error) {
-		refused++
-		s.cfg.Logger.Warn("the database refuses to free a key, which stays as it is", "session", id, "kind", kind, "key", row.ID, "error", err)
+		refused = append(refused, row)
+		s.cfg.Logger.Warn("the database refuses to free a key; trying again within a TTL", "session", id, "kind", kind, "key", row.ID, "error", err)
 	})
 	return locked, refused, err
 }

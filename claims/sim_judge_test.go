@@ -64,7 +64,8 @@ type key struct {
 // claimed is a claim, and the process that has made it.
 type claimed struct {
 	objects.Claim
-	life *life
+	life   *life
+	denied time.Time // since when its row has said otherwise, although it is held; zero: it has not
 }
 
 // waiting is a call of Wait.
@@ -193,7 +194,7 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 			j.violated("S6", "%s claims %s for session %s, which is gone", l.name, after.ID, s.id[:4])
 		}
 	}
-	if k.claims = append(k.claims, claimed{after, l}); len(k.claims) > 8 {
+	if k.claims = append(k.claims, claimed{Claim: after, life: l}); len(k.claims) > 8 {
 		k.claims = slices.Delete(k.claims, 0, 1)
 	}
 }

@@ -69,8 +69,11 @@ func (l *life) fate(op string) virtual.Fate {
 		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
 	}
 	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
-	if weather != virtual.Clear && op == "take" && h.dice.One(3) { // a statement lands within its limit and a TTL, or never
+	if weather != virtual.Clear && op == "take" && h.dice.One(3) { // most land within their limit and a TTL, or never
 		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
+		if h.dice.One(3) { // or very late
+			f.Request += h.dice.UpTo(3 * h.ttl)
+		}
 	}
 	return f
 }

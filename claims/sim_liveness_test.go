@@ -34,9 +34,11 @@ func (j *judge) looksAround() {
 	for id, k := range j.keys {
 		r := j.a.db.rows[rowKey{kind, id}]
 		if r == nil {
+			j.isConfirmed(k, &memRow{})
 			continue
 		}
-		if r.isLocked() {
+		j.isConfirmed(k, r)
+		if r.isLocked() || j.a.db.refused[id] {
 			k.locked = time.Now()
 		}
 		if r.Session != "" {
@@ -102,15 +104,38 @@ func (j *judge) isKnown(r *memRow, k *key) {
 	}
 	l := s.life
 	since, ok := l.isRested()
-	if !ok || l.session.ID() != r.Session || k.tainted || s.tainted || l.keys.Holds(claimOf(r.Claim)) ||
+	if !ok || l.session.ID() != r.Session || l.keys.Holds(claimOf(r.Claim)) ||
 		slices.ContainsFunc(k.runs, func(run *run) bool { return run.life == l }) {
 		k.known = time.Now()
 		return
 	}
 	from := later(later(since, k.known), later(k.changed, k.locked))
-	if took := time.Since(from); took > 4*l.h.limit()+l.h.ttl+l.slack() {
+	if took := time.Since(from); took > knownWithin*l.h.ttl+l.slack() {
 		j.violated("liveness", "%s owns %s and does not know of it for %v", s.who(), r.ID, took)
 		k.changed = time.Now()
+	}
+}
+
+// knownWithin is how many TTLs after a row was written, or the tables restored, a session knows at
+// the latest of what the row says.
+const knownWithin = 2
+
+// isConfirmed checks that no process holds a claim for long whose row says otherwise.
+func (j *judge) isConfirmed(k *key, r *memRow) {
+	for i := range k.claims {
+		c := &k.claims[i]
+		since, ok := c.life.isRested()
+		if !ok || r.Claim == c.Claim || !c.life.keys.Holds(claimOf(c.Claim)) {
+			c.denied = time.Time{}
+			continue
+		}
+		if c.denied.IsZero() {
+			c.denied = time.Now()
+		}
+		if took := time.Since(later(since, c.denied)); took > knownWithin*c.life.h.ttl+c.life.slack() {
+			j.violated("liveness", "%s holds %s with token %d, and its row has said otherwise for %v", c.life.name, c.ID, c.Token, took)
+			c.denied = time.Now()
+		}
 	}
 }
 
@@ -202,7 +227,9 @@ func (j *judge) calmEnds() {
 		virtual.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"take": 0, "look": 0, "settle": 0, "list": 2, "owned": 4 + 2*sent["delete"], // to free the rows of those that it buries
+			"take": 0, "look": 0, "list": 2,
+			"settle": int(length/l.h.ttl) + 1,                      // after a lost answer
+			"owned":  4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)

@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -65,6 +66,7 @@ var events = []event{
 		a.line.Say("store", "its statements are slow for %v", time.Until(until))
 		return "slow statements"
 	}},
+	{8, func(a *arena, _ *host) string { a.refuse(a.upTo(2 * a.ttl)); return "rows refused" }},
 }
 
 var (
@@ -143,6 +145,23 @@ func (a *arena) happens(all []event) {
 			return
 		}
 	}
+}
+
+// refuse makes a trigger refuse to have some rows updated, or all, for a while.
+func (a *arena) refuse(d time.Duration) {
+	refused := make(map[string]bool)
+	for _, id := range a.keys {
+		refused[id] = a.rng.IntN(2) == 0
+	}
+	a.line.Say("store", "it refuses updates of some rows for %v", d)
+	a.locked(func() { a.db.refused = refused })
+	a.later(d, func() {
+		a.locked(func() {
+			if maps.Equal(a.db.refused, refused) {
+				a.db.refused = nil
+			}
+		})
+	})
 }
 
 // restore restores the tables to the state of some time ago.

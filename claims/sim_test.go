@@ -30,8 +30,8 @@ import (
 //   - S6: rows of a session that is gone are free, or another's, a TTL later. None ends while
 //     it claims, and none claims after its end.
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
-//   - Liveness: a call that waits gets a key that is free, and no row names for long a session that
-//     does not know of it.
+//   - Liveness: a call that waits gets a key that is free. No row names for longer than two TTLs a
+//     session that does not know of it, and no claim is held for longer whose row says otherwise.
 //   - Cause: a func is told to return for a reason that exists.
 //
 // What is excused: where the tables are restored to an earlier state, claims from before may be

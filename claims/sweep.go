@@ -43,6 +43,9 @@ type sweeper struct {
 	expiry   time.Time               // until then no session expires that the next sweep does not know of
 	after    string                  // where the next look for sessions that no row names begins
 	round    int                     // of these looks, each of which comes to all sessions
+	server   int64                   // that the last sweep has seen, see [objects.Session]; 0: none
+	live     bool                    // hints could be expected at the last sweep
+	compared time.Time               // when all sessions' rows were last looked at because of that, or of the time
 	sweeps   int
 	failures int         // since a sweep has succeeded
 	pruned   time.Time   // when that was last begun
@@ -62,6 +65,7 @@ type seenSession struct {
 }
 
 func (w *sweeper) init(s *Session) {
+	w.compared = time.Now()
 	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
 	w.orphans = make(map[string]time.Time)
 	w.slots, w.shortest = make(chan struct{}, freeAtMost), s.cfg.TTL
@@ -102,7 +106,7 @@ func (w *sweeper) run(ctx context.Context) {
 	next, hinted := time.Now(), false
 	for ctx.Err() == nil {
 		regular := time.Until(next) <= 0
-		w.sweep(ctx, regular)
+		w.sweep(ctx, hints, regular)
 		if regular {
 			next = time.Now().Add(pace.Jitter(w.shortest))
 		}
@@ -147,7 +151,7 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 // sweep looks at the sessions that rows name. It buries those that have expired, and frees
 // their rows. Those of a session that is gone already it frees only if it looks at a random
 // moment: all that wait look at the same moment, and one of them has buried the session.
-func (w *sweeper) sweep(ctx context.Context, regular bool) {
+func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular bool) {
 	s := w.s
 	began := time.Now()
 	// A session that owned nothing yet claims until its RenewDeadline.
@@ -160,7 +164,9 @@ func (w *sweeper) sweep(ctx context.Context, regular bool) {
 		w.failed(ctx, "sessions cannot be looked at, trying again", err)
 		return
 	}
-	w.failures = 0
+	live := hints.Live()
+	w.compare(sessions, w.failures > 0 || w.live && !live)
+	w.failures, w.live = 0, live
 	if regular {
 		w.shortest = s.cfg.TTL
 	}

@@ -43,16 +43,7 @@ func (k *Keys) passOn(claims []Claim) error {
 			return fmt.Errorf("%s: %w: a func runs for it", c, tenure.ErrInvalid)
 		}
 	}
-	for _, c := range claims {
-		delete(k.now.tokens, c.Key.ID)
-		delete(k.now.asked, c.Key.ID)
-		if k.table != naming(k.s.table) {
-			k.now.passedOn[c.Key.ID] = c.Token
-		}
-		if lost := k.now.lost[c.Key.ID]; lost != nil {
-			lost.passedOn = c.Token
-		}
-	}
+	k.now.passOn(k, claims)
 	return nil
 }
 

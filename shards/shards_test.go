@@ -428,6 +428,43 @@ func TestTheRowOfAMemberThatWasDeletedIsMadeAgain(t *testing.T) {
 	})
 }
 
+// A server takes over that lacks the last commits, so rows are again what they were before a process
+// joined.
+func TestAfterAFailoverThatLacksTheLastCommitsAllShardsRunAgain(t *testing.T) {
+	inBubble(t, 6, func(w *world) {
+		ps := w.together(2)
+		exec := func(query string) {
+			_, err := w.store.DB().Exec(query)
+			require.NoError(w, err)
+		}
+		exec(`CREATE TABLE standby AS SELECT * FROM objects_claims`)
+		q := w.start("q")
+		time.Sleep(settle + moment)
+		w.spread([]int{2, 2, 2}, append(ps, q)...)
+		all := append(ps, q)
+		w.mu.Lock()
+		w.lossy = true
+		w.mu.Unlock()
+		exec(`DELETE FROM objects_claims`)
+		exec(`INSERT INTO objects_claims SELECT * FROM standby`)
+		for _, p := range all { // it cannot be reached for a while
+			p.fault(kit.Only("sessions", kit.Refuse))
+		}
+		time.Sleep(2 * ttl)
+		for _, p := range all {
+			p.fault(nil)
+		}
+		time.Sleep(2*ttl + 4*settle)
+		require.True(w, w.allRun())
+		w.spread([]int{2, 2, 2}, all...)
+		for _, p := range all {
+			owned := 0
+			require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job' AND session = ?`, p.session.ID()).Scan(&owned))
+			require.Equal(w, 2, owned)
+		}
+	})
+}
+
 func TestASessionThatIsClosedEndsRun(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
 		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})

@@ -28,9 +28,10 @@ type Claim struct {
 // Session is a session that rows of the claims' table name.
 type Session struct {
 	ID     string
-	Record *Row // nil: the session is gone
-	Wanted bool // somebody asks for one of the rows
-	InRows bool // a row of the user's table names it
+	Record *Row  // nil: the session is gone
+	Wanted bool  // somebody asks for one of the rows
+	InRows bool  // a row of the user's table names it
+	Server int64 // which start of which server has answered; 0: unknown
 }
 
 // ClaimCount is how many rows of a kind name a session.

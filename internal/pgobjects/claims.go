@@ -108,7 +108,7 @@ func newClaimStatements(n names) *claimStatements {
 				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
 				FROM named WHERE session IS NOT NULL)
 			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
-				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session)
+				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session), {server}
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`),
 
@@ -186,7 +186,7 @@ func namedBy(query func(row func(pgx.Rows) error) error) (sessions []objects.Ses
 		var r objects.Row
 		var gone bool
 		var nowUS int64
-		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted); err != nil {
+		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted, &s.Server); err != nil {
 			return err
 		}
 		if !gone {

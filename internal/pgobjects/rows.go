@@ -67,7 +67,7 @@ func rowNames(cfg objects.RowsConfig, idType, attemptsType string, own names) *s
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready, "{order}", order, "{type}", idType,
 		"{done}", assignment(cfg.Done), "{exhausted}", assignment(cfg.Exhausted), "{not_before}", quote(cfg.NotBefore),
 		"{next_token}", own.in("greatest(CASE WHEN "+quote(cfg.Token)+" < {version_limit} THEN "+quote(cfg.Token)+" + 1 END, {now_us})"),
-		"{now_us}", own.in("{now_us}"),
+		"{now_us}", own.in("{now_us}"), "{server}", own.in("{server}"),
 	)
 }
 
@@ -145,7 +145,7 @@ func newRowStatements(cfg objects.RowsConfig, idType, attemptsType string, own n
 				UNION ALL
 				SELECT (SELECT {session} FROM {rows} r WHERE r.{session} > tenure_named.session ORDER BY {session} LIMIT 1)
 				FROM tenure_named WHERE tenure_named.session IS NOT NULL)
-			SELECT tenure_named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce(` + own.in("{version}") + `, 0), created_at_ms, updated_at_ms, {now_us}, false
+			SELECT tenure_named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce(` + own.in("{version}") + `, 0), created_at_ms, updated_at_ms, {now_us}, false, {server}
 			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
 			WHERE tenure_named.session IS NOT NULL`),
 		stand: in(`

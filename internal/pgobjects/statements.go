@@ -59,6 +59,7 @@ func (n names) in(sql string) string {
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+		"{server}", "floor(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint", // of another server, another one
 		// A version that is not positive is read as one above the limit, almost always a
 		// different one for each value, so that a write can still name what was read.
 		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest("+limit+", 9223372036854775807 + resource_version) END",

@@ -1,0 +1,532 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// claimed claims a key as soon as it is free.
+func (p *process) claimed(id string) claims.Claim {
+	p.w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	defer cancel()
+	got, err := p.keys.Wait(ctx, id)
+	require.NoError(p.w, err, "%s is not free", id)
+	return got[0]
+}
+
+func (p *process) sql() *sql.DB { return p.w.store.(*tenure.SQLiteStore).DB() }
+
+// refusing makes the database refuse to free any row of a table, and returns what ends that.
+func refusing(t *testing.T, db *sql.DB, table string) (allow func()) {
+	t.Helper()
+	if strings.HasSuffix(t.Name(), "postgres") {
+		kit.ExecSQL(t, db, fmt.Sprintf(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN IF NEW.session IS NULL THEN RAISE EXCEPTION 'no partition for the audit'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuses BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION refuse()`, table))
+		return func() { kit.ExecSQL(t, db, `DROP TRIGGER refuses ON `+table) }
+	}
+	kit.ExecSQL(t, db, fmt.Sprintf(`CREATE TRIGGER refuses BEFORE UPDATE ON %s WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`, table))
+	return func() { kit.ExecSQL(t, db, `DROP TRIGGER refuses`) }
+}
+
+func TestKeysThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		w := newWorld(t, open())
+		a, b := w.startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
+		db := serverDB(t, w.store)
+		released, done := a.claim("one", "two"), a.claimOne("three")
+		allow := refusing(t, db, "objects_claims")
+		require.NoError(t, a.keys.Release(t.Context(), released...), "whoever releases does not wait for it")
+		require.NoError(t, a.keys.Do(t.Context(), done, kit.Succeeds))
+		require.Len(t, w.owned(a.session.ID()), 3)
+		allow()
+		for _, id := range []string{"one", "two", "three"} {
+			b.claimed(id)
+		}
+	})
+}
+
+// serverDB returns a database handle of a store on a server.
+func serverDB(t *testing.T, store tenure.Store) *sql.DB {
+	if s, ok := store.(*tenure.SQLiteStore); ok {
+		return s.DB()
+	}
+	return kit.OpenSQL(t, "pgx", store.(*tenure.PostgresStore).Pool().Config().ConnString())
+}
+
+func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 8)
+		a, b := db.worker(claims.SessionConfig{TTL: 3 * time.Second}, tasks), db.worker(claims.SessionConfig{}, tasks)
+		got := a.take(8)
+		allow := refusing(db.T, db.sql, "tasks")
+		require.NoError(db, a.rows.Release(db.Context(), got[:4]...))
+		for _, c := range got[4:] {
+			require.NoError(db, a.rows.Do(db.Context(), c, kit.Succeeds))
+		}
+		b.takesNone()
+		allow()
+		for taken := 0; taken < 8; {
+			taken += len(b.take(8))
+		}
+	})
+}
+
+// Its attempt counts, so a func that makes the database refuse its row does not get it for ever.
+func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		got := takeOf(w, rows, 1)
+		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		require.NoError(w, rows.Release(w.Context(), got...))
+		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer))) // from now on it adopts rows
+		time.Sleep(time.Second)
+		again := takeOf(w, rows, 1)
+		require.Greater(w, again[0].Token, got[0].Token)
+		require.Equal(w, 2, again[0].Attempt)
+	})
+}
+
+// S1: the look frees it while a Take reads what to adopt.
+func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		ctx, cancel := context.WithCancel(w.Context())
+		var reads atomic.Bool
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			switch {
+			case call.Op == "take" && !reads.Load():
+				cancel() // and nobody takes again
+				return kit.LoseAnswer(ctx, call, do)
+			case call.Op == "free":
+				time.Sleep(2 * time.Second)
+			case call.Op == "owned" && reads.Load():
+				defer time.Sleep(2 * time.Second)
+			}
+			return do(ctx)
+		})
+		_, err := rows.Take(ctx, 1)
+		require.Error(w, err)
+		time.Sleep(11 * time.Second) // the look has begun to free it
+		reads.Store(true)
+		got := takeOf(w, rows, 1)
+		time.Sleep(5 * time.Second)
+		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
+	})
+}
+
+// late lets a call fail, and arrive all the same a while later.
+func late(d time.Duration) storetest.Hook {
+	return func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		time.AfterFunc(d, func() { _ = do(context.WithoutCancel(ctx)) })
+		return kit.ErrReset
+	}
+}
+
+func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
+	for _, by := range []time.Duration{ttl, 5 * time.Minute, 55 * time.Minute} {
+		t.Run(by.String(), func(t *testing.T) {
+			inRowsBubble(t, effect, 3, func(w *rowsWorld) {
+				a, b := w.start("a"), w.start("b")
+				rows := w.rowsOf(a, effect)
+				held, heldRow := a.claimOne("held"), takeOf(w, rows, 1)[0]
+				a.fault(kit.Only("take", kit.Once(late(by))))
+				_, err := a.keys.Claim(w.Context(), "one")
+				require.ErrorIs(w, err, kit.ErrReset)
+				var takes atomic.Int64
+				a.fault(kit.Only("take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+					if takes.Add(1) == 1 {
+						return late(by)(ctx, call, do)
+					}
+					return kit.Refuse(ctx, call, do)
+				}))
+				ctx, cancel := context.WithTimeout(w.Context(), time.Millisecond)
+				defer cancel()
+				_, err = rows.Take(ctx, 2)
+				require.Error(w, err)
+				a.fault(nil)
+
+				time.Sleep(by + time.Second)
+				require.Empty(w, b.claim("one"))
+				require.Equal(w, 3, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+				time.Sleep(2 * ttl)
+				b.claimOne("one")
+				require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+				require.True(w, a.keys.Holds(held))
+				require.True(w, rows.Holds(heldRow))
+			})
+		})
+	}
+}
+
+func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
+	eachServer(t, func(t *testing.T, open func() tenure.Database) {
+		a, b := newWorld(t, open()).startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
+		a.claimOne("held")
+		landed := make(chan struct{})
+		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			return late(8*time.Second)(ctx, call, func(ctx context.Context) error {
+				defer close(landed)
+				return a.w.beginTake(ctx, a.session.ID(), "one")
+			})
+		})))
+		_, err := a.keys.Claim(t.Context(), "one")
+		require.ErrorIs(t, err, kit.ErrReset)
+		<-landed
+		require.Empty(t, b.claim("one", "held"))
+		b.claimed("one")
+		require.Empty(t, b.claim("held"))
+	})
+}
+
+// beginTake makes a session the owner of a key.
+func (w *world) beginTake(ctx context.Context, session, id string) error {
+	_, err := w.table.Take(ctx, session, "tenant", nil, nil, []string{id}, kit.Patience)
+	return err
+}
+
+// failover is what a promoted standby lacks: the rows of a table are as they were when it was made.
+type failover struct {
+	t     *testing.T
+	db    *sql.DB
+	table string
+}
+
+func beginFailover(t *testing.T, db *sql.DB, table string) failover {
+	kit.ExecSQL(t, db, fmt.Sprintf(`CREATE TABLE standby AS SELECT * FROM %s`, table))
+	return failover{t, db, table}
+}
+
+func (f failover) end() {
+	tx, err := f.db.Begin()
+	require.NoError(f.t, err)
+	defer tx.Rollback()
+	for _, query := range []string{`DELETE FROM %s`, `INSERT INTO %s SELECT * FROM standby`} {
+		_, err := tx.Exec(fmt.Sprintf(query, f.table))
+		require.NoError(f.t, err)
+	}
+	require.NoError(f.t, tx.Commit())
+}
+
+// reconnect cuts the looks for others off for a while.
+func (w *world) reconnect(processes ...*process) {
+	for _, p := range processes {
+		p.fault(kit.Only("sessions", kit.Refuse))
+	}
+	time.Sleep(2 * ttl)
+	for _, p := range processes {
+		p.fault(nil)
+	}
+}
+
+func (w *world) anotherServer(processes ...*process) {
+	for _, p := range processes {
+		p.table.server.Add(1)
+	}
+}
+
+// lost begins a func for a claim, and returns what Do will.
+func (p *process) lost(c claims.Claim) (returned chan error) {
+	returned = make(chan error, 1)
+	go func() {
+		returned <- p.keys.Do(context.Background(), c, func(ctx context.Context) error { <-ctx.Done(); return nil })
+	}()
+	return returned
+}
+
+func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *testing.T) {
+	for how, reconnects := range map[string]func(w *world, processes ...*process){
+		"while it cannot be reached": (*world).reconnect, "to another server": (*world).anotherServer, "that nobody notices": nil,
+	} {
+		t.Run(how, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				kept, released, passed := a.claimOne("kept"), a.claimOne("released"), a.claimOne("passed")
+				a.passOn(passed)
+				standby := beginFailover(t, a.sql(), "objects_claims")
+				require.NoError(w, a.keys.Release(w.Context(), released))
+				again, undone, working := a.claimOne("released"), a.claimOne("undone"), a.claimOne("working")
+				ofB := b.claimOne("b's")
+				returned := a.lost(working)
+				time.Sleep(time.Second)
+				standby.end()
+				other := b.claimOne("working")
+				within := compareEvery + 2*ttl
+				if reconnects != nil {
+					within = 2 * ttl
+					reconnects(w, a, b)
+				}
+				time.Sleep(within)
+				require.True(w, a.keys.Holds(kept))
+				require.Equal(w, 1, a.keys.Len())
+				for _, c := range []claims.Claim{again, undone, working} {
+					require.False(w, a.keys.Holds(c), c)
+				}
+				require.False(w, b.keys.Holds(ofB))
+				require.True(w, b.keys.Holds(other))
+				err := <-returned
+				require.ErrorIs(w, err, tenure.ErrLost)
+				require.ErrorContains(w, err, "tenant/working")
+				b.claimOne("released")
+				b.claimOne("undone")
+				require.Empty(w, b.claim("passed", "kept"), "another process has the one that was passed on")
+			})
+		})
+	}
+}
+
+// compareEvery is how often a session compares all its rows although nothing is in doubt.
+const compareEvery = time.Hour
+
+func TestAfterAFailoverOfAServerAllClaimsAreWhatTheRowsSay(t *testing.T) {
+	s := pgtest.Cluster(t)
+	open := func() tenure.Database { return kit.OpenPostgres(t, s.URL(), tenure.PostgresConfig{}) }
+	w := newWorld(t, open())
+	a, b := w.startWith("a", claims.SessionConfig{TTL: 9 * time.Second}), newWorld(t, open()).startWith("b", claims.SessionConfig{TTL: 9 * time.Second})
+	kept, released := a.claimed("kept"), a.claimed("released")
+	id, db := a.session.ID(), kit.OpenSQL(t, "pgx", s.URL())
+	standby := beginFailover(t, db, "objects_claims")
+	require.NoError(t, a.keys.Release(t.Context(), released))
+	undone := a.claimOne("undone")
+	returned := a.lost(undone)
+	standby.end()
+	require.NoError(t, db.Close())
+	require.NoError(t, s.Restart("fast"))
+	b.claimed("released")
+	require.ErrorIs(t, <-returned, tenure.ErrLost)
+	if a.session.ID() == id { // on a slow machine it may have been lost
+		require.True(t, a.keys.Holds(kept))
+	}
+	require.False(t, a.keys.Holds(undone))
+}
+
+func TestAfterAFailoverAllClaimsOfRowsAreWhatTheRowsSay(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		finished := takeOf(w, ofA, 1)
+		standby := beginFailover(t, w.db, "tasks")
+		require.NoError(w, ofA.Finish(w.Context(), finished...))
+		undone := takeOf(w, ofA, 1)
+		began, returned := make(chan struct{}), make(chan error, 1)
+		goOn := make(chan struct{})
+		done := sync.OnceFunc(func() { close(goOn) })
+		defer done()
+		go func() {
+			returned <- ofA.Do(w.Context(), undone[0], func(ctx context.Context) error {
+				close(began)
+				<-ctx.Done()
+				<-goOn
+				return nil
+			})
+		}()
+		<-began
+		standby.end()
+		w.reconnect(a)
+		time.Sleep(2 * ttl)
+		require.False(w, ofA.Holds(undone[0]))
+		require.ElementsMatch(w, []string{"1", "2"}, takenIDs(takeOf(w, ofB, 2)), "what was finished is to be done again")
+		done()
+		require.ErrorIs(w, <-returned, tenure.ErrLost)
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`), "the func's row is another's by now")
+	})
+}
+
+// S5: the row came back while the func went on that had finished it.
+func TestARowWhoseFuncStillRunsIsNotFreed(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		got := takeOf(w, rows, 1)
+		standby := beginFailover(t, w.db, "tasks")
+		goOn, returned := make(chan struct{}), make(chan error, 1)
+		go func() {
+			returned <- rows.Do(w.Context(), got[0], func(context.Context) error {
+				err := rows.Finish(context.Background(), got...)
+				<-goOn
+				return err
+			})
+		}()
+		time.Sleep(time.Second)
+		standby.end()
+		w.reconnect(a)
+		time.Sleep(3 * ttl)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+		close(goOn)
+		require.NoError(w, <-returned)
+		time.Sleep(2 * ttl)
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+// Each of many claims is compared, while others begin and end, and those that are what the rows
+// say stay.
+func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		ids := names(5000)
+		got := a.claim(ids...)
+		gone := ids[1234]
+		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, gone)
+		kit.ExecSQL(t, a.sql(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'unknown', ?, 5)`, a.session.ID())
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "owned" { // others begin and end meanwhile
+				c, err := a.keys.Claim(ctx, fmt.Sprint("new ", time.Now().UnixNano()))
+				if err != nil || len(c) != 1 {
+					w.Error(c, err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return do(ctx)
+		})
+		time.Sleep(compareEvery + 2*ttl)
+		a.fault(nil)
+		for _, c := range got {
+			require.Equal(w, c.Key.ID != gone, a.keys.Holds(c), c)
+		}
+		b.claimOne(gone)
+		b.claimOne("unknown")
+		require.Greater(w, a.keys.Len(), 5000)
+	})
+}
+
+// As many rows are seen as claims are held then, and not the same.
+func TestAClaimThatEndsDuringALookHidesNoneThatItsRowDenies(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		got := a.claim(names(2500)...)
+		slices.SortFunc(got, func(x, y claims.Claim) int { return strings.Compare(x.Key.ID, y.Key.ID) })
+		time.Sleep(time.Minute)
+		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, got[2000].Key.ID)
+		var pages atomic.Int64
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "owned" && pages.Add(1) == 2 {
+				if err := a.keys.Release(ctx, got[0]); err != nil { // which was seen already
+					w.Error(err)
+				}
+			}
+			return do(ctx)
+		})
+		time.Sleep(compareEvery + ttl)
+		require.Greater(w, pages.Load(), int64(1))
+		require.False(w, a.keys.Holds(got[2000]))
+		require.Equal(w, 2498, a.keys.Len())
+	})
+}
+
+// A look that begins between the statement that ends a claim and its answer sees a row that is
+// free, and a claim that is held.
+func TestALookEndsNoClaimWhoseEndIsNotAnsweredYet(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		got := takeOf(w, rows, 1)
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "end" {
+				defer time.Sleep(5 * time.Second)
+			}
+			return do(ctx)
+		})
+		time.Sleep(compareEvery - 3*time.Minute)
+		for range 60 { // one of them is open when the session looks
+			require.NoError(w, rows.Do(w.Context(), got[0], func(ctx context.Context) error {
+				err := rows.Finish(context.WithoutCancel(ctx), got...)
+				require.NoError(w, context.Cause(ctx))
+				return err
+			}))
+			kit.ExecSQL(t, w.db, `UPDATE tasks SET status = 'queued'`)
+			got = takeOf(w, rows, 1)
+		}
+	})
+}
+
+// A million claims are compared once an hour, in pages, and nothing is kept for each.
+func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(2500)...)
+		time.Sleep(time.Minute)
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
+		time.Sleep(compareEvery)
+		sent := traffic.Take()
+		require.Equal(w, 3, sent["owned"])
+		require.Zero(w, sent["look"])
+		require.Equal(w, 2500, a.keys.Len())
+	})
+}
+
+// Its sweep finds no row that names it, and no server that would tell that it is another.
+func TestASessionWhoseClaimsAreAllUndoneHearsOfIt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		c := a.claimOne("one")
+		returned := a.lost(c)
+		time.Sleep(ttl + time.Second)
+		kit.ExecSQL(t, a.sql(), `DELETE FROM objects_claims`)
+		time.Sleep(2 * ttl)
+		require.False(w, a.keys.Holds(c))
+		require.ErrorIs(w, <-returned, tenure.ErrLost)
+	})
+}
+
+// Two tables of one user may be the same: on SQLite names are not case-sensitive.
+func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a := w.start("a")
+		other := effect
+		other.Table = "TASKS"
+		one, two := w.rowsOf(a, effect), w.rowsOf(a, other)
+		ofOne, ofTwo := takeOf(w, one, 1)[0], takeOf(w, two, 1)[0]
+		time.Sleep(compareEvery + 2*ttl)
+		require.True(w, one.Holds(ofOne))
+		require.True(w, two.Holds(ofTwo))
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+// The promise that no two funcs run for a key is a session's. Two sessions are as two processes.
+func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
+		goOn, returned := make(chan struct{}), make(chan error, 1)
+		got := takeOf(w, ofA, 1)
+		go func() {
+			returned <- ofA.Do(w.Context(), got[0], func(context.Context) error { <-goOn; return nil })
+		}()
+		time.Sleep(time.Second)
+		a.fault(kit.Refuse)
+		next := takeOf(w, ofB, 1) // although the func has not returned
+		require.NoError(w, ofB.Release(w.Context(), next...))
+		a.fault(nil)
+		b.stop()
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+		defer cancel()
+		_, err := ofA.Take(ctx, 1)
+		require.ErrorIs(w, err, context.DeadlineExceeded, "its own session waits until it has returned")
+		close(goOn)
+		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
+		require.Len(w, takeOf(w, ofA, 1), 1)
+	})
+}
