@@ -365,8 +365,9 @@ type Database interface {
 // Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
 // there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
 // with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
-// else is [ErrInvalid], also :memory:, which cannot be shared; the error does not quote it,
-// because it may hold a password. Use those two for anything but the defaults of their configs.
+// else is [ErrInvalid], also :memory:, which cannot be shared, and a path with an @ or with
+// parameters, which may be a mistyped URL; the error does not quote it, because it may hold a
+// password. Use those two for anything but the defaults of their configs.
 func Open(ctx context.Context, url string) (Database, error) {
 	path, err := storeurl.Path(url)
 	if err != nil {
