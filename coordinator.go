@@ -345,7 +345,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	c.awaitJob(term, keeper, job)
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
-	err := c.release(term, cause)
+	err := c.release(term, cause, hints.Live())
 	resign = c.leaveTerm(err)
 	if job.panicked != nil {
 		panic(job.panicked)

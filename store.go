@@ -251,7 +251,7 @@ type Lister interface {
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
-		if store == nil {
+		if objects.IsNil(store) {
 			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
 			return
 		}
@@ -316,7 +316,7 @@ func isExclusive(store Store) bool {
 // that another attempt could not avoid. If [Fence] made the store, the write is fenced.
 func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
 	switch {
-	case store == nil:
+	case objects.IsNil(store):
 		return Object{}, fmt.Errorf("tenure: update %s: %w: store is nil", key, ErrInvalid)
 	case change == nil:
 		return Object{}, fmt.Errorf("tenure: update %s: %w: change is nil", key, ErrInvalid)

@@ -62,7 +62,7 @@ func FencedSQLite(ctx context.Context, store *tenure.SQLiteStore, c Claim, fn fu
 // keeps the key from being freed until then. In a transaction of its own it protects nothing.
 // It does no I/O.
 func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err error) {
-	fence, err := fenceFor(c, store != nil, true)
+	fence, err := fenceFor(c, !objects.IsNil(store), true)
 	if err != nil {
 		return "", nil, err
 	}
@@ -80,7 +80,7 @@ func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err 
 // FencedTx is [tenure.FencedTx] for a claim: it runs fn in a transaction of db, by whatever
 // driver, that commits only if the claim stands. db must be the database of the store.
 func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
-	if _, err := fenceFor(c, store != nil && db != nil, fn != nil); err != nil {
+	if _, err := fenceFor(c, !objects.IsNil(store) && db != nil, fn != nil); err != nil {
 		return err
 	}
 	fence, args, err := FenceStatement(store, c)
@@ -102,7 +102,7 @@ func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts
 // It is for code that is written against [tenure.Store]. It does no I/O. A store that is fenced
 // already, or has no table of claims, is [errors.ErrUnsupported].
 func Fence(store tenure.Store, c Claim) (tenure.Store, error) {
-	fence, err := fenceFor(c, store != nil, true)
+	fence, err := fenceFor(c, !objects.IsNil(store), true)
 	if err != nil {
 		return nil, err
 	}

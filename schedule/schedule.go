@@ -42,6 +42,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -100,8 +101,8 @@ func New(cfg Config) (*Schedule, error) {
 			errs = append(errs, fmt.Errorf("%w: %s", tenure.ErrInvalid, problem))
 		}
 	}
-	require(cfg.Store != nil, "Store is nil")
-	require(cfg.Plan != nil, "Plan is nil")
+	require(!objects.IsNil(cfg.Store), "Store is nil")
+	require(!objects.IsNil(cfg.Plan), "Plan is nil")
 	require(cfg.Do != nil, "Do is nil")
 	require(cfg.Missed >= RunLatest && cfg.Missed <= Skip, fmt.Sprintf("Missed is %d, which is none of the constants", cfg.Missed))
 	require(cfg.Retry >= 0, fmt.Sprintf("Retry %v is negative", cfg.Retry))
