@@ -15,8 +15,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/verify/kit"
 	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -247,6 +249,8 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new SQLite store: invalid argument: db is nil"},
 
 		{"a lease without a store", errOf(tenure.NewLease(nil, tenure.LeaseConfig{})), tenure.ErrInvalid,
+			"tenure: new lease: invalid argument: store is nil"},
+		{"a lease over a store that was never set", errOf(tenure.NewLease((*tenure.PostgresStore)(nil), tenure.LeaseConfig{})), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: store is nil"},
 		{"a lease whose key has no id", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}), tenure.ErrInvalid,
 			`tenure: new lease: invalid argument: key "x/" has an empty id`},
@@ -554,4 +558,39 @@ func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
 			store.Close()
 		}
 	})
+}
+
+// A variable of a concrete type that was never set is no nil interface.
+func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
+	ctx, term := t.Context(), kit.MustAcquire(t, kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{}))
+	db := sql.OpenDB(untouched{t})
+	t.Cleanup(func() { db.Close() })
+	claim := claims.Claim{Key: tenure.Key{Type: "t", ID: "1"}, Session: "s", Token: 1}
+	key, fn := claim.Key, func(*sql.Tx) error { return nil }
+	for _, store := range []tenure.StatementFencer{nil, (*tenure.PostgresStore)(nil), (*tenure.SQLiteStore)(nil)} {
+		var plain tenure.Store
+		if store != nil {
+			plain = store
+		}
+		var listed error
+		for _, err := range tenure.List(ctx, plain, "t") {
+			listed = err
+		}
+		_, updated := tenure.Update(ctx, plain, key, func(obj tenure.Object) (tenure.Object, error) { return obj, nil })
+		_, _, statement := claims.FenceStatement(plain, claim)
+		for what, err := range map[string]error{
+			"NewLease": errOf(tenure.NewLease(plain, tenure.LeaseConfig{})), "List": listed, "Update": updated,
+			"Fence": errOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
+			"claims.NewSession": errOf(claims.NewSession(plain, claims.SessionConfig{})), "claims.Fence": errOf(claims.Fence(plain, claim)),
+			"claims.FenceStatement": statement, "claims.FencedTx": claims.FencedTx(ctx, plain, claim, db, nil, fn),
+			"claims.ReleasePassedOn": claims.ReleasePassedOn(ctx, plain, claim),
+			"schedule.New": errOf(schedule.New(schedule.Config{Store: plain, Key: key, Plan: schedule.Interval(time.Hour, 0),
+				Do: func(context.Context, schedule.Slot) error { return nil }})),
+		} {
+			if !errors.Is(err, tenure.ErrInvalid) || !strings.Contains(err.Error(), " is nil") {
+				t.Errorf("%s(%T): %v", what, store, err)
+			}
+		}
+		kit.WantErr(t, panicOf(func() { storetest.Faulty(plain, nil) }), errPanicked)
+	}
 }

@@ -367,7 +367,7 @@ func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *job, cause error)
 	c.awaitJob(term, keeper, job)
 	c.monitor.jobReturned(term, cause)
 	keeper.stop()
-	resign := c.leaveTerm(c.release(term, cause))
+	resign := c.leaveTerm(c.release(term, cause, keeper.hints.Live()))
 	if job.panicked != nil {
 		panic(job.panicked)
 	}

@@ -121,8 +121,10 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (remo
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
 // RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For
-// a while only that one may begin a term, then any: for 5/4 of the old holder's
-// AcquireInterval, but at least a second and at most the TTL. It returns nil if that replica
+// a while only that one may begin a term, then any: for a second and the old holder's
+// CheckTimeout, if it has a Check; where changes of the store wake nobody, for 5/4 of its
+// AcquireInterval, if that is longer; but at most for the TTL. Nobody knows which replicas stand
+// by: if none has the name, nobody holds the lease for so long. It returns nil if that replica
 // already holds the lease. A later request replaces an earlier one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	err := cmp.Or(objects.ValidText("replica", to), validHolder(to))
@@ -214,14 +216,15 @@ type resignation struct {
 }
 
 // release releases the lease, unless it is already another's. If a request has named a
-// replica, the lease is offered to that one for long enough that it finds out by polling.
-func (c *Coordinator) release(term *Term, cause error) error {
+// replica, the lease is offered to that one for long enough that it finds out. Live says
+// whether the release wakes the standbys.
+func (c *Coordinator) release(term *Term, cause error, live bool) error {
 	if isLoss(cause) && errors.Is(cause, ErrLost) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.caller.timeout)
 	defer cancel()
-	offerFor := min(max(c.cfg.AcquireInterval*5/4, time.Second), c.lease.cfg.TTL)
+	offerFor := min(c.offerFor(live), c.lease.cfg.TTL)
 	for {
 		err := c.lease.release(ctx, term, offerFor)
 		switch {
@@ -236,6 +239,19 @@ func (c *Coordinator) release(term *Term, cause error) error {
 			return err
 		}
 	}
+}
+
+// offerFor returns how long only the replica that was asked for may take the lease. Nobody holds
+// it for so long if there is no such replica.
+func (c *Coordinator) offerFor(live bool) time.Duration {
+	enough := time.Second
+	if c.cfg.Check != nil { // it asks its own first
+		enough += c.cfg.CheckTimeout
+	}
+	if !live { // it has to poll
+		enough = max(enough, c.cfg.AcquireInterval*5/4)
+	}
+	return enough
 }
 
 // longestStayAway is how many TTLs an unhealthy replica stays away at most.

@@ -121,7 +121,7 @@ type Lease struct {
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names everything
 // that is wrong with the config.
 func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
-	if store == nil {
+	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: new lease: %w: store is nil", ErrInvalid)
 	}
 	cfg, err := cfg.withDefaults()

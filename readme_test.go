@@ -82,6 +82,10 @@ func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 func TestTheREADMEIsShortAndLinksEachPage(t *testing.T) {
 	readme := documents(t)["README.md"]
 	require.LessOrEqual(t, len(strings.Fields(readme)), 1400, "words")
+	first := strings.Join(strings.SplitN(readme, "\n", 21)[:20], "\n") // what a newcomer sees, and copies
+	for _, command := range []string{"git clone https://github.com/tenurelib/tenure", "\nmake failover", "\nmake test"} {
+		require.Contains(t, first, command, "the first 20 lines")
+	}
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	for _, page := range pages {

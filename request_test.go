@@ -80,20 +80,38 @@ func TestTheNamedReplicaIsNextHoweverTheTermEnds(t *testing.T) {
 }
 
 func TestAnOfferThatIsNotTakenGoesToAnyReplica(t *testing.T) {
+	anOfferLasts(t, time.Second, tenure.CoordinatorConfig{}, func(store tenure.Store) tenure.Store { return store })
+}
+
+// Which standbys that poll or are checked need.
+func TestAnOfferLastsUntilTheNamedReplicaHasFoundIt(t *testing.T) {
+	t.Run("polling", func(t *testing.T) { anOfferLasts(t, 6250*time.Millisecond, tenure.CoordinatorConfig{}, kit.Bare) })
+	t.Run("after its check", func(t *testing.T) {
+		anOfferLasts(t, 4*time.Second, tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error { return nil }, CheckTimeout: 3 * time.Second},
+			func(store tenure.Store) tenure.Store { return store })
+	})
+}
+
+// anOfferLasts lets a holder with that config offer its lease to nobody, and another take it.
+func anOfferLasts(t *testing.T, want time.Duration, cfg tenure.CoordinatorConfig, see func(tenure.Store) tenure.Store) {
 	inBubble(t, func(t *scene) {
-		a := t.start("a")
+		t.store = see(t.store)
+		a := t.start("a", cfg)
 		cfg := t.fencing(kit.Succeeds) // there is nothing to confirm
 		cfg.Confirmations = 3
 		b := t.start("b", cfg)
 		time.Sleep(time.Minute + time.Second)
 		require.NoError(t, b.lease.RequestHandover(t.Context(), "nobody"))
-		time.Sleep(6 * time.Second)
+		for deadline := time.Now().Add(time.Minute); a.Status().Role == tenure.RoleHolder && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond) // until a is woken, or renews
+		}
+		time.Sleep(want - 10*time.Millisecond)
 		t.wantHolder(nil)
 		holding, err := b.lease.Read(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, holding.Holder)
 		require.Equal(t, "nobody", holding.OfferedTo)
-		time.Sleep(time.Second)
+		time.Sleep(30 * time.Millisecond)
 		t.wantHolder(b)
 		require.Equal(t, []string{"b works"}, t.said())
 		require.Contains(t, t.jobs.String(), "a ends")
@@ -119,11 +137,12 @@ func TestAReplicaThatRestartsDoesNotTakeBackWhatItHasOffered(t *testing.T) {
 func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		cfg := tenure.CoordinatorConfig{AcquireInterval: 10 * time.Minute}
+		t.store = kit.Bare(t.store)
 		t.start("a", cfg)
 		b := t.start("b", cfg)
 		time.Sleep(time.Minute)
 		require.NoError(t, b.lease.RequestHandover(t.Context(), "a misspelt one"))
-		time.Sleep(31 * time.Second)
+		time.Sleep(10*time.Second + 2*31*time.Second) // until the holder has found it, b the offer, and its end
 		t.wantHolder(b)
 	})
 }
@@ -258,7 +277,7 @@ func TestARequestThatIsMetOrWasMadeAlreadyIsNotWrittenAgain(t *testing.T) {
 		t.wantHolder(a)
 		require.NotContains(t, t.jobs.String(), "a ends")
 		require.NoError(t, c.lease.RequestHandover(t.Context(), "gone"))
-		time.Sleep(time.Second)
+		time.Sleep(time.Second / 2)
 		for _, to := range []string{"gone", "c"} {
 			require.ErrorIs(t, c.lease.RequestHandover(t.Context(), to), tenure.ErrNotFound)
 		}

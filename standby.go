@@ -92,12 +92,12 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 	case err != nil:
 		return nil, err
 	case ctx.Err() != nil:
-		c.release(term, ErrShutdown)
+		c.release(term, ErrShutdown, s.hints.Live())
 		return nil, ctx.Err()
 	case term.sinceRenewal() >= c.cfg.RenewDeadline:
 		// The job would be told to return as soon as it begins, with less time than it is
 		// allowed to take.
-		c.release(term, ErrDeadline)
+		c.release(term, ErrDeadline, s.hints.Live())
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
 	return term, nil

@@ -251,7 +251,7 @@ type Lister interface {
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
-		if store == nil {
+		if objects.IsNil(store) {
 			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
 			return
 		}
@@ -316,7 +316,7 @@ func isExclusive(store Store) bool {
 // that another attempt could not avoid. If [Fence] made the store, the write is fenced.
 func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
 	switch {
-	case store == nil:
+	case objects.IsNil(store):
 		return Object{}, fmt.Errorf("tenure: update %s: %w: store is nil", key, ErrInvalid)
 	case change == nil:
 		return Object{}, fmt.Errorf("tenure: update %s: %w: change is nil", key, ErrInvalid)
@@ -365,8 +365,9 @@ type Database interface {
 // Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
 // there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
 // with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
-// else is [ErrInvalid], also :memory:, which cannot be shared; the error does not quote it,
-// because it may hold a password. Use those two for anything but the defaults of their configs.
+// else is [ErrInvalid], also :memory:, which cannot be shared, and a path with an @ or with
+// parameters, which may be a mistyped URL; the error does not quote it, because it may hold a
+// password. Use those two for anything but the defaults of their configs.
 func Open(ctx context.Context, url string) (Database, error) {
 	path, err := storeurl.Path(url)
 	if err != nil {

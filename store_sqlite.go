@@ -12,6 +12,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
+	"github.com/tenurelib/tenure/internal/storeurl"
 )
 
 // SQLiteConfig configures a [SQLiteStore]. The zero value is valid.
@@ -108,13 +109,15 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
 	case strings.HasPrefix(path, "file:"): // it would become a file of that name
 		return nil, fmt.Errorf("tenure: open SQLite: %w: the path is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid)
+	case storeurl.IsMistyped(path):
+		return nil, fmt.Errorf("tenure: open SQLite: %w: the path looks like a URL of another database, or a part of one; put ./ before it if it is a path", ErrInvalid)
 	}
 	if err := cfg.complete(); err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
 	}
 	table, err := sqliteobjects.Open(ctx, path, cfg.Table, cfg.Logger)
 	if err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
 	}
 	store := &SQLiteStore{table: table, shared: cfg.Shared}
 	if cfg.Shared { // then only those that compete need to be refused, and not those that just look
@@ -122,7 +125,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	}
 	if err := store.claim(ctx); err != nil {
 		store.Close()
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
 	}
 	return store, nil
 }

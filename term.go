@@ -411,7 +411,7 @@ type Fencer interface {
 // For a term of a single replica, which has no lease to lose, Fence returns the store as it
 // is. A store that is not a [Fencer] is [errors.ErrUnsupported].
 func Fence(store Store, term *Term) (Store, error) {
-	if store == nil {
+	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
 	}
 	if err := term.fences("fence"); err != nil {
@@ -468,7 +468,7 @@ type StatementFencer interface {
 // the transaction.
 func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	switch {
-	case store == nil:
+	case objects.IsNil(store):
 		return fmt.Errorf("tenure: fenced transaction: %w: store is nil", ErrInvalid)
 	case db == nil:
 		return fmt.Errorf("tenure: fenced transaction: %w: db is nil", ErrInvalid)

@@ -63,7 +63,7 @@ func FencedSQLite(ctx context.Context, store *tenure.SQLiteStore, c Claim, fn fu
 // It does no I/O, but for a Postgres store that has done nothing yet, as [tenure.PostgresStore.FenceStatement]
 // says.
 func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err error) {
-	fence, err := fenceFor(c, store != nil, true)
+	fence, err := fenceFor(c, !objects.IsNil(store), true)
 	if err != nil {
 		return "", nil, err
 	}
@@ -84,7 +84,7 @@ func FenceStatement(store tenure.Store, c Claim) (query string, args []any, err 
 // FencedTx is [tenure.FencedTx] for a claim: it runs fn in a transaction of db, by whatever
 // driver, that commits only if the claim stands. db must be the database of the store.
 func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
-	if _, err := fenceFor(c, store != nil && db != nil, fn != nil); err != nil {
+	if _, err := fenceFor(c, !objects.IsNil(store) && db != nil, fn != nil); err != nil {
 		return err
 	}
 	if s, ok := store.(*tenure.PostgresStore); ok { // by ctx, and before there is a transaction
@@ -111,7 +111,7 @@ func FencedTx(ctx context.Context, store tenure.Store, c Claim, db *sql.DB, opts
 // It is for code that is written against [tenure.Store]. It does no I/O. A store that is fenced
 // already, or has no table of claims, is [errors.ErrUnsupported].
 func Fence(store tenure.Store, c Claim) (tenure.Store, error) {
-	fence, err := fenceFor(c, store != nil, true)
+	fence, err := fenceFor(c, !objects.IsNil(store), true)
 	if err != nil {
 		return nil, err
 	}

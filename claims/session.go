@@ -116,9 +116,10 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 }
 
 func tableOf(store tenure.Store) (table, error) {
-	switch s := store.(type) {
-	case nil:
+	if objects.IsNil(store) {
 		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
+	}
+	switch s := store.(type) {
 	case *tenure.PostgresStore:
 		return reach.Postgres(s).Claims(), nil
 	case *tenure.SQLiteStore:

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/wake"
 )
@@ -64,7 +65,7 @@ type shared struct {
 // New returns a store on the connection of js, which remains the caller's, with its
 // credentials and TLS. It does no I/O; call [Store.Migrate] before the first use.
 func New(js jetstream.JetStream, cfg Config) (*Store, error) {
-	if js == nil {
+	if objects.IsNil(js) {
 		return nil, fmt.Errorf("natstenure: new store: %w: js is nil", tenure.ErrInvalid)
 	}
 	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")

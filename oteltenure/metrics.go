@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Metrics records the metrics of one replica and one lease. All methods are safe for
@@ -43,8 +44,11 @@ type runTimes struct{ start, success time.Time }
 
 // New returns the metrics of a lease for this replica. They have the given attributes in
 // addition to the lease's key. The meter reports them until Close is called. New fails
-// only if the meter does.
+// only if the meter does, and with [tenure.ErrInvalid] if one of the two is nil.
 func New(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*Metrics, error) {
+	if objects.IsNil(meter) || lease == nil {
+		return nil, fmt.Errorf("oteltenure: new: %w: the meter or the lease is nil", tenure.ErrInvalid)
+	}
 	set := attribute.NewSet(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...)
 	m := &Metrics{lease: metric.WithAttributeSet(set), runs: map[string]runTimes{}}
 	var errs [14]error

@@ -8,14 +8,20 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // ObserveSession reports the metrics of a [claims.Session], with the given attributes, until the
 // registration that it returns is unregistered. All are read from the session's status when they
 // are collected, so a claim costs nothing more. Two sessions of one process need attributes that
-// tell them apart. ObserveSession fails only if the meter does.
+// tell them apart. ObserveSession fails only if the meter does,
+// and with [tenure.ErrInvalid] if one of the two is nil.
 func ObserveSession(meter metric.Meter, session interface{ Status() claims.Status }, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	if objects.IsNil(meter) || objects.IsNil(session) {
+		return nil, fmt.Errorf("oteltenure: observe: %w: the meter or the session is nil", tenure.ErrInvalid)
+	}
 	var errs []error
 	gauge := func(name, unit, what string) metric.Int64ObservableGauge {
 		g, err := meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))

@@ -1,6 +1,7 @@
 package oteltenure_test
 
 import (
+	"errors"
 	"regexp"
 	"testing"
 
@@ -11,8 +12,10 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/oteltenure"
+	"github.com/tenurelib/tenure/shards"
 )
 
 // session has the status that a test gives it.
@@ -73,6 +76,19 @@ func expect(t *testing.T, endpoint *replica, when string, present bool, samples 
 		// The exporter adds the meter as labels of its own.
 		if regexp.MustCompile(`(?m)^`+sample+`$`).MatchString(text) != present {
 			t.Errorf("%s: exported %v, want %v: %s\n%s", when, !present, present, sample, text)
+		}
+	}
+}
+
+func TestWhatIsNilHasNoMetrics(t *testing.T) {
+	meter := sdk.NewMeterProvider().Meter("")
+	_, ofLease := oteltenure.New(meter, nil)
+	_, ofSession := oteltenure.ObserveSession(meter, (*claims.Session)(nil))
+	_, ofShards := oteltenure.ObserveShards(meter, (*shards.Shards)(nil))
+	_, without := oteltenure.ObserveShards(nil, nil)
+	for _, err := range []error{ofLease, ofSession, ofShards, without} {
+		if !errors.Is(err, tenure.ErrInvalid) {
+			t.Errorf("got %v", err)
 		}
 	}
 }

@@ -8,13 +8,19 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/shards"
 )
 
 // ObserveShards reports the metrics of a [shards.Shards], with the given attributes, until the
 // registration that it returns is unregistered. All are read from its status when they are
-// collected. ObserveShards fails only if the meter does.
+// collected. ObserveShards fails only if the meter does,
+// and with [tenure.ErrInvalid] if one of the two is nil.
 func ObserveShards(meter metric.Meter, part interface{ Status() shards.Status }, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	if objects.IsNil(meter) || objects.IsNil(part) {
+		return nil, fmt.Errorf("oteltenure: observe: %w: the meter or the part is nil", tenure.ErrInvalid)
+	}
 	var errs []error
 	gauge := func(name, what string) metric.Int64ObservableGauge {
 		g, err := meter.Int64ObservableGauge(name, metric.WithUnit("{shard}"), metric.WithDescription(what))

@@ -6,11 +6,21 @@ import (
 )
 
 // Plan names the times at which a job is due, its slots. The schedules of
-// github.com/robfig/cron/v3 are plans.
+// github.com/robfig/cron/v3 are plans. An expression without CRON_TZ is about the clock of
+// the [Config]'s Location.
 type Plan interface {
-	// Next returns the first slot after a time, or the zero time if there is none.
+	// Next returns the first slot after a time, or the zero time if there is none. The time
+	// is in the [Config]'s Location, never in that of the host.
 	Next(after time.Time) time.Time
 }
+
+// located is a plan that gets all times in one location.
+type located struct {
+	plan     Plan
+	location *time.Location
+}
+
+func (p located) Next(after time.Time) time.Time { return p.plan.Next(after.In(p.location)) }
 
 // Interval returns the plan whose slots are all multiples of an interval, plus a phase,
 // since midnight UTC on 1 January 1970. So Interval(24*time.Hour, 3*time.Hour) is daily at

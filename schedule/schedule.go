@@ -37,10 +37,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -66,8 +68,14 @@ type Config struct {
 	Store tenure.Store
 	Key   tenure.Key
 
-	// Plan names the slots. It is called by one goroutine at a time.
+	// Plan names the slots. It is called by one goroutine at a time, with times in Location.
 	Plan Plan
+
+	// Location is that of all times that Plan and Do are given, whatever the time zone of the
+	// host. It must be the same in all replicas, so it can't be [time.Local]. It is kept with
+	// the last finished slot: a replica with another one logs a warning, and goes by the
+	// one that is kept. To change it, delete the object under Key. Default [time.UTC].
+	Location *time.Location
 
 	// Do does the work of one slot. It should return when ctx is done, which happens when
 	// the lease is lost or the program shuts down. The slot is done when Do has returned
@@ -80,7 +88,10 @@ type Config struct {
 }
 
 // Schedule runs a job at planned times. Its methods are safe for concurrent use.
-type Schedule struct{ cfg Config }
+type Schedule struct {
+	cfg           Config
+	otherLocation sync.Once // logs that the record has another Location
+}
 
 // New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
 // with the config. It does no I/O.
@@ -91,24 +102,32 @@ func New(cfg Config) (*Schedule, error) {
 			errs = append(errs, fmt.Errorf("%w: %s", tenure.ErrInvalid, problem))
 		}
 	}
-	require(cfg.Store != nil, "Store is nil")
-	require(cfg.Plan != nil, "Plan is nil")
+	require(!objects.IsNil(cfg.Store), "Store is nil")
+	require(!objects.IsNil(cfg.Plan), "Plan is nil")
 	require(cfg.Do != nil, "Do is nil")
 	require(cfg.Missed >= RunLatest && cfg.Missed <= Skip, fmt.Sprintf("Missed is %d, which is none of the constants", cfg.Missed))
 	require(cfg.Retry >= 0, fmt.Sprintf("Retry %v is negative", cfg.Retry))
+	cfg.Location = cmp.Or(cfg.Location, time.UTC)
+	name := cfg.Location.String()
+	require(name != time.Local.String(), "Location is time.Local, which need not be the same in all replicas: load one by its name")
+	require(name != "", "Location has no name")
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("schedule: new: %w", err)
 	}
 	cfg.Retry = cmp.Or(cfg.Retry, time.Minute)
 	logger, _ := report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Logger = logger.With("schedule", cfg.Key)
-	return &Schedule{cfg}, nil
+	return &Schedule{cfg: cfg}, nil
 }
 
 // State is the state of a schedule in the store.
 type State struct {
 	Done  time.Time `json:"done"`           // the last finished slot; before the first one, the time when the schedule was first run
 	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it failed, was interrupted, or is running
+
+	// Location is the name of the [Config]'s that the schedule goes by. It is empty if only an
+	// earlier version of this package has written the state.
+	Location string `json:"location,omitempty"`
 }
 
 // State reads the schedule's state. It returns [tenure.ErrNotFound] before the first run.
@@ -169,7 +188,9 @@ type fatalError struct{ error }
 func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time) (pause time.Duration, err error) {
 	r, err := s.read(ctx, store)
 	if errors.Is(err, tenure.ErrNotFound) {
-		r, err = s.write(ctx, store, record{}, tenure.MustCreate())
+		r, err = s.write(ctx, store, s.inOwnLocation(record{}), tenure.MustCreate())
+	} else if err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
+		r, err = s.write(ctx, store, s.inOwnLocation(r), tenure.MatchVersion(r.version))
 	}
 	if err != nil {
 		return 0, err
@@ -177,7 +198,11 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	if idleSince.IsZero() {
 		*idleSince = r.now
 	}
-	due, next, err := s.due(r, *idleSince)
+	location, err := s.location(r)
+	if err != nil {
+		return 0, &fatalError{err}
+	}
+	due, next, err := s.due(located{s.cfg.Plan, location}, r, *idleSince)
 	switch {
 	case err != nil:
 		return 0, &fatalError{err}
@@ -186,7 +211,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	case due.IsZero():
 		return min(next.Sub(r.now), lookAgain), nil
 	}
-	ok, err := s.run(ctx, store, r, due)
+	ok, err := s.run(ctx, store, r, due.In(location))
 	if err != nil {
 		return 0, err
 	}
@@ -197,16 +222,40 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	return 0, nil
 }
 
+func (s *Schedule) inOwnLocation(r record) record {
+	r.Location = s.cfg.Location.String()
+	return r
+}
+
+// location returns the location by which all replicas go, that of the record. If each went by
+// its own, a slot that one of them has run would be due again, at another time, in another.
+func (s *Schedule) location(r record) (*time.Location, error) {
+	own := s.cfg.Location.String()
+	if r.Location == own {
+		return s.cfg.Location, nil
+	}
+	location, err := time.LoadLocation(r.Location)
+	if err != nil {
+		return nil, fmt.Errorf("schedule: run %s: the Location is %s, and the schedule was begun in %q: give all replicas the same, or delete the object under the key: %w",
+			s.cfg.Key, own, r.Location, err)
+	}
+	s.otherLocation.Do(func() {
+		s.cfg.Logger.Warn("schedule goes by the location in which it was begun; give all replicas the same, or delete the object under its key to change it",
+			"location", r.Location, "configured", own)
+	})
+	return location, nil
+}
+
 // due returns the slot to run now, or otherwise the next one as later. Both are zero if there
 // is none.
-func (s *Schedule) due(r record, idleSince time.Time) (due, later time.Time, err error) {
+func (s *Schedule) due(plan Plan, r record, idleSince time.Time) (due, later time.Time, err error) {
 	after := r.Done
 	interrupted := r.Begun.After(r.Done)
 	switch {
 	case interrupted && s.cfg.Missed != RunLatest:
 		return r.Begun, time.Time{}, nil
 	case s.cfg.Missed == RunLatest:
-		due, err = latest(s.cfg.Plan, r.Done, r.now)
+		due, err = latest(plan, r.Done, r.now)
 		if interrupted && r.Begun.After(due) {
 			due = r.Begun
 		}
@@ -216,7 +265,7 @@ func (s *Schedule) due(r record, idleSince time.Time) (due, later time.Time, err
 	case s.cfg.Missed == Skip && idleSince.After(after):
 		after = idleSince
 	}
-	slot, err := next(s.cfg.Plan, after)
+	slot, err := next(plan, after)
 	if err != nil || slot.IsZero() || slot.After(r.now) {
 		return time.Time{}, slot, err
 	}
@@ -233,7 +282,7 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 	}
 	var failed error
 	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
-		slot := Slot{Time: due, Previous: r.Done, schedule: s, record: r, recorded: new(bool)}
+		slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
 		failed, err = s.finish(ctx, store, slot, s.cfg.Do(ctx, slot))
 		return cmp.Or(err, failed)
 	})
@@ -302,6 +351,7 @@ func (s *Schedule) write(ctx context.Context, store tenure.Store, r record, cond
 }
 
 func (s *Schedule) object(state State) tenure.Object {
+	state.Done, state.Begun = state.Done.UTC(), state.Begun.UTC()
 	payload, _ := json.Marshal(state) // times of a store always encode
 	return tenure.Object{Key: s.cfg.Key, Payload: payload}
 }

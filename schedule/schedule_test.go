@@ -33,12 +33,17 @@ func hold(t *testing.T, store tenure.Store, cfg schedule.Config) (stop func()) {
 
 func holdFor(t *testing.T, ttl time.Duration, store tenure.Store, cfg schedule.Config) (stop func()) {
 	t.Helper()
-	cfg.Store, cfg.Key, cfg.Logger = store, key, quiet
+	return holdLogging(t, quiet, ttl, store, cfg)
+}
+
+func holdLogging(t *testing.T, log *slog.Logger, ttl time.Duration, store tenure.Store, cfg schedule.Config) (stop func()) {
+	t.Helper()
+	cfg.Store, cfg.Key, cfg.Logger = store, key, log
 	s, err := schedule.New(cfg)
 	require.NoError(t, err)
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "test"}, TTL: ttl, Logger: quiet})
 	require.NoError(t, err)
-	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run, Logger: quiet})
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run, Logger: log})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -238,6 +243,8 @@ func TestNewNamesEachInvalidField(t *testing.T) {
 		"empty id":        func(cfg *schedule.Config) { cfg.Key.ID = "" },
 		"Plan is nil":     func(cfg *schedule.Config) { cfg.Plan = nil },
 		"Do is nil":       func(cfg *schedule.Config) { cfg.Do = nil },
+		"time.Local":      func(cfg *schedule.Config) { cfg.Location = time.Local },
+		"has no name":     func(cfg *schedule.Config) { cfg.Location = time.FixedZone("", 3600) },
 		"Missed is 3":     func(cfg *schedule.Config) { cfg.Missed = 3 },
 		"Retry -1s is ne": func(cfg *schedule.Config) { cfg.Retry = -time.Second },
 	} {

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Sessions serves the status of this process's sessions of package claims, as [Handler] does for
-// coordinators: a page, or a JSON array of [claims.Status]. A session is a [*claims.Session].
+// coordinators: a page, or a JSON array of [claims.Status]. A session is a [*claims.Session];
+// one that is nil is left out.
 func Sessions(sessions ...interface{ Status() claims.Status }) http.Handler {
-	sessions = slices.Clone(sessions)
+	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s interface{ Status() claims.Status }) bool { return objects.IsNil(s) })
 	return handler(func(*http.Request) []claims.Status {
 		statuses := []claims.Status{}
 		for _, s := range sessions {

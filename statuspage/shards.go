@@ -10,13 +10,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/shards"
 )
 
 // Shards serves the status of this process's part in sets of shards, as [Handler] does for
-// coordinators: a page, or a JSON array of [shards.Status]. A part is a [*shards.Shards].
+// coordinators: a page, or a JSON array of [shards.Status]. A part is a [*shards.Shards]; one
+// that is nil is left out.
 func Shards(parts ...interface{ Status() shards.Status }) http.Handler {
-	parts = slices.Clone(parts)
+	parts = slices.DeleteFunc(slices.Clone(parts), func(p interface{ Status() shards.Status }) bool { return objects.IsNil(p) })
 	return handler(func(*http.Request) []shards.Status {
 		statuses := []shards.Status{}
 		for _, p := range parts {

@@ -23,7 +23,7 @@ import (
 // Handler serves the status of coordinators. Browsers get a page, which reloads itself
 // every five seconds and needs no script. All other clients, and those that add
 // "?format=json", get a JSON array of [tenure.Status]. With "?lease=type/id" it is only
-// about that lease. It answers GET and HEAD, and never queries the store. It is safe for
+// about that lease. A coordinator that is nil is left out. It answers GET and HEAD, and never queries the store. It is safe for
 // concurrent use.
 //
 // It has no access control, and shows the store's errors and the holders' labels, so make
@@ -36,9 +36,15 @@ func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 // HandlerFor is [Handler] for a program whose coordinators change while it runs. It calls the
 // func for each request, possibly for several at once, and doesn't change the slice.
 func HandlerFor(coordinators func() []*tenure.Coordinator) http.Handler {
+	if coordinators == nil {
+		return Handler()
+	}
 	return handler(func(r *http.Request) []tenure.Status {
 		lease, statuses := r.URL.Query().Get("lease"), []tenure.Status{}
 		for _, c := range coordinators() {
+			if c == nil {
+				continue
+			}
 			if s := c.Status(); lease == "" || lease == s.Lease.String() {
 				statuses = append(statuses, s)
 			}

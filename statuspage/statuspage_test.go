@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/statuspage"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -290,4 +292,16 @@ func TestARecordWithTimesInAnotherUnitDoesNotBreakTheStatus(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 	})
+}
+
+func TestTheStatusPageLeavesOutWhatIsNil(t *testing.T) {
+	for name, handler := range map[string]http.Handler{
+		"Handler": statuspage.Handler(nil), "Handler of a variable": statuspage.Handler((*tenure.Coordinator)(nil)), "HandlerFor": statuspage.HandlerFor(nil),
+		"HandlerFor of nil": statuspage.HandlerFor(func() []*tenure.Coordinator { return []*tenure.Coordinator{nil} }),
+		"Sessions":          statuspage.Sessions(nil, (*claims.Session)(nil)), "Shards": statuspage.Shards(nil, (*shards.Shards)(nil)),
+	} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, "[]\n", answer.Body.String(), name)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -48,7 +49,7 @@ type FaultyStore struct {
 // injects no faults. It panics if store is nil. The Job example uses it to test a job
 // in virtual time.
 func Faulty(store tenure.Store, hook Hook) *FaultyStore {
-	if store == nil {
+	if objects.IsNil(store) {
 		panic("storetest: Faulty: store is nil")
 	}
 	f := &FaultyStore{store: store, hook: new(atomic.Pointer[Hook])}

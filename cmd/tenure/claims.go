@@ -44,7 +44,7 @@ claimed it, or it has been free for more than a day.`,
 		asJSON := flags.Bool("json", false, "print JSON")
 		return func(ctx context.Context, out *output, args []string) error {
 			if len(args) > 0 {
-				return usageError("unexpected argument %q", args[0])
+				return unexpected(args[0])
 			}
 			kind, id, _ := strings.Cut(*name, "/")
 			if kind == "" || id == "" {

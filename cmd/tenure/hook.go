@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -117,44 +118,70 @@ func (r *runner) stopStandby(ctx context.Context, coordinator *tenure.Coordinato
 // runHook runs one of the user's commands, for example that of -check. It returns when
 // the command has ended, or was killed because ctx is done. If output is nil, the error
 // has the last line of the command's output.
-func runHook(ctx context.Context, line string, args, env []string, output io.Writer) error {
+func runHook(ctx context.Context, line string, args, env []string, output *os.File) error {
 	return runReportedHook(ctx, line, args, env, output, func(report) {})
 }
 
 // runReportedHook is runHook that also reports the process group of the command when it
 // has started, and when it has ended.
-func runReportedHook(ctx context.Context, line string, args, env []string, output io.Writer, tell func(report)) error {
+func runReportedHook(ctx context.Context, line string, args, env []string, output *os.File, tell func(report)) error {
 	if len(args) > 0 {
 		line += ` "$@"`
 	}
 	cmd := exec.Command("/bin/sh", append([]string{"-c", line, "sh"}, args...)...)
 	cmd.Env = env
 	cmd.SysProcAttr = ownGroup()
-	cmd.WaitDelay = 500 * time.Millisecond // a process that the command leaves behind may hold its output open
 
 	// A process that dies with its parent (Pdeathsig) dies with the thread that started
 	// it, so this thread must stay.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var last tail
+	last := func() tail { return tail{} }
 	if output == nil {
-		output = &last
+		pipe, end, err := collectTail()
+		if err != nil {
+			return err
+		}
+		defer pipe.Close()
+		output, last = pipe, end
 	}
 	cmd.Stdout, cmd.Stderr = output, output
 	err := ctx.Err()
 	if err == nil {
 		err = runGroup(ctx, cmd, tell)
 	}
+	said := last()
 	if ctx.Err() != nil {
 		return fmt.Errorf("killed: %w", context.Cause(ctx))
 	}
-	if errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
-		err = nil
-	}
-	if said := last.line(); err != nil && said != "" {
-		return fmt.Errorf("%w: %s", err, said)
+	if line := said.line(); err != nil && line != "" {
+		return fmt.Errorf("%w: %s", err, line)
 	}
 	return err
+}
+
+// collectTail returns a pipe for a command's output, and a func that returns the end of what
+// was written to it so far. The func must be called once, when the command has ended. It does
+// not wait for the end of the pipe: a process that the command has left behind may hold it
+// open for ever.
+func collectTail() (w *os.File, end func() tail, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	var last tail
+	copied := make(chan struct{})
+	go func() {
+		defer close(copied)
+		io.Copy(&last, r)
+	}()
+	return w, func() tail {
+		defer r.Close()
+		r.SetReadDeadline(time.Now())
+		<-copied
+		last.drain(r)
+		return last
+	}, nil
 }
 
 // tail keeps the end of what is written to it.
@@ -165,6 +192,27 @@ func (t *tail) Write(b []byte) (int, error) {
 	t.buf = append(t.buf, b...)
 	t.buf = t.buf[max(0, len(t.buf)-most):]
 	return len(b), nil
+}
+
+// drain reads what is in a pipe, without waiting for more.
+func (t *tail) drain(r *os.File) {
+	const most = 16 // as many as a pipe has room for: others may write as fast as this reads
+	r.SetReadDeadline(time.Time{})
+	conn, err := r.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, 4096)
+	conn.Read(func(fd uintptr) (done bool) {
+		for range most {
+			n, err := syscall.Read(int(fd), buf)
+			if n <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+			t.Write(buf[:max(0, n)])
+		}
+		return true
+	})
 }
 
 func (t *tail) line() string {

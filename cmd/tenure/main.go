@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -110,7 +111,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			return out.exit(c.name, c.run(ctx, out, args))
 		}
 	}
-	return out.exit("", usageError(`there is no command %q; "tenure -h" lists them`, name))
+	return out.exit("", usageError(`there is no command %s; "tenure -h" lists them`, quoted(name)))
 }
 
 // run parses the flags and runs the command.
@@ -124,7 +125,7 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 		return nil
 	}
 	if err != nil {
-		return usageError(`%v; "tenure %s -h" lists the flags`, err, c.name)
+		return usageError(`%s; "tenure %s -h" lists the flags`, hideQuoted(err.Error()), c.name)
 	}
 	err = act(ctx, out, flags.Args())
 	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
@@ -202,6 +203,36 @@ func (d *durationValue) Set(s string) error {
 // usageError returns an error that says why the command line is invalid.
 func usageError(format string, args ...any) error {
 	return errUsage{fmt.Errorf(format, args...)}
+}
+
+// unexpected is the error about an argument that the command does not take.
+func unexpected(arg string) error { return usageError("unexpected argument %s", quoted(arg)) }
+
+// quoted returns an argument for an error, unless it may be a mistyped URL with a password.
+func quoted(arg string) string {
+	if !harmless.MatchString(arg) {
+		return "(not shown)"
+	}
+	return strconv.Quote(arg)
+}
+
+var (
+	harmless = regexp.MustCompile(`^[A-Za-z0-9._+-]*$`)
+	inQuotes = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+	notAFlag = regexp.MustCompile(`(?s)^(flag provided but not defined: -|bad flag syntax: )(.*)`)
+)
+
+// hideQuoted is quoted for the arguments in an error of package flag.
+func hideQuoted(text string) string {
+	if m := notAFlag.FindStringSubmatch(text); m != nil && !harmless.MatchString(m[2]) {
+		return m[1] + "(not shown)"
+	}
+	return inQuotes.ReplaceAllStringFunc(text, func(in string) string {
+		if arg, err := strconv.Unquote(in); err == nil {
+			return quoted(arg)
+		}
+		return "(not shown)"
+	})
 }
 
 type errUsage struct{ error }

@@ -34,7 +34,7 @@ tool or another person change their databases.`,
 		printOnly := flags.Bool("print", false, "print the SQL statements instead of running them")
 		return func(ctx context.Context, out *output, args []string) error {
 			if len(args) > 0 {
-				return usageError("unexpected argument %q", args[0])
+				return unexpected(args[0])
 			}
 			if *printOnly && *asJSON {
 				return usageError("give either -print or -json")

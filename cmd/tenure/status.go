@@ -82,7 +82,7 @@ counts up to 100,000 keys of each kind, and then prints 100000+.`,
 		asJSON := flags.Bool("json", false, "print a JSON array")
 		return func(ctx context.Context, out *output, args []string) error {
 			if len(args) > 0 {
-				return usageError("unexpected argument %q", args[0])
+				return unexpected(args[0])
 			}
 			if *kind == "" {
 				return usageError("-type is empty")
@@ -135,7 +135,7 @@ func (l *lookup) define(flags *flag.FlagSet) {
 // on opens the store and calls fn with it.
 func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context, database) error) error {
 	if len(args) > 0 {
-		return usageError("unexpected argument %q", args[0])
+		return unexpected(args[0])
 	}
 	if err := l.key.validate(); err != nil {
 		return err

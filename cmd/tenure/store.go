@@ -19,6 +19,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/storeurl"
 	_ "modernc.org/sqlite"
 )
@@ -156,19 +157,10 @@ func openPostgres(ctx context.Context, url string, s *storeFlag, log *slog.Logge
 }
 
 // checkPostgres rejects a URL that cannot be parsed, or in which a part of the password seems to
-// have been parsed as something else. Its errors don't quote the URL, because the faulty
-// part may be the password.
+// have been parsed as something else.
 func checkPostgres(url string) error {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return usageError("the store's URL cannot be parsed: write special characters in user and password as %%XX")
-	}
-	parts := []string{cfg.ConnConfig.Host, cfg.ConnConfig.Database}
-	for name := range cfg.ConnConfig.RuntimeParams {
-		parts = append(parts, name)
-	}
-	if slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(part, "@") }) {
-		return usageError("the store's URL has an @ after the host: write special characters in user and password as %%XX")
+	if _, err := pgconns.ParseURL(url); err != nil {
+		return usageError("no store: %v", err)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ in a checkout, and the version of Go.`,
 		asJSON := flags.Bool("json", false, "print JSON")
 		return func(_ context.Context, out *output, args []string) error {
 			if len(args) > 0 {
-				return usageError("unexpected argument %q", args[0])
+				return unexpected(args[0])
 			}
 			info, _ := debug.ReadBuildInfo()
 			v := newVersionView(info)

@@ -46,7 +46,7 @@ func Example_cronWhileHolding() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	coordinator := newCoordinator(store, "cron", func(ctx context.Context) error {
-		entries := cron.New()
+		entries := cron.New(cron.WithLocation(time.UTC)) // and not the time zone of each host
 		_, err := entries.AddFunc("@every 1s", func() {
 			fmt.Println("an entry runs while its term is valid:", tenure.TermFromContext(ctx).Valid())
 			stop() // for the example's sake

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 )
 
@@ -174,4 +175,16 @@ func DecodeLabels(b []byte) map[string]string {
 		labels[k] = s
 	}
 	return labels
+}
+
+// IsNil reports whether an interface is nil or has a nil pointer, map, slice or func in it: a
+// variable of a concrete type that was never set, whose methods would panic.
+func IsNil(v any) bool {
+	switch value := reflect.ValueOf(v); value.Kind() {
+	case reflect.Invalid:
+		return true
+	case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Func, reflect.Chan:
+		return value.IsNil()
+	}
+	return false
 }

@@ -3,6 +3,7 @@ package pgconns
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,6 +20,10 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse the connection string%s; want postgres://user:password@host:port/database, "+
 			"with special characters in user and password as %%XX", parseProblem(err))
+	}
+	if hidesSecret(cfg) {
+		return nil, errors.New("a part of the connection string is not what it seems to be meant as, such as the password; want postgres://user:password@host:port/database, " +
+			"with settings after a question mark, as in ?sslmode=require&connect_timeout=5")
 	}
 	if misplaced(url, cfg) {
 		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX, and an @ in a setting as %40")
@@ -57,6 +62,30 @@ func misplaced(url string, cfg *pgxpool.Config) bool {
 	}
 	return false
 }
+
+// hidesSecret reports whether a password seems to have become a part of the user, of a host, of
+// the database or of a setting, because one character of the string is wrong: the server and
+// errors show those.
+func hidesSecret(cfg *pgxpool.Config) bool {
+	conn := cfg.ConnConfig
+	shown := []string{conn.User, conn.Host, conn.Database}
+	for _, fallback := range conn.Fallbacks {
+		shown = append(shown, fallback.Host)
+	}
+	for name, value := range conn.RuntimeParams {
+		lower := strings.ToLower(name)
+		if !settingName.MatchString(name) || strings.Contains(lower, "pass") && lower != "password_encryption" {
+			return true
+		}
+		shown = append(shown, value)
+	}
+	return strings.Contains(conn.User, ":") || slices.ContainsFunc(shown, setting.MatchString)
+}
+
+var (
+	settingName = regexp.MustCompile(`^[A-Za-z_][\w.]*$`)
+	setting     = regexp.MustCompile(`(?i)[?&]\w+=|pass\w*\s*=`)
+)
 
 // parseProblem returns what the driver could not parse, but only from a fixed list of its
 // messages.

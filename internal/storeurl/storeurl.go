@@ -11,20 +11,23 @@ import (
 // Its errors don't quote the URL, because any part of it may be a password.
 func Path(url string) (path string, err error) {
 	path, isSQLite := strings.CutPrefix(url, "sqlite:")
+	if isSQLite && strings.HasPrefix(path, "///") {
+		path = path[2:] // after an empty authority
+	}
 	switch {
 	case url == "":
 		return "", errors.New("the URL is empty")
 	case IsPostgres(url):
 		return "", nil
-	case isSQLite && strings.HasPrefix(path, "//") && !strings.HasPrefix(path, "///"):
+	case isSQLite && strings.HasPrefix(path, "//"):
 		return "", errors.New("after sqlite: comes a path, as in sqlite:data.db or sqlite:/var/lib/data.db")
-	case isSQLite && strings.HasPrefix(path, "///"):
-		return path[2:], nil // after an empty authority
 	case path == ":memory:":
 		return "", errors.New("a database in memory cannot be shared; OpenSQLite opens one")
-	case strings.Contains(path, "://"), !isSQLite && notPath.MatchString(url):
+	case strings.Contains(path, "://"), !isSQLite && IsMistyped(url):
 		// Taken for a path, each host would have its own file, and run the job.
 		return "", errors.New("the URL is neither a postgres:// URL nor the path of a SQLite file")
+	case MayHoldSecret(path):
+		return "", errors.New("the path has an @ or parameters, so it may be a mistyped URL with a password: use another path")
 	}
 	if path == "" {
 		return "", errors.New("the path is empty")
@@ -37,7 +40,24 @@ func IsPostgres(url string) bool {
 	return strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://")
 }
 
-// notPath matches what is not meant as a path: libpq's "host=db password=…", a URL that
-// lacks a slash, and an address without its scheme, as "user:password@db/app", even if there
-// is a slash in the password, or "localhost:5432".
-var notPath = regexp.MustCompile(`(?i)^postgres(ql)?(:|//)|^[^/]*@|^[^/]+:[^@]*@|^[^/]+:\d+(/|$)|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|password\s*=`)
+// IsMistyped reports whether what is said to be a path is not meant as one: libpq's "host=db
+// password=…", a URL that lacks a colon or a slash, or an address without its scheme, as
+// "user:password@db/app", even if there is a slash in the password, or "localhost:5432".
+func IsMistyped(path string) bool { return notPath.MatchString(path) }
+
+var notPath = regexp.MustCompile(`(?i)^postgres(ql)?:|^[a-z][a-z0-9+.-]+:/|^[^/]+//|^[^/]*@|^[^/]+:[^@]*@|^[^/]+:\d+(/|$)|` +
+	`[?&]\w+=|(^|\s)(host|hostaddr|port|user|dbname|service|sslmode|passfile)\s*=|pass\w*\s*=`)
+
+// MayHoldSecret reports whether a path may be a mistyped URL that has a password, wherever it
+// is mistyped. Such a path is not quoted.
+func MayHoldSecret(path string) bool { return secret.MatchString(path) }
+
+var secret = regexp.MustCompile(`(?i)@|%40|[?&]\w+=|pass\w*\s*=`)
+
+// Shown returns a path as an error may have it.
+func Shown(path string) string {
+	if MayHoldSecret(path) {
+		return "(a path that is not shown, as it may hold a password)"
+	}
+	return path
+}

@@ -208,7 +208,7 @@ func TestAStoreIsOpenedByItsURL(t *testing.T) {
 		exclusive, _ := store.(tenure.Exclusive)
 		require.False(t, exclusive != nil && exclusive.SingleReplica(), "as if it were alone")
 	}
-	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
+	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, "nats//h": tenure.ErrInvalid, "postgres.//h/db": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
 		store, err := tenure.Open(t.Context(), url)
 		require.ErrorIs(t, err, want)
 		require.Nil(t, store)

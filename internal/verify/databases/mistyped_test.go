@@ -1,0 +1,50 @@
+package databases_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/verify/mistyped"
+)
+
+// The servers' addresses refuse connections at once, and the context has ended.
+func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
+	t.Chdir(t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	opens := map[string]func(url string) error{
+		"Open": func(url string) error { _, err := tenure.Open(ctx, url); return err },
+		"OpenPostgres": func(url string) error {
+			_, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: logger})
+			return err
+		},
+		"OpenSQLite": func(url string) error {
+			store, err := tenure.OpenSQLite(t.Context(), url, tenure.SQLiteConfig{Logger: logger})
+			if err == nil {
+				store.Close()
+			}
+			return err
+		},
+	}
+	for url := range mistyped.URLs() {
+		for name, open := range opens {
+			err := open(url)
+			if err == nil || mistyped.Shows(fmt.Sprintf("%v %+v", err, err)+log.String()) {
+				t.Errorf("%s(%q): %v, logged: %s", name, url, err, &log)
+			}
+			log.Reset()
+		}
+		files, err := os.ReadDir(".")
+		require.NoError(t, err)
+		require.Empty(t, files, "%q was taken for the path of a file", url)
+	}
+}
