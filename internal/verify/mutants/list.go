@@ -493,7 +493,7 @@ var mutants = []mutant{
 		`strings.Contains(err.Error(), "database is locked")`, "false",
 		"with another driver, calls fail while another process writes"},
 	{"a fenced transaction of database/sql is not fenced", "internal/objects/fencedtx.go",
-		"if _, err := tx.ExecContext(limited, fence, args...); err != nil {", "if _, _, _ = fence, args, limited; err != nil {",
+		"if _, err := tx.ExecContext(limited, fence, args...); err != nil {", "if _, _, err := fence, args, limited.Err(); err != nil {",
 		"a former holder writes after the next term began"},
 	{"a func of database/sql that ends its transaction is not told", "internal/objects/fencedtx.go",
 		"RELEASE SAVEPOINT tenure_func", "SELECT 1",
