@@ -21,7 +21,10 @@ import (
 
 // PostgresConfig configures a [PostgresStore]. The zero value serves.
 type PostgresConfig struct {
-	Schema string       // default: the first schema of the search_path that has the table
+	// Schema is where the tables are. Default: the schemas in which the search_path of the
+	// store's own connections finds them, temporary tables aside. Either way every
+	// statement names it.
+	Schema string
 	Table  string       // default "objects"
 	Logger *slog.Logger // default slog.Default()
 
@@ -165,7 +168,8 @@ func (s *PostgresStore) Close() error {
 // the role may not create what is missing, if a column has a type that does not fit, if a
 // crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
 // hides it from the role. The tables of tombstones and of claims are not required: without them,
-// Migrate logs a warning.
+// Migrate logs a warning. A table of claims or requests that exists and that no promise can be
+// kept on is [ErrSetup] all the same.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
 	if err := s.table.Migrate(ctx); err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)
@@ -298,7 +302,11 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 // FenceStatement returns a statement that fails, and its transaction with it, unless the
 // term is still the lease's. It is for programs that write by database/sql, an ORM or
 // another driver than pgx, where [PostgresStore.Fenced] does not fit. [FenceError]
-// recognises the failure. It does no I/O.
+// recognises the failure.
+//
+// The statement names the table's schema. FenceStatement does no I/O, unless
+// [PostgresConfig.Schema] is empty and the store has done nothing yet: then it looks the
+// schema up, for up to 5 s.
 //
 // It must be the last statement before COMMIT, in the same database. Any earlier, it
 // protects as well, but its lock on the lease's record holds up the holder's own
@@ -327,8 +335,9 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 
 // PutStatement returns a statement that writes an object that exists, if it is at that
 // version, and that fails otherwise, and its transaction with it: for a transaction that
-// writes other tables of the same database, too, by whatever driver. It does no I/O. It
-// neither creates an object nor wakes those that watch it.
+// writes other tables of the same database, too, by whatever driver. Of I/O it does what
+// [PostgresStore.FenceStatement] does. It neither creates an object nor wakes those that
+// watch it.
 func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
 	return putStatement(obj, version, s.fence(), s.table.PutStatement)
 }

@@ -88,12 +88,12 @@ func (s *setups) unfit(found *setup, isolation string, wrong []string) error {
 }
 
 // mayClaim returns an error if no promise about claims can be kept.
-func (found *setup) mayClaim() error {
+func (s *setup) mayClaim() error {
 	switch {
-	case found.misclaimed != "":
-		return fmt.Errorf("%w: %s", objects.ErrSetup, found.misclaimed)
-	case found.unclaimed != "":
-		return &objects.NoTable{Cause: fmt.Errorf("%s: %w", found.unclaimed, errNoTable)}
+	case s.misclaimed != "":
+		return fmt.Errorf("%w: %s", objects.ErrSetup, s.misclaimed)
+	case s.unclaimed != "":
+		return &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.unclaimed, errNoTable)}
 	}
 	return nil
 }
