@@ -3,7 +3,6 @@ package claims
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -28,12 +27,9 @@ func requestsKey(session string) tenure.Key {
 // stands, and the next owner is not asked. A claim that was passed on is not given back. Fenced
 // writes under a claim delay no request for it. This process need not have a session.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
-	err := validIDs(ids)
-	for some := range slices.Chunk(ids, perStatement) {
-		if err != nil {
-			break
-		}
-		err = k.request(ctx, some)
+	err := k.valid(ids)
+	if err == nil {
+		err = inGroups(k.groups, ids, func(ids []string) error { return k.request(ctx, ids) }, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", k.kind, err)
@@ -96,7 +92,12 @@ func (t *term) heedAgain() {
 
 func (s *Session) giveBack(ctx context.Context, t *term) error {
 	for last := (objects.Claim{}); ; {
-		rows, err := s.table.Wanted(ctx, t.id, last, perStatement, s.limit)
+		n := s.groups.size()
+		rows, err := s.table.Wanted(ctx, t.id, last, n, s.limit)
+		if isTooSlow(err) && n > 1 {
+			s.groups.tooSlow(n)
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -105,7 +106,7 @@ func (s *Session) giveBack(ctx context.Context, t *term) error {
 				s.cfg.ReleaseRequested(Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token})
 			}
 		}
-		if len(rows) < perStatement {
+		if len(rows) < n {
 			return nil
 		}
 		last = rows[len(rows)-1]

@@ -37,7 +37,7 @@ type Rows struct {
 	ends  []*ending     // rows to be finished one by one
 	busy  bool          // a goroutine finishes them
 
-	refused map[string]time.Time // rows that the database has refused to have taken, and until when they are left
+	refused map[refusal]leaving
 
 	// The session's mu guards it.
 	due overdue
@@ -67,9 +67,9 @@ func newRows(s *Session, cfg RowsConfig, open func(objects.RowsConfig) (objects.
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new rows: %w", err)
 	}
-	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[string]time.Time)}
+	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[refusal]leaving)}
 	if r.table, err = open(cfg.statements()); err == nil {
-		r.keys, err = newKeys(s, cfg.Table, r.table)
+		r.keys, err = newKeys(s, cfg.Table, r.table, new(groups))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new rows: %w", err)
@@ -102,9 +102,14 @@ func (r *Rows) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 
 func (r *Rows) owned(ctx context.Context, session string) (owned []objects.Claim, err error) {
 	for after := ""; ; {
-		some, err := r.table.Owned(ctx, session, "", after, perStatement, r.s.limit)
+		n := r.keys.groups.size()
+		some, err := r.table.Owned(ctx, session, "", after, n, r.s.limit)
+		if isTooSlow(err) && n > 1 {
+			r.keys.groups.tooSlow(n)
+			continue
+		}
 		owned = append(owned, some...)
-		if err != nil || len(some) < perStatement {
+		if err != nil || len(some) < n {
 			return owned, err
 		}
 		after = some[len(some)-1].ID
@@ -335,8 +340,7 @@ func (r *Rows) serve(ctx context.Context, idle chan struct{}, begin func(Claim))
 
 // work runs fn for a row, and finishes or releases it.
 func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim) error, done func(context.Context, Claim) error) {
-	err := r.Do(ctx, c, func(ctx context.Context) error {
-		err := fn(ctx, c)
+	ended := func(ctx context.Context, err error) error {
 		held := r.Holds(c)
 		cause := context.Cause(ctx) // is set by now if that is why the claim is not held
 		// A session that closes holds nothing any more, but what its funcs have done still counts.
@@ -355,13 +359,30 @@ func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim
 			err = errUnfinished
 		}
 		if err != nil && r.Holds(c) {
-			r.later(c, r.cfg.Backoff(c))
+			r.later(c, r.backoff(c))
 		}
 		return err
-	})
-	if err != nil {
-		r.s.cfg.Logger.Warn("a row is not finished", "table", r.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
 	}
+	told := func(err error) {
+		if err != nil {
+			r.s.cfg.Logger.Warn("a row is not finished", "table", r.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
+		}
+	}
+	told(r.Do(ctx, c, func(ctx context.Context) error {
+		over := false
+		defer func() {
+			if over {
+				return
+			}
+			if p := recover(); p != nil { // it releases the row at once
+				panic(p)
+			}
+			told(ended(ctx, errGoexit))
+		}()
+		err := fn(ctx, c)
+		over = true
+		return ended(ctx, err)
+	}))
 }
 
 // unended reports whether a func runs for a claim that it has not ended.

@@ -260,11 +260,17 @@ func (w *sweeper) prune(ctx context.Context) {
 	}
 	w.frees.Go(func() {
 		defer w.pruning.Store(false)
-		pruned := perStatement
-		for after := int64(0); pruned == perStatement; {
+		for after, pruned, n := int64(0), 0, 0; pruned == n; {
 			began := time.Now()
-			var err error
-			if after, pruned, err = w.s.table.Prune(ctx, after, perStatement, w.s.limit); err != nil {
+			n = w.s.groups.size()
+			next, some, err := w.s.table.Prune(ctx, after, n, w.s.limit)
+			switch {
+			case isTooSlow(err) && n > 1:
+				w.s.groups.tooSlow(n)
+				pruned = n
+			case err == nil:
+				after, pruned = next, some
+			default:
 				w.failed(ctx, "rows that nobody has claimed for a day are not deleted", err)
 				return
 			}

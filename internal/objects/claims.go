@@ -3,6 +3,10 @@ package objects
 // SessionType is the type of the objects that are the records of sessions.
 const SessionType = "tenure.session"
 
+// SessionLength is how many characters the ID of a session has: a UUID. Those of sessions that remote
+// workers keep may have more.
+const SessionLength = 36
+
 // ClaimsSuffix is appended to the name of the objects' table to get the name of the claims'
 // table.
 const ClaimsSuffix = "_claims"

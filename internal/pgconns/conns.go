@@ -66,7 +66,7 @@ func newConns(pool *pgxpool.Pool, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config := pool.Config()
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter, leases: newLeases(config.Copy()), claims: newLeases(config.Copy())}
-	c.claims.config.MaxConns = claimConns
+	c.claims.config.MaxConns = ClaimConns
 	return c
 }
 

@@ -19,8 +19,9 @@ import (
 // Each statement has a time limit that the server keeps, so that one whose answer was lost has
 // ended when the limit has passed.
 type Claims struct {
-	table *Table
-	sql   claimStatements
+	table  *Table
+	sql    claimStatements
+	others chan struct{} // held by statements on tables of the user
 }
 
 // Claims returns the table of claims.
@@ -136,6 +137,13 @@ const claimFence = failUnlessOne + `(
 
 func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
 
+// longestKey is how many bytes the columns of a key may have together: an entry of an index has at most
+// 2,704, in which an ID of a session and a token must find room as well.
+const longestKey = 2600
+
+// LongestKey returns how many bytes a key may have together with its kind.
+func (c *Claims) LongestKey() int { return longestKey }
+
 // Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	return c.claims(ctx, limit, c.sql.look, kind, ids)
@@ -173,11 +181,11 @@ func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim
 
 // Sessions returns the sessions that rows name.
 func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	return c.namedBy(ctx, limit, c.sql.sessions)
+	return c.namedBy(ctx, limit, 0, c.sql.sessions)
 }
 
-func (c *Claims) namedBy(ctx context.Context, limit time.Duration, statement string) (sessions []objects.Session, err error) {
-	err = c.query(ctx, limit, statement, nil, func(rows pgx.Rows) error {
+func (c *Claims) namedBy(ctx context.Context, limit, lock time.Duration, statement string) (sessions []objects.Session, err error) {
+	err = c.queryUnlocked(ctx, limit, lock, statement, nil, func(rows pgx.Rows) error {
 		var s objects.Session
 		var r objects.Row
 		var gone bool
@@ -220,17 +228,34 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, sql string, ar
 // query runs one statement in a transaction of its own, which has the settings of the statement.
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
+//
+// The server ends the statement before ctx does, so that there is time for its answer, which says that
+// nothing is written.
 func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
+	return c.queryUnlocked(ctx, limit, 0, sql, args, row)
+}
+
+// queryUnlocked is query, and waits for locks only for a while; 0: for as long as the statement may take.
+func (c *Claims) queryUnlocked(ctx context.Context, limit, lock time.Duration, sql string, args []any, row func(pgx.Rows) error) error {
 	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
-	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
 	}
+	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 	err := c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		deadline, _ := ctx.Deadline()
+		left := time.Until(deadline)
+		left -= min(left/4, 500*time.Millisecond)
 		batch := &pgx.Batch{}
-		batch.Queue(settings, strconv.FormatInt(max(1, limit.Milliseconds()), 10))
+		batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
 		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				if err := row(rows); err != nil {
@@ -239,13 +264,16 @@ func (c *Claims) query(ctx context.Context, limit time.Duration, sql string, arg
 			}
 			return rows.Err()
 		})
-		return pool.SendBatch(ctx, batch).Close()
+		return conn.SendBatch(ctx, batch).Close()
 	})
-	explained := c.table.setups.explain(err)
-	if pgconns.MayBeOfOneRow(err) {
+	switch explained := c.table.setups.explain(err); {
+	case pgconns.MayBeOfOneRow(err):
 		return &objects.Refused{Cause: explained}
+	case pgconns.IsCanceled(err):
+		return &objects.TooSlow{Cause: explained}
+	default:
+		return explained
 	}
-	return explained
 }
 
 // fencedOut explains the failure of a transaction that depended on a claim.

@@ -58,6 +58,7 @@ type rowTable struct {
 	types                             map[string]string
 	notNull, keyed                    []string // columns that are NOT NULL, that are in a unique key
 	triggers                          []string
+	sessionLength                     int // of the session's column, in characters; 0: any
 }
 
 const inspectRows = `
@@ -75,7 +76,8 @@ const inspectRows = `
 		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
 		ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
 		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
-		ARRAY(SELECT tgname::text FROM pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0)
+		ARRAY(SELECT tgname::text FROM pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0),
+		coalesce((SELECT atttypmod - 4 FROM pg_attribute WHERE attrelid = rel AND attname = $3 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0)
 	FROM looked`
 
 // idTypes are the types that an ID may have, as Postgres writes them.
@@ -83,13 +85,18 @@ var idTypes = []string{"text", "character varying", "uuid", "bigint", "integer",
 
 // Check returns an [objects.ErrSetup] that names everything that is wrong with the table.
 func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 	defer cancel()
+	done, err := r.claims.other(ctx, limit)
+	if err != nil {
+		return err
+	}
+	defer done()
 	t, cfg := r.claims.table, r.cfg
 	var found rowTable
-	err := t.conns.QueryRow(ctx, inspectRows, []any{r.names.Replace("{rows}"), cfg.ID, cfg.Session},
+	err = t.conns.QueryRow(ctx, inspectRows, []any{r.names.Replace("{rows}"), cfg.ID, cfg.Session},
 		&found.exists, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.lacks,
-		&found.types, &found.notNull, &found.keyed, &found.triggers)
+		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength)
 	if err != nil {
 		return t.setups.explain(err)
 	}
@@ -101,6 +108,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 		idType = "text"
 	}
 	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], t.setups.names)
+	statements.sessionLength = found.sessionLength
 	if err := r.parse(ctx, statements); err != nil {
 		return err
 	}
@@ -140,6 +148,8 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 	column(cfg.NotBefore, "time before which a row is not ready", "timestamp with time zone")
 	if !missing {
 		say(!found.unique || !slices.Contains(found.notNull, cfg.ID), "column %q does not identify a row (it must be NOT NULL and alone in a unique index)", cfg.ID)
+		say(found.sessionLength > 0 && found.sessionLength < objects.SessionLength,
+			"column %q holds only %d characters, and the ID of a session has %d (ALTER TABLE … ALTER COLUMN … TYPE text)", cfg.Session, found.sessionLength, objects.SessionLength)
 		say(slices.Contains(found.notNull, cfg.Session), "column %q is NOT NULL (NULL is a free row: ALTER TABLE … ALTER COLUMN … DROP NOT NULL)", cfg.Session)
 		for _, name := range []string{cfg.Session, cfg.Token} {
 			say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
@@ -156,7 +166,12 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 
 // parse has the server read the statements that contain the user's SQL.
 func (r *Rows) parse(ctx context.Context, s *rowStatements) error {
-	conn, err := r.claims.table.conns.Pool.Acquire(ctx)
+	pool, _, done, err := r.claims.table.conns.For(ctx)
+	if err != nil {
+		return r.claims.table.setups.explain(err)
+	}
+	defer done()
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return r.claims.table.setups.explain(err)
 	}

@@ -74,7 +74,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t.pruned.Store(time.Now().Unix())
 	t.setups.conns, t.setups.names, t.setups.logger = conns, names, cfg.Logger
 	t.watches.init(t)
-	t.claims = Claims{table: t, sql: newClaimStatements(names)}
+	t.claims = Claims{table: t, sql: newClaimStatements(names), others: make(chan struct{}, pgconns.ClaimConns-1)}
 	for _, g := range t.groups.all() {
 		g.table = t
 	}

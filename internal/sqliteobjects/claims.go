@@ -83,6 +83,9 @@ func newClaimStatements(named func(string) string) claimStatements {
 
 func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
 
+// LongestKey returns that a key may have any length.
+func (c *Claims) LongestKey() int { return 0 }
+
 // Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	return c.read(ctx, limit, c.sql.look, kind, list(ids))
