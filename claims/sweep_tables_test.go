@@ -58,10 +58,10 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			ofA = kit.Must(claims.NewRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
 			ofC = kit.Must(claims.NewRowsOver(c.session, cfg, plainRows(w)))
 		}
+		a.claimOne("k")
 		got, err := ofA.TakeFor(w.Context(), a.session.ID(), 1)
 		require.NoError(w, err)
 		require.Len(w, got, 1)
-		a.claimOne("k")
 		c.fault(kit.Only("rows' sessions", kit.Hang))
 		time.Sleep(time.Minute)
 		b.stop() // else it would bury the session
