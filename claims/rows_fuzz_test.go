@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/verify/kit"
 )
 
@@ -138,6 +139,16 @@ func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
 						}
 						ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 						defer cancel()
+						last, pages := objects.Claim{}, 0
+						for ; pages < 5; pages++ { // of a session that the rows name for the moment
+							page, err := w.table.Owned(ctx, dead, last.Kind, last.ID, 1, kit.Patience)
+							require.NoError(t, err, what)
+							if len(page) == 0 {
+								break
+							}
+							last = page[0]
+						}
+						require.Less(t, pages, 5, "%s: the pages do not come to an end", what)
 						got, err := a.keys.Wait(ctx, "a")
 						require.NoError(t, err, what)
 						if bad, _ := a.keys.Claim(ctx, "bad"); len(bad) > 0 {

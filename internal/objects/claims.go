@@ -34,7 +34,6 @@ type Session struct {
 	ID     string
 	Record *Row // nil: the session is gone
 	Wanted bool // somebody asks for one of the rows
-	InRows bool // a row of the user's table names it
 }
 
 // ClaimCount is how many rows of a kind name a session.
