@@ -248,7 +248,7 @@ var errUnfinished = errors.New("the func returned nil, but did not end its claim
 // fn ends the claim by a Finish method, Release or ReleaseAfter. If it returns nil without
 // that, the row is finished as by [Rows.Finish], if [RowsConfig.Done] is set, also while the
 // session closes: a func that stops before it is done returns an error. The error is logged, and
-// others may take the row after [RowsConfig.Backoff].
+// others may take the row after [RowsConfig.Backoff]; the same if fn calls runtime.Goexit.
 //
 // A panic of fn releases the row and is passed on, without waiting for the other funcs. An
 // [tenure.ErrSetup] is returned.
