@@ -103,7 +103,10 @@ func (s *Session) giveBack(ctx context.Context, t *term) error {
 		}
 		for _, r := range rows {
 			if s.asked(t, r) && s.cfg.ReleaseRequested != nil {
-				s.cfg.ReleaseRequested(Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token})
+				c := Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token}
+				if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
+					s.cfg.Logger.Error("ReleaseRequested has failed", "kind", r.Kind, "key", r.ID, "error", err)
+				}
 			}
 		}
 		if len(rows) < n {

@@ -407,7 +407,7 @@ func (r *Rows) finishDone(ctx context.Context, c Claim) error {
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, errLocked) && ctx.Err() == nil: // it has waited, and nothing is written
+		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // it has waited, and nothing is written
 			failures--
 		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), isRefused(err):
 			return err

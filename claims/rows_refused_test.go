@@ -210,6 +210,18 @@ func TestABackoffThatPanicsEndsNothing(t *testing.T) {
 	})
 }
 
+func TestAReleaseRequestedThatPanicsEndsNothing(t *testing.T) {
+	inBubble(t, func(w *world) {
+		var log kit.SyncBuffer
+		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log), ReleaseRequested: func(claims.Claim) { panic("no idea") }})
+		c := a.claimOne("k")
+		require.NoError(w, a.keys.RequestRelease(w.Context(), "k"))
+		time.Sleep(ttl)
+		require.Contains(w, log.String(), "no idea")
+		require.True(w, a.keys.Holds(c))
+	})
+}
+
 // A func of FinishPostgres has the only connection of the application's pool.
 func TestRowsAreEndedByValueWhereTheApplicationHasNoConnection(t *testing.T) {
 	db := rowsOnPostgres(t)
