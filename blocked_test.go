@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -140,6 +142,9 @@ func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 				}()
 				_ = c.Run(ctx)
 			}()
+			if !slices.Contains([]string{"released", "job ended"}, what) {
+				require.NoError(t, ctx.Err(), "the panic was what ended Run")
+			}
 			require.False(t, c.IsHolder())
 			store.SetHook(nil)
 			_, err = lease.Read(t.Context())
@@ -171,7 +176,7 @@ func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 	}
 	for _, line := range []string{"lease acquired", "lease renewed", "lease released"} {
 		t.Run("log "+line, func(t *testing.T) {
-			run(t, "", tenure.CoordinatorConfig{Logger: slog.New(callbackLog(func(r slog.Record) {
+			run(t, strings.TrimPrefix(line, "lease "), tenure.CoordinatorConfig{Logger: slog.New(callbackLog(func(r slog.Record) {
 				if r.Message == line {
 					panic("broken")
 				}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -14,9 +15,6 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
 )
-
-// perStatement is how many keys one statement claims or frees.
-const perStatement = 1000
 
 // Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
 // to another process. A session that passes a claim on stops using it, see [Keys.PassOn].
@@ -38,11 +36,12 @@ func (c Claim) row() objects.Claim {
 // Keys are the claims of a session on the keys of one kind. All methods are safe for
 // concurrent use.
 type Keys struct {
-	s     *Session
-	kind  string
-	turn  chan struct{}                                                    // held by the call that claims, so there is one such statement at a time
-	table naming                                                           // that has the rows
-	look  func(ctx context.Context, ids []string) ([]objects.Claim, error) // returns those of the rows that exist
+	s      *Session
+	kind   string
+	turn   chan struct{} // held by the call that claims, so there is one such statement at a time
+	table  naming        // that has the rows
+	groups *groups       // of that table's statements
+	lookUp lookUp        // reads its rows
 
 	// The session's mu guards the fields below.
 	now     *holdings        // nil before the first term
@@ -90,10 +89,14 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	case kind == "":
 		return nil, fmt.Errorf("tenure: new keys: %w: the kind is empty", tenure.ErrInvalid)
 	}
-	if err := objects.ValidText("kind", kind); err != nil {
+	err := objects.ValidText("kind", kind)
+	if err == nil {
+		err = s.fits(kind)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("tenure: new keys: %w", err)
 	}
-	k, err := newKeys(s, kind, s.table, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
+	k, err := newKeys(s, kind, s.table, &s.groups, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
 		return s.table.Look(ctx, kind, ids, s.limit)
 	})
 	if err != nil {
@@ -102,13 +105,16 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	return k, nil
 }
 
-func newKeys(s *Session, kind string, table naming, look func(context.Context, []string) ([]objects.Claim, error)) (*Keys, error) {
+// lookUp returns those of some rows that exist.
+type lookUp func(ctx context.Context, ids []string) ([]objects.Claim, error)
+
+func newKeys(s *Session, kind string, table naming, groups *groups, lookUp lookUp) (*Keys, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kinds[kind] != nil {
 		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, kind)
 	}
-	k := &Keys{s: s, kind: kind, table: table, look: look, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+	k := &Keys{s: s, kind: kind, table: table, groups: groups, lookUp: lookUp, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
 	s.kinds[kind] = k
 	if s.term != nil {
 		k.enter(s.term)
@@ -117,6 +123,7 @@ func newKeys(s *Session, kind string, table naming, look func(context.Context, [
 }
 
 func init() {
+	reach.FitKeys = func(session any, kind string, ids []string) error { return session.(*Session).fits(kind, ids...) }
 	reach.DropKeys = func(keys any) {
 		k := keys.(*Keys)
 		k.s.mu.Lock()
@@ -152,9 +159,10 @@ func (k *Keys) stop(t *term, cause error) {
 // A statement that was sent is waited for even if ctx is done: beside an error, Claim may
 // return claims, which the caller owns nevertheless. So it does if a constraint or a trigger of
 // the table refuses a key. No keys, a key twice, or one that is not valid text is
-// [tenure.ErrInvalid], and then nothing is claimed.
+// [tenure.ErrInvalid], and then nothing is claimed. So is a key on Postgres that has more than
+// 2,600 bytes together with its kind.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
-	if err := validIDs(ids); err != nil {
+	if err := k.valid(ids); err != nil {
 		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)
 	}
 	got, _, err := k.claim(ctx, ids)
@@ -162,6 +170,35 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 		err = fmt.Errorf("tenure: claim %s: %w", k.kind, err)
 	}
 	return got, err
+}
+
+// valid rejects keys that can't be claimed.
+func (k *Keys) valid(ids []string) error {
+	if err := validIDs(ids); err != nil {
+		return err
+	}
+	return k.s.fits(k.kind, ids...)
+}
+
+// fits rejects keys that are too long for the database.
+func (s *Session) fits(kind string, ids ...string) error {
+	most := s.table.LongestKey()
+	for _, id := range append([]string{""}, ids...) {
+		if n := len(kind) + len(id); most > 0 && n > most {
+			return fmt.Errorf("%w: key %q of kind %q has %d bytes together with its kind: the database's indexes allow %d (use a hash of it)",
+				tenure.ErrInvalid, shortened(id), shortened(kind), n, most)
+		}
+	}
+	return nil
+}
+
+// shortened returns the beginning of a text that may be long.
+func shortened(s string) string {
+	const most = 50
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 func validIDs(ids []string) error {
@@ -276,6 +313,16 @@ func (k *Keys) reclaim(h *holdings, rows []objects.Claim) (free []string, err er
 	return idsOf(objects.Without(rows, append(locked, refused...))), nil
 }
 
+// look returns those of the rows that exist.
+func (k *Keys) look(ctx context.Context, ids []string) (rows []objects.Claim, err error) {
+	err = inGroups(k.groups, ids, func(ids []string) error {
+		some, err := k.lookUp(ctx, ids)
+		rows = append(rows, some...)
+		return err
+	}, nil)
+	return rows, err
+}
+
 // write sends the statement of take. If the database refuses rows, it takes the others, and
 // returns why besides.
 func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) (rows []objects.Claim, err error) {
@@ -284,7 +331,7 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 		isMissing[id] = true
 	}
 	var refused error
-	err = exceptRefused(slices.Concat(free, missing), func(ids []string) error {
+	err = inGroups(k.groups, slices.Concat(free, missing), func(ids []string) error {
 		if _, err := k.wanted(h, nil); err != nil { // the statements before this one took long
 			return err
 		}
@@ -299,7 +346,10 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 			}
 		}
 		taken, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
-		if err != nil && !isRefused(err) {
+		if err != nil && !wroteNothing(err) {
+			if sending.Err() != nil { // the next time it may be fast enough
+				k.groups.tooSlow(len(ids))
+			}
 			k.lostAnswer(h, ids...)
 		}
 		rows = append(rows, taken...)
@@ -355,7 +405,7 @@ func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error)
 // itself, or has passed on, as for any others: until they are released. A caller that is the one
 // to release them waits until ctx is done.
 func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
-	if err := validIDs(ids); err != nil {
+	if err := k.valid(ids); err != nil {
 		return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
 	}
 	hints := k.s.hints(keyOf(k.kind)) // before the first look, so that no hint is missed

@@ -159,6 +159,8 @@ func (d *memDB) record(session string) (o tenure.Object, ok bool) {
 	return o, err == nil
 }
 
+func (d *memDB) LongestKey() int { return 0 }
+
 func (d *memDB) Look(_ context.Context, kind string, ids []string, _ time.Duration) (found []objects.Claim, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

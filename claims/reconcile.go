@@ -392,8 +392,15 @@ func (k *Keys) adoptable(ctx context.Context, h *holdings, n int) (rows []object
 // owned returns rows of the kind that a session owns, those after another one, and whether there
 // may be more.
 func (k *Keys) owned(ctx context.Context, session, after string) (rows []objects.Claim, more bool, err error) {
-	rows, err = k.table.Owned(ctx, session, k.kind, after, perStatement, k.s.limit)
-	more = len(rows) == perStatement
+	for {
+		n := k.groups.size()
+		rows, err = k.table.Owned(ctx, session, k.kind, after, n, k.s.limit)
+		if !isTooSlow(err) || n == 1 {
+			more = len(rows) == n
+			break
+		}
+		k.groups.tooSlow(n)
+	}
 	if i := slices.IndexFunc(rows, func(r objects.Claim) bool { return r.Kind != k.kind }); i >= 0 {
 		rows, more = rows[:i], false
 	}
@@ -467,31 +474,31 @@ func (k *Keys) forgetPassedOn(h *holdings) error {
 	return err
 }
 
-// compare has all rows looked at if the database may not be what it was: if it is another server,
-// or was started again, or could not be reached; and once an hour. A failover to a server that
-// lacks the last commits brings back claims that were released, and undoes others.
-func (w *sweeper) compare(named []objects.Session, reconnected bool) {
-	s, server, own := w.s, w.server, false
+// compare has rows looked at again if a look at a table does not find the session there although it
+// holds claims. It has all rows looked at if the database may not be what it was, because it is
+// another server, was started again, or could not be reached; and once an hour. A failover to a
+// server that lacks the last commits brings back claims that were released, and undoes others.
+func (w *sweeper) compare(l look, reconnected bool) {
+	s := w.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.term == nil {
 		return
 	}
-	for _, session := range named {
+	server, own := w.server, false
+	for _, session := range l.sessions {
 		if session.Server != 0 {
 			server = session.Server
 		}
 		own = own || session.ID == s.term.id
 	}
-	held := 0
-	for _, k := range s.kinds {
-		held += k.len()
+	all := reconnected || server != w.server || time.Since(w.compared) >= compareEvery
+	if all {
+		w.server, w.compared = server, time.Now()
 	}
-	if !reconnected && server == w.server && (own || held == 0) && time.Since(w.compared) < compareEvery {
-		return
-	}
-	w.server, w.compared = server, time.Now()
 	for _, k := range s.kinds {
-		k.doubt(k.now, doubt{until: time.Now()})
+		if all || k.table == l.table && !own && k.len() > 0 {
+			k.doubt(k.now, doubt{until: time.Now()})
+		}
 	}
 }

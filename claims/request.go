@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -29,12 +28,9 @@ func requestsKey(session string) tenure.Key {
 // stands, and the next owner is not asked. A claim that was passed on is not given back. Fenced
 // writes under a claim delay no request for it. This process need not have a session.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
-	err := validIDs(ids)
-	for some := range slices.Chunk(ids, perStatement) {
-		if err != nil {
-			break
-		}
-		err = k.request(ctx, some)
+	err := k.valid(ids)
+	if err == nil {
+		err = inGroups(k.groups, ids, func(ids []string) error { return k.request(ctx, ids) }, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: request release of %s: %w", k.kind, err)
@@ -97,16 +93,24 @@ func (t *term) heedAgain() {
 
 func (s *Session) giveBack(ctx context.Context, t *term) error {
 	for last := (objects.Claim{}); ; {
-		rows, err := s.table.Wanted(ctx, t.id, last, perStatement, s.limit)
+		n := s.groups.size()
+		rows, err := s.table.Wanted(ctx, t.id, last, n, s.limit)
+		if isTooSlow(err) && n > 1 {
+			s.groups.tooSlow(n)
+			continue
+		}
 		if err != nil {
 			return err
 		}
 		for _, r := range rows {
 			if s.asked(t, r) && s.cfg.ReleaseRequested != nil {
-				s.cfg.ReleaseRequested(Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token})
+				c := Claim{Key: tenure.Key{Type: r.Kind, ID: r.ID}, Session: t.id, Token: r.Token}
+				if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
+					s.cfg.Logger.Error("ReleaseRequested has failed", "kind", r.Kind, "key", r.ID, "error", err)
+				}
 			}
 		}
-		if len(rows) < perStatement {
+		if len(rows) < n {
 			return nil
 		}
 		last = rows[len(rows)-1]

@@ -37,7 +37,7 @@ type Rows struct {
 	ends  []*ending     // rows to be finished one by one
 	busy  bool          // a goroutine finishes them
 
-	refused map[string]time.Time // rows that the database has refused to have taken, and until when they are left
+	refused map[refusal]leaving
 
 	// The session's mu guards it.
 	due overdue
@@ -67,9 +67,9 @@ func newRows(s *Session, cfg RowsConfig, open func(objects.RowsConfig) (objects.
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new rows: %w", err)
 	}
-	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[string]time.Time)}
+	r := &Rows{s: s, cfg: cfg, leads: make(chan struct{}, 1), refused: make(map[refusal]leaving)}
 	if r.table, err = open(cfg.statements()); err == nil {
-		r.keys, err = newKeys(s, cfg.Table, r.table, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
+		r.keys, err = newKeys(s, cfg.Table, r.table, new(groups), func(ctx context.Context, ids []string) ([]objects.Claim, error) {
 			return r.table.Look(ctx, ids, s.limit)
 		})
 	}
@@ -103,14 +103,13 @@ func (r *Rows) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 }
 
 func (r *Rows) owned(ctx context.Context, session string) (owned []objects.Claim, err error) {
-	for after := ""; ; {
-		some, err := r.table.Owned(ctx, session, "", after, perStatement, r.s.limit)
-		owned = append(owned, some...)
-		if err != nil || len(some) < perStatement {
-			return owned, err
+	for after, more := "", true; more && err == nil; {
+		var some []objects.Claim
+		if some, more, err = r.keys.owned(ctx, session, after); len(some) > 0 {
+			owned, after = append(owned, some...), some[len(some)-1].ID
 		}
-		after = some[len(some)-1].ID
 	}
+	return owned, err
 }
 
 func (r *Rows) claimsOf(rows []objects.Claim) []Claim {
@@ -245,7 +244,7 @@ var errUnfinished = errors.New("the func returned nil, but did not end its claim
 // fn ends the claim by a Finish method, Release or ReleaseAfter. If it returns nil without
 // that, the row is finished as by [Rows.Finish], if [RowsConfig.Done] is set, also while the
 // session closes: a func that stops before it is done returns an error. The error is logged, and
-// others may take the row after [RowsConfig.Backoff].
+// others may take the row after [RowsConfig.Backoff]; the same if fn calls runtime.Goexit.
 //
 // A panic of fn releases the row and is passed on, without waiting for the other funcs. An
 // [tenure.ErrSetup] is returned.
@@ -337,8 +336,7 @@ func (r *Rows) serve(ctx context.Context, idle chan struct{}, begin func(Claim))
 
 // work runs fn for a row, and finishes or releases it.
 func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim) error, done func(context.Context, Claim) error) {
-	err := r.Do(ctx, c, func(ctx context.Context) error {
-		err := fn(ctx, c)
+	ended := func(ctx context.Context, err error) error {
 		held := r.Holds(c)
 		cause := context.Cause(ctx) // is set by now if that is why the claim is not held
 		// A session that closes holds nothing any more, but what its funcs have done still counts.
@@ -357,13 +355,30 @@ func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim
 			err = errUnfinished
 		}
 		if err != nil && r.Holds(c) {
-			r.later(c, r.cfg.Backoff(c))
+			r.later(c, r.backoff(c))
 		}
 		return err
-	})
-	if err != nil {
-		r.s.cfg.Logger.Warn("a row is not finished", "table", r.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
 	}
+	told := func(err error) {
+		if err != nil {
+			r.s.cfg.Logger.Warn("a row is not finished", "table", r.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
+		}
+	}
+	told(r.Do(ctx, c, func(ctx context.Context) error {
+		over := false
+		defer func() {
+			if over {
+				return
+			}
+			if p := recover(); p != nil { // it releases the row at once
+				panic(p)
+			}
+			told(ended(ctx, errGoexit))
+		}()
+		err := fn(ctx, c)
+		over = true
+		return ended(ctx, err)
+	}))
 }
 
 // unended reports whether a func runs for a claim that it has not ended.
@@ -388,7 +403,7 @@ func (r *Rows) finishDone(ctx context.Context, c Claim) error {
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, errLocked) && ctx.Err() == nil: // it has waited, and nothing is written
+		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // it has waited, and nothing is written
 			failures--
 		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), isRefused(err):
 			return err

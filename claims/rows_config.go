@@ -50,8 +50,8 @@ type RowsConfig struct {
 	// finished and would be taken again: for example "status = 'failed'".
 	Exhausted string
 	// OnExhausted is called with the claim of such a row, which it finishes as a worker does:
-	// then what it writes is written exactly once. If it does not, it is called again later, by
-	// whatever process takes the row next.
+	// then what it writes is written exactly once. If it does not, it is called again after Backoff,
+	// by whatever process takes the row next. A panic is logged, and counts as an error.
 	OnExhausted func(context.Context, Claim) error
 
 	// Deadline is the longest time that a claim lasts, counted from before it was taken. Then

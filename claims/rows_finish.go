@@ -191,36 +191,46 @@ func (r *Rows) endTogether(ctx context.Context) {
 // endBatch finishes rows in one statement, except those that somebody has locked: the others don't
 // wait for them.
 func (r *Rows) endBatch(ctx context.Context, batch map[objects.Claim]*ending, rows []objects.Claim) {
-	left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
-	if isRefused(err) && len(rows) > 1 { // of one row, which must not keep the others
-		for i := range rows {
-			r.endBatch(ctx, batch, rows[i:i+1])
-		}
-		return
-	}
-	lost, locked := make(map[objects.Claim]bool), left // as long as it does not know better
-	if len(left) > 0 {
-		if ended, stand, err := r.keys.standing(ctx, left); err == nil {
-			locked = stand
-			for _, row := range ended {
-				lost[row] = true
-			}
-		}
-	}
-	for _, row := range locked {
-		go r.endLocked(ctx, batch[row])
+	answer := func(row objects.Claim, result endingResult) {
+		batch[row].done <- result
 		delete(batch, row)
 	}
-	for _, row := range rows {
-		e := batch[row]
-		switch {
-		case e == nil:
-		case lost[row]:
-			e.done <- endingResult{lost: []objects.Claim{row}}
-		default:
-			e.done <- endingResult{err: err}
+	err := inGroups(r.keys.groups, rows, func(rows []objects.Claim) error {
+		left, err := r.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, r.s.limit)
+		if err != nil {
+			return err
 		}
+		lost, locked := r.left(ctx, left)
+		for _, row := range locked {
+			go r.endLocked(ctx, batch[row])
+			delete(batch, row)
+		}
+		for _, row := range lost {
+			answer(row, endingResult{lost: []objects.Claim{row}})
+		}
+		for _, row := range rows {
+			if batch[row] != nil {
+				answer(row, endingResult{})
+			}
+		}
+		return nil
+	}, func(row objects.Claim, err error) { answer(row, endingResult{err: err}) })
+	for row := range batch {
+		answer(row, endingResult{err: err})
 	}
+}
+
+// left returns which of the claims that a statement has left had ended, and whose rows are locked. As
+// long as it does not know better, they are locked.
+func (r *Rows) left(ctx context.Context, left []objects.Claim) (lost, locked []objects.Claim) {
+	if len(left) == 0 {
+		return nil, nil
+	}
+	lost, locked, err := r.keys.standing(ctx, left)
+	if err != nil {
+		return nil, left
+	}
+	return lost, locked
 }
 
 // errLocked is why a row is not finished, so its claim still stands.
@@ -246,13 +256,25 @@ func (r *Rows) endLocked(ctx context.Context, e *ending) {
 	e.done <- result
 }
 
-// end ends claims in one statement, all or none.
+// end ends claims in one statement, all or none. It waits for rows that somebody has locked without a
+// connection, of which there are few.
 func (r *Rows) end(ctx context.Context, how objects.Ending, claims []Claim) error {
-	how.All = true
+	how.All, how.Unlocked = true, true
 	ctx, cancel := r.s.uncut(ctx)
 	defer cancel()
-	lost, err := r.table.End(ctx, how, rowsOf(claims), r.s.limit)
-	return r.finished(claims, lost, nil, err)
+	for tries := 0; ; tries++ {
+		left, err := r.table.End(ctx, how, rowsOf(claims), r.s.limit)
+		var lost []objects.Claim
+		if err == nil && len(left) > 0 {
+			lost, _, err = r.keys.standing(ctx, left)
+		}
+		if err != nil || len(left) == 0 || len(lost) > 0 {
+			return r.finished(claims, lost, nil, err)
+		}
+		if !pace.Sleep(ctx, 5*time.Millisecond<<min(tries, 7)) {
+			return errLocked
+		}
+	}
 }
 
 // finished makes the error of claims that were to be ended, and notes those that have.

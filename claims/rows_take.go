@@ -1,12 +1,10 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -161,7 +159,7 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 			return r.keep(h, rows, sent)
 		}
 	}
-	rows, err := r.takeReady(ctx, n, strays, func(skip, only []string) ([]objects.Claim, error) {
+	rows, err := r.takeReady(ctx, h.term.id, n, strays, func(n int, skip, only []string) ([]objects.Claim, error) {
 		if _, over := k.wanted(h, nil); over != nil { // it took long
 			return nil, over
 		}
@@ -169,58 +167,13 @@ func (r *Rows) take(ctx context.Context, wants func() int) ([]Claim, error) {
 		defer cancel()
 		return r.table.TakeReady(sending, h.term.id, n, skip, only, k.s.limit)
 	})
-	if err != nil && !errors.Is(err, tenure.ErrSetup) && !isRefused(err) {
+	if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
 		k.lostAnswer(h)
 	}
 	if len(rows) == 0 {
 		return nil, err
 	}
 	return r.keep(h, rows, sent)
-}
-
-// takeReady takes at most n rows by the statement that take sends. If the database refuses to have
-// some of them taken, it takes the others, and leaves those for a while. Beside an error, it may
-// return rows.
-func (r *Rows) takeReady(ctx context.Context, n int, strays []string, take func(skip, only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
-	const most = 10 // then others have their turn
-	for tries := 0; ; tries++ {
-		skip := r.skipped(strays)
-		rows, err = take(skip, nil)
-		if !isRefused(err) || tries == most {
-			return rows, err
-		}
-		ids, readErr := r.table.Ready(ctx, n, skip, r.s.limit)
-		if readErr != nil || len(ids) == 0 { // it may be Ready that fails, for any row
-			return nil, cmp.Or(readErr, err)
-		}
-		rows, err = r.takeOf(ids, func(only []string) ([]objects.Claim, error) { return take(skip, only) })
-		if err != nil || len(rows) > 0 {
-			return rows, err
-		}
-	}
-}
-
-// takeOf takes those of the rows that the database does not refuse to have taken.
-func (r *Rows) takeOf(ids []string, take func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
-	err = exceptRefused(ids, func(ids []string) error {
-		more, err := take(ids)
-		rows = append(rows, more...)
-		return err
-	}, func(id string, err error) {
-		r.s.cfg.Logger.Warn("the database refuses to have a row taken, which is left for a while", "table", r.cfg.Table, "id", id, "error", err)
-		r.mu.Lock()
-		r.refused[id] = time.Now().Add(r.s.cfg.TTL)
-		r.mu.Unlock()
-	})
-	return rows, err
-}
-
-// skipped returns the rows that are not to be taken now.
-func (r *Rows) skipped(strays []string) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.refused, func(_ string, until time.Time) bool { return time.Now().After(until) })
-	return slices.AppendSeq(slices.Clone(strays), maps.Keys(r.refused))
 }
 
 // keep makes claims of rows that were taken by a statement that was sent at a time. Those that have
@@ -249,54 +202,9 @@ func (r *Rows) keep(h *holdings, rows []objects.Claim, sent time.Time) ([]Claim,
 	r.due.add(r, h, kept, sent)
 	k.s.mu.Unlock()
 
-	if r.cfg.MaxAttempts == 0 {
-		return kept, nil
-	}
-	var exhausted []Claim
-	kept = slices.DeleteFunc(kept, func(c Claim) bool {
-		if c.Attempt > r.cfg.MaxAttempts {
-			exhausted = append(exhausted, c)
-		}
-		return c.Attempt > r.cfg.MaxAttempts
-	})
+	kept, exhausted := r.split(kept)
 	r.giveUp(h, exhausted)
 	return kept, nil
-}
-
-// giveUp does with rows that have had all their attempts what the config says.
-func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
-	s := r.s
-	if len(exhausted) == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if h.term.over != nil { // then all rows are freed
-		return
-	}
-	if r.cfg.OnExhausted == nil {
-		h.term.busy.Go(func() {
-			err := r.end(h.term.ctx, objects.Ending{Exhausted: true}, exhausted)
-			for lost := (*LostError)(nil); errors.As(err, &lost); { // the others still are this session's
-				exhausted = slices.DeleteFunc(exhausted, func(c Claim) bool { return slices.Contains(lost.Claims, c) })
-				if len(exhausted) == 0 {
-					return
-				}
-				lost, err = nil, r.end(h.term.ctx, objects.Ending{Exhausted: true}, exhausted)
-			}
-			if err == nil {
-				return
-			}
-			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "rows without attempts left are not given up, trying again", err, "table", r.cfg.Table)
-			for _, c := range exhausted {
-				r.later(c, r.cfg.Backoff(c))
-			}
-		})
-		return
-	}
-	for _, c := range exhausted {
-		h.term.busy.Go(func() { r.work(h.term.ctx, c, r.cfg.OnExhausted, nil) })
-	}
 }
 
 // TakeFor takes at most n rows that are free and ready for another session, by its ID, and does
@@ -305,7 +213,7 @@ func (r *Rows) giveUp(h *holdings, exhausted []Claim) {
 // hold them. The session must not be one that a process runs by [Session.Run], which frees rows of
 // which it does not know. If the answer is lost, [Rows.OwnedBy] returns what was taken. It needs no session.
 func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
-	err := objects.ValidText("session", session)
+	err := errors.Join(objects.ValidText("session", session), r.s.fits(objects.SessionType, session))
 	switch {
 	case session == "":
 		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
@@ -316,32 +224,14 @@ func (r *Rows) TakeFor(ctx context.Context, session string, n int) ([]Claim, err
 		return nil, r.failed("take", err)
 	}
 	n = min(n, perStatement)
-	rows, err := r.takeReady(ctx, n, nil, func(skip, only []string) ([]objects.Claim, error) {
+	rows, err := r.takeReady(ctx, session, n, nil, func(n int, skip, only []string) ([]objects.Claim, error) {
 		return r.table.TakeReady(ctx, session, n, skip, only, r.s.limit)
 	})
 	if len(rows) == 0 && err != nil {
 		return nil, r.failed("take", err)
 	}
-	var kept []Claim
-	for _, c := range r.claimsOf(rows) {
-		switch {
-		case r.cfg.MaxAttempts == 0 || c.Attempt <= r.cfg.MaxAttempts:
-			kept = append(kept, c)
-			continue
-		case r.cfg.OnExhausted == nil:
-			err = r.end(ctx, objects.Ending{Exhausted: true}, []Claim{c})
-		default:
-			err = r.cfg.OnExhausted(ctx, c)
-		}
-		if err != nil || r.cfg.OnExhausted != nil { // the worker does not hear of it, so nobody else would free it
-			freeing, cancel := r.s.uncut(ctx)
-			_, _ = r.table.Free(freeing, session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, r.s.limit) // unless it was finished
-			cancel()
-		}
-		if err != nil {
-			r.s.cfg.Logger.Warn("a row without attempts left is not given up, trying again", "table", r.cfg.Table, "id", c.Key.ID, "error", err)
-		}
-	}
+	kept, exhausted := r.split(r.claimsOf(rows))
+	r.giveUpFor(ctx, exhausted)
 	return kept, nil
 }
 

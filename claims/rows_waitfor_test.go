@@ -90,6 +90,7 @@ func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
 			return errors.New("no")
 		}
 		for _, cfg := range []claims.RowsConfig{cfg, byFunc} {
+			db.exec(`UPDATE tasks SET not_before = NULL`)
 			got, err := db.worker(claims.SessionConfig{}, cfg).rows.TakeFor(ctx, remote, 1)
 			require.NoError(db, err)
 			require.Empty(db, got)

@@ -76,6 +76,8 @@ type Session struct {
 	cfg   SessionConfig
 	limit time.Duration // of a statement
 
+	groups groups // of the statements on the claims' table
+
 	started atomic.Bool
 	sweeper sweeper
 	retries logtext.Retries
@@ -337,12 +339,27 @@ func (s *Session) tables() []naming {
 	return tables
 }
 
+// groupsOf returns the groups of a table's statements.
+func (s *Session) groupsOf(table naming) *groups {
+	for _, k := range s.allKinds() {
+		if k.table == table {
+			return k.groups
+		}
+	}
+	return &s.groups
+}
+
 func (s *Session) freeRows(ctx context.Context, table naming, id string, skip func(objects.Claim) bool) (freed int, err error) {
 	const first = 20 // they are free in a moment, however many there are
 	var last objects.Claim
 	var hinted time.Time
-	for n := first; ; n = min(2*n, perStatement) {
+	groups := s.groupsOf(table)
+	for n := min(first, groups.size()); ; n = min(2*n, groups.size()) {
 		rows, err := table.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
+		if isTooSlow(err) && n > 1 {
+			groups.tooSlow(n)
+			continue
+		}
 		if err != nil || len(rows) == 0 {
 			return freed, err
 		}
@@ -371,7 +388,7 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 // free frees rows of a session, and returns those that it could not free because somebody has
 // locked them, and those that the database refuses to have freed.
 func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
-	err = exceptRefused(rows, func(rows []objects.Claim) error {
+	err = inGroups(s.groupsOf(table), rows, func(rows []objects.Claim) error {
 		more, err := table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 		locked = append(locked, more...)
 		return err

@@ -24,7 +24,7 @@ const (
 	// pruneEvery is how often rows are deleted that nobody has claimed for a day.
 	pruneEvery = time.Hour
 
-	// freeAtMost is how many sessions have their rows freed at the same time.
+	// freeAtMost is how many sessions have their rows of a table freed at the same time.
 	freeAtMost = 2
 )
 
@@ -34,8 +34,12 @@ type sweeper struct {
 	s       *Session
 	waiting atomic.Int32                    // calls of Wait
 	kick    chan struct{}                   // receives when a call of Wait begins, or meets a session
-	known   atomic.Pointer[map[string]bool] // the sessions that the last sweep has seen
+	known   atomic.Pointer[map[string]bool] // the sessions that the last looks have seen
 	unknown atomic.Bool                     // a call of Wait has met one that is not among them
+
+	named   map[naming]map[string]bool // the sessions that the last look at a table has seen
+	looking map[naming]bool            // tables of the user at which a goroutine looks
+	looked  chan look                  // what it finds
 
 	seen     map[string]*seenSession // the records of sessions, by their IDs
 	shortest time.Duration           // the shortest TTL of a session
@@ -51,9 +55,9 @@ type sweeper struct {
 	pruned   time.Time   // when that was last begun
 	pruning  atomic.Bool // it is under way
 
-	frees   sync.WaitGroup
-	freeing sync.Map      // the IDs of sessions whose rows are being freed
-	slots   chan struct{} // held by those who free
+	frees   sync.WaitGroup // what runs beside run
+	freeing sync.Map       // the rows that are being freed, as a [namedRows]
+	slots   sync.Map       // of a table: chan struct{}, held by those who free its rows
 
 	buried, freed, errors atomic.Int64 // see Status
 }
@@ -68,7 +72,8 @@ func (w *sweeper) init(s *Session) {
 	w.compared = time.Now()
 	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
 	w.orphans = make(map[string]time.Time)
-	w.slots, w.shortest = make(chan struct{}, freeAtMost), s.cfg.TTL
+	w.named, w.looking, w.looked = make(map[naming]map[string]bool), make(map[naming]bool), make(chan look)
+	w.shortest = s.cfg.TTL
 }
 
 // waits notes that somebody waits for keys, until done is called. Then the sweeper looks when
@@ -136,6 +141,9 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 			return false
 		case <-timer.C:
 			return false
+		case l := <-w.looked:
+			timer.Stop()
+			w.take(ctx, l)
 		case <-c:
 			timer.Stop()
 			return true
@@ -148,54 +156,31 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 	}
 }
 
-// sweep looks at the sessions that rows name. It buries those that have expired, and frees
-// their rows. Those of a session that is gone already it frees only if it looks at a random
-// moment: all that wait look at the same moment, and one of them has buried the session.
+// sweep looks at the sessions that rows name, see take. It waits for no table of the user.
 func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular bool) {
 	s := w.s
-	began := time.Now()
 	// A session that owned nothing yet claims until its RenewDeadline.
-	w.expiry = began.Add(s.cfg.TTL - s.cfg.RenewDeadline)
-	sessions, err := w.named(ctx)
-	answered := time.Now()
-	if err != nil {
-		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
-		w.failures++
-		w.failed(ctx, "sessions cannot be looked at, trying again", err)
-		return
-	}
-	live := hints.Live()
-	w.compare(sessions, w.failures > 0 || w.live && !live)
-	w.failures, w.live = 0, live
+	w.expiry = time.Now().Add(s.cfg.TTL - s.cfg.RenewDeadline)
 	if regular {
 		w.shortest = s.cfg.TTL
 	}
-	own, known := s.ID(), make(map[string]bool, len(sessions))
-	for _, session := range sessions {
-		known[session.ID] = true
+	tables := s.tables()
+	for _, table := range tables[1:] {
+		w.lookBeside(ctx, table, regular)
 	}
-	w.known.Store(&known)
-	for _, session := range sessions {
-		if session.Wanted && session.ID == own {
-			s.wanted(own)
-		}
-		switch r := session.Record; {
-		case r == nil && (regular || session.InRows && w.orphaned(session.ID, began)):
-			w.free(ctx, session.ID)
-		case r != nil && session.ID != own:
-			w.judge(ctx, session.ID, record.Object{
-				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
-			}, began, answered)
-		}
+	l := w.look(ctx, s.table, regular)
+	if w.take(ctx, l); l.err != nil {
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
+		w.failures++
+		return
 	}
-	for id := range w.orphans {
-		if !known[id] {
-			delete(w.orphans, id)
-		}
-	}
+	live := hints.Live()
+	w.compare(l, w.failures > 0 || w.live && !live)
+	w.failures, w.live = 0, live
 	if !regular {
 		return
 	}
+	own, known := s.ID(), *w.known.Load()
 	for id, seen := range w.seen { // of sessions that have ended
 		if !known[id] && seen.round+1 < w.round {
 			delete(w.seen, id)
@@ -208,40 +193,6 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 		w.pruned = time.Now()
 		w.prune(ctx)
 	}
-}
-
-// named returns the sessions that rows of any table name. A record that is missing in one of the
-// snapshots stays missing.
-func (w *sweeper) named(ctx context.Context) ([]objects.Session, error) {
-	s := w.s
-	sessions, err := s.table.Sessions(ctx, s.limit)
-	if err != nil {
-		return nil, err
-	}
-	at := make(map[string]int, len(sessions))
-	for i, session := range sessions {
-		at[session.ID] = i
-	}
-	for _, table := range s.tables()[1:] {
-		more, err := table.Sessions(ctx, s.limit)
-		if err != nil { // the user's table must not keep the others from being swept
-			w.failed(ctx, "rows cannot be looked at; the next look is in a TTL", err)
-		}
-		for _, session := range more {
-			session.InRows = true
-			i, named := at[session.ID]
-			if !named {
-				at[session.ID] = len(sessions)
-				sessions = append(sessions, session)
-				continue
-			}
-			sessions[i].InRows = true
-			if session.Record == nil {
-				sessions[i].Record = nil
-			}
-		}
-	}
-	return sessions, nil
 }
 
 // orphaned reports whether rows of the user's table still name a session that was gone some time
@@ -267,11 +218,17 @@ func (w *sweeper) prune(ctx context.Context) {
 	}
 	w.frees.Go(func() {
 		defer w.pruning.Store(false)
-		pruned := perStatement
-		for after := int64(0); pruned == perStatement; {
+		for after, pruned, n := int64(0), 0, 0; pruned == n; {
 			began := time.Now()
-			var err error
-			if after, pruned, err = w.s.table.Prune(ctx, after, perStatement, w.s.limit); err != nil {
+			n = w.s.groups.size()
+			next, some, err := w.s.table.Prune(ctx, after, n, w.s.limit)
+			switch {
+			case isTooSlow(err) && n > 1:
+				w.s.groups.tooSlow(n)
+				pruned = n
+			case err == nil:
+				after, pruned = next, some
+			default:
 				w.failed(ctx, "rows that nobody has claimed for a day are not deleted", err)
 				return
 			}
@@ -313,7 +270,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.buried.Add(1)
 		s.cfg.Logger.Info("session has expired and was buried", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
-		w.free(ctx, id)
+		w.free(ctx, id, s.tables()...)
 	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
 		delete(w.seen, id)
 	default: // it was renewed, perhaps, or something failed
@@ -357,40 +314,6 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, asked, answered)
 		}
 	}
-}
-
-// free frees the rows of a session that is gone, in a goroutine, so that the next session to
-// expire need not wait.
-func (w *sweeper) free(ctx context.Context, id string) {
-	if _, frees := w.freeing.LoadOrStore(id, true); frees {
-		return
-	}
-	w.frees.Go(func() {
-		defer w.freeing.Delete(id)
-		select {
-		case w.slots <- struct{}{}:
-			defer func() { <-w.slots }()
-		case <-ctx.Done():
-			return
-		}
-		ctx := objects.WithoutSync(ctx) // rows that a crash gives back to the session are found by a later sweep
-		for failures := 0; ; failures++ {
-			freed, err := w.s.freeAll(ctx, id, nil)
-			w.freed.Add(int64(freed))
-			if err == nil {
-				return
-			}
-			const most = 4 // within a RenewInterval; then other sessions may use the slot
-			if failures == most {
-				w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
-				return
-			}
-			w.failed(ctx, "rows of a session that is gone are not freed, trying again", err)
-			if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
-				return
-			}
-		}
-	})
 }
 
 func (w *sweeper) failed(ctx context.Context, msg string, err error) {

@@ -117,8 +117,11 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 	}
 	ids := slices.Sorted(slices.Values(cfg.IDs))
 	refuse(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	if s != nil {
+		errs = append(errs, reach.FitKeys(s, cfg.Kind, cfg.IDs))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	for i := range cfg.Count {
 		ids = append(ids, strconv.Itoa(i))

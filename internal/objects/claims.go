@@ -3,6 +3,10 @@ package objects
 // SessionType is the type of the objects that are the records of sessions.
 const SessionType = "tenure.session"
 
+// SessionLength is how many characters the ID of a session has: a UUID. Those of sessions that remote
+// workers keep may have more.
+const SessionLength = 36
+
 // ClaimsSuffix is appended to the name of the objects' table to get the name of the claims'
 // table.
 const ClaimsSuffix = "_claims"
@@ -30,7 +34,6 @@ type Session struct {
 	ID     string
 	Record *Row  // nil: the session is gone
 	Wanted bool  // somebody asks for one of the rows
-	InRows bool  // a row of the user's table names it
 	Server int64 // which start of which server has answered; 0: unknown
 }
 

@@ -16,5 +16,7 @@ type ClaimsTable interface {
 	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
 	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
 	Forget(ctx context.Context, kind string, limit time.Duration) error
+	// LongestKey returns how many bytes a key may have together with its kind; 0: any number.
+	LongestKey() int
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
 }

@@ -61,6 +61,13 @@ type Refused struct{ Cause error }
 func (e *Refused) Error() string { return e.Cause.Error() }
 func (e *Refused) Unwrap() error { return e.Cause }
 
+// TooSlow is the error of a statement that the database has ended at its time limit, so it has
+// written nothing. A smaller one may be fast enough.
+type TooSlow struct{ Cause error }
+
+func (e *TooSlow) Error() string { return e.Cause.Error() }
+func (e *TooSlow) Unwrap() error { return e.Cause }
+
 // Conflict is the error of a write whose condition names a version that the object
 // does not have.
 type Conflict struct {

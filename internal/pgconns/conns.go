@@ -82,7 +82,7 @@ func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial p
 		return c.connected(ctx, conn)
 	}
 	c.leases, c.claims = newLeases(own.Copy()), newLeases(own)
-	c.claims.config.MaxConns = claimConns
+	c.claims.config.MaxConns = ClaimConns
 	return c
 }
 

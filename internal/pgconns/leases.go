@@ -13,9 +13,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// ClaimConns is how many connections the claims of a process have at most.
+const ClaimConns = 4
+
 const (
 	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
-	claimConns       = 4           // at most, for the claims of a process
 	leaseLockTimeout = time.Second // of the leases' sessions, unless there is a pooler in between
 	connectTimeout   = 5 * time.Second
 )

@@ -20,6 +20,8 @@ const (
 	StateDenied               = "42501"
 	stateNoSuchObject         = "42704"
 	StateLockNotAvailable     = "55P03"
+	StateTooLarge             = "54000" // program_limit_exceeded: an index entry has too many bytes, for example
+	stateCanceled             = "57014" // by statement_timeout, or by somebody
 )
 
 // SQLState returns the code of the server's error, or "" if err did not come from the
@@ -58,15 +60,22 @@ func IsDown(err error) bool {
 }
 
 // MayBeOfOneRow reports whether a statement may have failed because of one of its rows: by a
-// constraint, by its data, or by a trigger, which can raise a code of its own. The classes here
+// constraint, by its data, by its size, or by a trigger, which can raise a code of its own. The classes here
 // are about connections, transactions, locks, names, rights and the server.
 func MayBeOfOneRow(err error) bool {
 	code := SQLState(err)
 	if len(code) < 2 || IsConnecting(err) {
 		return false
 	}
+	if code == StateTooLarge {
+		return true
+	}
 	return !slices.Contains([]string{"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "F0", "XX"}, code[:2])
 }
+
+// IsCanceled reports whether the server has ended a statement, for example at its time limit. Its
+// transaction was rolled back.
+func IsCanceled(err error) bool { return SQLState(err) == stateCanceled }
 
 // IsReadOnly reports whether a write was rejected because the server or the session is
 // read-only.

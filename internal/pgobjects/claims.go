@@ -20,7 +20,8 @@ import (
 // Each statement has a time limit that the server keeps, so that one whose answer was lost has
 // ended when the limit has passed.
 type Claims struct {
-	table *Table
+	table  *Table
+	others chan struct{} // held by statements on tables of the user
 }
 
 // Claims returns the table of claims.
@@ -137,6 +138,13 @@ const claimFence = failUnlessOne + `(
 
 func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
 
+// longestKey is how many bytes the columns of a key may have together: an entry of an index has at most
+// 2,704, in which an ID of a session and a token must find room as well.
+const longestKey = 2600
+
+// LongestKey returns how many bytes a key may have together with its kind.
+func (c *Claims) LongestKey() int { return longestKey }
+
 // Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	return c.claims(ctx, limit, func(s *claimStatements) string { return s.look }, kind, ids)
@@ -224,12 +232,15 @@ func (c *Claims) claims(ctx context.Context, limit time.Duration, statement func
 // query runs one statement in a transaction of its own, which has the settings of the statement.
 // A plan that was made while the table had few rows would be wrong for a million, and one that
 // gathers and sorts all rows of a session would be wrong for a thousand of them.
+//
+// The server ends the statement before ctx does, so that there is time for its answer, which says that
+// nothing is written.
 func (c *Claims) query(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args []any, row func(pgx.Rows) error) error {
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
 	s, answered := &c.table.setups, false
 	send := func(found *setup) error {
-		return c.send(ctx, limit, statement(found.claims), args, func() error {
+		return c.send(ctx, 0, statement(found.claims), args, func() error {
 			// The connection may be a new one, by which the tables were looked at again.
 			if now := s.found.Load(); now != nil {
 				return now.mayClaim()
@@ -262,32 +273,26 @@ func claimCall(ctx context.Context, limit time.Duration) (context.Context, conte
 }
 
 func (c *Claims) explain(err error) error {
-	explained := c.table.setups.explain(err)
-	if pgconns.MayBeOfOneRow(err) {
+	switch explained := c.table.setups.explain(err); {
+	case pgconns.MayBeOfOneRow(err):
 		return &objects.Refused{Cause: explained}
+	case pgconns.IsCanceled(err):
+		return &objects.TooSlow{Cause: explained}
+	default:
+		return explained
 	}
-	return explained
 }
 
-// send sends a statement as query does, when there is a connection and may returns nil. The context
-// is one of claimCall.
-func (c *Claims) send(ctx context.Context, limit time.Duration, sql string, args []any, may func() error, row func(pgx.Rows) error) error {
-	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+// send sends a statement as query does, when there is a connection and may returns nil. It waits for
+// locks only for a while; 0: for as long as the statement may take. The context is one of claimCall.
+func (c *Claims) send(ctx context.Context, lock time.Duration, sql string, args []any, may func() error, row func(pgx.Rows) error) error {
+	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
 	}
+	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 	return c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
-		batch := &pgx.Batch{}
-		batch.Queue(settings, strconv.FormatInt(max(1, limit.Milliseconds()), 10))
-		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-			for rows.Next() {
-				if err := row(rows); err != nil {
-					return err
-				}
-			}
-			return rows.Err()
-		})
 		conn, err := pool.Acquire(ctx)
 		if err != nil {
 			return err
@@ -296,6 +301,19 @@ func (c *Claims) send(ctx context.Context, limit time.Duration, sql string, args
 		if err := may(); err != nil {
 			return err
 		}
+		deadline, _ := ctx.Deadline()
+		left := time.Until(deadline)
+		left -= min(left/4, 500*time.Millisecond)
+		batch := &pgx.Batch{}
+		batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
+		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				if err := row(rows); err != nil {
+					return err
+				}
+			}
+			return rows.Err()
+		})
 		return conn.SendBatch(ctx, batch).Close()
 	})
 }

@@ -3,11 +3,13 @@ package pgobjects
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -83,6 +85,8 @@ type rowStatements struct {
 
 	take, ready, free, owned, sessions, stand string
 	done, exhausted, after, release           endStatements
+
+	sessionLength int // how many characters the session's column holds; 0: any number
 }
 
 // endStatements end claims: one, or any number.
@@ -188,7 +192,15 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 	if skip == nil {
 		skip = []string{}
 	}
-	found, err := r.query(ctx, limit, func(s *rowStatements) string { return s.take }, session, n, skip, only)
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	if n := utf8.RuneCountInString(session); s.sessionLength > 0 && n > s.sessionLength {
+		return nil, fmt.Errorf("%w: session %q has %d characters, and column %q of table %q holds %d (ALTER TABLE … ALTER COLUMN … TYPE text)",
+			objects.ErrInvalid, session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
+	}
+	found, err := r.send(ctx, limit, 0, s, s.take, session, n, skip, only)
 	taken := slices.DeleteFunc(found, func(c objects.Claim) bool { return c.Token == 0 })
 	if err == nil && len(taken) == 0 && len(found) > 0 {
 		return nil, &objects.Refused{Cause: errUntaken}
@@ -217,7 +229,11 @@ func (r *Rows) Look(ctx context.Context, ids []string, limit time.Duration) ([]o
 
 // Owned returns at most n rows that a session owns, those after another row.
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return r.query(ctx, limit, func(s *rowStatements) string { return s.owned }, session, afterID, n)
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return r.send(ctx, limit, lockWait(limit), s, s.owned, session, afterID, n)
 }
 
 // Free frees the rows that a session owns under these tokens, and returns those that it could
@@ -248,7 +264,26 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	if err != nil {
 		return nil, err
 	}
-	return namedBy(func(row func(pgx.Rows) error) error { return r.run(ctx, limit, s, s.sessions, nil, row) })
+	return namedBy(func(row func(pgx.Rows) error) error {
+		return r.run(ctx, limit, lockWait(limit), s, s.sessions, nil, row)
+	})
+}
+
+// lockWait is how long the statements that look for the rows of sessions wait for a table that somebody
+// has locked. They are repeated anyway, and others need their connections.
+func lockWait(limit time.Duration) time.Duration { return max(limit/8, time.Millisecond) }
+
+// other waits until a statement on a table of the user may be sent. However many such tables are locked
+// or slow, a connection is left for the table of claims.
+func (c *Claims) other(ctx context.Context, limit time.Duration) (done func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case c.others <- struct{}{}:
+		return func() { <-c.others }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for other statements on tables with claims on their rows: %w", ctx.Err())
+	}
 }
 
 func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*rowStatements) string, args ...any) (claims []objects.Claim, err error) {
@@ -256,11 +291,11 @@ func (r *Rows) query(ctx context.Context, limit time.Duration, statement func(*r
 	if err != nil {
 		return nil, err
 	}
-	return r.send(ctx, limit, s, statement(s), args...)
+	return r.send(ctx, limit, 0, s, statement(s), args...)
 }
 
-func (r *Rows) send(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args ...any) (claims []objects.Claim, err error) {
-	err = r.run(ctx, limit, s, sql, args, func(rows pgx.Rows) error {
+func (r *Rows) send(ctx context.Context, limit, lock time.Duration, s *rowStatements, sql string, args ...any) (claims []objects.Claim, err error) {
+	err = r.run(ctx, limit, lock, s, sql, args, func(rows pgx.Rows) error {
 		c := objects.Claim{Kind: r.cfg.Table}
 		err := rows.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
 		claims = append(claims, c)
@@ -272,10 +307,15 @@ func (r *Rows) send(ctx context.Context, limit time.Duration, s *rowStatements, 
 	return claims, nil
 }
 
-func (r *Rows) run(ctx context.Context, limit time.Duration, s *rowStatements, sql string, args []any, row func(pgx.Rows) error) error {
+func (r *Rows) run(ctx context.Context, limit, lock time.Duration, s *rowStatements, sql string, args []any, row func(pgx.Rows) error) error {
+	done, err := r.claims.other(ctx, limit)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
-	err := r.claims.send(ctx, limit, sql, args, func() error { return nil }, row)
+	err = r.claims.send(ctx, lock, sql, args, func() error { return nil }, row)
 	if outdated(err) { // the table may have changed since it was checked
 		r.found.CompareAndSwap(s, nil)
 	}

@@ -59,6 +59,7 @@ type rowTable struct {
 	types                     map[string]string
 	notNull, keyed            []string // columns that are NOT NULL, that are in a unique key
 	triggers                  []string
+	sessionLength             int // of the session's column, in characters; 0: any
 }
 
 // inspectRows looks for the table as [inspectTables] does.
@@ -83,7 +84,8 @@ const inspectRows = `
 		coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL)) FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
 		ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
 		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
-		ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0)
+		ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0),
+		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0)
 	FROM looked`
 
 // idTypes are the types that an ID may have, as Postgres writes them.
@@ -105,10 +107,16 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 // check returns the statements for the table as it is. Without own it does not remember them.
 func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
 	t, cfg := r.claims.table, r.cfg
+	ctx = objects.WithClaimCall(ctx) // a table that is locked must not keep a lease waiting
+	done, err := r.claims.other(ctx, time.Minute)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	var found rowTable
-	err := t.setups.query(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session},
+	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session},
 		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
-		&found.types, &found.notNull, &found.keyed, &found.triggers)
+		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -127,6 +135,7 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
 		names = own.placed
 	}
 	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], names)
+	statements.sessionLength = found.sessionLength
 	if before == nil || !before.equal(statements) {
 		if err := r.parse(ctx, &statements); err != nil {
 			return nil, err
@@ -185,6 +194,8 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 	column(cfg.NotBefore, "time before which a row is not ready", "timestamp with time zone")
 	if !missing {
 		say(!found.unique || !slices.Contains(found.notNull, cfg.ID), "column %q does not identify a row (it must be NOT NULL and alone in a unique index)", cfg.ID)
+		say(found.sessionLength > 0 && found.sessionLength < objects.SessionLength,
+			"column %q holds only %d characters, and the ID of a session has %d (ALTER TABLE … ALTER COLUMN … TYPE text)", cfg.Session, found.sessionLength, objects.SessionLength)
 		say(slices.Contains(found.notNull, cfg.Session), "column %q is NOT NULL (NULL is a free row: ALTER TABLE … ALTER COLUMN … DROP NOT NULL)", cfg.Session)
 		for _, name := range []string{cfg.Session, cfg.Token} {
 			say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
@@ -201,7 +212,12 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 
 // parse has the server read the statements that contain the user's SQL.
 func (r *Rows) parse(ctx context.Context, s *rowStatements) error {
-	conn, err := r.claims.table.conns.Pool.Acquire(ctx)
+	pool, _, done, err := r.claims.table.conns.For(ctx)
+	if err != nil {
+		return r.claims.table.setups.explain(err)
+	}
+	defer done()
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return r.claims.table.setups.explain(err)
 	}

@@ -44,7 +44,7 @@ func (s *rowStatements) ending(how objects.Ending, claims []objects.Claim) (sql 
 // End frees rows, and returns the claims that had ended before.
 func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) (lost []objects.Claim, err error) {
 	if how.All && len(claims) > 1 {
-		ctx, cancel := context.WithTimeout(ctx, limit)
+		ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 		defer cancel()
 		lost, _, err = r.end(ctx, how, claims, limit, nil)
 		return lost, err
@@ -54,7 +54,7 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 		return nil, err
 	}
 	sql, args := s.ending(how, claims)
-	ended, err := r.send(ctx, limit, s, sql, args...)
+	ended, err := r.send(ctx, limit, 0, s, sql, args...)
 	if err != nil {
 		return nil, invalidID(err)
 	}
@@ -80,13 +80,24 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 	} else if found.idleTimeout > 0 {
 		idle = min(idle, found.idleTimeout)
 	}
-	conn, err := t.conns.Pool.Acquire(ctx)
-	if err != nil {
-		return nil, nil, t.setups.explain(err)
-	}
 	var id txID
+	var sent bool
 	guard, args := s.ending(how, claims)
-	lost, fnErr, sent, err := endTx(ctx, conn, idle, guard, args, claims, &id, fn)
+	send := func(pool *pgxpool.Pool, _ bool) error {
+		conn, err := pool.Acquire(ctx)
+		if err == nil {
+			lost, fnErr, sent, err = endTx(ctx, conn, idle, guard, args, claims, &id, fn)
+		}
+		return err
+	}
+	if fn != nil {
+		err = send(t.conns.Pool, false)
+	} else if done, noTurn := r.claims.other(ctx, idle); noTurn != nil {
+		err = noTurn
+	} else { // the caller may have all of the application's connections
+		defer done()
+		err = t.conns.Call(ctx, send)
+	}
 	if sent && err != nil && pgconns.SQLState(err) == "" {
 		err = r.outcome(ctx, id, err)
 	}
@@ -145,7 +156,7 @@ func replanned(conn *pgx.Conn) pgx.QueryExecMode {
 // has committed proves it only as long as the server runs: one that has crashed since has ended all
 // sessions of that time, so one of them must be left. Only those of the own role can be seen.
 func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(objects.WithClaimCall(context.WithoutCancel(ctx)), 10*time.Second)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		var status string

@@ -400,6 +400,8 @@ func (s *setups) explain(err error) error {
 		return &objects.NoTable{Cause: err}
 	case code == stateUnique:
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
+	case code == pgconns.StateTooLarge:
+		return fmt.Errorf("%w: %w (a key, or a name, must have at most %d bytes together with its type: use a hash of it)", objects.ErrInvalid, err, longestKey)
 	case pgconns.RefusesSetting(err):
 		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", objects.ErrSetup, err)
 	case code == statePreparedTwice:

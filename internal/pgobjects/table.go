@@ -81,7 +81,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t.setups.conns, t.setups.cfg, t.setups.names, t.setups.logger = conns, cfg, cfg.names(), cfg.Logger
 	conns.OnConnect(t.setups.connected)
 	t.watches.init(t)
-	t.claims = Claims{table: t}
+	t.claims = Claims{table: t, others: make(chan struct{}, pgconns.ClaimConns-1)}
 	for _, g := range t.groups.all() {
 		g.table = t
 	}

@@ -20,6 +20,9 @@ var (
 	// SQLite returns the table of a *tenure.SQLiteStore.
 	SQLite func(store any) *sqliteobjects.Table
 
+	// FitKeys rejects keys of a kind that are too long for the database of a *claims.Session.
+	FitKeys func(session any, kind string, ids []string) error
+
 	// DropKeys undoes the NewKeys that has returned a *claims.Keys, which must not have been used.
 	DropKeys func(keys any)
 )

@@ -43,8 +43,10 @@ func newClaimStatements(named func(string) string) claimStatements {
 		free: named(`
 			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`),
+		// Any column may have a value of any type. What is no text is not what its text names, so pages
+		// would not come to an end.
 		owned: named(`
-			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) ORDER BY kind, id LIMIT ?4`),
+			SELECT ` + columns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) AND typeof(kind) = 'text' AND typeof(id) = 'text' ORDER BY kind, id LIMIT ?4`),
 		request: named(`
 			INSERT INTO {requests} (session, kind, id, token)
 			SELECT session, kind, id, token FROM {claims} WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL
@@ -54,7 +56,8 @@ func newClaimStatements(named func(string) string) claimStatements {
 			WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?2)) AND session IS NOT NULL`),
 		wanted: named(`
 			SELECT kind, id, session, token, ` + hasEnded + ` FROM {requests} r
-			WHERE session = ?1 AND (kind, id, token) > (?2, ?3, ?4) ORDER BY kind, id, token LIMIT ?5`),
+			WHERE session = ?1 AND (kind, id, token) > (?2, ?3, ?4) AND typeof(kind) = 'text' AND typeof(id) = 'text' AND typeof(token) = 'integer'
+			ORDER BY kind, id, token LIMIT ?5`),
 		forgetRequests: named(`
 			DELETE FROM {requests} AS r WHERE session = ?1 AND (kind, id, token) <= (?2, ?3, ?4) AND ` + hasEnded),
 		// Looks up the next session in the index, and not at each row.
@@ -82,6 +85,9 @@ func newClaimStatements(named func(string) string) claimStatements {
 }
 
 func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
+
+// LongestKey returns that a key may have any length.
+func (c *Claims) LongestKey() int { return 0 }
 
 // Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {

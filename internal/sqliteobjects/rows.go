@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -46,8 +47,9 @@ func rowNames(cfg objects.RowsConfig) *strings.Replacer {
 		order = line(cfg.OrderBy)
 	}
 	if cfg.Attempts != "" {
-		attempts = "coalesce(" + quoted(cfg.Attempts) + ", 0)"
-		count = ", " + quoted(cfg.Attempts) + " = " + attempts + " + 1"
+		// The column may have a value of any type, or the most attempts.
+		attempts = "coalesce(CAST(" + quoted(cfg.Attempts) + " AS INTEGER), 0)"
+		count = ", " + quoted(cfg.Attempts) + " = min(" + attempts + ", 9223372036854775806) + 1"
 	}
 	set := func(sql string) string {
 		if sql == "" {
@@ -78,18 +80,19 @@ func newRowStatements(cfg objects.RowsConfig, table string) rowStatements {
 	return rowStatements{
 		ready: in(`
 			SELECT CAST({id} AS TEXT) FROM {rows}
-			WHERE {session} IS NULL{and_ready} AND CAST({id} AS TEXT) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
-				AND (?4 IS NULL OR CAST({id} AS TEXT) IN (SELECT value FROM json_each(?4)))
+			WHERE {session} IS NULL{and_ready} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
+				AND (?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))
 			ORDER BY {order} LIMIT ?1`),
 		take: in(`
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
-			WHERE {id} IN (SELECT value FROM json_each(?3)) RETURNING ` + columns),
+			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + columns),
 		// The + keeps it from the index on the session.
 		free: in(`
 			UPDATE {rows} SET {session} = NULL WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`),
-		owned:      in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 ORDER BY {id} LIMIT ?2`),
-		ownedAfter: in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND {id} > ?3 ORDER BY {id} LIMIT ?2`),
+		// An ID of another type is not the one that its text names: pages would not come to an end.
+		owned:      in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`),
+		ownedAfter: in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`),
 		// Looks up the next session in the index, and not at each row.
 		sessions: in(`
 			WITH RECURSIVE tenure_named(session) AS (
@@ -154,9 +157,9 @@ func (r *Rows) readyIDs(ctx context.Context, conn interface {
 }, n int, skip, only []string) (ids []string, err error) {
 	var among any
 	if only != nil {
-		among = list(only)
+		among = list(hexed(only))
 	}
-	rows, err := conn.QueryContext(ctx, r.sql.ready, n, list(skip), time.Now().UnixMilli(), among)
+	rows, err := conn.QueryContext(ctx, r.sql.ready, n, list(hexed(skip)), time.Now().UnixMilli(), among)
 	if err != nil {
 		return nil, err
 	}
@@ -169,6 +172,15 @@ func (r *Rows) readyIDs(ctx context.Context, conn interface {
 		ids = append(ids, id)
 	}
 	return ids, rows.Err()
+}
+
+// hexed returns the bytes of IDs, which JSON can't name if they are no text.
+func hexed(ids []string) []string {
+	all := make([]string, len(ids))
+	for i, id := range ids {
+		all[i] = fmt.Sprintf("%X", id)
+	}
+	return all
 }
 
 // TakeReady makes a session the owner of at most n rows that are ready, in their order, except
@@ -186,7 +198,8 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 		if ids, err = r.readyIDs(ctx, tx, n, skip, only); err != nil {
 			return err
 		}
-		rows, err := tx.QueryContext(ctx, r.sql.take, session, time.Now().UnixMicro(), list(ids))
+		valid := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return objects.ValidText("ID", id) != nil })
+		rows, err := tx.QueryContext(ctx, r.sql.take, session, time.Now().UnixMicro(), list(valid))
 		if err != nil {
 			return err
 		}

@@ -83,6 +83,8 @@ func through[T any](ctx context.Context, l *Link, op string, limit time.Duration
 	return answer, nil
 }
 
+func (c linkedClaims) LongestKey() int { return c.l.table.LongestKey() }
+
 func (c linkedClaims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	return through(ctx, c.l, "look", limit, func(ctx context.Context) ([]objects.Claim, error) {
 		return c.l.table.Look(ctx, kind, ids, limit)

@@ -1,0 +1,76 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// perStatement is the greatest number of keys that one statement claims or frees.
+const perStatement = 1000
+
+// groups is how many keys or rows one statement gets, so that the database can finish it within the
+// statement's limit: that follows from the TTL, and how fast the database is does not. A group that
+// was too slow is halved, and after each full group that was not, the next may be a little larger.
+//
+// The zero value is ready to use. All methods are safe for concurrent use.
+type groups struct{ less atomic.Int64 } // than perStatement
+
+// size returns how many items the next group may have, at least one.
+func (g *groups) size() int { return perStatement - int(g.less.Load()) }
+
+// tooSlow notes that a group of n was not finished in time.
+func (g *groups) tooSlow(n int) {
+	for less := g.less.Load(); int(less) < perStatement-max(1, n/2); less = g.less.Load() {
+		if g.less.CompareAndSwap(less, int64(perStatement-max(1, n/2))) {
+			return
+		}
+	}
+}
+
+// finished notes that a group of n was finished in time.
+func (g *groups) finished(n int) {
+	const growth = perStatement / 50
+	if less := g.less.Load(); less > 0 && n >= perStatement-int(less) {
+		g.less.CompareAndSwap(less, max(0, less-growth))
+	}
+}
+
+// inGroups calls write with all items, group by group. A group that is too slow is halved. If the
+// database refuses an item of a group, inGroups finds out by halves which one that is, so that each
+// item is written that is not refused; of the others it tells refused. It ends at any other error, when
+// a single item is too slow, and, if refused is nil, at a refusal.
+func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(item T, err error)) error {
+	for len(items) > 0 {
+		n := min(len(items), g.size())
+		switch err := write(items[:n]); {
+		case err == nil:
+			g.finished(n)
+		case isTooSlow(err) && n > 1: // nothing is written
+			g.tooSlow(n)
+			continue
+		case isRefused(err) && n == 1 && refused != nil:
+			refused(items[0], err)
+		case isRefused(err) && n > 1 && refused != nil:
+			half := (n + 1) / 2
+			for _, some := range [][]T{items[:half], items[half:n]} {
+				if err := inGroups(g, some, write, refused); err != nil {
+					return err
+				}
+			}
+		default:
+			if errors.Is(err, context.DeadlineExceeded) { // it may have been written, or may yet
+				g.tooSlow(n)
+			}
+			return err
+		}
+		items = items[n:]
+	}
+	return nil
+}
+
+// isTooSlow reports whether the database has ended a statement at its time limit, so nothing is
+// written.
+func isTooSlow(err error) bool { return errors.As(err, new(*objects.TooSlow)) }

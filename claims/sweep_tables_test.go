@@ -1,0 +1,114 @@
+package claims_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/internal/verify/pgtest"
+)
+
+// fourTables is a config for each of four tables of the user.
+func fourTables() (cfgs []claims.RowsConfig) {
+	for i := range 4 {
+		cfg := tasks
+		cfg.Table = fmt.Sprintf("tasks%d", i)
+		cfgs = append(cfgs, cfg)
+	}
+	return cfgs
+}
+
+// plainRows opens a table of the user into which no faults are put.
+func plainRows(w *world) func(objects.RowsConfig) objects.RowsTable {
+	return func(cfg objects.RowsConfig) objects.RowsTable {
+		switch store := w.store.(type) {
+		case *tenure.PostgresStore:
+			return reach.Postgres(store).Rows(cfg, kit.Quiet)
+		default:
+			return reach.SQLite(store).Rows(cfg, kit.Quiet)
+		}
+	}
+}
+
+const createTable = `CREATE TABLE %s (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`
+
+// S4: three of the user's tables answer nothing, and a process owned a key and a row of the fourth.
+func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
+	inBubble(t, func(w *world) {
+		db := w.store.(*tenure.SQLiteStore).DB()
+		a, b, c := w.start("a"), w.start("b"), w.start("c")
+		var ofA, ofC *claims.Rows
+		for i, cfg := range fourTables() {
+			kit.ExecSQL(w.T, db, fmt.Sprintf(createTable, cfg.Table))
+			kit.ExecSQL(w.T, db, kit.Must(cfg.SQLiteDDL()))
+			if i < 3 {
+				(&rowsWorld{world: w}).rowsOf(c, cfg)
+				continue
+			}
+			kit.ExecSQL(w.T, db, `INSERT INTO tasks3 (id) VALUES (1)`)
+			ofA = kit.Must(claims.NewRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
+			ofC = kit.Must(claims.NewRowsOver(c.session, cfg, plainRows(w)))
+		}
+		a.claimOne("k")
+		got, err := ofA.TakeFor(w.Context(), a.session.ID(), 1)
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		c.fault(kit.Only("rows' sessions", kit.Hang))
+		time.Sleep(time.Minute)
+		b.stop() // else it would bury the session
+		crashed := time.Now()
+		a.crash()
+		row := make(chan time.Duration)
+		go func() {
+			_, _ = ofC.Take(context.Background(), 1)
+			row <- time.Since(crashed)
+		}()
+		_, err = c.keys.Wait(context.Background(), "k")
+		require.NoError(w, err)
+		require.LessOrEqual(w, time.Since(crashed), ttl+60*time.Millisecond, "the key")
+		require.LessOrEqual(w, <-row, ttl+60*time.Millisecond, "the row")
+		c.fault(nil)
+	})
+}
+
+func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
+	const ttl = 6 * time.Second
+	url := pgtest.URL(t)
+	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	db := kit.OpenSQL(t, "pgx", url)
+	a, b := w.startWith("a", claims.SessionConfig{TTL: ttl}), w.startWith("b", claims.SessionConfig{TTL: ttl})
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	lock := ""
+	for _, cfg := range fourTables() {
+		kit.ExecSQL(t, db, fmt.Sprintf(createTable, cfg.Table))
+		kit.ExecSQL(t, db, kit.Must(cfg.PostgresDDL()))
+		rows := kit.Must(claims.NewRowsOver(b.session, cfg, plainRows(w)))
+		require.NoError(t, rows.Check(ctx))
+		serving.Go(func() { _ = rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }) })
+		lock += "LOCK TABLE " + cfg.Table + " IN ACCESS EXCLUSIVE MODE;"
+	}
+	a.claimOne("k")
+	tx, err := db.Begin()
+	require.NoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.Exec(lock)
+	require.NoError(t, err)
+	time.Sleep(ttl / 2)
+	crashed := time.Now()
+	a.crash()
+	_, err = b.keys.Wait(ctx, "k")
+	require.NoError(t, err)
+	require.Less(t, time.Since(crashed), ttl+3*time.Second)
+}
