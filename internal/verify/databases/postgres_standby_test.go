@@ -46,6 +46,7 @@ func TestOfSeveralHostsThePrimaryIsFoundThoughAStandbyComesFirst(t *testing.T) {
 	})
 	t.Run("in the caller's pool", func(t *testing.T) {
 		pool := kit.PostgresPool(t, both) // whose queries go to the standby
+		kit.AwaitThat(t, "the standby has the table", func() bool { _, err := pool.Exec(ctx, `TABLE objects`); return err == nil })
 		store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
 		defer store.Close()
 		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
