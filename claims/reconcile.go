@@ -160,6 +160,9 @@ func (k *Keys) lookAtDoubtful(h *holdings) (err error) {
 	ids := slices.Collect(maps.Keys(h.doubts.rows))
 	k.s.mu.Unlock()
 	for some := range slices.Chunk(ids, perStatement) {
+		if h.term.hasEnded() {
+			return nil
+		}
 		if err = k.freeUnknown(h, some, began); err != nil { // the next look tries again
 			break
 		}
@@ -239,6 +242,9 @@ func (k *Keys) lookAtAll(h *holdings) error {
 	s.mu.Unlock()
 	confirmed, err := 0, error(nil)
 	for after, more := "", true; more && err == nil; {
+		if h.term.hasEnded() { // then all rows are freed
+			return nil
+		}
 		var rows []objects.Claim
 		sent := time.Now()
 		if rows, more, err = k.owned(h.term.ctx, h.term.id, after); err != nil {
@@ -298,6 +304,9 @@ func (k *Keys) endDenied(h *holdings) error {
 			}
 		}
 		s.mu.Unlock()
+		if h.term.hasEnded() {
+			return nil
+		}
 		sent := time.Now()
 		ended, _, err := k.standing(h.term.ctx, some)
 		if err != nil {
@@ -341,6 +350,16 @@ func (k *Keys) endDenied(h *holdings) error {
 		s.cfg.Logger.Warn("claims have ended, because their rows name another session, another token or none", "kind", k.kind, "claims", lost)
 	}
 	return nil
+}
+
+// hasEnded reports whether nothing more may be claimed under a term.
+func (t *term) hasEnded() bool {
+	select {
+	case <-t.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // ended notes that claims have ended. If that is a loss, it tells their funcs to return. The
@@ -435,7 +454,6 @@ func (k *Keys) standing(ctx context.Context, rows []objects.Claim) (ended, stand
 func (h *holdings) passOn(k *Keys, claims []Claim) {
 	for _, c := range claims {
 		h.drop(c.Key.ID)
-		delete(h.asked, c.Key.ID)
 		h.passedOn[c.Key.ID] = c.Token
 	}
 	if len(h.passedOn) >= h.forgetAt && h.term.over == nil {
@@ -456,6 +474,9 @@ func (k *Keys) forgetPassedOn(h *holdings) error {
 	s.mu.Unlock()
 	var err error
 	for some := range slices.Chunk(rows, perStatement) {
+		if h.term.hasEnded() {
+			break
+		}
 		var ended []objects.Claim
 		if ended, _, err = k.standing(h.term.ctx, some); err != nil {
 			break

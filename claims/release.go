@@ -167,7 +167,6 @@ func (k *Keys) release(claims []Claim) (waits []chan struct{}, err error) {
 func (k *Keys) free(h *holdings, rows ...objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		h.drop(r.ID)
-		delete(h.asked, r.ID)
 		h.freeing[r.ID]++
 		if n := len(h.toFree); n == 0 || len(h.toFree[n-1].rows) == perStatement {
 			h.toFree = append(h.toFree, &batch{done: make(chan struct{})})
@@ -221,6 +220,7 @@ func (k *Keys) freeBatches(h *holdings) {
 func (h *holdings) drop(id string) {
 	if _, held := h.tokens[id]; held {
 		delete(h.tokens, id)
+		delete(h.asked, id)
 		h.changes++
 	}
 }
