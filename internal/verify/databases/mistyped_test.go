@@ -3,6 +3,7 @@ package databases_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -40,6 +41,9 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 			err := open(url)
 			if err == nil || mistyped.Shows(fmt.Sprintf("%v %+v", err, err)+log.String()) {
 				t.Errorf("%s(%q): %v, logged: %s", name, url, err, &log)
+			}
+			if name == "Open" && errors.Is(err, tenure.ErrSetup) {
+				t.Errorf("Open(%q) has looked for a file: %v", url, err)
 			}
 			log.Reset()
 		}
