@@ -3,10 +3,10 @@ package databases_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,7 +42,7 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 			if err == nil || mistyped.Shows(fmt.Sprintf("%v %+v", err, err)+log.String()) {
 				t.Errorf("%s(%q): %v, logged: %s", name, url, err, &log)
 			}
-			if name == "Open" && errors.Is(err, tenure.ErrSetup) {
+			if name == "Open" && strings.Contains(fmt.Sprint(err), "open SQLite") {
 				t.Errorf("Open(%q) has looked for a file: %v", url, err)
 			}
 			log.Reset()
