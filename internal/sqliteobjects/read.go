@@ -5,9 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -20,7 +20,11 @@ import (
 // database, and is read without a lock. Stands reports, when all is read, whether it still is:
 // if not, what was read may be torn, and the file must be opened and read again.
 func OpenToRead(ctx context.Context, path string) (db *sql.DB, stands func() bool, err error) {
-	before, err := stateOf(path)
+	path, err = filepath.EvalSymlinks(path) // the log is beside the file itself
+	var before fileState
+	if err == nil {
+		before, err = stateOf(path)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}
@@ -53,23 +57,19 @@ type fileState struct {
 	size    int64
 	written time.Time
 	logged  bool // there is a log beside it
-	alone   bool // it is in WAL mode, and there is no log
+	alone   bool // there is neither a log nor a journal
 }
 
+// stateOf does not open the file: when that is closed again, the process loses its locks on it.
 func stateOf(path string) (fileState, error) {
-	file, err := os.Open(path)
+	info, err := os.Stat(path)
 	if err != nil {
 		return fileState{}, err
 	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return fileState{}, err
+	missing := func(suffix string) bool {
+		_, err := os.Stat(path + suffix)
+		return errors.Is(err, fs.ErrNotExist)
 	}
-	_, err = os.Stat(path + "-wal")
-	missing := errors.Is(err, fs.ErrNotExist)
-	header := make([]byte, 20)
-	_, err = io.ReadFull(file, header)
-	isWAL := err == nil && header[18] == 2 // the version that a program must know to write it
-	return fileState{file: info, size: info.Size(), written: info.ModTime(), logged: !missing, alone: isWAL && missing}, nil
+	logged := !missing("-wal")
+	return fileState{file: info, size: info.Size(), written: info.ModTime(), logged: logged, alone: !logged && missing("-journal")}, nil
 }

@@ -2,6 +2,7 @@ package sqliteobjects
 
 import (
 	"database/sql"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -20,9 +21,11 @@ func TestWhatWasReadOfAFileThatWasAloneStandsUntilSomebodyWrites(t *testing.T) {
 		require.NoError(t, err)
 		return db
 	}
+	link := filepath.Join(t.TempDir(), "link.db")
+	require.NoError(t, os.Symlink(path, link))
 	count := func() (rows int, stands func() bool) {
 		t.Helper()
-		db, stands, err := OpenToRead(t.Context(), path)
+		db, stands, err := OpenToRead(t.Context(), link)
 		require.NoError(t, err)
 		t.Cleanup(func() { db.Close() })
 		require.NoError(t, db.QueryRow("SELECT count(*) FROM t").Scan(&rows))
