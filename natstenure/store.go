@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/wake"
 )
@@ -276,6 +277,19 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 		s.saw(key, st, true)
 	}
 	return st, obj, err
+}
+
+func init() {
+	reach.InNATS = func(ctx context.Context, store any, id objects.ID) (bool, error) {
+		s := store.(*Store)
+		ctx, cancel := s.limited(ctx)
+		defer cancel()
+		msg, err := s.last(ctx, s.subject(tenure.Key(id))+either)
+		if err != nil {
+			return false, s.failed(ctx, "get", id.String(), err)
+		}
+		return msg != nil, nil
+	}
 }
 
 // last returns the last message of a subject, from the stream's leader; nil if there is none.

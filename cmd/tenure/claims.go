@@ -54,7 +54,7 @@ claimed it, or it has been free for more than a day.`,
 			if err := key.Validate(); err != nil {
 				return usageError("-key: %v", err)
 			}
-			return withStore(ctx, &store, func(ctx context.Context, store database) error {
+			return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
 				view, err := readOwner(ctx, store, key)
 				if err != nil {
 					return err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 var statusCommand = command{
@@ -45,7 +47,7 @@ and 4 if the store knows nothing of it: it was never held, or released over a da
 		var l lookup
 		l.define(flags)
 		return func(ctx context.Context, out *output, args []string) error {
-			return l.on(ctx, args, func(ctx context.Context, store database) error {
+			return l.reading(ctx, out, args, func(ctx context.Context, store database, out *output) error {
 				view, err := readLease(ctx, store, l.key.key())
 				if err == nil && view.State == stateFree {
 					view.State, err = l.freeOrUnused(ctx, store)
@@ -91,7 +93,7 @@ counts up to 100,000 keys of each kind, and then prints 100000+.`,
 				return usageError("give either -type or -sessions")
 			}
 			if *sessions {
-				return withStore(ctx, &store, func(ctx context.Context, store database) error {
+				return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
 					views, err := listSessions(ctx, store)
 					if err != nil {
 						return err
@@ -102,7 +104,7 @@ counts up to 100,000 keys of each kind, and then prints 100000+.`,
 					return printSessions(out.stdout, views)
 				})
 			}
-			return withStore(ctx, &store, func(ctx context.Context, store database) error {
+			return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
 				views, err := listLeases(ctx, store, *kind)
 				if err != nil {
 					return err
@@ -134,13 +136,25 @@ func (l *lookup) define(flags *flag.FlagSet) {
 
 // on opens the store and calls fn with it.
 func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context, database) error) error {
-	if len(args) > 0 {
-		return unexpected(args[0])
-	}
-	if err := l.key.validate(); err != nil {
+	if err := l.validate(args); err != nil {
 		return err
 	}
 	return withStore(ctx, &l.store, fn)
+}
+
+// reading is on for a command that only reads.
+func (l *lookup) reading(ctx context.Context, out *output, args []string, fn func(context.Context, database, *output) error) error {
+	if err := l.validate(args); err != nil {
+		return err
+	}
+	return reading(ctx, &l.store, out, fn)
+}
+
+func (l *lookup) validate(args []string) error {
+	if len(args) > 0 {
+		return unexpected(args[0])
+	}
+	return l.key.validate()
 }
 
 // withStore opens a store, which must exist, and calls fn with it. All of that must take
@@ -153,10 +167,38 @@ func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, da
 		defer store.Close()
 		err = explain(store, fn(ctx, store))
 	}
+	return answered(ctx, err)
+}
+
+// answered says that a store does not answer if that is why a command has failed.
+func answered(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("the store does not answer: %w", err)
 	}
 	return err
+}
+
+// reading is withStore for a command that only reads, by a user who may do no more. What fn writes
+// is shown when it is known to be whole.
+func reading(ctx context.Context, flag *storeFlag, out *output, fn func(context.Context, database, *output) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	for {
+		var stdout, stderr bytes.Buffer
+		store, stands, done, err := flag.openToRead(ctx)
+		if err != nil {
+			return answered(ctx, err)
+		}
+		err = explain(store, fn(ctx, store, &output{stdout: &stdout, stderr: &stderr}))
+		whole := stands()
+		done()
+		if !whole && ctx.Err() == nil {
+			continue // somebody has written meanwhile
+		}
+		_, failed := out.stdout.Write(stdout.Bytes())
+		out.stderr.Write(stderr.Bytes())
+		return cmp.Or(answered(ctx, err), failed)
+	}
 }
 
 // explain adds to an error of the store what the store knows besides.
@@ -213,7 +255,7 @@ func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, erro
 	case *etcdStore:
 		known = true // nobody can tell
 	case *natsStore:
-		known, err = store.everHeld(ctx, key)
+		known, err = reach.InNATS(ctx, store.Store, objects.ID(key)) // which a user who may only read can tell
 	case *tenure.SQLiteStore:
 		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
 	_ "modernc.org/sqlite"
 )
@@ -128,7 +129,7 @@ func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error
 	return store, asUsage(err)
 }
 
-// openExisting opens the store for commands that only read: it doesn't create a file.
+// openExisting opens the store for commands that ask something of a holder: it doesn't create a file.
 func (s *storeFlag) openExisting(ctx context.Context) (database, error) {
 	name, err := s.name()
 	if err != nil {
@@ -140,6 +141,32 @@ func (s *storeFlag) openExisting(ctx context.Context) (database, error) {
 		}
 	}
 	return s.open(ctx, slog.New(slog.DiscardHandler))
+}
+
+// openToRead opens the store for commands that only read. They may have to read again, as
+// [sqliteobjects.OpenToRead] says, unless what they have read stands.
+func (s *storeFlag) openToRead(ctx context.Context) (store database, stands func() bool, done func(), err error) {
+	name, err := s.name()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if schemeOf(name) != nil {
+		store, err := s.openExisting(ctx)
+		return store, func() bool { return true }, func() { store.Close() }, err
+	}
+	db, stands, err := sqliteobjects.OpenToRead(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("there is no store %s", name)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	store, err = tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: s.table, Shared: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		db.Close()
+		return nil, nil, nil, asUsage(err)
+	}
+	return store, stands, func() { store.Close(); db.Close() }, nil
 }
 
 // describeStore names a store without its credentials.

@@ -16,7 +16,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/natstenure"
 )
 
@@ -256,20 +255,4 @@ func (s *natsStore) Close() error {
 	err := s.Store.Close()
 	s.nc.Close()
 	return err
-}
-
-// everHeld reports whether the stream has a message of a lease that was held.
-func (s *natsStore) everHeld(ctx context.Context, key tenure.Key) (bool, error) {
-	changes := s.Watch(key).(tenure.ChangeSubscription)
-	defer changes.Stop()
-	for {
-		if change, ok := changes.Last(); ok {
-			return change.Object.Version != 0, nil
-		}
-		select {
-		case <-ctx.Done():
-			return false, context.Cause(ctx)
-		case <-changes.C():
-		}
-	}
 }

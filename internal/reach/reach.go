@@ -4,6 +4,8 @@
 package reach
 
 import (
+	"context"
+
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
@@ -22,6 +24,10 @@ var (
 
 	// FitKeys rejects keys of a kind that are too long for the database of a *claims.Session.
 	FitKeys func(session any, kind string, ids []string) error
+
+	// InNATS reports whether the stream of a *natstenure.Store has a message of an object, also one
+	// that says that it was deleted.
+	InNATS func(ctx context.Context, store any, id objects.ID) (bool, error)
 
 	// DropKeys undoes the NewKeys that has returned a *claims.Keys, which must not have been used.
 	DropKeys func(keys any)

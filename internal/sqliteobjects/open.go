@@ -47,12 +47,17 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 	return db, nil
 }
 
-func dsn(path string) string {
+// fileURL returns a path as SQLite takes it with parameters.
+func fileURL(path string) string {
 	file := (&url.URL{Path: path}).EscapedPath()
 	if strings.HasPrefix(file, "/") {
 		file = "//" + file // an empty authority; otherwise SQLite takes the start of a path with two slashes for one
 	}
-	return "file:" + file + "?" + url.Values{
+	return "file:" + file
+}
+
+func dsn(path string) string {
+	return fileURL(path) + "?" + url.Values{
 		"_txlock": {"immediate"},
 		"_pragma": {
 			fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,6 +41,9 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 			err := open(url)
 			if err == nil || mistyped.Shows(fmt.Sprintf("%v %+v", err, err)+log.String()) {
 				t.Errorf("%s(%q): %v, logged: %s", name, url, err, &log)
+			}
+			if name == "Open" && strings.Contains(fmt.Sprint(err), "open SQLite") {
+				t.Errorf("Open(%q) has looked for a file: %v", url, err)
 			}
 			log.Reset()
 		}
