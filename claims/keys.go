@@ -316,6 +316,9 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 		if _, err := k.wanted(h, nil); err != nil { // the statements before this one took long
 			return err
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		sending, cancel := k.s.uncut(ctx)
 		defer cancel()
 		var free, missing []string
@@ -328,6 +331,9 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 		}
 		taken, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
 		if err != nil && !wroteNothing(err) {
+			if sending.Err() != nil { // the next time it may be fast enough
+				k.groups.tooSlow(len(ids))
+			}
 			k.lostAnswer(h, ids)
 		}
 		rows = append(rows, taken...)
