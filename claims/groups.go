@@ -1,7 +1,6 @@
 package claims
 
 import (
-	"context"
 	"errors"
 	"sync/atomic"
 
@@ -61,9 +60,6 @@ func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(i
 				}
 			}
 		default:
-			if errors.Is(err, context.DeadlineExceeded) { // it may have been written, or may yet
-				g.tooSlow(n)
-			}
 			return err
 		}
 		items = items[n:]

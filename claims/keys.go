@@ -335,6 +335,9 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 		if _, err := k.wanted(h, nil); err != nil { // the statements before this one took long
 			return err
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		sending, cancel := k.s.uncut(ctx)
 		defer cancel()
 		var free, missing []string

@@ -218,13 +218,14 @@ func (w *sweeper) prune(ctx context.Context) {
 	}
 	w.frees.Go(func() {
 		defer w.pruning.Store(false)
+		var sizes groups // of its own: it may be slow because of what it searches, and not of what it deletes
 		for after, pruned, n := int64(0), 0, 0; pruned == n; {
 			began := time.Now()
-			n = w.s.groups.size()
+			n = sizes.size()
 			next, some, err := w.s.table.Prune(ctx, after, n, w.s.limit)
 			switch {
 			case isTooSlow(err) && n > 1:
-				w.s.groups.tooSlow(n)
+				sizes.tooSlow(n)
 				pruned = n
 			case err == nil:
 				after, pruned = next, some
