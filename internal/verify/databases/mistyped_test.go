@@ -5,13 +5,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/verify/mistyped"
 )
 
@@ -51,4 +54,22 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, files, "%q was taken for the path of a file", url)
 	}
+}
+
+// Servers and errors quote all of that, and a later error may come at any time.
+func TestAMistypedConnectionStringHasItsPasswordNowhereElse(t *testing.T) {
+	parsed := 0
+	for url := range mistyped.URLs() {
+		cfg, err := pgconns.ParseURL(url)
+		if err != nil {
+			continue
+		}
+		parsed++
+		conn := cfg.ConnConfig
+		shown := append(slices.Collect(maps.Keys(conn.RuntimeParams)), conn.User, conn.Host, conn.Database)
+		if slices.ContainsFunc(shown, mistyped.Shows) {
+			t.Errorf("%q: %q", url, shown)
+		}
+	}
+	require.NotZero(t, parsed)
 }
