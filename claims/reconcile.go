@@ -133,7 +133,7 @@ func (k *Keys) reconcile(h *holdings) {
 		k.s.mu.Unlock()
 		var err error
 		switch {
-		case at.IsZero():
+		case at.IsZero(), h.term.hasEnded(): // then all rows are freed
 			return
 		case rows:
 			err = k.lookAtDoubtful(h)
@@ -141,8 +141,7 @@ func (k *Keys) reconcile(h *holdings) {
 			err = k.lookAtAll(h)
 		default:
 			select {
-			case <-h.term.ended: // then all rows are freed
-				return
+			case <-h.term.ended:
 			case <-d.kick:
 			case <-time.After(time.Until(at)):
 			}
