@@ -143,11 +143,12 @@ func late(d time.Duration) storetest.Hook {
 }
 
 func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
-	for _, by := range []time.Duration{ttl, 5 * time.Minute, 55 * time.Minute} {
+	for _, by := range []time.Duration{ttl + 3*time.Second, 5*time.Minute + 3*time.Second, 55*time.Minute + 3*time.Second} {
 		t.Run(by.String(), func(t *testing.T) {
 			inRowsBubble(t, effect, 3, func(w *rowsWorld) {
 				a, b := w.start("a"), w.start("b")
 				rows := w.rowsOf(a, effect)
+				time.Sleep(time.Second)
 				held, heldRow := a.claimOne("held"), takeOf(w, rows, 1)[0]
 				a.fault(kit.Only("take", kit.Once(late(by))))
 				_, err := a.keys.Claim(w.Context(), "one")
