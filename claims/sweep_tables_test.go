@@ -114,3 +114,37 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, time.Since(crashed), ttl+3*time.Second)
 }
+
+// However many statements wait for a table of the user, claims by key have a connection.
+func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(fmt.Sprintf(createTable, "tasks"))
+	db.exec(kit.Must(tasks.PostgresDDL()))
+	a := db.worker(claims.SessionConfig{TTL: time.Minute}, tasks) // so a statement has ten seconds
+	keys := kit.Must(claims.NewKeys(a.session, "tenant"))
+	require.NoError(t, a.rows.Check(t.Context()))
+	_, err := keys.Claim(t.Context(), "before")
+	require.NoError(t, err)
+	tx, err := db.sql.Begin()
+	require.NoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.Exec(`LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	takes := make(chan error, 8)
+	for range cap(takes) {
+		go func() {
+			_, err := a.rows.TakeFor(context.Background(), "worker", 1)
+			takes <- err
+		}()
+	}
+	kit.AwaitThat(t, "the statements wait", func() bool {
+		return db.count(`SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'`) >= 3
+	})
+	_, err = keys.Claim(t.Context(), "k")
+	require.NoError(t, err)
+	require.Empty(t, takes, "it has waited for them")
+	require.NoError(t, tx.Rollback())
+	for range cap(takes) {
+		require.NoError(t, <-takes)
+	}
+}
