@@ -192,3 +192,16 @@ func TestATraceThatEndsItsGoroutineEndsNoTerm(t *testing.T) {
 		t.wantHolder(a)
 	})
 }
+
+func TestAPanicOfTheJobIsPassedOnAlthoughTheTracePanicsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"})
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Reconcile: func(context.Context) error { panic("the job") },
+			Trace:     &tenure.Trace{JobEnded: func(*tenure.Term, error, time.Duration) { panic("the trace") }},
+		})
+		require.NoError(t, err)
+		defer func() { require.Equal(t, "the job", recover().(*tenure.JobPanic).Value) }()
+		_ = c.Run(t.Context())
+	})
+}

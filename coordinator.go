@@ -305,9 +305,13 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 		cancel()
 		panicked := c.panicked.Swap(nil)
 		c.running.Store(false)
-		if panicked != nil {
-			panic(panicked)
+		if panicked == nil {
+			return
 		}
+		if ofJob := recover(); ofJob != nil { // which matters more
+			panic(ofJob)
+		}
+		panic(panicked)
 	}, nil
 }
 

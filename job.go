@@ -99,7 +99,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 			result.text, result.cause = textOf(result.err), result.why()
 			j.results <- result
 		}()
-		result.err = run(ctx)
+		result.err = logtext.Sound(run(ctx))
 	}()
 }
 
@@ -214,13 +214,13 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 	scope.of.monitor.ran(r, "", 1)
 	returned := false
 	defer func() {
-		r.Ended, r.Err = time.Now(), err
+		r.Ended, r.Err = time.Now(), logtext.Sound(err)
 		switch {
 		case !returned:
 			r.Outcome, r.Err = RunFailed, errNotReturned
 		case err == nil:
 			r.Outcome = RunSucceeded
-		case scope.job.Err() != nil || isLossOf(scope.term, err):
+		case scope.job.Err() != nil || isLossOf(scope.term, r.Err):
 			r.Outcome = RunInterrupted
 		default:
 			r.Outcome = RunFailed

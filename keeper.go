@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
@@ -261,7 +262,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 	defer cancel()
 	for began, failures := time.Now(), 0; ; failures++ {
 		prev.Labels = maps.Clone(prev.Labels) // the record's, and the caller may change them
-		err := k.c.cfg.FencePredecessor(attempts, prev)
+		err := logtext.Sound(k.c.cfg.FencePredecessor(attempts, prev))
 		switch {
 		case err == nil:
 			return nil
@@ -299,7 +300,7 @@ func (c *checks) ask(ctx context.Context, role Role) error {
 	result := make(chan error, 1)
 	c.calls.Go(func() {
 		defer c.running.Store(false)
-		err := c.check(ctx, role)
+		err := logtext.Sound(c.check(ctx, role))
 		if err != nil {
 			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
 		}

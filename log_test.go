@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -274,4 +275,26 @@ func TestErrorsThatAlternateAreLoggedOnceEach(t *testing.T) {
 		time.Sleep(9 * time.Minute)
 		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 2}, j.take())
 	})
+}
+
+func TestAnErrorThatIsANilPointerEndsATermInOrder(t *testing.T) {
+	null := func(context.Context) error { return (*url.Error)(nil) }
+	for name, cfg := range map[string]tenure.CoordinatorConfig{
+		"reconcile": {Reconcile: null},
+		"sweep":     {Reconcile: tenure.Every(time.Second, null)},
+		"check": {Check: func(ctx context.Context, role tenure.Role) error {
+			if role == tenure.RoleHolder {
+				return null(ctx)
+			}
+			return nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a := t.start("a", cfg)
+				time.Sleep(time.Minute)
+				require.NotZero(t, a.Status().Terms)
+			})
+		})
+	}
 }

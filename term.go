@@ -14,6 +14,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -109,6 +110,8 @@ func (t *Term) timeLeft() time.Duration {
 // sinceRenewal returns how long ago the last acquire or renewal that succeeded was sent, by
 // both clocks. It is negative for a local term.
 func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
+
+func init() { reach.Trust = func(term any) time.Duration { return term.(*Term).trusted } }
 
 // Deadline returns when the trust in the term ends unless it is renewed. It is the zero
 // time if there is no lease to lose, see [Exclusive].

@@ -3,7 +3,6 @@ package tenure
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -146,7 +145,7 @@ func textOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	return fmt.Sprint(logtext.OneLine(err)) // which survives an Error method that panics
+	return logtext.OneLine(err).Error()
 }
 
 // sawHolder notes the record that was read; nil if there is none.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/reach"
@@ -375,7 +376,7 @@ func (r *Rows) work(ctx context.Context, c Claim, fn func(context.Context, Claim
 			}
 			told(ended(ctx, errGoexit))
 		}()
-		err := fn(ctx, c)
+		err := logtext.Sound(fn(ctx, c))
 		over = true
 		return ended(ctx, err)
 	}))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // Metrics records the metrics of one replica and one lease. All methods are safe for
@@ -149,11 +150,12 @@ func (m *Metrics) Trace() *tenure.Trace {
 		Acquired: func(term *tenure.Term, predecessor *tenure.Holding) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.term, m.predecessor, m.ended = term, predecessor, false
-			m.trust = term.Deadline().Sub(term.AcquiredAt())
+			m.during(term)
+			m.predecessor = predecessor
 		},
 		JobStarted: func(term *tenure.Term) {
 			m.mu.Lock()
+			m.during(term)
 			m.working = true
 			predecessor := m.predecessor
 			m.mu.Unlock()
@@ -162,33 +164,47 @@ func (m *Metrics) Trace() *tenure.Trace {
 				m.takeoverGap.Record(ctx, (age + time.Since(term.AcquiredAt())).Seconds(), m.lease)
 			}
 		},
-		Renewed: func(_ *tenure.Term, took, trustLeft time.Duration) {
+		Renewed: func(term *tenure.Term, took, trustLeft time.Duration) {
 			m.renewalDuration.Record(ctx, took.Seconds(), m.lease)
 			m.mu.Lock()
 			defer m.mu.Unlock()
+			m.during(term)
 			m.noteMargin(trustLeft)
 		},
-		RenewalFailed: func(_ *tenure.Term, err error, trustLeft time.Duration) {
+		RenewalFailed: func(term *tenure.Term, err error, trustLeft time.Duration) {
 			m.renewalErrors.Add(ctx, 1, m.lease, ofType(errorType(err)))
 			m.mu.Lock()
 			defer m.mu.Unlock()
+			m.during(term)
 			m.noteMargin(trustLeft)
 		},
 		Lost:     m.over,
 		Released: m.over,
-		JobEnded: func(_ *tenure.Term, _ error, took time.Duration) {
+		JobEnded: func(term *tenure.Term, _ error, took time.Duration) {
 			m.drainDuration.Record(ctx, took.Seconds(), m.lease)
 			m.mu.Lock()
 			defer m.mu.Unlock()
+			m.during(term)
 			m.working, m.stuck = false, false
 		},
-		JobStuck: func(*tenure.Term, time.Duration) {
+		JobStuck: func(term *tenure.Term, _ time.Duration) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
+			m.during(term)
 			m.stuck = true
 		},
 		Run: m.ran,
 	}
+}
+
+// during notes which term it is, because calls of a trace may be dropped: that it was acquired may
+// be one of them, or that the job of the term before has ended. The caller holds the mutex.
+func (m *Metrics) during(term *tenure.Term) {
+	if m.term == term {
+		return
+	}
+	m.term, m.predecessor, m.ended, m.working, m.stuck = term, nil, false, false, false
+	m.trust = reach.Trust(term) // its Deadline may have moved since
 }
 
 // ran notes that a run has begun or ended.
@@ -241,8 +257,9 @@ func (m *Metrics) noteMargin(left time.Duration) {
 
 // over counts the end of a term, once: a term that was not renewed in time is reported as
 // lost, and may be reported again as released.
-func (m *Metrics) over(_ *tenure.Term, cause error) {
+func (m *Metrics) over(term *tenure.Term, cause error) {
 	m.mu.Lock()
+	m.during(term)
 	counted := m.ended
 	m.ended = true
 	m.mu.Unlock()

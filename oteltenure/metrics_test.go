@@ -41,7 +41,8 @@ type replica struct {
 	store    *storetest.FaultyStore
 	metrics  *oteltenure.Metrics
 	endpoint http.Handler
-	stop     func() // also waits until Run has returned
+	terms    atomic.Pointer[tenure.Term] // the last
+	stop     func()                      // also waits until Run has returned
 }
 
 func start(t *testing.T, store tenure.Store, name string, drain time.Duration) *replica {
@@ -61,9 +62,14 @@ func startSweeping(t *testing.T, store tenure.Store, name string, drain time.Dur
 	r.metrics, err = oteltenure.New(provider.Meter("test"), lease, attribute.String("zone", "north"))
 	must(t, err)
 	r.Coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-		Watch:     tenure.Every(time.Minute, sweep),
-		Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(drain); return nil },
-		Trace:     r.metrics.Trace(),
+		Watch: tenure.Every(time.Minute, sweep),
+		Reconcile: func(ctx context.Context) error {
+			r.terms.Store(tenure.TermFromContext(ctx))
+			<-ctx.Done()
+			time.Sleep(drain)
+			return nil
+		},
+		Trace: r.metrics.Trace(),
 	})
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -434,4 +440,32 @@ func TestPrometheusAcceptsTheAlertRulesAndTheyFireWhenTheyShould(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+func TestTheMetricsAreRightAlthoughCallsOfTheTraceWereDroppedOrLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, storetest.NewMem(), "a", 0)
+		time.Sleep(25 * time.Second) // and it was renewed
+		term := termOf(t, r)
+		late := start(t, storetest.NewMem(), "b", 0)
+		late.stop()
+		told := late.metrics.Trace()
+		told.JobStuck(termOf(t, start(t, storetest.NewMem(), "c", 0)), 0) // that this one has ended was dropped
+		told.Renewed(term, 0, 20*time.Second)                             // as was that this one has begun
+		late.scrape(t).want(t, "renewed", scrape{"tenure_job_stuck": 0, "tenure_trust_duration_seconds": 29, "tenure_token": float64(term.Token())})
+		told.Acquired(term, nil)
+		told.JobStarted(term)
+		late.scrape(t).want(t, "told late", scrape{"tenure_is_holder": 1, "tenure_trust_duration_seconds": 29})
+	})
+}
+
+// termOf returns the term for which a replica's job runs.
+func termOf(t *testing.T, r *replica) *tenure.Term {
+	t.Helper()
+	time.Sleep(time.Second)
+	if term := r.terms.Load(); term != nil {
+		return term
+	}
+	t.Fatal("it holds nothing")
+	return nil
 }

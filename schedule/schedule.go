@@ -283,7 +283,7 @@ func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due ti
 	var failed error
 	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
 		slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
-		failed, err = s.finish(ctx, store, slot, s.cfg.Do(ctx, slot))
+		failed, err = s.finish(ctx, store, slot, logtext.Sound(s.cfg.Do(ctx, slot)))
 		return cmp.Or(err, failed)
 	})
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -90,7 +91,7 @@ func (sh *Shards) call(ctx context.Context, s *shard, pause *pace.Doubling) bool
 		return false
 	}
 	began := time.Now()
-	err := sh.cfg.Run(ctx, s.id)
+	err := logtext.Sound(sh.cfg.Run(ctx, s.id))
 	if ctx.Err() != nil {
 		return true
 	}

@@ -479,7 +479,7 @@ func (sh *Shards) check(ctx context.Context) {
 	for ctx.Err() == nil {
 		checking, cancel := context.WithTimeoutCause(ctx, sh.paces.RenewInterval/2, errors.New("Check has not returned in time"))
 		result := make(chan error, 1)
-		go func() { result <- sh.cfg.Check(checking) }()
+		go func() { result <- logtext.Sound(sh.cfg.Check(checking)) }()
 		select {
 		case err := <-result:
 			sh.checked(err)

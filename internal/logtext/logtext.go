@@ -2,6 +2,8 @@
 package logtext
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"unicode"
 )
@@ -9,11 +11,32 @@ import (
 // OneLine returns an error whose text is one line, for logs. The errors of pgx have several,
 // and so have joined ones.
 func OneLine(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "\n") {
+	if err = Sound(err); err == nil || !strings.Contains(err.Error(), "\n") {
 		return err
 	}
 	return oneLine{err}
 }
+
+// Sound returns the error, or one with its text if its methods panic, as those of a nil pointer
+// in an error do. Errors of the user's come through it before anything looks at them.
+func Sound(err error) (sound error) {
+	if err == nil {
+		return nil
+	}
+	defer func() {
+		if recover() != nil {
+			sound = fmt.Errorf("%v, an error of type %T whose methods panic", err, err)
+		}
+	}()
+	_ = err.Error()
+	errors.Is(err, errProbe) // which calls Is and Unwrap of all that it wraps
+	errors.As(err, new(*probe))
+	return err
+}
+
+type probe struct{ error }
+
+var errProbe = errors.New("")
 
 type oneLine struct{ error }
 

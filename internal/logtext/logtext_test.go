@@ -99,3 +99,24 @@ func TestAnOutageIsLoggedOncePerTenMinutes(t *testing.T) {
 		}
 	})
 }
+
+// broken has methods that panic, as those of most errors do if they are nil pointers.
+type broken struct{ err error }
+
+func (e *broken) Error() string { return e.err.Error() }
+func (e *broken) Unwrap() error { return e.err }
+
+func TestAnErrorWhoseMethodsPanicIsReplacedByItsText(t *testing.T) {
+	var null *broken
+	for _, err := range []error{null, fmt.Errorf("a: %w", null), errors.Join(io.EOF, null)} {
+		for _, sound := range []error{Sound(err), OneLine(err)} {
+			if text := sound.Error(); !strings.Contains(text, "whose methods panic") || errors.Is(sound, io.ErrClosedPipe) {
+				t.Errorf("got %q", text)
+			}
+		}
+		Class(err)
+	}
+	if Sound(nil) != nil || Sound(io.EOF) != io.EOF {
+		t.Error("a sound error is changed")
+	}
+}

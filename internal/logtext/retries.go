@@ -71,7 +71,7 @@ func (r *Retries) Reset() {
 // balancer resets connections, each attempt may fail in another way: those are one class. Otherwise
 // it is the SQLSTATE, or the text.
 func Class(err error) string {
-	if err == nil {
+	if err = Sound(err); err == nil {
 		return ""
 	}
 	var answer interface{ SQLState() string } // of any driver

@@ -5,6 +5,7 @@ package reach
 
 import (
 	"context"
+	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
@@ -14,6 +15,9 @@ import (
 var (
 	// Postgres returns the table of a *tenure.PostgresStore.
 	Postgres func(store any) *pgobjects.Table
+
+	// Trust returns for how long a renewal of a *tenure.Term is trusted: the TTL less the Margin.
+	Trust func(term any) time.Duration
 
 	// FencePostgres and FenceSQLite return a store of the same type whose writes pass the fence of
 	// a claim.

@@ -30,7 +30,7 @@ type Queue struct {
 	waiting []func()
 	dropped int           // and the log was not told yet
 	idle    chan struct{} // closed when nothing is left to call; nil: nothing is
-	passOn  func(*Panic)
+	passOn  []*func(*Panic)
 }
 
 // Panic is a panic of one of the user's funcs.
@@ -65,6 +65,9 @@ func (q *Queue) Add(call func()) {
 }
 
 func (q *Queue) tellDropped(n int) {
+	if !q.log.Enabled(context.Background(), slog.LevelWarn) {
+		return
+	}
 	record := slog.NewRecord(time.Now(), slog.LevelWarn, "the logger or the trace is too slow; reports were dropped", 0)
 	record.AddAttrs(slog.Int("dropped", n))
 	_ = q.log.Handle(context.Background(), record)
@@ -110,26 +113,30 @@ func (q *Queue) next() func() {
 	return call
 }
 
-// PassOn makes the queue pass the user's panics on, until stop is called. While nobody takes
-// them, they end the process, as that of any goroutine does.
+// PassOn makes the queue pass the user's panics on, until stop is called: each to all who want
+// them, as several coordinators of a lease may. While nobody takes them, they end the process, as
+// that of any goroutine does.
 func (q *Queue) PassOn(to func(*Panic)) (stop func()) {
-	set := func(to func(*Panic)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.passOn = append(slices.Clone(q.passOn), &to)
+	return func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		q.passOn = to
+		q.passOn = slices.DeleteFunc(slices.Clone(q.passOn), func(other *func(*Panic)) bool { return other == &to })
 	}
-	set(to)
-	return func() { set(nil) }
 }
 
 func (q *Queue) panicked(p *Panic) {
 	q.mu.Lock()
-	to := q.passOn
+	all := q.passOn
 	q.mu.Unlock()
-	if to == nil {
+	if len(all) == 0 {
 		panic(fmt.Sprintf("tenure: the logger or the trace panicked: %v\n\n%s", p.Value, p.Stack))
 	}
-	to(p)
+	for _, to := range all {
+		(*to)(p)
+	}
 }
 
 // Flush returns when everything has been called that was added before, or the user's funcs

@@ -115,3 +115,31 @@ func TestAPanicIsPassedOnAndTheOtherReportsAreNotLost(t *testing.T) {
 		require.True(t, called)
 	})
 }
+
+func TestALoggerForErrorsIsNotWarnedOfWhatWasDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		logger, reports := report.Logger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelError})))
+		for range 1000 {
+			logger.Warn("a")
+		}
+		reports.Flush()
+		require.Empty(t, out.String())
+	})
+}
+
+func TestAPanicIsPassedToAllWhoTakeIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, reports := report.Logger(slog.New(slog.DiscardHandler))
+		var a, b int
+		stopA := reports.PassOn(func(*report.Panic) { a++ })
+		stopB := reports.PassOn(func(*report.Panic) { b++ })
+		reports.Add(func() { panic("first") })
+		reports.Flush()
+		stopB()
+		reports.Add(func() { panic("second") })
+		reports.Flush()
+		stopA()
+		require.Equal(t, []int{2, 1}, []int{a, b})
+	})
+}
