@@ -531,3 +531,35 @@ func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 		require.Len(w, takeOf(w, ofA, 1), 1)
 	})
 }
+
+// A look that began again at once would spin for ever, and the session would never end.
+func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
+	closeDuring := func(w *world, a *process, op string) {
+		closing, closed := make(chan struct{}), make(chan struct{})
+		a.fault(kit.Only(op, kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			close(closing)
+			return kit.AnswerAfter(time.Second)(ctx, call, do)
+		})))
+		go func() { defer close(closed); <-closing; a.stop() }()
+		<-closed
+		require.Empty(w, w.owned(a.session.ID()))
+	}
+	t.Run("of all rows", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			a := w.start("a")
+			a.claim(names(2500)...)
+			closeDuring(w, a, "owned") // of which there are several pages
+		})
+	})
+	t.Run("of rows that are in doubt", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			a := w.start("a")
+			a.fault(kit.Only("take", kit.LoseAnswer))
+			for some := range slices.Chunk(names(2500), 1000) { // as many as a statement takes
+				_, err := a.keys.Claim(w.Context(), some...)
+				require.Error(w, err)
+			}
+			closeDuring(w, a, "look")
+		})
+	})
+}
