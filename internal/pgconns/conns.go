@@ -70,24 +70,54 @@ func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial p
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter}
 	own := config.Copy()
-	own.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		if config.AfterConnect != nil {
-			if err := config.AfterConnect(ctx, conn); err != nil {
-				return err
-			}
-		}
-		if c.connected == nil {
-			return nil
-		}
-		return c.connected(ctx, conn)
-	}
+	c.checkNew(own)
 	c.leases, c.claims = newLeases(own.Copy()), newLeases(own)
 	c.claims.config.MaxConns = ClaimConns
 	return c
 }
 
-// OnConnect has each connection of the leases and claims checked after it was opened, before a call
-// uses it. If check fails, the connection is closed and the call that needed it returns the error.
+// checkNew has a pool's connections checked as OnConnect says: after the caller's own hooks, which may
+// choose a role or a search_path, some of them for each call.
+func (c *Conns) checkNew(config *pgxpool.Config) {
+	check := func(ctx context.Context, conn *pgx.Conn) error {
+		if c.connected == nil {
+			return nil
+		}
+		return c.connected(ctx, conn)
+	}
+	prepare := config.PrepareConn
+	//lint:ignore SA1019 the caller may still use this one
+	if before := config.BeforeAcquire; prepare == nil && before != nil {
+		prepare = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return before(ctx, conn), nil }
+	}
+	if prepare == nil {
+		after := config.AfterConnect
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			if after != nil {
+				if err := after(ctx, conn); err != nil {
+					return err
+				}
+			}
+			return check(ctx, conn)
+		}
+		return
+	}
+	const checked = "tenure: checked"
+	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		ok, err := prepare(ctx, conn)
+		data := conn.PgConn().CustomData()
+		if !ok || err != nil || data[checked] != nil {
+			return ok, err
+		}
+		if err := check(ctx, conn); err != nil {
+			return false, err
+		}
+		data[checked] = true
+		return true, nil
+	}
+}
+
+// OnConnect has each new connection of the leases and claims checked, before a call uses it. If check fails, the connection is closed and the call that needed it returns the error.
 // It must be called before the first call.
 func (c *Conns) OnConnect(check func(ctx context.Context, conn *pgx.Conn) error) { c.connected = check }
 

@@ -1,6 +1,7 @@
 package pgobjects
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,30 +23,30 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	var tables []tableState
 	var creates, isolation string
 	var idleMS int64
-	wanted := make([]string, 0, tableCount)
+	wanted, last := make([]string, 0, tableCount), []string{}
 	for _, t := range ownTables {
 		wanted = append(wanted, s.cfg.Table+t.suffix)
 	}
-	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation)
+	if told := s.told.Load(); told != nil {
+		last = told.schemas[:]
+	}
+	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation)
 	if err != nil {
 		return nil, err
 	}
 	found.idleTimeout = time.Duration(idleMS) * time.Millisecond
-	var schemas [tableCount]string
 	var wrong [tableCount][]string
 	for i := range tables {
-		if schemas[i] = tables[i].Schema; schemas[i] == "" {
-			schemas[i] = creates
-		}
+		found.schemas[i] = cmp.Or(tables[i].Schema, creates)
 		if tables[i].exists() {
 			wrong[i] = ownTables[i].wrong(&tables[i], s.names.table(i))
 		}
 	}
-	found.place(s.cfg.Table, schemas, s.found.Load())
+	found.place(s.cfg.Table, s.found.Load())
 
 	own, tombstones := &tables[tableOfObjects], &tables[tableOfTombstones]
 	found.exists = own.exists()
-	found.schema, found.lacks = own.Schema, own.Lacks
+	found.schema, found.ahead, found.lacks = own.Schema, own.Ahead, own.Lacks
 	found.idAlone = slices.ContainsFunc(own.Keys, func(k keyState) bool { return k.isOf([]string{"id"}) })
 	found.uniqueNames = slices.ContainsFunc(own.Keys, func(k keyState) bool {
 		return k.Valid && slices.Contains(k.Columns, "name") && !slices.Contains(k.Columns, "id")

@@ -65,10 +65,12 @@ type rowTable struct {
 // inspectRows looks for the table as [inspectTables] does.
 const inspectRows = `
 	WITH looked AS MATERIALIZED (
-		SELECT CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, $2::text))::oid ELSE (
-			SELECT c.oid FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
+		SELECT CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, $2::text))::oid ELSE coalesce(
+			(SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON relnamespace = n.oid AND relname = $2
+				WHERE nspname = $5 AND has_schema_privilege(n.oid, 'USAGE')),
+			(SELECT c.oid FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
 				JOIN pg_catalog.pg_namespace n ON nspname = name JOIN pg_catalog.pg_class c ON relnamespace = n.oid AND relname = $2
-			WHERE name::text !~ '^pg_temp_' ORDER BY at LIMIT 1) END AS rel),
+				WHERE name::text !~ '^pg_temp_' ORDER BY at LIMIT 1)) END AS rel),
 	keys AS MATERIALIZED (
 		SELECT i.*, ARRAY(SELECT attname::text FROM unnest((indkey::int2[])[0:indnkeyatts - 1]) WITH ORDINALITY k(num, at)
 			JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = num ORDER BY at) AS columns,
@@ -114,7 +116,7 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
 	}
 	defer done()
 	var found rowTable
-	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session},
+	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session, r.placed.Load()},
 		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
 		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength)
 	if err != nil {

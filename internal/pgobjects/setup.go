@@ -37,12 +37,14 @@ var errNoTable = errors.New("the table does not exist")
 type setup struct {
 	at time.Time // when it was found
 
-	placed names            // with the schemas in which the tables are, or would be created
-	sql    *statements      // that name these tables
-	claims *claimStatements // likewise
+	schemas [tableCount]string // in which the tables are, or would be created
+	placed  names              // with these schemas
+	sql     *statements        // that name these tables
+	claims  *claimStatements   // likewise
 
 	exists        bool          // the table does
 	schema        string        // of the table, even if search_path found it
+	ahead         string        // schema of another table that search_path finds now
 	lacks         string        // privileges on the table that this role lacks
 	hasTombstones bool          // there is a table of tombstones
 	tombstones    bool          // this role may write it, and it is as it should be
@@ -67,10 +69,10 @@ func (s *setup) equal(other *setup) bool {
 	return same == *s
 }
 
-// place sets in which schemas the tables are, and the statements that name them: those of the last
-// look if nothing has moved.
-func (s *setup) place(table string, schemas [tableCount]string, last *setup) {
-	if s.placed = newNames(table, schemas); last != nil && last.placed == s.placed {
+// place sets the statements that name the tables in their schemas: those of the last look if nothing
+// has moved.
+func (s *setup) place(table string, last *setup) {
+	if s.placed = newNames(table, s.schemas); last != nil && last.placed == s.placed {
 		s.sql, s.claims = last.sql, last.claims
 		return
 	}
@@ -213,8 +215,7 @@ func (s *setups) lookBy(ctx context.Context, query queryRow) (*setup, error) {
 	return found, nil
 }
 
-// connected looks again by a connection of the store's own that was just opened, before any call
-// uses it, and refuses it if the tables are unsuitable now: the last connection may have ended
+// connected looks again by a connection of the store's own that is new, before any call uses it, and refuses it if the tables are unsuitable now: the last connection may have ended
 // because the server crashed, which empties an UNLOGGED table, or because a backup was restored.
 // The first connection of all is opened by the first look.
 func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
@@ -255,6 +256,10 @@ func (s *setups) believe(found *setup) {
 	}
 	if !found.uniqueNames {
 		s.logger.Warn("no unique index on (object_type, name): two objects can have one name", "table", s.names.objects)
+	}
+	if found.ahead != "" {
+		s.logger.Warn("search_path now finds another table of that name: this store stays with its own, and replicas that start now use the other one",
+			"table", found.placed.objects, "other", found.ahead)
 	}
 	if found.synchronousCommit == "off" {
 		s.logger.Warn("synchronous_commit is off: a crash of the database can forget a lease that was granted, and repeat its fencing token")

@@ -78,6 +78,7 @@ const otherOwnTable = "drop or rename it, and call Migrate, which makes the righ
 // JSON.
 type tableState struct {
 	Schema      string // empty: there is no such table
+	Ahead       string // schema of another one that search_path finds now
 	Kind        string // pg_class.relkind
 	Persistence string // of the table, or the worst of its parts: see tableUnlogged
 	Parts       bool   // it is partitioned, or others inherit from it
@@ -102,17 +103,21 @@ const (
 	tableTemporary = "t"
 )
 
-// inspectTables asks for the state of each table: of $1, or of the first schema in search_path that
-// has one of that name, and for the schema where a table is created. A temporary table would be
-// found before any other, and only by this session, so it does not count.
+// inspectTables asks for the state of each table: of $1, or of the schema in which it was found last, or
+// of the first one in search_path that has one of that name, and for the schema where a table is
+// created. A table that was found stays the one that is used, because other replicas use it, too,
+// whatever a later session has in its search_path. A temporary table would be found before any other,
+// and only by this session, so it does not count.
 const inspectTables = `
 	WITH RECURSIVE path AS MATERIALIZED (
 		SELECT n.oid AS schema, nspname, at FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
 			JOIN pg_catalog.pg_namespace n ON nspname = name WHERE name::text !~ '^pg_temp_'),
 	looked AS MATERIALIZED (
-		SELECT number, CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, name))::oid ELSE (
-			SELECT c.oid FROM path JOIN pg_catalog.pg_class c ON relnamespace = schema AND relname = wanted.name ORDER BY at LIMIT 1) END AS rel
-		FROM unnest($2::text[]) WITH ORDINALITY wanted(name, number)),
+		SELECT number, first, CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, name))::oid ELSE coalesce(
+			(SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON relnamespace = n.oid AND relname = wanted.name
+				WHERE nspname = last AND has_schema_privilege(n.oid, 'USAGE')), first) END AS rel
+		FROM unnest($2::text[], $3::text[]) WITH ORDINALITY wanted(name, last, number) CROSS JOIN LATERAL (SELECT (
+			SELECT c.oid FROM path JOIN pg_catalog.pg_class c ON relnamespace = schema AND relname = wanted.name ORDER BY at LIMIT 1) AS first) f),
 	parts(root, part) AS (
 		SELECT rel, rel FROM looked UNION SELECT root, inhrelid FROM parts JOIN pg_catalog.pg_inherits ON inhparent = part),
 	-- Tables under row-level security without a policy for some command.
@@ -123,6 +128,7 @@ const inspectTables = `
 				AND EXISTS (SELECT FROM unnest(polroles) member WHERE member = 0 OR pg_has_role(member, 'USAGE'))))
 	SELECT (SELECT jsonb_agg(CASE WHEN c.oid IS NULL THEN '{}' ELSE jsonb_build_object(
 			'Schema', nspname, 'Kind', relkind,
+			'Ahead', CASE WHEN $1 = '' AND first <> rel THEN (SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = first) END,
 			'Persistence', (SELECT max(p.relpersistence::text) FROM parts JOIN pg_catalog.pg_class p ON p.oid = part WHERE root = rel),
 			'Parts', relkind = 'p' OR EXISTS (SELECT FROM parts WHERE root = rel AND part <> rel),
 			'Hidden', EXISTS (SELECT FROM closed WHERE root = rel),
