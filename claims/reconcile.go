@@ -133,7 +133,7 @@ func (k *Keys) reconcile(h *holdings) {
 		k.s.mu.Unlock()
 		var err error
 		switch {
-		case at.IsZero():
+		case at.IsZero(), h.term.hasEnded(): // then all rows are freed, and a look does nothing
 			return
 		case rows:
 			err = k.lookAtDoubtful(h)

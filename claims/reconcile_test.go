@@ -475,6 +475,29 @@ func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
 	})
 }
 
+func TestASessionThatEndsDuringALookAtManyRowsReturns(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(2500)...)
+		id := a.session.ID()
+		var pages atomic.Int64
+		stopped := make(chan struct{})
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "owned" && pages.Add(1) == 1 {
+				go func() {
+					defer close(stopped)
+					a.stop()
+				}()
+				time.Sleep(time.Second)
+			}
+			return err
+		})
+		<-stopped
+		require.Empty(w, w.owned(id))
+	})
+}
+
 // Its sweep finds no row that names it, and no server that would tell that it is another.
 func TestASessionWhoseClaimsAreAllUndoneHearsOfIt(t *testing.T) {
 	inBubble(t, func(w *world) {
