@@ -133,7 +133,7 @@ func (k *Keys) reconcile(h *holdings) {
 		k.s.mu.Unlock()
 		var err error
 		switch {
-		case at.IsZero(), h.term.hasEnded(): // then all rows are freed
+		case at.IsZero(), h.term.hasEnded(): // then all rows are freed, and a look does nothing
 			return
 		case rows:
 			err = k.lookAtDoubtful(h)
@@ -206,7 +206,9 @@ func (k *Keys) freeUnknown(h *holdings, ids []string, began time.Time) error {
 			// judged when that is over.
 			k.doubt(h, doubt{until: time.Now()}, r.ID)
 		default:
-			// The claim may have ended since the row was read. Then this frees nothing.
+			// The claim may have ended since the row was read. Then this frees nothing. A statement of
+			// which nobody hears may free it late, so it is not adopted any more.
+			h.newest = max(h.newest, r.Token)
 			k.free(h, r)
 			k.doubt(h, doubt{until: time.Now()}, r.ID)
 		}

@@ -134,6 +134,37 @@ func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
 	})
 }
 
+// S1: the statement that frees it is on its way for long, and the next one was refused.
+func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		ctx, cancel := context.WithCancel(w.Context())
+		var takes, frees atomic.Int64
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			switch {
+			case call.Op == "take" && takes.Add(1) == 1:
+				cancel()
+				return kit.LoseAnswer(ctx, call, do)
+			case call.Op == "free" && frees.Add(1) == 1:
+				return late(6*time.Second)(ctx, call, do)
+			}
+			return do(ctx)
+		})
+		_, err := rows.Take(ctx, 1)
+		require.Error(w, err)
+		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		for frees.Load() < 2 {
+			time.Sleep(time.Second)
+		}
+		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		got := takeOf(w, rows, 1)
+		time.Sleep(10 * time.Second)
+		require.True(w, rows.Holds(got[0]))
+		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
+	})
+}
+
 // late lets a call fail, and arrive all the same a while later.
 func late(d time.Duration) storetest.Hook {
 	return func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
@@ -473,6 +504,29 @@ func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
 		require.Equal(w, 3, sent["owned"])
 		require.Zero(w, sent["look"])
 		require.Equal(w, 2500, a.keys.Len())
+	})
+}
+
+func TestASessionThatEndsDuringALookAtManyRowsReturns(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.claim(names(2500)...)
+		id := a.session.ID()
+		var pages atomic.Int64
+		stopped := make(chan struct{})
+		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "owned" && pages.Add(1) == 1 {
+				go func() {
+					defer close(stopped)
+					a.stop()
+				}()
+				time.Sleep(time.Second)
+			}
+			return err
+		})
+		<-stopped
+		require.Empty(w, w.owned(id))
 	})
 }
 

@@ -77,12 +77,13 @@ func (r *Rows) takeReady(ctx context.Context, session string, n int, strays []st
 			return rows, err
 		}
 		tries++
-		ids, readErr := r.table.Ready(ctx, n, skip, r.s.limit)
+		// More each time, because those that the database takes may be behind many that it refuses.
+		ids, readErr := r.table.Ready(ctx, min(n<<tries, groups.size()), skip, r.s.limit)
 		if readErr != nil || len(ids) == 0 { // it may be Ready that fails, for any row
 			return nil, cmp.Or(readErr, err)
 		}
 		var refused error
-		rows, refused, err = r.takeOf(session, ids, func(only []string) ([]objects.Claim, error) { return take(len(only), skip, only) })
+		rows, refused, err = r.takeOf(session, n, ids, func(only []string) ([]objects.Claim, error) { return take(len(only), skip, only) })
 		if err != nil || len(rows) > 0 {
 			return rows, err
 		}
@@ -90,26 +91,33 @@ func (r *Rows) takeReady(ctx context.Context, session string, n int, strays []st
 	}
 }
 
-// takeOf takes those of the rows that the database does not refuse to have taken. If it refuses all of
-// several, that is told as well: then it may be the session that it refuses.
-func (r *Rows) takeOf(session string, ids []string, take func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, all, err error) {
+// takeOf takes those of the rows that the database does not refuse to have taken: those of the first n
+// of which it refuses not all. If it refuses all of several, that is told as well: then it may be the
+// session that it refuses.
+func (r *Rows) takeOf(session string, n int, ids []string, take func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, all, err error) {
 	refused := make(map[string]error)
-	err = inGroups(r.keys.groups, ids, func(ids []string) error {
-		more, err := take(ids)
-		rows = append(rows, more...)
-		return err
-	}, func(id string, err error) {
-		refused[id] = err
-		r.leave(session, id, 0)
-	})
+	for some := range slices.Chunk(ids, n) {
+		err = inGroups(r.keys.groups, some, func(ids []string) error {
+			more, err := take(ids)
+			rows = append(rows, more...)
+			return err
+		}, func(id string, err error) {
+			refused[id] = err
+			r.leave(session, id, 0)
+		})
+		if err != nil || len(rows) > 0 {
+			break
+		}
+	}
 	logger := r.s.cfg.Logger.With("table", r.cfg.Table, "session", session)
 	if len(refused) == len(ids) && len(ids) > 1 {
 		all = fmt.Errorf("the database refuses to have any of %d rows taken for session %q: %w", len(ids), session, refused[ids[0]])
 		logger.Warn("failed to take rows: the database refuses all of them, maybe because of the session; retrying", "rows", len(ids), "error", refused[ids[0]])
 		return rows, all, err
 	}
-	for id, err := range refused {
-		logger.Warn("the database refuses to have a row taken, which is left for a while", "id", id, "error", err)
+	for id, err := range refused { // one line, however many they are
+		logger.Warn("the database refuses to have a row taken, which is left for a while", "id", id, "rows", len(refused), "error", err)
+		break
 	}
 	return rows, nil, err
 }

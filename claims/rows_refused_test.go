@@ -339,3 +339,33 @@ func randomText(n int) string {
 	}
 	return string(b)
 }
+
+// However many rows the database refuses to have taken, those behind them have their turn.
+func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
+	inRowsBubble(t, effect, 300, func(w *rowsWorld) {
+		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id < 300 BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		rows := w.rowsOf(w.start("a"), effect)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
+		defer cancel()
+		began := time.Now()
+		got, err := rows.Take(ctx, 1)
+		require.NoError(w, err)
+		require.Equal(w, []string{"300"}, takenIDs(got))
+		require.Less(w, time.Since(began), ttl)
+	})
+}
+
+func TestRefusalsOfManyRowsAreOneLineEachTime(t *testing.T) {
+	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
+		var log kit.SyncBuffer
+		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})
+		got := a.claim(names(200)...)
+		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON objects_claims WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		require.NoError(w, a.keys.Release(w.Context(), got...))
+		time.Sleep(10 * ttl)
+		lines := strings.Count(log.String(), "refuses to free a key")
+		require.Positive(w, lines)
+		require.Less(w, lines, 20)
+		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+	})
+}

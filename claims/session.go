@@ -388,14 +388,17 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 // free frees rows of a session, and returns those that it could not free because somebody has
 // locked them, and those that the database refuses to have freed.
 func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
+	var why error
 	err = inGroups(s.groupsOf(table), rows, func(rows []objects.Claim) error {
 		more, err := table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 		locked = append(locked, more...)
 		return err
 	}, func(row objects.Claim, err error) {
-		refused = append(refused, row)
-		s.cfg.Logger.Warn("the database refuses to free a key; trying again within a TTL", "session", id, "kind", kind, "key", row.ID, "error", err)
+		refused, why = append(refused, row), err
 	})
+	if len(refused) > 0 { // one line, however many they are
+		s.cfg.Logger.Warn("the database refuses to free a key; trying again within a TTL", "session", id, "kind", kind, "key", refused[0].ID, "keys", len(refused), "error", why)
+	}
 	return locked, refused, err
 }
 
