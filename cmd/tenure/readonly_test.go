@@ -129,6 +129,26 @@ func TestAUserWhoMayOnlyReadFromNATSSeesWhoHolds(t *testing.T) {
 	wants(exitFree, "free")
 }
 
+func TestAUserWhoMayNotReadFromNATSIsToldWhichPermissionIsMissing(t *testing.T) {
+	t.Parallel()
+	url := startNATS(t, func(opts *server.Options) {
+		opts.Users = []*server.User{{Username: "stranger", Password: "stranger", Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: []string{"nothing"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
+		}}}
+	})
+	store := strings.Replace(url, "//", "//stranger:stranger@", 1)
+	for _, command := range [][]string{{"status", "-key", "svc"}, {"watch", "-key", "svc"}, {"list"}} {
+		t.Run(command[0], func(t *testing.T) {
+			t.Parallel()
+			status, _, stderr := tenureCommand(t, append(command, "-store", store)...)
+			if status != 1 || !strings.Contains(stderr, `Permissions Violation for Publish to "$JS.API.STREAM.INFO.TENURE"`) {
+				t.Errorf("exit status %d: %s", status, stderr)
+			}
+		})
+	}
+}
+
 func TestACommandReadsAgainWhatSomebodyHasWrittenMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)

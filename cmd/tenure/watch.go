@@ -60,6 +60,7 @@ func watch(ctx context.Context, store database, l *lookup, out *output) error {
 	var last *leaseView
 	for failing := false; ; {
 		view, err := look(ctx, store, l)
+		err = explain(store, err)
 		switch {
 		case ctx.Err() != nil:
 			return nil
