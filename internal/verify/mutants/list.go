@@ -412,7 +412,7 @@ var mutants = []mutant{
 		"case tableTemporary:", `case "none":`,
 		"each session has a table of its own, and several replicas hold one lease"},
 	{"Postgres: statements leave the schema to search_path", "internal/pgobjects/setup.go",
-		"s.placed = newNames(table, schemas)", "s.placed = newNames(table, [tableCount]string{})",
+		"s.placed = newNames(table, s.schemas)", "s.placed = newNames(table, [tableCount]string{})",
 		"a func that leaves another search_path behind has its fence checked against another table"},
 	{"Postgres: a temporary table is taken for the store's", "internal/pgobjects/tables.go",
 		"WHERE name::text !~ '^pg_temp_'", "WHERE true",
