@@ -49,7 +49,7 @@ func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *tes
 	kit.ExecPostgres(t, owner, `
 		CREATE TABLE public.todo (id text PRIMARY KEY, session text, token bigint NOT NULL DEFAULT 0);
 		CREATE INDEX ON public.todo (session, id) WHERE session IS NOT NULL;
-		INSERT INTO public.todo VALUES ('row')`)
+		INSERT INTO public.todo VALUES ('1'), ('2')`)
 	rows := reach.Postgres(store).Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
 	require.NoError(t, rows.Check(t.Context(), kit.Patience))
 	kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER DATABASE %s SET search_path = newer, public`, owner.Config().ConnConfig.Database))
@@ -59,9 +59,11 @@ func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *tes
 	kit.AwaitThat(t, "a warning", func() bool {
 		return strings.Contains(log.String(), "search_path now finds another table") && strings.Contains(log.String(), "other=newer")
 	})
-	taken, err := rows.TakeReady(t.Context(), "session", 1, nil, nil, kit.Patience)
-	require.NoError(t, err)
-	require.Len(t, taken, 1, "rows of the table that was found")
+	for range 2 { // the first may still find the connection that has ended
+		taken, err := rows.TakeReady(t.Context(), "session", 1, nil, nil, kit.Patience)
+		require.NoError(t, err)
+		require.Len(t, taken, 1, "rows of the table that was found")
+	}
 
 	kit.ExecPostgres(t, owner, `DROP TABLE newer.objects, newer.objects_tombstones, newer.objects_claims, newer.objects_requests`)
 	for _, table := range kit.OwnTables {
