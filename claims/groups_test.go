@@ -24,6 +24,7 @@ type slowTable struct {
 	most    atomic.Int64
 	largest atomic.Int64 // statement that it has finished
 	tooSlow atomic.Int64
+	mute    bool // of a free that takes too long nobody hears
 }
 
 func (t *slowTable) has(n int) error {
@@ -50,6 +51,10 @@ func (t *slowTable) Take(ctx context.Context, session, kind string, ids, gone, m
 }
 
 func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	if t.mute && int64(len(ids)) > t.most.Load() {
+		time.Sleep(limit)
+		return nil, context.DeadlineExceeded
+	}
 	if err := t.has(len(ids)); err != nil {
 		return nil, err
 	}
@@ -118,6 +123,22 @@ func TestStatementsAreSmallerWhereTheDatabaseIsSlow(t *testing.T) {
 			require.Zero(w, d.session.Status().SweepErrors)
 		})
 	}
+}
+
+func TestKeysAreFreedInSmallerStatementsWhereNoAnswerComesInTime(t *testing.T) {
+	inBubble(t, func(w *world) {
+		slow := &slowTable{Table: w.table, mute: true}
+		slow.most.Store(1000)
+		w.table = slow
+		a := w.start("a")
+		got := a.claim(names(1000)...)
+		require.Len(w, got, 1000)
+		slow.most.Store(100)
+		ctx, cancel := context.WithTimeout(w.Context(), 20*ttl)
+		defer cancel()
+		require.NoError(w, a.keys.Release(ctx, got...))
+		slow.most.Store(1000)
+	})
 }
 
 func TestStatementsAreSlowlyLargerWhenTheDatabaseIsFastAgain(t *testing.T) {

@@ -253,7 +253,7 @@ func (k *Keys) freeLocked(h *holdings, b *batch, rows []objects.Claim) {
 func (k *Keys) freeBatch(h *holdings, rows []objects.Claim) (locked []objects.Claim) {
 	t := h.term
 	for failures := 0; t.ctx.Err() == nil; failures++ {
-		locked, refused, err := k.s.free(context.WithoutCancel(t.ctx), k.table, t.id, k.kind, rows)
+		locked, refused, err := k.s.free(t.ctx, k.table, t.id, k.kind, rows)
 		if err == nil {
 			if len(refused) > 0 {
 				k.s.mu.Lock()

@@ -390,8 +390,16 @@ func (s *Session) freeRows(ctx context.Context, table naming, id string, skip fu
 func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
 	var why error
 	err = inGroups(s.groupsOf(table), rows, func(rows []objects.Claim) error {
-		more, err := table.Free(ctx, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		freeing, cancel := s.uncut(ctx)
+		defer cancel()
+		more, err := table.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 		locked = append(locked, more...)
+		if errors.Is(err, context.DeadlineExceeded) { // to free a claim twice does no harm
+			return &objects.TooSlow{Cause: err}
+		}
 		return err
 	}, func(row objects.Claim, err error) {
 		refused, why = append(refused, row), err
