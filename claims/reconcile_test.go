@@ -588,6 +588,7 @@ func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 
 // A look that began again at once would spin for ever, and the session would never end.
 func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
+	defer time.AfterFunc(kit.Patience, func() { panic("a look spins") }).Stop() // no virtual time passes while it does
 	closeDuring := func(w *world, a *process, op string) {
 		closing, closed := make(chan struct{}), make(chan struct{})
 		a.fault(kit.Only(op, kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
