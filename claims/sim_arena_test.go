@@ -51,6 +51,7 @@ type traits struct {
 	restores     bool // the tables are restored to an earlier state
 	buriersCrash bool // a process crashes when it has buried a session
 	pausesClaims bool // a process is paused before it sees the answer to a claim
+	blocks       bool // the logs of processes block occasionally
 	latency      time.Duration
 }
 
@@ -81,6 +82,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if !one(3) {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s
 	}
+	a.blocks = virtual.RNG(seed, 201).IntN(2) == 0
 	return a
 }
 

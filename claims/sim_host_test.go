@@ -20,6 +20,8 @@ type host struct {
 	dice   *virtual.Dice
 	clocks virtual.MachineClocks
 
+	blocking *virtual.Dice // of its log
+
 	// Guarded by the database's mutex.
 	life      *life // the process that runs; nil if none does
 	lives     int
@@ -33,7 +35,7 @@ type host struct {
 }
 
 func newHost(a *arena, i int) *host {
-	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: virtual.NewDice(a.seed, 1+i)}
+	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: virtual.NewDice(a.seed, 1+i), blocking: virtual.NewDice(a.seed, 300+i)}
 	if a.unlikeTTLs {
 		h.ttl = []time.Duration{a.ttl / 2, a.ttl, a.ttl * 2}[a.rng.IntN(3)]
 	}
@@ -81,6 +83,12 @@ func (h *host) start() {
 		store = hintless{faultyStore, faultyStore}
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
+	if h.a.blocks {
+		b := virtual.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
+			h.a.line.Say(l.name, format, args...)
+		}}
+		cfg.Logger = b.Logger(cfg.Logger)
+	}
 	if !h.a.pollsOften {
 		cfg.PollInterval = h.ttl / 6
 	}
