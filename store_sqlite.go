@@ -36,6 +36,9 @@ func (cfg *SQLiteConfig) complete() error {
 	if len(cfg.Table) >= len(reserved) && strings.EqualFold(cfg.Table[:len(reserved)], reserved) {
 		return fmt.Errorf("%w: Table %q begins with %q, which SQLite keeps for itself", ErrInvalid, cfg.Table, reserved)
 	}
+	if name := strings.ToLower(cfg.Table); name == "json_each" || strings.HasPrefix(name, "pragma_") {
+		return fmt.Errorf("%w: Table %q is the name of a function of SQLite, which a table of that name would hide", ErrInvalid, cfg.Table)
+	}
 	cfg.Table = cmp.Or(cfg.Table, "objects")
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	return objects.ValidTable(cfg.Table)

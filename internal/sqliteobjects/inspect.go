@@ -31,7 +31,6 @@ var ownTables = []ownTable{
 	{
 		columns: []string{"object_type", "id", "name", "labels", "payload", "resource_version", "created_at_ms", "updated_at_ms"},
 		texts:   []string{"object_type", "id"},
-		numbers: []string{"resource_version"},
 		keys:    []string{"id,object_type", "id"},
 		harm:    "two can hold one lease",
 		other:   objects.OtherTable,

@@ -141,8 +141,8 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedOnSQLite(t *testing.T) {
 		"a view":                  {`ALTER TABLE {t} RENAME TO {t}_behind; CREATE VIEW {t} AS SELECT * FROM {t}_behind`, "is a view"},
 	} {
 		for _, table := range kit.OwnTables {
-			if table == "objects" && ailment == "without row IDs" {
-				continue // no statement needs them
+			if table == "objects" && (ailment == "without row IDs" || ailment == "with other numbers") {
+				continue // no statement needs row IDs, and another program's table may keep versions as it likes
 			}
 			t.Run(table+" "+ailment, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "t.db")
