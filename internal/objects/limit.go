@@ -1,18 +1,20 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
 )
 
-// callLimit is how long a call may take whose context has no deadline.
-var callLimit atomic.Int64
+const defaultCallLimit = 30 * time.Second
 
-func init() { callLimit.Store(int64(30 * time.Second)) }
+var callLimit atomic.Int64 // set by tests; 0: the default
 
 // CallLimit returns how long a call may take whose context has no deadline.
-func CallLimit() time.Duration { return time.Duration(callLimit.Load()) }
+func CallLimit() time.Duration {
+	return cmp.Or(time.Duration(callLimit.Load()), defaultCallLimit)
+}
 
 // SetCallLimit is for tests. It returns a func that restores the limit.
 func SetCallLimit(limit time.Duration) (restore func()) {

@@ -98,19 +98,19 @@ func (q *Queue) run() {
 func (q *Queue) next() func() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if dropped := q.dropped; dropped > 0 && len(q.waiting) == 0 {
+	if len(q.waiting) > 0 {
+		call := q.waiting[0]
+		q.waiting[0] = nil
+		q.waiting = q.waiting[1:]
+		return call
+	}
+	if dropped := q.dropped; dropped > 0 {
 		q.dropped = 0
 		return func() { q.tellDropped(dropped) }
 	}
-	if len(q.waiting) == 0 {
-		close(q.idle)
-		q.idle, q.waiting = nil, nil
-		return nil
-	}
-	call := q.waiting[0]
-	q.waiting[0] = nil
-	q.waiting = q.waiting[1:]
-	return call
+	close(q.idle)
+	q.idle, q.waiting = nil, nil
+	return nil
 }
 
 // PassOn makes the queue pass the user's panics on, until stop is called: each to all who want
