@@ -27,8 +27,9 @@ test-modules:
 	cd examples/integrations && go test -timeout 60m ./...
 
 .PHONY: lint
-lint: ## gofmt, vet and staticcheck
+lint: ## gofmt, vet, staticcheck, and whether each mutant fits the code
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
+	go run ./proof/mutants -check
 	go vet ./...
 	go run $(STATICCHECK) ./...
 	cd cmd/tenure && go vet ./... && go run $(STATICCHECK) ./...
@@ -52,25 +53,25 @@ bench: ## the benchmarks of this module
 
 .PHONY: bench-peers
 bench-peers: ## this library beside others, on one machine in one run, for some minutes
-	cd internal/verify/bench && go run . -svg bench.svg
+	cd proof/bench && go run . -svg bench.svg
 
 DURATION := 10m
 
 .PHONY: chaos
 chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
-	cd internal/verify/chaos && go run . -duration $(DURATION)
+	cd proof/chaos && go run . -duration $(DURATION)
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
 	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
-	GOGC=400 go test ./internal/verify/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+	GOGC=400 go test ./proof/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}
 	GOGC=400 go test ./shards -run 'TestShardsUnderFaults|TestMovesAreTheMinimum|TestAnyChurn|TestARollingRestart' -v -timeout 60m -shards.events 10000 -shards.rule 1000 -shards.seed $${SEED:-1}
 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
-	go run ./internal/verify/mutants
+	go run ./proof/mutants
 
 .PHONY: release
 release: ## commit VERSION on a branch of its own and tag it; nothing is pushed
-	@cd internal/verify/release && go run . $(VERSION)
+	@go run ./proof/release $(VERSION)

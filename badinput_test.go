@@ -17,8 +17,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -355,7 +354,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"Fenced on Postgres by an empty term", fencedPostgres(&tenure.Term{}, nil), tenure.ErrInvalid,
 			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
 		{"Fenced on Postgres by a term that is over", fencedPostgres(over, nil), tenure.ErrLost,
-			"tenure: fenced by lease/over: lease lost"},
+			"tenure: fenced: term of lease/over: lease lost"},
 		{"Fenced on Postgres with nothing to do", fencedPostgres(term, nil), tenure.ErrInvalid,
 			"tenure: fenced: invalid argument: fn is nil"},
 		{"Fenced on SQLite by no term", fencedSQLite(nil, nil), tenure.ErrInvalid,
@@ -363,7 +362,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"Fenced on SQLite by an empty term", fencedSQLite(&tenure.Term{}, nil), tenure.ErrInvalid,
 			"tenure: fenced: invalid argument: no term is given; see TermFromContext"},
 		{"Fenced on SQLite by a term that is over", fencedSQLite(over, nil), tenure.ErrLost,
-			"tenure: fenced by lease/over: lease lost"},
+			"tenure: fenced: term of lease/over: lease lost"},
 		{"Fenced on SQLite with nothing to do", fencedSQLite(term, nil), tenure.ErrInvalid,
 			"tenure: fenced: invalid argument: fn is nil"},
 		{"a gate asked for token 0", new(tenure.Gate).Admit(0), tenure.ErrInvalid,
@@ -391,7 +390,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"to put into memory at version 0", putIf(mem, obj, tenure.MatchVersion(0)), tenure.ErrInvalid,
 			"storetest: put t/1: invalid argument: version 0 is not positive"},
 		{"to list none from memory", list(mem, "t", "", 0), tenure.ErrInvalid,
-			`storetest: list "t" after "", limit 0: invalid argument`},
+			"storetest: list t: invalid argument: limit 0 is not positive"},
 		{"a fence in memory of no term", errOf(mem.Fence(nil)), tenure.ErrInvalid,
 			"storetest: fence: invalid argument: no term is given"},
 		{"to put into memory by a fence of a term that is over", putIf(overFenced, obj, tenure.MustCreate()), tenure.ErrLost,
@@ -453,12 +452,16 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: list \xff/: invalid argument: object type \"\\xff\" is not UTF-8 text without NUL"},
 			{"to list after an ID that is not valid text", list(store, "t", "\x00", 1), tenure.ErrInvalid,
 				`tenure: list t/: invalid argument: after "\x00" is not UTF-8 text without NUL`},
-			{"a fence of no term", errOf(store.Fence(nil)), tenure.ErrInvalid,
+			{"a fence of nothing", errOf(store.Fence(nil)), tenure.ErrInvalid,
+				"tenure: fence: invalid argument: no term or claim is given; see TermFromContext"},
+			{"a fence of no term", errOf(store.Fence(tenure.TermFromContext(ctx))), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term is given; see TermFromContext"},
+			{"a fence of no claim", errOf(store.Fence(claims.Claim{Key: key})), tenure.ErrInvalid,
+				`tenure: fence: invalid argument: no claim is given: "t/1" has no session or no token`},
 			{"a fence of an empty term", errOf(store.Fence(&tenure.Term{})), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term is given; see TermFromContext"},
 			{"a fence of a term that is over", fence(store, over), tenure.ErrLost,
-				"tenure: fence by lease/over: lease lost"},
+				"tenure: fence: term of lease/over: lease lost"},
 			{"to get when it was cancelled", errOf(store.Get(canceled, key)), context.Canceled,
 				"tenure: get t/1: context canceled"},
 			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.MatchVersion(1))), context.Canceled,
@@ -555,7 +558,7 @@ func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
 		}
 	})
 	t.Run("postgres", func(t *testing.T) {
-		pool := kit.PostgresPool(t, pgtest.URL(t))
+		pool := kit.PostgresPool(t, kit.PostgresURL(t))
 		for ddl, accepted := range tables {
 			kit.ExecPostgres(t, pool, fmt.Sprintf("DROP SCHEMA public CASCADE; CREATE SCHEMA public; "+ddl, "text", "jsonb", "bytea"))
 			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
@@ -572,7 +575,7 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 	t.Cleanup(func() { db.Close() })
 	claim := claims.Claim{Key: tenure.Key{Type: "t", ID: "1"}, Session: "s", Token: 1}
 	key, fn := claim.Key, func(*sql.Tx) error { return nil }
-	for _, store := range []tenure.StatementFencer{nil, (*tenure.PostgresStore)(nil), (*tenure.SQLiteStore)(nil)} {
+	for _, store := range []tenure.SQLStore{nil, (*tenure.PostgresStore)(nil), (*tenure.SQLiteStore)(nil)} {
 		var plain tenure.Store
 		if store != nil {
 			plain = store
@@ -582,13 +585,12 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 			listed = err
 		}
 		_, updated := tenure.Update(ctx, plain, key, func(obj tenure.Object) (tenure.Object, error) { return obj, nil })
-		_, _, statement := claims.FenceStatement(plain, claim)
 		for what, err := range map[string]error{
 			"NewLease": errOf(tenure.NewLease(plain, tenure.LeaseConfig{})), "List": listed, "Update": updated,
 			"Fence": errOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
-			"claims.NewSession": errOf(claims.NewSession(plain, claims.SessionConfig{})), "claims.Fence": errOf(claims.Fence(plain, claim)),
-			"claims.FenceStatement": statement, "claims.FencedTx": claims.FencedTx(ctx, plain, claim, db, nil, fn),
-			"claims.ReleasePassedOn": claims.ReleasePassedOn(ctx, plain, claim),
+			"claims.NewSession": errOf(claims.NewSession(plain, claims.SessionConfig{})), "Fence by a claim": errOf(tenure.Fence(plain, claim)),
+			"FencedTx by a claim":    tenure.FencedTx(ctx, store, claim, db, nil, fn),
+			"claims.ReleaseDetached": claims.ReleaseDetached(ctx, plain, claim),
 			"schedule.New": errOf(schedule.New(schedule.Config{Store: plain, Key: key, Plan: schedule.Interval(time.Hour, 0),
 				Do: func(context.Context, schedule.Slot) error { return nil }})),
 		} {

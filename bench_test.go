@@ -12,8 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -89,7 +88,7 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 // durable is a Postgres that writes to disk, as a service's does: figures of one
 // that does not would make everything else look dear.
 func durable(b *testing.B) string {
-	return pgtest.Cluster(b, "fsync=on", "full_page_writes=on").URL()
+	return kit.StartPostgres(b, "fsync=on", "full_page_writes=on").URL()
 }
 
 // BenchmarkTransaction compares a transaction of one row with the same one

@@ -46,7 +46,7 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 		}
 		return l.releaseResult(ctx, term, offerFor, err)
 	}
-	l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
+	l.memory.AddOrphan(term.id, orphan{term, offerFor}, true, l.cfg.TTL)
 	return fmt.Errorf("tenure: release %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
@@ -62,7 +62,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	}
 	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
-		wakeAll(ctx, l.store, l.cfg.Key)
+		l.wake(ctx)
 	}
 	return err
 }
@@ -72,12 +72,12 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	var lost *LostError
 	switch {
 	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer to an earlier try was lost
-		wakeAll(ctx, l.store, l.cfg.Key)
+		l.wake(ctx)
 		return nil
 	case err == nil || errors.Is(err, ErrLost):
 		return err
 	case !errors.Is(err, ErrNotFound):
-		l.memory.addOrphan(orphan{term: term, offerFor: offerFor, releaseFailed: true}, l.cfg.TTL)
+		l.memory.AddOrphan(term.id, orphan{term, offerFor}, true, l.cfg.TTL)
 		term.deleteSent.Store(true)
 		return err
 	case term.deleteSent.Load(): // gone by a release whose answer was lost
@@ -87,15 +87,21 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	}
 }
 
+// orphan is what a lease keeps of a term whose record may stand although nothing relies on it.
+type orphan struct {
+	term     *Term
+	offerFor time.Duration // see [Lease.release]
+}
+
 // removeOrphan releases a record that was just read if it is an orphan of this lease, to the
 // replica for which it was meant if there is one. It reports whether it did.
 func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
-	o, ok := l.memory.orphan(read.holding.Term)
+	o, ok := l.memory.Orphan(read.holding.Term)
 	if !ok {
 		return false, nil
 	}
 	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process goes on with it
-		l.memory.dropOrphan(o.term.id)
+		l.memory.DropOrphan(o.term.id)
 		return false, nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -166,117 +172,8 @@ func (l *Lease) request(ctx context.Context, to string) error {
 			return err
 		}
 	}
-	wakeAll(ctx, l.store, l.cfg.Key) // if that fails, the holder finds it at its next renewal
+	l.wake(ctx) // if that fails, the holder finds it at its next renewal
 	return nil
-}
-
-// Resign ends the current term, if there is one, and returns when the job has returned and
-// the lease is released. The replica then stays away for long enough that another can win.
-// An error says that the lease could not be released, or that ctx was done first; the
-// resignation stands all the same.
-//
-// A job that resigns passes its own context, or it would wait for itself to return.
-func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
-
-// ResignFor is [Coordinator.Resign] with the least time for which this replica stays away
-// after the release. A handover to it by name, see [Lease.RequestHandover], brings it back
-// earlier. If it is called several times in one term, the first call's time counts.
-func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
-	}
-	resign := c.askToResign(away)
-	if resign == nil {
-		return nil
-	}
-	select {
-	case <-resign.done:
-		return resign.err
-	case <-ctx.Done():
-		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
-	}
-}
-
-// askToResign returns the resignation from the current term; nil if there is no term.
-func (c *Coordinator) askToResign(away time.Duration) *resignation {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.keeper != nil && c.resign == nil {
-		c.resign = &resignation{away: away, done: make(chan struct{})}
-		c.keeper.end(ErrResigned)
-	}
-	return c.resign
-}
-
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	away time.Duration // the least time to stay away
-	done chan struct{} // closed when the term is over
-	err  error         // of the release; set before done is closed
-}
-
-// release releases the lease, unless it is already another's. If a request has named a
-// replica, the lease is offered to that one for long enough that it finds out. Live says
-// whether the release wakes the standbys.
-func (c *Coordinator) release(term *Term, cause error, live bool) error {
-	if isLoss(cause) && errors.Is(cause, ErrLost) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.caller.timeout)
-	defer cancel()
-	offerFor := min(c.offerFor(live), c.lease.cfg.TTL)
-	for {
-		err := c.lease.release(ctx, term, offerFor)
-		switch {
-		case err == nil:
-			c.monitor.released(term, cause)
-			return nil
-		case errors.Is(err, ErrLost):
-			c.monitor.notReleased(term, cause, err)
-			return nil
-		case !pace.Sleep(ctx, pace.Jitter(c.caller.timeout/10)):
-			c.monitor.notReleased(term, cause, err)
-			return err
-		}
-	}
-}
-
-// offerFor returns how long only the replica that was asked for may take the lease. Nobody holds
-// it for so long if there is no such replica.
-func (c *Coordinator) offerFor(live bool) time.Duration {
-	enough := time.Second
-	if c.cfg.Check != nil { // it asks its own first
-		enough += c.cfg.CheckTimeout
-	}
-	if !live { // it has to poll
-		enough = max(enough, c.cfg.AcquireInterval*5/4)
-	}
-	return enough
-}
-
-// longestStayAway is how many TTLs an unhealthy replica stays away at most.
-const longestStayAway = 4
-
-// stayAway returns how long this replica does not compete after a term.
-func (c *Coordinator) stayAway(term *Term, cause error, resign *resignation) time.Duration {
-	every, least := c.cfg.AcquireInterval, time.Duration(0)
-	if resign != nil || errors.Is(cause, ErrResigned) {
-		least = 2 * pace.Jitter(every)
-	}
-	if resign != nil {
-		least = max(least, resign.away)
-	}
-	switch {
-	case errors.Is(cause, ErrUnhealthy):
-		// Even the first time for longer than after a resignation, so that it does not win
-		// again when a healthy replica was asked to hand over.
-		away := c.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*c.lease.cfg.TTL)
-		return max(least, pace.Jitter(away))
-	case errors.Is(cause, ErrJobEnded):
-		return max(least, 2*pace.Jitter(every)) // every standby tries first
-	default:
-		return max(least, pace.Jitter(every))
-	}
 }
 
 // Resume goes on with a term that another process has begun, or this one before it was
@@ -344,9 +241,9 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	if err != nil {
 		return nil, err
 	}
-	l.memory.sawVersion(obj.Version)
-	if l.memory.isLast(id) {
-		l.memory.foundCopy(id) // somebody else may rely on it
+	l.memory.SawVersion(obj.Version)
+	if l.memory.IsLast(id) {
+		l.memory.FoundCopy(id) // somebody else may rely on it
 	}
 	term, err := l.resumedTerm(obj, token, now, attempt)
 	if err != nil {

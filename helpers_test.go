@@ -12,7 +12,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -22,6 +22,11 @@ import (
 func putRecord(t testing.TB, store tenure.Store, payload string) {
 	t.Helper()
 	kit.Put(t, store, tenure.Object{Key: kit.LeaseKey, Name: "reconciler-lease", Payload: []byte(payload)})
+}
+
+// acquires are the calls that begin a term without waiting for another to expire.
+var acquires = map[string]func(*tenure.Lease, context.Context) (*tenure.Term, error){
+	"TryAcquire": (*tenure.Lease).TryAcquire, "AcquireOrSteal": (*tenure.Lease).AcquireOrSteal,
 }
 
 const robbersRecord = `{"holder":"robber","term":"another","ttl_ms":30000}`
@@ -44,14 +49,14 @@ type scene struct {
 	store tenure.Store
 	polls bool            // for want of hints
 	run   context.Context // of each coordinator, to be cancelled
-	jobs  *kit.Ledger
+	jobs  *kit.JobLog
 	script
 
 	replicas []*replica
 }
 
 func newScene(t *testing.T, store tenure.Store) *scene {
-	return &scene{T: t, store: store, run: context.Background(), jobs: kit.NewLedger(t)}
+	return &scene{T: t, store: store, run: context.Background(), jobs: kit.NewJobLog(t)}
 }
 
 // inBubble runs a test in virtual time, on storetest.Mem.
@@ -111,7 +116,7 @@ func (t *scene) begin(leaseConfig tenure.LeaseConfig, cfg tenure.CoordinatorConf
 	lease := kit.NewLease(t, store, leaseConfig)
 	c, err := tenure.NewCoordinator(lease, cfg)
 	require.NoError(t, err)
-	r := &replica{c, lease, store, kit.Run(t.T, t.run, c)}
+	r := &replica{c, lease, store, kit.RunCoordinator(t.T, t.run, c)}
 	t.replicas = append(t.replicas, r)
 	return r
 }

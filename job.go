@@ -35,7 +35,7 @@ func (p *JobPanic) Unwrap() error {
 // jobScope is what a job's func finds in its context.
 type jobScope struct {
 	term *Term
-	of   *Coordinator
+	of   *base
 	job  context.Context // of all the funcs, which the caller can't have given a deadline
 	name string          // of this func
 }
@@ -52,7 +52,7 @@ func TermFromContext(ctx context.Context) *Term {
 // job is the caller's funcs, running for one term. Only Run's goroutine touches it.
 type job struct {
 	term     *Term
-	of       *Coordinator
+	of       *base
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	results  chan *jobResult // has room for all funcs, so that none has to wait
@@ -77,9 +77,9 @@ var errGoexit = errors.New("runtime.Goexit was called")
 
 // newJob returns a job whose funcs don't run yet. Their context has the values of ctx but
 // doesn't end with it: the coordinator ends it, with a cause.
-func newJob(ctx context.Context, term *Term, c *Coordinator) *job {
+func newJob(ctx context.Context, term *Term, b *base) *job {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	return &job{term: term, of: c, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
+	return &job{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts a func, unless it is nil.
@@ -230,42 +230,4 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 	err = run(ctx)
 	returned = true
 	return err
-}
-
-// Do waits until this replica holds the lease, calls fn once with the context of its term,
-// and releases the lease. It returns fn's error; if the lease was lost before fn returned,
-// that error is [ErrLost] or [ErrDeadline] as well. If ctx is done before fn is called, Do
-// returns its cause; if it is done later, the context of fn is done, too, and the lease is
-// kept until fn has returned. A panic of fn makes Do panic with a [*JobPanic]. fn is never
-// called twice: what to do after a loss is up to the caller.
-//
-// It is for a single piece of work, such as a migration. A job that goes on for as long as
-// the program runs needs a [Coordinator].
-func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error {
-	if fn == nil {
-		return fmt.Errorf("tenure: do: %w: fn is nil", ErrInvalid)
-	}
-	competing, stop := context.WithCancel(ctx)
-	defer stop()
-	called, result := false, error(nil)
-	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
-		called = true
-		result = fn(ctx)
-		if cause := context.Cause(ctx); isLoss(cause) {
-			result = errors.Join(fmt.Errorf("tenure: do: %w", cause), result)
-		}
-		stop()
-		<-ctx.Done() // so that the term ends by a shutdown, and not because the job ended
-		return nil
-	}})
-	if err != nil {
-		return err
-	}
-	if err := coordinator.Run(competing); err != nil {
-		return err
-	}
-	if !called {
-		return fmt.Errorf("tenure: do: %w", context.Cause(ctx))
-	}
-	return result
 }

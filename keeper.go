@@ -10,14 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/health"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
-
-// ErrUnhealthy says that a term is over because [CoordinatorConfig.Check] failed, or
-// because FencePredecessor kept failing for too long.
-var ErrUnhealthy = errors.New("replica is unhealthy")
 
 const (
 	// longestRetryPause limits the pause between two tries, however long the TTL is.
@@ -27,10 +24,79 @@ const (
 	longestFencing = 10
 )
 
+// base is what the roles of a replica share.
+type base struct {
+	lease        *Lease
+	cfg          CoordinatorConfig
+	caller       caller        // how it calls the lease
+	longestSleep time.Duration // of anything that depends on the trust in a term
+	single       bool          // there is no lease to lose
+	monitor      monitor
+	health       health.Check
+	working      atomic.Pointer[Term] // while its job runs and has not been told to return
+}
+
+// ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
+func (b *base) ask(ctx context.Context, role Role) error {
+	if b.cfg.Check == nil {
+		return nil
+	}
+	answered, err := b.health.Ask(ctx, func(ctx context.Context) error {
+		err := logtext.Sound(b.cfg.Check(ctx, role))
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
+		}
+		return err
+	})
+	if !answered {
+		return fmt.Errorf("%w: the check has not returned", ErrUnhealthy)
+	}
+	return err
+}
+
+// release releases the lease, unless it is already another's. If a request has named a
+// replica, the lease is offered to that one for long enough that it finds out. Live says
+// whether the release wakes the standbys.
+func (b *base) release(term *Term, cause error, live bool) error {
+	if isLoss(cause) && errors.Is(cause, ErrLost) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), b.caller.timeout)
+	defer cancel()
+	offerFor := min(b.offerFor(live), b.lease.cfg.TTL)
+	for {
+		err := b.lease.release(ctx, term, offerFor)
+		switch {
+		case err == nil:
+			b.monitor.released(term, cause)
+			return nil
+		case errors.Is(err, ErrLost):
+			b.monitor.notReleased(term, cause, err)
+			return nil
+		case !pace.Sleep(ctx, pace.Jitter(b.caller.timeout/10)):
+			b.monitor.notReleased(term, cause, err)
+			return err
+		}
+	}
+}
+
+// offerFor returns how long only the replica that was asked for may take the lease. Nobody holds
+// it for so long if there is no such replica.
+func (b *base) offerFor(live bool) time.Duration {
+	enough := time.Second
+	if b.cfg.Check != nil { // it asks its own first
+		enough += b.cfg.CheckTimeout
+	}
+	if !live { // it has to poll
+		enough = max(enough, b.cfg.AcquireInterval*5/4)
+	}
+	return enough
+}
+
 // keeper renews one term in a goroutine of its own, so that nothing else waits for a
 // renewal that hangs.
 type keeper struct {
-	c     *Coordinator
+	*base
 	term  *Term
 	hints Subscription
 
@@ -48,11 +114,11 @@ type keeper struct {
 }
 
 // newKeeper returns a keeper that does not renew yet.
-func newKeeper(c *Coordinator, term *Term, hints Subscription) *keeper {
-	k := &keeper{c: c, term: term, hints: hints}
+func newKeeper(b *base, term *Term, hints Subscription) *keeper {
+	k := &keeper{base: b, term: term, hints: hints}
 	k.over, k.end = context.WithCancelCause(context.Background())
-	if term.unconfirmed() != nil && c.cfg.Confirmations > 0 {
-		k.toConfirm, k.counted, k.confirmed = c.cfg.Confirmations, term.lastAttempt().Mono, make(chan struct{})
+	if term.unconfirmed() != nil && b.cfg.Confirmations > 0 {
+		k.toConfirm, k.counted, k.confirmed = b.cfg.Confirmations, term.lastAttempt().Mono, make(chan struct{})
 	}
 	return k
 }
@@ -90,19 +156,18 @@ func (k *keeper) overdueCause() error {
 // returns why. An error of the store only makes it try again soon. A hint makes it renew at
 // once: the record may have a request, or be gone.
 func (k *keeper) keep(ctx context.Context) error {
-	c, term := k.c, k.term
 	next := k.untilRenewal()
 	var spurious pace.Limiter
 	woken, ok := false, true
 	for failures, failedChecks := 0, 0; ; {
-		ignoreFor := spurious.IgnoreFor(woken, c.cfg.RenewInterval)
+		ignoreFor := spurious.IgnoreFor(woken, k.cfg.RenewInterval)
 		if failures > 0 || failedChecks > 0 || k.toConfirm > 0 {
 			ignoreFor = next // what counts is the time between renewals
 		}
 		if woken, ok = k.await(ctx, ignoreFor, next); !ok {
 			return nil
 		}
-		if err := term.over(); err != nil {
+		if err := k.term.over(); err != nil {
 			return err
 		}
 		began := time.Now()
@@ -110,16 +175,16 @@ func (k *keeper) keep(ctx context.Context) error {
 		if err == nil {
 			failedChecks = 0
 			err = k.renew(ctx)
-		} else if failedChecks++; failedChecks == c.cfg.CheckFailures && ctx.Err() == nil {
+		} else if failedChecks++; failedChecks == k.cfg.CheckFailures && ctx.Err() == nil {
 			k.end(err)
 			k.stopping.Store(true) // and the lease is renewed until the job has returned
 			next = 0
 			continue
 		}
-		if over := term.over(); over != nil {
+		if over := k.term.over(); over != nil {
 			return over
 		}
-		if request := term.request.Load(); request != nil && request.To != term.Holder() && !k.stopping.Swap(true) {
+		if request := k.term.request.Load(); request != nil && request.To != k.term.Holder() && !k.stopping.Swap(true) {
 			k.end(requestCause(request))
 		}
 		if err == nil {
@@ -128,7 +193,7 @@ func (k *keeper) keep(ctx context.Context) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			c.monitor.renewalFailed(term, err)
+			k.monitor.renewalFailed(k.term, err)
 		}
 		next = k.retryPause(failures)
 		failures++
@@ -137,12 +202,12 @@ func (k *keeper) keep(ctx context.Context) error {
 
 // untilRenewal returns how long it is until the next renewal is due.
 func (k *keeper) untilRenewal() time.Duration {
-	return k.c.cfg.RenewInterval - k.term.sinceRenewal()
+	return k.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
 // retryPause returns how long to wait after a failure that followed this many others.
 func (k *keeper) retryPause(failures int) time.Duration {
-	return pace.Retry(k.c.cfg.RenewInterval, longestRetryPause, failures)
+	return pace.Retry(k.cfg.RenewInterval, longestRetryPause, failures)
 }
 
 // await waits for at most longest, or until a hint comes. If the machine was suspended
@@ -152,7 +217,7 @@ func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (w
 	end := time.Now().Add(longest)  // timers are late, and a late renewal comes just after a standby's look
 	for {
 		// Run's goroutine looks at the clocks more often.
-		step := min(longest, max(k.c.longestSleep, k.c.cfg.RenewInterval/4))
+		step := min(longest, max(k.longestSleep, k.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = time.Until(end), ignoreFor-step
 		woken = woken && !k.isOwnRenewal()
@@ -176,13 +241,13 @@ func (k *keeper) isOwnRenewal() bool {
 }
 
 func (k *keeper) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(k.c.caller.timeout, k.term.Remaining()))
+	ctx, cancel := context.WithTimeout(ctx, min(k.caller.timeout, k.term.Remaining()))
 	defer cancel()
 	began, trustLeft := time.Now(), k.term.Remaining()
-	if err := k.c.lease.Renew(ctx, k.term); err != nil {
+	if err := k.lease.Renew(ctx, k.term); err != nil {
 		return err
 	}
-	k.c.monitor.renewed(k.term, began, trustLeft)
+	k.monitor.renewed(k.term, began, trustLeft)
 	return nil
 }
 
@@ -200,10 +265,10 @@ func (k *keeper) check(ctx context.Context) error {
 		return nil
 	}
 	role := RoleHolder
-	if k.c.term.Load() == nil {
+	if k.working.Load() == nil {
 		role = RoleConfirming
 	}
-	err := k.c.checks.ask(ctx, role)
+	err := k.ask(ctx, role)
 	if err != nil {
 		k.checkErr.Store(&err)
 	} else {
@@ -216,7 +281,7 @@ func (k *keeper) check(ctx context.Context) error {
 // A wall clock that is set ahead makes renewals come early, so only those count that are
 // an interval apart by the monotonic clock.
 func (k *keeper) countConfirmation(began time.Time) {
-	if k.toConfirm == 0 || began.Sub(k.counted) < k.c.cfg.RenewInterval {
+	if k.toConfirm == 0 || began.Sub(k.counted) < k.cfg.RenewInterval {
 		return
 	}
 	k.counted = began
@@ -236,7 +301,7 @@ func (k *keeper) confirm(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	if k.c.cfg.FencePredecessor != nil {
+	if k.cfg.FencePredecessor != nil {
 		for _, prev := range predecessors {
 			if err := k.fencePredecessor(ctx, prev); err != nil {
 				return err
@@ -244,12 +309,12 @@ func (k *keeper) confirm(ctx context.Context) error {
 		}
 	}
 	last := predecessors[len(predecessors)-1]
-	k.c.monitor.log().Info("takeover confirmed", "predecessor", last.Holder, "token", k.term.Token(), "took", time.Since(began))
+	k.monitor.log().Info("takeover confirmed", "predecessor", last.Holder, "token", k.term.Token(), "took", time.Since(began))
 	// Renew at once, because the record still says that the takeover is not confirmed: if
 	// this replica crashed now, a predecessor that has recovered would be fenced again.
 	k.term.confirm()
 	if err := k.renew(ctx); err != nil {
-		k.c.monitor.renewalFailed(k.term, err)
+		k.monitor.renewalFailed(k.term, err)
 	}
 	return nil
 }
@@ -257,12 +322,12 @@ func (k *keeper) confirm(ctx context.Context) error {
 // fencePredecessor calls the caller's func until it succeeds, or ctx is done, or it has
 // failed for so long that another replica may do better.
 func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
-	patience := k.c.lease.cfg.TTL
+	patience := k.lease.cfg.TTL
 	attempts, cancel := context.WithTimeout(ctx, longestFencing*patience)
 	defer cancel()
 	for began, failures := time.Now(), 0; ; failures++ {
 		prev.Labels = maps.Clone(prev.Labels) // the record's, and the caller may change them
-		err := logtext.Sound(k.c.cfg.FencePredecessor(attempts, prev))
+		err := logtext.Sound(k.cfg.FencePredecessor(attempts, prev))
 		switch {
 		case err == nil:
 			return nil
@@ -271,45 +336,9 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 		case time.Since(began) >= patience:
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
-		k.c.monitor.failed("predecessor not fenced, trying again", err)
+		k.monitor.failed("predecessor not fenced, trying again", err)
 		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}
-	}
-}
-
-// checks runs the caller's Check, one call at a time. A call that ignores the end of its
-// context counts as failed, and no other begins until it has returned.
-type checks struct {
-	check   func(context.Context, Role) error // nil: every replica is healthy
-	timeout time.Duration
-	running atomic.Bool
-	calls   sync.WaitGroup
-}
-
-// ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
-func (c *checks) ask(ctx context.Context, role Role) error {
-	if c.check == nil {
-		return nil
-	}
-	if !c.running.CompareAndSwap(false, true) {
-		return fmt.Errorf("%w: the previous check has not returned", ErrUnhealthy)
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	result := make(chan error, 1)
-	c.calls.Go(func() {
-		defer c.running.Store(false)
-		err := logtext.Sound(c.check(ctx, role))
-		if err != nil {
-			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
-		}
-		result <- err
-	})
-	select {
-	case err := <-result:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, ctx.Err())
 	}
 }

@@ -2,14 +2,11 @@ package tenure
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
-	"os"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,94 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
-	"github.com/tenurelib/tenure/internal/report"
-)
-
-// Defaults of [LeaseConfig].
-const (
-	DefaultTTL  = 30 * time.Second
-	minimumTTL  = 10 * time.Millisecond
-	maximumTTL  = record.LongestTTL
-	defaultName = "reconciler-lease"
-)
-
-var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
-
-// LeaseConfig configures a [Lease]. The zero value is ready to use: one lease per table.
-type LeaseConfig struct {
-	Key    Key               // default {"reconciler_lease", "singleton"}
-	Name   string            // of the object; default "reconciler-lease" for the default key, else the key's ID
-	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
-	TTL    time.Duration     // for how long after its last renewal the lease counts as held; default 30s; from 10ms to a year
-	Margin time.Duration     // the holder's own trust ends this long before the TTL does; default TTL/30
-	Labels map[string]string // shown to observers: an address, a build
-	Expiry ExpiryPolicy      // default StoreClock, which a store without a clock makes Observed
-	Logger *slog.Logger      // default slog.Default()
-
-	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
-	// record names its own Holder: a replica that crashed and restarted does not wait for
-	// the TTL of its own last term. It is safe only if there is never more than one process
-	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
-	// unit that is named after its host. It is not safe if a name can be given out twice,
-	// for example by an orchestrator that replaces what it cannot reach. Holder must be set.
-	AssumeUniqueHolder bool
-}
-
-// withDefaults returns the config with its zero fields filled in, or an error that names
-// everything that is wrong with it.
-func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
-	cfg.Key = cmp.Or(cfg.Key, defaultKey)
-	if cfg.Name == "" && cfg.Key == defaultKey {
-		cfg.Name = defaultName
-	}
-	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
-	unnamed := cfg.Holder == ""
-	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
-	cfg.TTL = cmp.Or(cfg.TTL, DefaultTTL)
-	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
-	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
-	cfg.Labels = maps.Clone(cfg.Labels)
-
-	errs := []error{
-		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
-		objects.ValidText("holder", cfg.Holder),
-		validHolder(cfg.Holder),
-	}
-	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
-		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
-	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
-		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
-	}
-	for name := range cfg.Labels {
-		if strings.HasPrefix(name, record.Reserved) {
-			errs = append(errs, fmt.Errorf("%w: the label %q has the prefix %q, which is reserved", ErrInvalid, name, record.Reserved))
-		}
-	}
-	if cfg.AssumeUniqueHolder && unnamed {
-		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty", ErrInvalid))
-	}
-	if cfg.Expiry > Observed {
-		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
-	}
-	return cfg, errors.Join(errs...)
-}
-
-// ExpiryPolicy says how a standby decides that a holder's TTL has passed.
-type ExpiryPolicy uint8
-
-const (
-	// StoreClock lets a standby steal when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would. On a [Clockless] store only the latter is
-	// left, so it is Observed there. That is not an error, because StoreClock is the default,
-	// and such a store leaves nothing to choose; nor is it less safe: Observed is the stricter.
-	StoreClock ExpiryPolicy = iota
-
-	// Observed lets a standby steal when it has itself seen the record unchanged for the
-	// TTL, by its own monotonic clock. It is for databases whose clock may jump or that have
-	// none, and makes a replica wait for a TTL after each start. On a store that delivers
-	// changes, see [ChangeSubscription], a standby sees each renewal without a read; on any
-	// other it polls.
-	Observed
+	"github.com/tenurelib/tenure/internal/sighting"
 )
 
 // Lease is the right to do one job, as one replica sees it. It acquires, steals, renews
@@ -115,7 +25,7 @@ const (
 type Lease struct {
 	store  Store
 	cfg    LeaseConfig
-	memory memory
+	memory sighting.Memory[orphan]
 }
 
 // NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names everything
@@ -132,6 +42,13 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 		cfg.Expiry = Observed
 	}
 	return &Lease{store: store, cfg: cfg}, nil
+}
+
+// Config returns the config of the lease, with its defaults.
+func (l *Lease) Config() LeaseConfig {
+	cfg := l.cfg
+	cfg.Labels = maps.Clone(cfg.Labels)
+	return cfg
 }
 
 // Key returns the key of the lease.
@@ -156,9 +73,31 @@ func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 	return l.acquire(ctx, caller{}, false, true)
 }
 
+// caller is who calls a lease. The zero value is a program that uses [Lease] directly.
+type caller struct {
+	timeout  time.Duration // of each call to the store; 0: only the context limits it
+	confirms bool          // it confirms a takeover before its job begins
+}
+
+func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, by.timeout)
+}
+
+// write returns a context that a shutdown does not end: an acquire that is cut off halfway
+// may leave the record of a term that nobody holds, and everybody would wait for its TTL.
+func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
+	if by.timeout != 0 {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return by.read(ctx)
+}
+
 // acquire creates the record or takes it over, beginning with what is likelier to succeed.
 func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) (*Term, error) {
-	likelyFree = likelyFree || l.memory.lastSeen() == nil
+	likelyFree = likelyFree || l.memory.LastSeen() == nil
 	// Another replica's write may come between our read and our write. If it has done so
 	// three times, the lease is held by a faster one.
 	for range 3 {
@@ -202,7 +141,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		term.stolenFrom = &from
 	}
 	if err == nil && held.canExpireIn > 0 && l.cfg.TTL < from.TTL {
-		wakeAll(ctx, l.store, l.cfg.Key) // the standbys wait for the record that they saw, which would have expired later
+		l.wake(ctx) // the standbys wait for the record that they saw, which would have expired later
 	}
 	return term, err
 }
@@ -211,8 +150,14 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 // or less if it has expired, and a standby may steal the lease.
 func (l *Lease) held(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
-	in, byAge := l.memory.lastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	in, byAge := l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
 	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
+}
+
+// heldByUnknown is the error if a record was in the way of an acquire and had vanished when
+// it was read.
+func (l *Lease) heldByUnknown() *HeldError {
+	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
 
 // begin writes the record of a new term.
@@ -243,18 +188,18 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	if len(predecessors) > 0 {
 		term.predecessors.Store(&predecessors)
 	}
-	defer l.memory.begins(id)()
+	defer l.memory.Begins(id)()
 	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
 	if err != nil {
 		if !objects.Answered(err) {
-			l.memory.addOrphan(orphan{term: term}, l.cfg.TTL)
+			l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
 		}
 		return nil, err
 	}
 	term.token, term.version, term.inDoubt = obj.Version, obj.Version, 0
 	term.trust.Store(newTrust(attempt, term.trusted))
-	l.memory.began(id)
-	if newest := l.memory.sawVersion(obj.Version); obj.Version <= newest {
+	l.memory.Began(id)
+	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
 		l.abandon(ctx, term) // a replica that does not know the newer token can still hold
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the store was restored from an older state, or made anew, and its versions (resource_version in a table) are behind; raise them above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
@@ -269,12 +214,20 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	return term, nil
 }
 
+// wake wakes all that watch the record, which has just been written, perhaps just before ctx
+// ended. It ignores errors, since hints may be lost in any case.
+func (l *Lease) wake(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = Wake(ctx, l.store, l.cfg.Key)
+}
+
 // abandon releases a term that has just begun and that nobody can use. It does so at once,
 // because all others would have to wait for a TTL.
 func (l *Lease) abandon(ctx context.Context, term *Term) {
 	term.end(ErrLost)
 	if l.vacate(ctx, term, 0) != nil {
-		l.memory.addOrphan(orphan{term: term}, l.cfg.TTL)
+		l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
 	}
 }
 
@@ -319,7 +272,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		}
 		switch {
 		case err == nil:
-			l.memory.sawVersion(obj.Version)
+			l.memory.SawVersion(obj.Version)
 			if !term.extend(obj.Version, attempt) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 			}
@@ -375,7 +328,7 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	request := r.stored.Request()
 	elsewhere := r.stored.Resumed() && term.resumed == nil // whatever the version says
 	if elsewhere || !term.recognise(known, r.Version, request) {
-		l.memory.foundCopy(term.id)
+		l.memory.FoundCopy(term.id)
 		return false
 	}
 	if request != nil {
@@ -391,18 +344,95 @@ func (l *Lease) Read(ctx context.Context) (Holding, error) {
 	return read.holding, err
 }
 
-// ReplicaID returns a name for this replica, for people to read: the first of
-// the environment variables TENURE_REPLICA_ID, OPENSHELL_REPLICA_ID and HOSTNAME
-// that is set, else the host's name, else a new UUID. Two replicas may share
-// it: nothing that must be safe depends on it.
-func ReplicaID() string {
-	for _, name := range []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"} {
-		if id := os.Getenv(name); id != "" {
-			return id
-		}
+// reading is a lease's object as it was read.
+type reading struct {
+	Object
+	stored  record.Object // the same, for package record
+	holding Holding
+}
+
+// look reads the record and remembers since when it has stood unchanged.
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
+	ctx, cancel := by.read(ctx)
+	defer cancel()
+	r.Object, err = l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
+	answered := time.Now()
+	if errors.Is(err, ErrNotFound) {
+		l.memory.Saw(nil, answered)
 	}
-	if host, err := os.Hostname(); err == nil && host != "" {
-		return host
+	if err != nil {
+		return r, err
 	}
-	return uuid.NewString()
+	return l.note(r.Object, answered), nil
+}
+
+// note remembers since when a record has stood unchanged, given when it was seen.
+func (l *Lease) note(obj Object, answered time.Time) reading {
+	r := reading{Object: obj, stored: stored(obj)}
+	var undecodable error
+	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
+	if l.memory.Saw(&r.stored, answered) && undecodable != nil {
+		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
+			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
+	}
+	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
+		l.memory.FoundCopy(r.holding.Term)
+	}
+	// The versions of other programs' records do not count. Nor does the version of a term
+	// that this replica is just beginning, in case the record is read before the answer to
+	// its acquire arrives: then its token would seem to repeat a known one.
+	if r.holding.Term != "" && !l.memory.IsBeginning(r.holding.Term) {
+		l.memory.SawVersion(r.Version)
+	}
+	return r
+}
+
+// heldAfter returns who holds the lease according to the last change that a subscription
+// has seen. It returns nil if that is unknown, or if an attempt to acquire may do better than
+// to read the same.
+func (l *Lease) heldAfter(hints Subscription) *HeldError {
+	change, ok := lastChange(hints)
+	if !ok || change.Deleted || l.memory.HasSeenNewer(change.Object.Version) {
+		return nil
+	}
+	r := l.note(change.Object, change.Arrived)
+	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTake(r.holding) {
+		return nil
+	}
+	if held := l.held(r); held.canExpireIn > 0 {
+		return held
+	}
+	return nil
+}
+
+// mayTake reports whether this lease may take over the record before it expires.
+func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
+
+func (l *Lease) isOffered(h Holding) bool {
+	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
+}
+
+// reclaims reports whether the record was left by an earlier run of this replica. That it
+// names the same holder is not enough: it may be of a term that this very lease has begun,
+// or is beginning in another goroutine, or that another process has resumed.
+func (l *Lease) reclaims(h Holding) bool {
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
+}
+
+// predecessors returns the holders that may still be at work if this lease takes over a
+// record: the record's own, unless it has released the lease, and those that it had not
+// confirmed to be gone; but not this replica. Of each holder only the last term counts.
+func (l *Lease) predecessors(h Holding) []Holding {
+	others := slices.Clone(h.unconfirmed)
+	if !h.isOffer() {
+		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
+		others = append(others, h)
+	}
+	return slices.DeleteFunc(others, l.isOwn)
+}
+
+// isOwn reports whether a record is of a term of this replica, whose job has returned.
+func (l *Lease) isOwn(h Holding) bool {
+	_, isOrphan := l.memory.Orphan(h.Term)
+	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)
 }

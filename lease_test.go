@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -244,7 +244,7 @@ func TestALostAnswerToARenewalOrAReleaseCostsNothing(t *testing.T) {
 }
 
 func TestAnAcquireWhoseAnswerWasLostSucceedsAtTheNextTry(t *testing.T) {
-	for name, try := range kit.Acquires {
+	for name, try := range acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.LoseAnswer)))
@@ -261,7 +261,7 @@ func TestAnAcquireWhoseAnswerWasLostSucceedsAtTheNextTry(t *testing.T) {
 }
 
 func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
-	for name, try := range kit.Acquires {
+	for name, try := range acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -181,7 +181,7 @@ func TestALongTTLMakesNobodyWaitForAStoreThatHangs(t *testing.T) {
 }
 
 func TestARecordThatACopyRenewsIsNoLeftover(t *testing.T) {
-	for name, try := range kit.Acquires {
+	for name, try := range acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)

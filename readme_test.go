@@ -45,7 +45,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 // What a reader copies must compile. So each block of Go is also in a file that does,
 // and one that begins with its package clause is the whole of the file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
-	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_rows_test.go", "shards/example_test.go"}
+	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "shards/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go"} { // some are modules of their own
 		programs, err := filepath.Glob(others)
 		require.NoError(t, err)
@@ -92,6 +92,29 @@ func TestTheREADMEIsShortAndLinksEachPage(t *testing.T) {
 		if !strings.Contains(readme, "]("+filepath.ToSlash(page)+")") {
 			t.Errorf("README.md does not link to %s", page)
 		}
+	}
+}
+
+func TestTheExamplesOfFormatsAreWhatTheLibraryWrites(t *testing.T) {
+	if _, err := os.Stat("natstenure"); err != nil {
+		t.Skip("the modules of their own do not come with this one")
+	}
+	page := documents(t)["docs/formats.md"]
+	var written []string
+	for _, files := range []string{"*/testdata/*.golden", "*/*/testdata/*.golden", "testdata/*.golden"} {
+		paths, err := filepath.Glob(files)
+		require.NoError(t, err)
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			written = append(written, string(text))
+			require.Contains(t, page, "](../"+filepath.ToSlash(path)+")", "the page names each file")
+		}
+	}
+	examples := regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```$").FindAllStringSubmatch(page, -1)
+	require.NotEmpty(t, examples)
+	for _, example := range examples {
+		require.True(t, slices.ContainsFunc(written, func(text string) bool { return strings.Contains(text, example[1]) }), "not in a golden file:\n%s", example[1])
 	}
 }
 

@@ -13,8 +13,12 @@ import (
 // standby is the role of a replica that does not hold the lease: it rests, and then
 // competes. It belongs to Run's goroutine.
 type standby struct {
-	c        *Coordinator
-	hints    Subscription
+	*base
+	hints     Subscription
+	headStart pace.HeadStart
+	unhealthy pace.Doubling
+
+	// Of the current stay.
 	spurious pace.Limiter
 	woken    bool          // by a hint
 	took     time.Duration // the last attempt to acquire
@@ -24,13 +28,14 @@ type standby struct {
 
 // run rests and competes. It returns a term, or nil once ctx is done.
 func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
+	s.spurious, s.woken, s.lastTerm, s.lastLook = pace.Limiter{}, false, "", time.Time{}
 	if s.rest(ctx, pause) {
 		if term := s.compete(ctx); term != nil {
 			return term
 		}
 	}
-	if s.c.lease.memory.hasOrphans() { // the other replicas would have to wait until they expire
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.caller.timeout)
+	if s.lease.memory.HasOrphans() { // the other replicas would have to wait until they expire
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
 	}
@@ -53,16 +58,15 @@ func (s *standby) compete(ctx context.Context) *Term {
 // await waits for the next attempt. It returns false once ctx is done. Where the hints tell
 // what has changed, most are renewals: then it goes on waiting, from that change on.
 func (s *standby) await(ctx context.Context, w wait) (ok bool) {
-	c := s.c
 	for {
 		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints, w.longest); !ok || !s.woken {
 			return ok
 		}
-		held := c.lease.heldAfter(s.hints)
+		held := s.lease.heldAfter(s.hints)
 		if held == nil {
 			return true
 		}
-		c.monitor.sawHolder(&held.Holding)
+		s.monitor.sawHolder(&held.Holding)
 		s.lastTerm, s.lastLook = held.Holding.Term, time.Now()
 		w = s.after(held)
 	}
@@ -70,15 +74,15 @@ func (s *standby) await(ctx context.Context, w wait) (ok bool) {
 
 // try is one attempt to get the lease.
 func (s *standby) try(ctx context.Context) (*Term, error) {
-	c, yielded := s.c, false
+	yielded := false
 	if s.woken {
 		var ok bool
-		if yielded, ok = c.headStart.Give(ctx); !ok {
+		if yielded, ok = s.headStart.Give(ctx); !ok {
 			return nil, ctx.Err()
 		}
 	}
-	if err := c.checks.ask(ctx, RoleStandby); err != nil {
-		if !c.single && (time.Since(s.lastLook) > c.lease.cfg.TTL || c.lease.memory.hasOrphans()) {
+	if err := s.ask(ctx, RoleStandby); err != nil {
+		if !s.single && (time.Since(s.lastLook) > s.lease.cfg.TTL || s.lease.memory.HasOrphans()) {
 			// So that Status doesn't show a holder that is gone, and no orphan of this
 			// replica keeps the others waiting.
 			s.lastLook = time.Now()
@@ -92,55 +96,54 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 	case err != nil:
 		return nil, err
 	case ctx.Err() != nil:
-		c.release(term, ErrShutdown, s.hints.Live())
+		s.release(term, ErrShutdown, s.hints.Live())
 		return nil, ctx.Err()
-	case term.sinceRenewal() >= c.cfg.RenewDeadline:
+	case term.sinceRenewal() >= s.cfg.RenewDeadline:
 		// The job would be told to return as soon as it begins, with less time than it is
 		// allowed to take.
-		c.release(term, ErrDeadline, s.hints.Live())
-		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", c.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
+		s.release(term, ErrDeadline, s.hints.Live())
+		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", s.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
 	return term, nil
 }
 
 func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
-	c := s.c
-	if c.single {
-		return newLocalTerm(c.lease.cfg.Key, c.lease.cfg.Holder, c.monitor.lastToken()), nil
+	if s.single {
+		return newLocalTerm(s.lease.cfg.Key, s.lease.cfg.Holder, s.monitor.lastToken()), nil
 	}
 	began := time.Now()
-	term, err := c.lease.acquire(ctx, c.caller, likelyFree, true)
+	term, err := s.lease.acquire(ctx, s.caller, likelyFree, true)
 	s.took = time.Since(began)
-	c.monitor.attempted(s.took, err)
+	s.monitor.attempted(s.took, err)
 	return term, err
 }
 
 // waitAfter notes why an attempt has failed, and returns how to wait for the next.
 func (s *standby) waitAfter(err error) wait {
-	c, isNew := s.c, false
+	isNew := false
 	if held := (*HeldError)(nil); errors.As(err, &held) {
-		c.monitor.log().Debug("lease is held", "holder", held.Holding.Holder)
-		c.monitor.storeAnswered()
+		s.monitor.log().Debug("lease is held", "holder", held.Holding.Holder)
+		s.monitor.storeAnswered()
 		if held.Holding.Version != 0 { // otherwise the record was gone before it was read
-			c.monitor.sawHolder(&held.Holding)
+			s.monitor.sawHolder(&held.Holding)
 		}
 		isNew = held.Holding.Term != s.lastTerm
 		s.lastTerm = held.Holding.Term
 		if s.woken && isNew {
-			c.headStart.CameSecond(s.took)
+			s.headStart.CameSecond(s.took)
 		}
 	} else if errors.Is(err, ErrUnhealthy) {
-		c.monitor.failed("replica is unhealthy and does not compete", err)
+		s.monitor.failed("replica is unhealthy and does not compete", err)
 	} else {
-		c.monitor.failed("lease cannot be acquired", err)
+		s.monitor.failed("lease cannot be acquired", err)
 	}
 	wait := s.after(err)
-	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, c.cfg.AcquireInterval))
+	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, s.cfg.AcquireInterval))
 	return wait
 }
 
 func (s *standby) after(err error) wait {
-	return afterAttempt(err, s.c.cfg.AcquireInterval, s.c.lease.cfg.TTL, s.hints.Live(), followsChanges(s.hints))
+	return afterAttempt(err, s.cfg.AcquireInterval, s.lease.cfg.TTL, s.hints.Live(), followsChanges(s.hints))
 }
 
 // wait is how a standby waits for its next attempt.
@@ -183,8 +186,7 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 // rest waits before this replica competes again: for the pause, or until the lease is
 // offered to it by name. It returns false once ctx is done.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
-	c := s.c
-	if c.single {
+	if s.single {
 		return pace.Sleep(ctx, pause)
 	}
 	end := time.Now().Add(pause)
@@ -193,24 +195,24 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	for {
 		// A release that has failed is retried first, and the others get their time from
 		// then on: this replica must not be back before they have seen it.
-		owed, wait := c.lease.memory.owesRelease(), min(look, time.Until(end))
-		if owed {
-			wait = min(look, pace.Jitter(c.cfg.AcquireInterval/4))
+		pending, wait := s.lease.memory.ReleasePending(), min(look, time.Until(end))
+		if pending {
+			wait = min(look, pace.Jitter(s.cfg.AcquireInterval/4))
 		}
 		woken, ok := pace.Await(ctx, s.hints.C(), ignoreFor, wait)
-		if !ok || time.Until(end) <= 0 && !owed {
+		if !ok || time.Until(end) <= 0 && !pending {
 			return ok
 		}
-		isOurs, err := s.look(ctx)
-		if isOurs {
+		offeredToUs, err := s.look(ctx)
+		if offeredToUs {
 			return true
 		}
-		if owed && !c.lease.memory.owesRelease() {
-			if back := time.Now().Add(pace.Jitter(c.cfg.AcquireInterval)); back.After(end) {
+		if pending && !s.lease.memory.ReleasePending() {
+			if back := time.Now().Add(pace.Jitter(s.cfg.AcquireInterval)); back.After(end) {
 				end = back
 			}
 		}
-		ignoreFor, look = s.spurious.IgnoreFor(woken, c.cfg.AcquireInterval), s.nextLook(err)
+		ignoreFor, look = s.spurious.IgnoreFor(woken, s.cfg.AcquireInterval), s.nextLook(err)
 	}
 }
 
@@ -219,33 +221,59 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 func (s *standby) nextLook(err error) time.Duration {
 	switch {
 	case err != nil: // it may have been woken for something that it has not seen
-		return pace.Jitter(s.c.cfg.AcquireInterval / 4)
+		return pace.Jitter(s.cfg.AcquireInterval / 4)
 	case !s.hints.Live():
-		return pace.Jitter(s.c.cfg.AcquireInterval)
+		return pace.Jitter(s.cfg.AcquireInterval)
 	default:
-		return s.c.lease.cfg.TTL
+		return s.lease.cfg.TTL
 	}
 }
 
 // look reads who holds the lease without competing for it, and removes an orphan of this
 // replica. It reports whether the lease is offered to this replica by name; an offer to
 // any replica is no reason to come back.
-func (s *standby) look(ctx context.Context) (isOurs bool, err error) {
-	c := s.c
-	read, err := c.lease.look(ctx, c.caller)
+func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
+	read, err := s.lease.look(ctx, s.caller)
 	if err == nil {
 		var removed bool
-		if removed, err = c.lease.removeOrphan(ctx, c.caller, read); removed {
+		if removed, err = s.lease.removeOrphan(ctx, s.caller, read); removed {
 			err = ErrNotFound
 		}
 	}
 	switch {
 	case errors.Is(err, ErrNotFound):
-		c.monitor.sawHolder(nil)
+		s.monitor.sawHolder(nil)
 		return false, nil
 	case err != nil:
 		return false, err
 	}
-	c.monitor.sawHolder(&read.holding)
-	return read.holding.isOffer() && read.holding.OfferedTo == c.lease.cfg.Holder, nil
+	s.monitor.sawHolder(&read.holding)
+	return read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder, nil
+}
+
+// longestStayAway is how many TTLs an unhealthy replica stays away at most.
+const longestStayAway = 4
+
+// stayAway returns how long this replica does not compete after a term.
+func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Duration {
+	// Otherwise two unhealthy replicas could hand the lease back and forth forever.
+	s.headStart.Gives = !errors.Is(cause, ErrResigned)
+	every, least := s.cfg.AcquireInterval, time.Duration(0)
+	if resign != nil || errors.Is(cause, ErrResigned) {
+		least = 2 * pace.Jitter(every)
+	}
+	if resign != nil {
+		least = max(least, resign.away)
+	}
+	switch {
+	case errors.Is(cause, ErrUnhealthy):
+		// Even the first time for longer than after a resignation, so that it does not win
+		// again when a healthy replica was asked to hand over.
+		away := s.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*s.lease.cfg.TTL)
+		return max(least, pace.Jitter(away))
+	case errors.Is(cause, ErrJobEnded):
+		return max(least, 2*pace.Jitter(every)) // every standby tries first
+	default:
+		return max(least, pace.Jitter(every))
+	}
 }

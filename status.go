@@ -6,44 +6,12 @@ import (
 	"fmt"
 	"iter"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/seconds"
 )
-
-// Role is what a replica does about a lease.
-type Role uint8
-
-const (
-	RoleStandby    Role = iota // it waits for the lease
-	RoleConfirming             // it has taken the lease over, and makes sure that its predecessor is gone before the job begins
-	RoleHolder                 // it holds the lease, and its job runs
-	RoleStopping               // its job has been told to return, and the lease is released when it has
-)
-
-var roles = [...]string{RoleStandby: "standby", RoleConfirming: "confirming", RoleHolder: "holder", RoleStopping: "stopping"}
-
-func (r Role) String() string {
-	if int(r) < len(roles) {
-		return roles[r]
-	}
-	return fmt.Sprintf("role %d", uint8(r))
-}
-
-// MarshalText makes a role a word in JSON and in logs.
-func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText reads what MarshalText has written.
-func (r *Role) UnmarshalText(text []byte) error {
-	role := slices.Index(roles[:], string(text))
-	if role < 0 {
-		return fmt.Errorf("tenure: %w: %q is not a role", ErrInvalid, text)
-	}
-	*r = Role(role)
-	return nil
-}
 
 // Status is what a [Coordinator] knows without asking the store. What a standby knows of
 // the holder is what it read last, up to a TTL ago, or longer if Stale is set.
@@ -82,34 +50,26 @@ type Status struct {
 type statusFields Status // without its methods
 
 type statusJSON struct {
-	Lease Key `json:"lease"`
+	Lease *Key `json:"lease"`
 	*statusFields
-	TTL            float64 `json:"ttl_seconds"`
-	TrustLeft      float64 `json:"trust_left_seconds"`
-	TrustGiven     float64 `json:"trust_given_seconds"`
-	RenewDeadline  float64 `json:"renew_deadline_seconds"`
-	RenewalLatency float64 `json:"renewal_latency_seconds"`
+	TTL            *seconds.Duration `json:"ttl_seconds"`
+	TrustLeft      *seconds.Duration `json:"trust_left_seconds"`
+	TrustGiven     *seconds.Duration `json:"trust_given_seconds"`
+	RenewDeadline  *seconds.Duration `json:"renew_deadline_seconds"`
+	RenewalLatency *seconds.Duration `json:"renewal_latency_seconds"`
+}
+
+// inJSON returns what JSON is written from, and read into.
+func (s *Status) inJSON() *statusJSON {
+	return &statusJSON{&s.Lease, (*statusFields)(s), seconds.In(&s.TTL), seconds.In(&s.TrustLeft), seconds.In(&s.TrustGiven),
+		seconds.In(&s.RenewDeadline), seconds.In(&s.RenewalLatency)}
 }
 
 // MarshalJSON encodes the status as its documentation says.
-func (s Status) MarshalJSON() ([]byte, error) {
-	fields := statusFields(s)
-	return json.Marshal(statusJSON{s.Lease, &fields, s.TTL.Seconds(),
-		s.TrustLeft.Seconds(), s.TrustGiven.Seconds(), s.RenewDeadline.Seconds(), s.RenewalLatency.Seconds()})
-}
+func (s Status) MarshalJSON() ([]byte, error) { return json.Marshal(s.inJSON()) }
 
 // UnmarshalJSON reads what MarshalJSON has written.
-func (s *Status) UnmarshalJSON(data []byte) error {
-	fields := statusJSON{statusFields: (*statusFields)(s)}
-	if err := json.Unmarshal(data, &fields); err != nil {
-		return err
-	}
-	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s * float64(time.Second))) }
-	s.Lease, s.TTL = fields.Lease, seconds(fields.TTL)
-	s.TrustLeft, s.TrustGiven = seconds(fields.TrustLeft), seconds(fields.TrustGiven)
-	s.RenewDeadline, s.RenewalLatency = seconds(fields.RenewDeadline), seconds(fields.RenewalLatency)
-	return nil
-}
+func (s *Status) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, s.inJSON()) }
 
 // PastTerm is a term that is over, of this replica or of another that it saw as a standby.
 type PastTerm struct {
@@ -138,6 +98,25 @@ type Runs struct {
 
 // Failing reports whether a run has failed and none has succeeded since.
 func (r Runs) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
+
+// Run is one run of a replica's job, see [RecordRun].
+type Run struct {
+	Name    string
+	Outcome RunOutcome
+	Began   time.Time
+	Ended   time.Time // zero if it has just begun
+	Err     error     // that it returned
+}
+
+// RunOutcome is how a run has ended, if it has.
+type RunOutcome string
+
+const (
+	RunBegan       RunOutcome = "began" // it has not ended
+	RunSucceeded   RunOutcome = "succeeded"
+	RunFailed      RunOutcome = "failed"      // it returned an error, or panicked
+	RunInterrupted RunOutcome = "interrupted" // it returned an error after its term had ended
+)
 
 // Status returns what the coordinator knows. It does no I/O.
 func (c *Coordinator) Status() Status {
@@ -350,10 +329,4 @@ func (s *state) publish() {
 		close(s.changed)
 		s.changed = nil
 	}
-}
-
-func followedBy(h *Holding) string { return "followed by " + h.Holder }
-
-func (h *Holding) pastTerm(reason string) PastTerm {
-	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/storeurl"
 )
 
 // MaxPayload is the greatest length of an [Object]'s payload, in bytes.
@@ -115,42 +114,6 @@ func (o Object) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (o Object) row() objects.Row {
-	return objects.Row{
-		ID:      objects.ID(o.Key),
-		Name:    objects.EncodeName(o.Name),
-		Labels:  []byte(objects.EncodeLabels(o.Labels)),
-		Payload: objects.EncodePayload(o.Payload),
-	}
-}
-
-func objectOf(r objects.Row) Object {
-	return Object{
-		Key:       Key(r.ID),
-		Name:      r.Name.String,
-		Labels:    objects.DecodeLabels(r.Labels),
-		Payload:   r.Payload,
-		Version:   r.Version,
-		CreatedAt: objects.Stamp(r.Created),
-		UpdatedAt: objects.Stamp(r.Updated),
-		Age:       r.Age,
-	}
-}
-
-func objectsOf(rows []objects.Row) (all []Object) {
-	for _, r := range rows {
-		all = append(all, objectOf(r))
-	}
-	return all
-}
-
-// written returns the object as a write has stored it.
-func (o Object) written(r objects.Row) Object {
-	o.Version, o.Age = r.Version, 0
-	o.CreatedAt, o.UpdatedAt = objects.Stamp(r.Created), objects.Stamp(r.Updated)
-	return o
-}
-
 // WriteCondition says what must be true of the stored object for a write to happen. The
 // zero value is [MustCreate], which overwrites nothing.
 type WriteCondition struct{ c objects.Condition }
@@ -202,7 +165,7 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// A store may also implement [Lister], [Fencer], [StatementFencer], [Watcher], [Notifier],
+// A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier],
 // [Clockless] and [Exclusive]. One for another database is a module of its own, with its own
 // constructor. The package storetest has the contract as a test suite:
 //
@@ -279,6 +242,116 @@ func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object,
 	}
 }
 
+// Watcher is implemented by stores that can tell, by hints, when an object is deleted or
+// changed. All stores of this module do, except that of [Static]. With a store that does
+// not, standbys poll, and holders find out at their next renewal.
+type Watcher interface {
+	// Watch begins to watch an object, which need not exist. It does no I/O.
+	Watch(key Key) Subscription
+}
+
+// Subscription is a subscription to one object; it delivers hints. A hint may come late,
+// twice, without a cause, or not at all, so nothing is decided by one alone. All methods
+// are safe for concurrent use.
+type Subscription interface {
+	// C receives when the object was deleted by DeleteAndWake, when somebody has called
+	// Wake, and whenever hints may have been missed; that of a [ChangeSubscription] after
+	// every change.
+	C() <-chan struct{}
+
+	// Live reports whether hints can be expected. Whenever that has changed, C receives.
+	// While it is false, the subscriber has to poll.
+	Live() bool
+
+	// Stop ends the subscription.
+	Stop()
+}
+
+// ChangeSubscription is a [Subscription] of a store on which every write and every deletion
+// is an event. It tells what has changed, so a standby neither polls nor reads after each
+// renewal: it counts the silence since the last change that it has seen, and reads the record
+// once before it takes over. Changes may be left out, but not those that come last.
+type ChangeSubscription interface {
+	Subscription
+
+	// Last returns the newest change that has arrived, beginning with the state that the
+	// subscription found when it became live. Ok is false while it is not live, or before
+	// that state has arrived.
+	Last() (change Change, ok bool)
+}
+
+// Change is what a write or a deletion has made of an object.
+type Change struct {
+	// Object is as it was written, and must not be modified. If there is none any more it
+	// has only a Key and, if the store knows it, the Version of the deletion.
+	Object  Object
+	Deleted bool      // there is no object
+	Arrived time.Time // when this process got to know, by its own monotonic clock
+}
+
+// lastChange returns the newest change that a subscription has seen, if it tells any.
+func lastChange(s Subscription) (Change, bool) {
+	if s, ok := s.(ChangeSubscription); ok {
+		return s.Last()
+	}
+	return Change{}, false
+}
+
+// followsChanges reports whether a subscription tells of every change for now.
+func followsChanges(s Subscription) bool {
+	_, ok := lastChange(s)
+	return ok
+}
+
+// Watch begins to watch an object in any store. If the store is not a [Watcher], the
+// subscription is never live.
+func Watch(store Store, key Key) Subscription {
+	if watcher, ok := store.(Watcher); ok {
+		return watcher.Watch(key)
+	}
+	return noHints{}
+}
+
+// noHints is a subscription to a store that gives none.
+type noHints struct{}
+
+func (noHints) C() <-chan struct{} { return nil }
+
+func (noHints) Live() bool { return false }
+
+func (noHints) Stop() {}
+
+// Notifier is implemented by stores on which a change wakes those that watch an object only
+// if they are notified of it. All stores of this module do, except that of [Static]. A store
+// on which every change is an event is only a [Watcher], whose subscriptions are each a
+// [ChangeSubscription].
+type Notifier interface {
+	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other processes too;
+	// none if nothing was deleted. The delete need not be durable when it returns: a crash
+	// of the database may bring the object back, as it was.
+	DeleteAndWake(ctx context.Context, key Key, version int64) error
+
+	// Wake wakes all that watch an object that the caller has just changed, wherever they are.
+	Wake(ctx context.Context, key Key) error
+}
+
+// deleteAndWake deletes an object from any store.
+func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
+	if notifier, ok := store.(Notifier); ok {
+		return notifier.DeleteAndWake(ctx, key, version)
+	}
+	return store.DeleteIf(ctx, key, version)
+}
+
+// Wake wakes all that watch an object, in any store. If the store is not a [Notifier], it does
+// nothing.
+func Wake(ctx context.Context, store Store, key Key) error {
+	if notifier, ok := store.(Notifier); ok {
+		return notifier.Wake(ctx, key)
+	}
+	return nil
+}
+
 // Clockless is implemented by stores that cannot tell how long ago an object was written.
 // The leases over one expire as with [Observed]. A store that wraps another has to pass this
 // on: it may be implemented by any store that sometimes wraps one.
@@ -346,83 +419,6 @@ func Update(ctx context.Context, store Store, key Key, change func(Object) (Obje
 	}
 }
 
-// Database is a store that [Open] has opened.
-type Database interface {
-	Lister
-	Watcher
-	Notifier
-	Fencer
-	StatementFencer
-
-	// Migrate creates the tables that are missing. It may be called at every start, by many
-	// processes at once.
-	Migrate(ctx context.Context) error
-
-	// Close ends the subscriptions and closes the connections.
-	Close() error
-}
-
-// Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
-// there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
-// with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
-// else is [ErrInvalid], also :memory:, which cannot be shared, and a path with an @ or with
-// parameters, which may be a mistyped URL; the error does not quote it, because it may hold a
-// password. Use those two for anything but the defaults of their configs.
-func Open(ctx context.Context, url string) (Database, error) {
-	path, err := storeurl.Path(url)
-	if err != nil {
-		return nil, fmt.Errorf("tenure: open: %w: %w", ErrInvalid, err)
-	}
-	if path == "" {
-		return asDatabase(OpenPostgres(ctx, url, PostgresConfig{}))
-	}
-	return asDatabase(OpenSQLite(ctx, path, SQLiteConfig{Shared: true}))
-}
-
-// asDatabase keeps a nil pointer from becoming a Database that is not nil.
-func asDatabase[S Database](store S, err error) (Database, error) {
-	if err != nil {
-		return nil, err
-	}
-	return store, nil
-}
-
-// Static returns a store that keeps nothing, for a deployment of one replica without a
-// database: a [Coordinator] over it always holds, and runs its job as over any other store.
-// Its reads find nothing, its writes are [errors.ErrUnsupported].
-func Static() Store { return static{} }
-
-type static struct{}
-
-func (static) SingleReplica() bool { return true }
-
-func (static) Get(ctx context.Context, key Key) (Object, error) {
-	return Object{}, opError(ctx, "get", key, ErrNotFound)
-}
-
-func (static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, error) {
-	return Object{}, fmt.Errorf("tenure: put %s: %w: a static store keeps nothing", obj.Key, errors.ErrUnsupported)
-}
-
-func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
-	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
-}
-
-// putStatement is PutStatement of a store whose table makes the statement.
-func putStatement(obj Object, version int64, fencedBy *objects.Fence, statement func(objects.Row, int64) (string, []any, error)) (query string, args []any, err error) {
-	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
-	if fencedBy != nil { // the statement would not be fenced
-		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
-	}
-	if err == nil {
-		query, args, err = statement(obj.row(), version)
-	}
-	if err != nil {
-		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
-	}
-	return query, args, nil
-}
-
 // opError says which operation failed, on which key, and whether its context has ended: some
 // drivers only say that they were interrupted.
 func opError(ctx context.Context, op string, key Key, err error) error {
@@ -430,25 +426,4 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
-}
-
-// storeError is opError for an error of an internal package, which knows neither keys nor
-// terms. It makes the [*ConflictError] that users see, and ends the term of a write whose
-// fence did not hold; the term is nil where none was fenced.
-func storeError(ctx context.Context, op string, key Key, term *Term, err error) error {
-	var conflict *objects.Conflict
-	var out *objects.FencedOut
-	switch {
-	case errors.As(err, &conflict):
-		err = &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
-	case term == nil: // the fence may be that of a claim, which ends no term
-	case errors.As(err, &out) && out.Cause != nil:
-		term.end(ErrLost) // nobody knows who holds it now
-	case errors.As(err, &out) && out.Now == nil:
-		err = term.fencedOut(nil)
-	case errors.As(err, &out):
-		now := objectOf(*out.Now)
-		err = term.fencedOut(&now)
-	}
-	return opError(ctx, op, key, err)
 }

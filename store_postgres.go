@@ -3,11 +3,9 @@ package tenure
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -67,8 +65,7 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 type PostgresStore struct {
 	conns *pgconns.Conns
 	table *pgobjects.Table
-	term  *Term          // whose fence all writes pass; nil: they are not fenced by a term
-	claim *objects.Fence // that all writes pass; nil: they are not fenced by a claim
+	fence *objects.Fence // that all writes pass; nil: they are not fenced
 }
 
 var _ interface {
@@ -81,17 +78,7 @@ var _ interface {
 
 func init() {
 	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
-	reach.FencePostgres = func(store any, claim *objects.Fence) (any, error) {
-		s := store.(*PostgresStore)
-		if s.fence() != nil {
-			return nil, errFencedTwice
-		}
-		return &PostgresStore{conns: s.conns, table: s.table, claim: claim}, nil
-	}
 }
-
-// fence returns what all writes have to pass; nil: nothing.
-func (s *PostgresStore) fence() *objects.Fence { return cmp.Or(s.claim, s.term.fence()) }
 
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
@@ -179,43 +166,22 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 
 // Get implements [Store].
 func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
-	if err := key.Validate(); err != nil {
-		return Object{}, opError(ctx, "get", key, err)
-	}
-	r, err := s.table.Get(ctx, objects.ID(key))
-	if err != nil {
-		return Object{}, opError(ctx, "get", key, err)
-	}
-	return objectOf(r), nil
+	return getFrom(ctx, s.table, key)
 }
 
 // List implements [Lister].
 func (s *PostgresStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	if err := objects.ValidList(objectType, after, limit); err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, err)
-	}
-	rows, err := s.table.List(ctx, objectType, after, limit)
-	if err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, err)
-	}
-	return objectsOf(rows), nil
+	return listFrom(ctx, s.table, objectType, after, limit)
 }
 
 // PutIf implements [Store].
 func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate(), s.term.fenceFor(obj.Key)); err != nil {
-		return Object{}, opError(ctx, "put", obj.Key, err)
-	}
-	r, err := s.table.Put(ctx, obj.row(), cond.c, s.fence())
-	if err != nil {
-		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
-	}
-	return obj.written(r), nil
+	return putTo(ctx, s.table, s.fence, obj, cond)
 }
 
 // resume implements resumer.
 func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Object, error) {
-	if s.fence() != nil { // its writes are fenced, and PutIf does that
+	if s.fence != nil { // its writes are fenced, and PutIf does that
 		return Object{}, ErrNotFound
 	}
 	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final})
@@ -227,34 +193,16 @@ func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Objec
 
 // DeleteIf implements [Store].
 func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, false)
+	return deleteFrom(ctx, s.table, s.fence, key, version, false)
 }
 
 // DeleteAndWake implements [Notifier].
 func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, true)
-}
-
-func (s *PostgresStore) delete(ctx context.Context, key Key, version int64, wake bool) error {
-	if err := errors.Join(key.Validate(), objects.ValidVersion(version), s.term.fenceFor(key)); err != nil {
-		return opError(ctx, "delete", key, err)
-	}
-	if err := s.table.Delete(ctx, objects.ID(key), version, s.fence(), wake); err != nil {
-		return storeError(ctx, "delete", key, s.term, err)
-	}
-	return nil
+	return deleteFrom(ctx, s.table, s.fence, key, version, true)
 }
 
 // Wake implements [Notifier].
-func (s *PostgresStore) Wake(ctx context.Context, key Key) error {
-	if err := key.Validate(); err != nil {
-		return opError(ctx, "wake", key, err)
-	}
-	if err := s.table.Wake(ctx, objects.ID(key)); err != nil {
-		return opError(ctx, "wake", key, err)
-	}
-	return nil
-}
+func (s *PostgresStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher].
 func (s *PostgresStore) Watch(key Key) Subscription {
@@ -281,20 +229,19 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 // another isolation level by its first statement. Above READ COMMITTED the server ends
 // the transaction with a serialization failure (40001) if the lease was renewed since;
 // then try again.
-func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.Tx) error) error {
-	if err := term.fences("fenced"); err != nil {
+func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.Tx) error) error {
+	fence, err := fenceOf("fenced", guard)
+	switch {
+	case err != nil:
 		return err
-	}
-	if fn == nil {
+	case fn == nil:
 		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
-	}
-	if term.local() {
+	case fence == nil:
 		return pgx.BeginFunc(ctx, s.conns.Pool, fn)
 	}
-	// Long enough for any fn that is alive.
-	fnErr, err := s.table.Fenced(ctx, term.fence(), max(2*term.trusted, time.Minute), fn)
+	fnErr, err := s.table.Fenced(ctx, fence, fn)
 	if err != nil {
-		return storeError(ctx, "fenced by", term.key, term, err)
+		return fencedBy(ctx, fence, err)
 	}
 	return fnErr
 }
@@ -319,18 +266,8 @@ func (s *PostgresStore) Fenced(ctx context.Context, term *Term, fn func(tx pgx.T
 //
 // A term that is known to be over is [ErrLost]. One of a single replica, which has no
 // lease to lose, gets a statement that always succeeds.
-func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, err error) {
-	if err := term.fences("fence statement"); err != nil {
-		return "", nil, err
-	}
-	if term.local() {
-		return "SELECT 1", nil, nil
-	}
-	query, args, err = s.table.FenceStatement(term.fence())
-	if err != nil {
-		return "", nil, opError(context.Background(), "fence statement by", term.key, err)
-	}
-	return query, args, nil
+func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, err error) {
+	return fenceStatement(s.table, guard)
 }
 
 // PutStatement returns a statement that writes an object that exists, if it is at that
@@ -339,19 +276,14 @@ func (s *PostgresStore) FenceStatement(term *Term) (query string, args []any, er
 // [PostgresStore.FenceStatement] does. It neither creates an object nor wakes those that
 // watch it.
 func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(obj, version, s.fence(), s.table.PutStatement)
+	return putStatement(s.table, s.fence, obj, version)
 }
 
 // Fence implements [Fencer].
-func (s *PostgresStore) Fence(term *Term) (Store, error) {
-	if s.fence() != nil {
-		return nil, errFencedTwice
-	}
-	if err := term.fences("fence"); err != nil {
+func (s *PostgresStore) Fence(guard Guard) (Store, error) {
+	fence, err := fenceFor(s.fence, guard)
+	if err != nil {
 		return nil, err
 	}
-	if term.local() {
-		return s, nil
-	}
-	return &PostgresStore{conns: s.conns, table: s.table, term: term}, nil
+	return &PostgresStore{conns: s.conns, table: s.table, fence: fence}, nil
 }

@@ -12,8 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // chain is what became of the versions of one object.
@@ -29,7 +28,7 @@ type chain struct {
 // once, and nothing else has.
 func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 	const keys, workers = 6, 24
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	admin := kit.PostgresPool(t, url)
 	stores := []*tenure.PostgresStore{kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet}), kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})}
 	kit.Migrate(t, stores[0])

@@ -15,8 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -36,7 +35,7 @@ func (s groupedStore) DeleteAndWake(ctx context.Context, key tenure.Key, version
 }
 
 func TestPostgresKeepsTheContractInGroups(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -47,7 +46,7 @@ func TestPostgresKeepsTheContractInGroups(t *testing.T) {
 }
 
 func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
-	ctx, url := t.Context(), pgtest.URL(t)
+	ctx, url := t.Context(), kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -79,7 +78,7 @@ func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
 }
 
 func TestLeasesThatAreBusyAtOnceShareTransactions(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -142,7 +141,7 @@ func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease
 // Of three leases the rows of two are locked: one is being renewed alone, and the other
 // is in a group with the third. The session's own limit is no help here.
 func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url+"&lock_timeout=1h", tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -180,7 +179,7 @@ func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 // A lease of a short TTL has no time for a group that is undone. The server would log
 // that: only the statements of a group have a timeout of their own.
 func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -190,7 +189,7 @@ func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
 	kit.WantErr(t, err, nil)
 	defer tx.Rollback(context.Background())
 	kit.ExecPostgres(t, tx, `SELECT FROM objects WHERE id = '0' FOR UPDATE`)
-	before := pgtest.Log(t)
+	before := kit.PostgresLog(t)
 	for range 10 { // whether both get into one group would be luck
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 		var other sync.WaitGroup
@@ -201,13 +200,13 @@ func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
 		cancel()
 		other.Wait()
 	}
-	if log := strings.TrimPrefix(pgtest.Log(t), before); strings.Contains(log, "statement timeout") {
+	if log := strings.TrimPrefix(kit.PostgresLog(t), before); strings.Contains(log, "statement timeout") {
 		t.Errorf("the server logged:\n%s", log)
 	}
 }
 
 func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -237,7 +236,7 @@ func TestAWriteThatIsRefusedTakesNoneOfItsGroupWithIt(t *testing.T) {
 }
 
 func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -254,7 +253,7 @@ func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
 // Each of a group waits no longer than its own context allows, and the connection
 // ends with the last.
 func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -278,7 +277,7 @@ func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 // The server's shutdown, or an administrator, may end a session when its transaction
 // has just been committed: here while it waits for a replica.
 func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
-	url := pgtest.Cluster(t, "synchronous_standby_names=nobody").URL()
+	url := kit.StartPostgres(t, "synchronous_standby_names=nobody").URL()
 	admin := kit.PostgresPool(t, url+"&synchronous_commit=local")
 	local := kit.OpenPostgres(t, url+"&synchronous_commit=local", tenure.PostgresConfig{})
 	kit.Migrate(t, local)
@@ -304,7 +303,7 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 // While a group waits for a connection one of it gives up: its record must not appear
 // long after, for nobody.
 func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -330,14 +329,14 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 
 // For the race detector: the group's answer may come when the caller is gone.
 func TestTheAnswerToAWriteThatWasGivenUpIsNotRead(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	kit.ExecPostgres(t, kit.PostgresPool(t, url), `
 		CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END$$;
 		CREATE TRIGGER linger BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'leaves') EXECUTE FUNCTION linger()`)
 	leaves, stays := tenure.Object{Key: tenure.Key{Type: "t", ID: "leaves"}}, tenure.Object{Key: tenure.Key{Type: "t", ID: "stays"}}
-	kit.AwaitThat(t, "a write is given up after its group was sent", func() bool {
+	kit.Await(t, "a write is given up after its group was sent", func() bool {
 		leaves, stays := kit.Put(t, store, leaves), kit.Put(t, store, stays)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // long enough for a group
 		defer cancel()
@@ -371,7 +370,7 @@ func hangWrites(t *testing.T, pool *pgxpool.Pool, write, when string) {
 }
 
 func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -387,7 +386,7 @@ func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
 
 // A hook may choose or prepare a connection by what its context holds: a tenant, say.
 func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
-	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	config, err := pgxpool.ParseConfig(kit.PostgresURL(t))
 	kit.WantErr(t, err, nil)
 	config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -410,7 +409,7 @@ func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
 
 // Another program's table may hold what ours does not.
 func TestARowThatAnotherProgramLeftUntimedIsRenewed(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -425,7 +424,7 @@ func TestARowThatAnotherProgramLeftUntimedIsRenewed(t *testing.T) {
 func TestAWriteOnPostgresWhoseCommitFailsIsNotReportedAsDone(t *testing.T) {
 	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
-			ctx, url := t.Context(), pgtest.URL(t)
+			ctx, url := t.Context(), kit.PostgresURL(t)
 			store := kit.OpenPostgres(t, url+"&default_query_exec_mode="+mode, tenure.PostgresConfig{})
 			kit.Migrate(t, store)
 			obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})

@@ -14,8 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // hashPartitioned is a table of which the names cannot be unique.
@@ -42,7 +41,7 @@ func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 }
 
 func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
-	server := pgtest.Cluster(t)
+	server := kit.StartPostgres(t)
 	admin := kit.PostgresPool(t, server.URL())
 	for name, c := range map[string]struct{ ddl, begins, schema, refusal string }{
 		"a table as Migrate makes it":     {},
@@ -89,12 +88,12 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 }
 
 func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
-	server := pgtest.Cluster(t)
+	server := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)
 	var log kit.SyncBuffer
 	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	kit.AwaitThat(t, "the warning", func() bool { return strings.Count(log.String(), "unlogged") == 1 })
+	kit.Await(t, "the warning", func() bool { return strings.Count(log.String(), "unlogged") == 1 })
 	var last int64
 	for range 2 {
 		obj := kit.Put(t, store, tenure.Object{Key: kit.LeaseKey})
@@ -158,7 +157,7 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 }
 
 func TestWhatWasFoundInTheDatabaseIsLookedAtAgainAfterAWhile(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	pool := kit.PostgresPool(t, url)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
@@ -193,7 +192,7 @@ func TestWhatWasFoundInTheDatabaseIsLookedAtAgainAfterAWhile(t *testing.T) {
 
 // A standby that only reads hears of releases where the table has moved.
 func TestAStandbyFollowsATableIntoAnotherSchema(t *testing.T) {
-	url := pgtest.URL(t) + "&search_path=one,two"
+	url := kit.PostgresURL(t) + "&search_path=one,two"
 	pool := kit.PostgresPool(t, url)
 	kit.ExecPostgres(t, pool, `CREATE SCHEMA one`)
 	kit.ExecPostgres(t, pool, `CREATE SCHEMA two`)
@@ -252,7 +251,7 @@ func TestATableWithoutUniqueNamesIsWarnedOfOnce(t *testing.T) {
 		"ours": {`SELECT`, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url := pgtest.URL(t)
+			url := kit.PostgresURL(t)
 			kit.ExecPostgres(t, kit.PostgresPool(t, url), c.ddl)
 			var log kit.SyncBuffer
 			store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
@@ -307,12 +306,12 @@ func TestARoleThatCouldNotRenewALeaseDoesNotAcquireIt(t *testing.T) {
 	kit.WantErr(t, lease.Release(t.Context(), term), nil)
 	_, err := lease.TryAcquire(t.Context())
 	kit.WantErr(t, err, tenure.ErrSetup)
-	if !strings.Contains(err.Error(), `GRANT UPDATE ON "objects"`) {
+	if !strings.Contains(err.Error(), `GRANT UPDATE ON "public"."objects"`) {
 		t.Errorf("the error does not name the remedy: %v", err)
 	}
 	kit.ExecPostgres(t, owner, `REVOKE DELETE ON objects FROM `+role)
 	store.LookAgain()
-	if _, err = lease.TryAcquire(t.Context()); !strings.Contains(err.Error(), `GRANT UPDATE, DELETE ON "objects"`) {
+	if _, err = lease.TryAcquire(t.Context()); !strings.Contains(err.Error(), `GRANT UPDATE, DELETE ON "public"."objects"`) {
 		t.Errorf("the error does not name the remedy: %v", err)
 	}
 	kit.ExecPostgres(t, owner, `GRANT DELETE ON objects TO `+role)
@@ -321,7 +320,7 @@ func TestARoleThatCouldNotRenewALeaseDoesNotAcquireIt(t *testing.T) {
 }
 
 func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
@@ -350,7 +349,7 @@ func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
 }
 
 func TestPruningAndDeletesDoNotDeadlock(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url+"&pool_max_conns=8", tenure.PostgresConfig{})
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)

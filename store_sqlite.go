@@ -52,10 +52,9 @@ func (cfg *SQLiteConfig) complete() error {
 //
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
-	table   *sqliteobjects.Table
-	shared  bool
-	term    *Term          // whose fence all writes pass; nil: they are not fenced by a term
-	claimed *objects.Fence // that all writes pass; nil: they are not fenced by a claim
+	table  *sqliteobjects.Table
+	shared bool
+	fence  *objects.Fence // that all writes pass; nil: they are not fenced
 }
 
 var _ interface {
@@ -69,17 +68,7 @@ var _ interface {
 
 func init() {
 	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
-	reach.FenceSQLite = func(store any, claim *objects.Fence) (any, error) {
-		s := store.(*SQLiteStore)
-		if s.fence() != nil {
-			return nil, errFencedTwice
-		}
-		return &SQLiteStore{table: s.table, shared: s.shared, claimed: claim}, nil
-	}
 }
-
-// fence returns what all writes have to pass; nil: nothing.
-func (s *SQLiteStore) fence() *objects.Fence { return cmp.Or(s.claimed, s.term.fence()) }
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close.
 // The database should be opened as [OpenSQLite] does: with immediate transactions, a busy
@@ -180,73 +169,36 @@ func (s *SQLiteStore) SingleReplica() bool { return !s.shared }
 
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
-	if err := key.Validate(); err != nil {
-		return Object{}, opError(ctx, "get", key, err)
-	}
-	row, err := s.table.Get(ctx, objects.ID(key))
-	if err != nil {
-		return Object{}, opError(ctx, "get", key, err)
-	}
-	return objectOf(row), nil
+	return getFrom(ctx, s.table, key)
 }
 
 // List implements [Lister].
 func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	if err := objects.ValidList(objectType, after, limit); err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, err)
-	}
-	rows, err := s.table.List(ctx, objectType, after, limit)
-	if err != nil {
-		return nil, opError(ctx, "list", Key{Type: objectType}, err)
-	}
-	return objectsOf(rows), nil
+	return listFrom(ctx, s.table, objectType, after, limit)
 }
 
 // PutIf implements [Store].
 func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate(), s.term.fenceFor(obj.Key)); err != nil {
-		return Object{}, opError(ctx, "put", obj.Key, err)
-	}
 	if objects.IsLeaseCall(ctx) {
 		if err := s.claim(ctx); err != nil {
 			return Object{}, opError(ctx, "put", obj.Key, err)
 		}
 	}
-	row, err := s.table.Put(ctx, obj.row(), cond.c, s.fence())
-	if err != nil {
-		return Object{}, storeError(ctx, "put", obj.Key, s.term, err)
-	}
-	return obj.written(row), nil
+	return putTo(ctx, s.table, s.fence, obj, cond)
 }
 
 // DeleteIf implements [Store].
 func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, false)
+	return deleteFrom(ctx, s.table, s.fence, key, version, false)
 }
 
 // DeleteAndWake implements [Notifier].
 func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return s.delete(ctx, key, version, true)
-}
-
-func (s *SQLiteStore) delete(ctx context.Context, key Key, version int64, wake bool) error {
-	if err := errors.Join(key.Validate(), objects.ValidVersion(version), s.term.fenceFor(key)); err != nil {
-		return opError(ctx, "delete", key, err)
-	}
-	if err := s.table.Delete(ctx, objects.ID(key), version, s.fence(), wake); err != nil {
-		return storeError(ctx, "delete", key, s.term, err)
-	}
-	return nil
+	return deleteFrom(ctx, s.table, s.fence, key, version, true)
 }
 
 // Wake implements [Notifier]. Other processes are woken by the change itself.
-func (s *SQLiteStore) Wake(ctx context.Context, key Key) error {
-	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
-		return opError(ctx, "wake", key, err)
-	}
-	s.table.Wake(objects.ID(key))
-	return nil
-}
+func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher]. While there are subscriptions, the store keeps one connection,
 // on which it asks SQLite 20 times a second whether anybody has written to the file. It does
@@ -254,17 +206,12 @@ func (s *SQLiteStore) Wake(ctx context.Context, key Key) error {
 func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects.ID(key)) }
 
 // Fence implements [Fencer].
-func (s *SQLiteStore) Fence(term *Term) (Store, error) {
-	if s.fence() != nil {
-		return nil, errFencedTwice
-	}
-	if err := term.fences("fence"); err != nil {
+func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
+	fence, err := fenceFor(s.fence, guard)
+	if err != nil {
 		return nil, err
 	}
-	if term.local() {
-		return s, nil
-	}
-	return &SQLiteStore{table: s.table, shared: s.shared, term: term}, nil
+	return &SQLiteStore{table: s.table, shared: s.shared, fence: fence}, nil
 }
 
 // Fenced runs fn in a transaction whose writes, on whatever tables of this database, commit
@@ -276,25 +223,23 @@ func (s *SQLiteStore) Fence(term *Term) (Store, error) {
 // store, must not end the transaction itself, and must return the first error of a
 // statement: after some errors SQLite has rolled back, and later statements would write
 // outside the transaction, unfenced.
-func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx) error) error {
-	if err := term.fences("fenced"); err != nil {
+func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.Tx) error) error {
+	fence, err := fenceOf("fenced", guard)
+	switch {
+	case err != nil:
 		return err
-	}
-	if fn == nil {
+	case fn == nil:
 		return fmt.Errorf("tenure: fenced: %w: fn is nil", ErrInvalid)
 	}
 	var fnErr error
-	err := s.table.Fenced(ctx, term.fence(), func(tx *sql.Tx) error {
+	err = s.table.Fenced(ctx, fence, func(tx *sql.Tx) error {
 		fnErr = fn(tx)
 		return fnErr
 	})
-	switch {
-	case fnErr != nil:
+	if fnErr != nil {
 		return fnErr
-	case err == nil || term.local():
-		return err
 	}
-	return storeError(ctx, "fenced by", term.key, term, err)
+	return fencedBy(ctx, fence, err)
 }
 
 // FenceStatement returns a statement that fails unless the term is still the lease's. It is
@@ -308,12 +253,8 @@ func (s *SQLiteStore) Fenced(ctx context.Context, term *Term, fn func(tx *sql.Tx
 //
 // A term that is known to be over is [ErrLost]. The term of a single replica, which has no
 // lease to lose, gets a statement that always succeeds.
-func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err error) {
-	if err := term.fences("fence statement"); err != nil {
-		return "", nil, err
-	}
-	query, args = s.table.FenceStatement(term.fence())
-	return query, args, nil
+func (s *SQLiteStore) FenceStatement(guard Guard) (query string, args []any, err error) {
+	return fenceStatement(s.table, guard)
 }
 
 // PutStatement returns a statement that writes an object that exists, if it is at that
@@ -321,5 +262,5 @@ func (s *SQLiteStore) FenceStatement(term *Term) (query string, args []any, err 
 // database, too, which must then be rolled back. It does no I/O. It neither creates an object
 // nor wakes those that watch it.
 func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(obj, version, s.fence(), s.table.PutStatement)
+	return putStatement(s.table, s.fence, obj, version)
 }

@@ -2,7 +2,6 @@ package tenure
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -14,9 +13,48 @@ import (
 
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/record"
 )
+
+// The causes with which a term ends. The job finds them with [context.Cause].
+var (
+	// ErrLost says that a term is over because the lease is another's, or its record is
+	// gone. The error is a [*LostError] if the store was asked.
+	ErrLost = objects.ErrLost
+
+	// ErrDeadline says that a term is over because it was not renewed in time, or never
+	// began because the answer to its acquire came too late.
+	ErrDeadline = errors.New("lease not renewed in time")
+
+	// ErrResigned says that the term was given up by [Coordinator.Resign], or at the
+	// request of another process, see [Lease.RequestRelease].
+	ErrResigned = errors.New("lease resigned")
+
+	// ErrShutdown says that the context of [Coordinator.Run] is done.
+	ErrShutdown = errors.New("replica is shutting down")
+
+	// ErrUnhealthy says that a term is over because [CoordinatorConfig.Check] failed, or
+	// because FencePredecessor kept failing for too long.
+	ErrUnhealthy = errors.New("replica is unhealthy")
+
+	// ErrJobEnded says that one of the job's funcs returned or panicked during the term.
+	ErrJobEnded = errors.New("job ended")
+)
+
+// isLoss reports whether a term with this cause is over because the lease is lost, and not
+// by a decision of this replica. That an error of the job or of its check says so does not
+// count.
+func isLoss(cause error) bool {
+	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
+		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
+}
+
+// isLossOf reports whether an error says that this term is lost. [ErrLost] alone may be
+// that of another lease, or of a gate.
+func isLossOf(term *Term, err error) bool {
+	var lost *LostError
+	return errors.Is(err, ErrLost) && (!term.Valid() || errors.As(err, &lost) && lost.Key == term.key)
+}
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its release or
 // loss. All methods are safe for concurrent use and do no I/O. A nil Term, as
@@ -110,8 +148,6 @@ func (t *Term) timeLeft() time.Duration {
 // sinceRenewal returns how long ago the last acquire or renewal that succeeded was sent, by
 // both clocks. It is negative for a local term.
 func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
-
-func init() { reach.Trust = func(term any) time.Duration { return term.(*Term).trusted } }
 
 // Deadline returns when the trust in the term ends unless it is renewed. It is the zero
 // time if there is no lease to lose, see [Exclusive].
@@ -320,182 +356,4 @@ func (t *Term) hasOffered(h *Holding) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.offered != nil && h != nil && h.Term == t.offered.Term
-}
-
-// fences refuses a term that no write can depend on.
-func (t *Term) fences(op string) error {
-	if t == nil || t.id == "" {
-		return fmt.Errorf("tenure: %s: %w: no term is given; see TermFromContext", op, ErrInvalid)
-	}
-	if over := t.over(); !t.local() && errors.Is(over, ErrLost) {
-		return fmt.Errorf("tenure: %s by %s: %w", op, t.key, over) // known already; for all others the store decides
-	}
-	return nil
-}
-
-// fence returns what a store needs to know of the term; nil for none, and for a local
-// one, which has no lease to lose.
-func (t *Term) fence() *objects.Fence {
-	if t == nil || t.local() {
-		return nil
-	}
-	return &objects.Fence{ID: objects.ID(t.key), Record: t.payload, Yield: t.giveWay}
-}
-
-// fenceFor refuses a fenced write to the record that its fence depends on.
-func (t *Term) fenceFor(key Key) error {
-	if t != nil && key == t.key {
-		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
-	}
-	return nil
-}
-
-// fencedOut ends a term whose record is not, or no longer, the lease's. The object is what
-// stands in its place; nil: nothing.
-func (t *Term) fencedOut(now *Object) error {
-	if now == nil {
-		return t.lostTo(&LostError{Key: t.key})
-	}
-	holding, _ := decodeHolding(*now, 0) // one that can't be decoded is held by unknown
-	return t.lostTo(&LostError{Key: t.key, To: &holding})
-}
-
-// Gate keeps former holders away from a resource outside the database. The resource must
-// call it under the same lock, or in the same transaction, as what it then does: a gate
-// cannot stop a write that passed it and is still under way.
-//
-// A gate is for the tokens of one lease; those of two don't compare. The zero value is
-// ready to use, and admits any term's token until it has seen one. It forgets what it has
-// seen when its process ends: a resource that outlives the process keeps the token beside
-// its data, as the example shows in SQL. A Gate is safe for concurrent use, and must not
-// be copied after its first use.
-type Gate struct {
-	highest atomic.Int64
-}
-
-// Admit returns nil for a fencing token that is not below the highest seen, and [ErrLost]
-// for one that is: its term is over, because a later one has been here. A token that is
-// not positive is [ErrInvalid].
-func (g *Gate) Admit(token int64) error {
-	if token <= 0 {
-		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)
-	}
-	for {
-		highest := g.highest.Load()
-		if token < highest {
-			return fmt.Errorf("tenure: gate: %w: token %d is below %d", ErrLost, token, highest)
-		}
-		if g.highest.CompareAndSwap(highest, token) {
-			return nil
-		}
-	}
-}
-
-// Fencer is implemented by stores that can make their writes depend on a term. All stores
-// of this module do, except that of [Static].
-type Fencer interface {
-	// Fence returns the same store, whose PutIf and DeleteIf succeed only while the object
-	// under [Term.Key], which they refuse to write, has [Term.Record] as its payload. That
-	// is decided in the transaction of the write, in such a way that no takeover can commit
-	// between the decision and the write. Otherwise they return [ErrLost] and write nothing.
-	//
-	// A term that is nil, or not one of a [Lease], is [ErrInvalid]. A store that is fenced
-	// already is [errors.ErrUnsupported]. For a term of a single replica, which has no
-	// record, Fence returns the store as it is.
-	Fence(term *Term) (Store, error)
-}
-
-// Fence returns the same store, whose PutIf and DeleteIf write only while the term is still
-// the lease's: otherwise they return [ErrLost] and nothing is written, however long this
-// process was paused before. The lease must be in that same store. A fenced write takes one
-// round trip, like any other. It is for code that is written against [Store]; for writes to
-// tables of your own, use [PostgresStore.Fenced] or [SQLiteStore.Fenced].
-//
-// For a term of a single replica, which has no lease to lose, Fence returns the store as it
-// is. A store that is not a [Fencer] is [errors.ErrUnsupported].
-func Fence(store Store, term *Term) (Store, error) {
-	if objects.IsNil(store) {
-		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
-	}
-	if err := term.fences("fence"); err != nil {
-		return nil, err
-	}
-	if term.local() {
-		return store, nil
-	}
-	fencer, ok := store.(Fencer)
-	if !ok {
-		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
-	}
-	return fencer.Fence(term)
-}
-
-var errFencedTwice = fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
-
-// FenceError returns the error of a transaction as [ErrLost] if a statement of
-// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever the
-// driver; it returns any other error, and nil, as it is. The driver's error stays reachable.
-func FenceError(err error) error {
-	if err == nil || !objects.IsFenceFailure(err) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrLost, err)
-}
-
-// StatementFencer is implemented by stores in a database that other programs' transactions
-// can share: [PostgresStore] and [SQLiteStore].
-type StatementFencer interface {
-	Store
-
-	// FenceStatement returns a statement that fails any transaction which ends with it,
-	// unless the term is still the lease's. [FenceError] recognises the failure on
-	// Postgres and SQLite; on another database, the text of the error has to contain
-	// "tenure: the term is over; records that stand: ".
-	FenceStatement(term *Term) (query string, args []any, err error)
-}
-
-// FencedTx runs fn in a transaction of db that commits only if the term is still the lease's.
-// Otherwise it returns [ErrLost] and nothing is written. It is for programs that use
-// database/sql, whatever the driver; db must be the database in which store keeps the lease,
-// and [ErrInvalid] is returned if it turns out that it is not. opts are those of BeginTx, and
-// may be nil. An error or panic of fn rolls back and is passed on. After an error of the
-// connection during the commit, the writes may have been committed or not, as after any
-// commit, but never after another term began.
-//
-// fn must use tx, must not end the transaction itself, and must return the first error of a
-// statement. What precedes a COMMIT that fn sends as SQL is not fenced; FencedTx then returns an
-// error. fn runs within a savepoint, so on Postgres the isolation level can be chosen only by opts.
-// Above READ COMMITTED a database may end the
-// transaction with a serialization failure because the lease was renewed since; then try again.
-// On SQLite nobody can renew the lease or take it over from fn's first write until the end of
-// the transaction.
-func FencedTx(ctx context.Context, store StatementFencer, term *Term, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
-	switch {
-	case objects.IsNil(store):
-		return fmt.Errorf("tenure: fenced transaction: %w: store is nil", ErrInvalid)
-	case db == nil:
-		return fmt.Errorf("tenure: fenced transaction: %w: db is nil", ErrInvalid)
-	case fn == nil:
-		return fmt.Errorf("tenure: fenced transaction: %w: fn is nil", ErrInvalid)
-	}
-	if s, ok := store.(*PostgresStore); ok && term != nil && !term.local() { // by ctx, and before there is a transaction
-		if _, err := s.table.Place(ctx); err != nil {
-			return fmt.Errorf("tenure: fenced transaction: %w", err)
-		}
-	}
-	fence, args, err := store.FenceStatement(term)
-	if err != nil {
-		return err
-	}
-	fnErr, err := objects.FencedTx(ctx, db, opts, fence, args, fn)
-	if fnErr != nil {
-		return fnErr
-	}
-	if err = FenceError(err); errors.Is(err, ErrLost) {
-		err = term.refusedByFence(ctx, store, err)
-	}
-	if err != nil {
-		return opError(ctx, "fenced by", term.key, err)
-	}
-	return nil
 }

@@ -13,13 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
-	server := pgtest.Cluster(t)
+	server := kit.StartPostgres(t)
 	var last int64
 	begin := func(when string) (*tenure.PostgresStore, *tenure.Lease, *tenure.Term) {
 		t.Helper()
@@ -140,7 +139,7 @@ func TestATokenThatOneReplicaRefusesIsLeftToAnother(t *testing.T) {
 }
 
 func TestOpeningWarnsThatCommitsAreNotSynchronous(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	for value, warns := range map[string]bool{"off": true, "on": false} {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&log, nil))

@@ -68,25 +68,6 @@ type Trace struct {
 	HolderChanged func(holder string)
 }
 
-// Run is one run of a replica's job, see [RecordRun].
-type Run struct {
-	Name    string
-	Outcome RunOutcome
-	Began   time.Time
-	Ended   time.Time // zero if it has just begun
-	Err     error     // that it returned
-}
-
-// RunOutcome is how a run has ended, if it has.
-type RunOutcome string
-
-const (
-	RunBegan       RunOutcome = "began" // it has not ended
-	RunSucceeded   RunOutcome = "succeeded"
-	RunFailed      RunOutcome = "failed"      // it returned an error, or panicked
-	RunInterrupted RunOutcome = "interrupted" // it returned an error after its term had ended
-)
-
 // noTrace is shared by all coordinators without a trace.
 var noTrace Trace
 
@@ -319,14 +300,6 @@ func (m *monitor) termEnding(term *Term, cause error) {
 		m.reports.Add(func() { m.trace.Lost(term, cause) })
 	}
 	m.traceHolder()
-}
-
-// isLoss reports whether a term with this cause is over because the lease is lost, and not
-// by a decision of this replica. That an error of the job or of its check says so does not
-// count.
-func isLoss(cause error) bool {
-	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
-		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
 }
 
 // jobStuck notes that a job did not return in time.

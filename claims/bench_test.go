@@ -11,15 +11,14 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // BenchmarkKeys claims new keys, releases them, claims them again while they are free, and then,
 // in another session, when the first is gone. It reports the memory of a claim, without the key.
 func BenchmarkKeys(b *testing.B) {
 	const n = 100_000
-	url := pgtest.URL(b)
+	url := kit.PostgresURL(b)
 	store := kit.OpenPostgres(b, url, tenure.PostgresConfig{})
 	kit.Migrate(b, store)
 	begin := func() (*claims.Keys, func()) {
@@ -46,7 +45,7 @@ func BenchmarkKeys(b *testing.B) {
 		var got []claims.Claim
 		claim := func() {
 			var err error
-			got, err = keys.Claim(b.Context(), ids...)
+			got, err = keys.TryClaim(b.Context(), ids...)
 			require.NoError(b, err)
 			require.Len(b, got, n)
 		}
@@ -74,7 +73,7 @@ func BenchmarkKeys(b *testing.B) {
 // statement takes.
 func BenchmarkLook(b *testing.B) {
 	const n = 1_000_000
-	store := kit.OpenPostgres(b, pgtest.URL(b), tenure.PostgresConfig{})
+	store := kit.OpenPostgres(b, kit.PostgresURL(b), tenure.PostgresConfig{})
 	kit.Migrate(b, store)
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet})
 	require.NoError(b, err)
@@ -84,7 +83,7 @@ func BenchmarkLook(b *testing.B) {
 	returned := make(chan struct{})
 	go func() { defer close(returned); _ = session.Run(ctx) }()
 	defer func() { cancel(); <-returned }()
-	got, err := keys.Claim(b.Context(), names(n)...)
+	got, err := keys.TryClaim(b.Context(), names(n)...)
 	require.NoError(b, err)
 	require.Len(b, got, n)
 	for name, look := range map[string]func() error{"rows": keys.LookAtAll, "claims": keys.EndDenied} {

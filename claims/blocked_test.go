@@ -10,7 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestALogThatBlocksKeepsNoFuncFromBeingToldAndNoKeyFromItsNextOwner(t *testing.T) {
@@ -24,14 +24,14 @@ func TestALogThatBlocksKeepsNoFuncFromBeingToldAndNoKeyFromItsNextOwner(t *testi
 		time.Sleep(time.Minute)
 		require.True(w, a.keys.Holds(c), "it is renewed")
 		a.fault(kit.Hang)
-		got, err := b.keys.Wait(w.Context(), "x")
+		got, err := b.keys.Claim(w.Context(), "x")
 		require.NoError(w, err)
 		b.work(got[0], 0) // and the jobs of the world would fail the test if a's func still ran
 		synctest.Wait()
 		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
 		a.fault(nil)
 		b.stop()
-		got, err = a.keys.Wait(w.Context(), "x") // in a's next session
+		got, err = a.keys.Claim(w.Context(), "x") // in a's next session
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 	})

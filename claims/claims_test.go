@@ -13,8 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -92,7 +91,7 @@ func TestACloseFreesEachKeyWhenItsFuncHasReturnedAndTheRecordLast(t *testing.T) 
 
 		time.Sleep(10 * time.Millisecond)
 		b.claimOne("idle")
-		_, err := a.keys.Claim(w.Context(), "another")
+		_, err := a.keys.TryClaim(w.Context(), "another")
 		require.ErrorIs(w, err, claims.ErrClosed)
 		time.Sleep(time.Second)
 		b.claimOne("quick")
@@ -102,7 +101,7 @@ func TestACloseFreesEachKeyWhenItsFuncHasReturnedAndTheRecordLast(t *testing.T) 
 		require.Equal(w, 10*time.Minute, time.Since(began).Round(time.Second))
 		b.claimOne("slow")
 		require.Empty(w, w.owned(id))
-		_, err = w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+		_, err = w.store.Get(w.Context(), claims.SessionKey(id))
 		require.ErrorIs(w, err, tenure.ErrNotFound)
 	})
 }
@@ -127,7 +126,7 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 		a.crash()
 		last := time.Now().Add(-100 * time.Millisecond)
 		b := w.start("b")
-		got, err := b.keys.Wait(w.Context(), "t000042")
+		got, err := b.keys.Claim(w.Context(), "t000042")
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		took := time.Since(last)
@@ -148,7 +147,7 @@ func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
 		time.Sleep(time.Second)
 		a.claimOne("one")
 		a.crash()
-		got, err := b.keys.Wait(w.Context(), "one")
+		got, err := b.keys.Claim(w.Context(), "one")
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
@@ -169,7 +168,7 @@ func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testin
 		b := w.startWith("b", claims.SessionConfig{PollInterval: time.Hour})
 		got := make(chan []claims.Claim, 1)
 		go func() {
-			claimed, _ := b.keys.Wait(w.Context(), "one")
+			claimed, _ := b.keys.Claim(w.Context(), "one")
 			got <- claimed
 		}()
 		time.Sleep(100 * time.Millisecond)
@@ -190,7 +189,7 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 		began := time.Now()
 		got := make(chan []claims.Claim, 1)
 		go func() {
-			claimed, _ := b.keys.Wait(w.Context(), "one")
+			claimed, _ := b.keys.Claim(w.Context(), "one")
 			got <- claimed
 		}()
 		time.Sleep(20*time.Second + 100*time.Millisecond)
@@ -215,7 +214,7 @@ func TestAListThatHangsMakesNoBurialLate(t *testing.T) {
 		id := a.session.ID()
 		a.crash()
 		time.Sleep(3 * ttl)
-		_, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+		_, err := w.store.Get(w.Context(), claims.SessionKey(id))
 		require.ErrorIs(w, err, tenure.ErrNotFound)
 	})
 }
@@ -229,7 +228,7 @@ func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 		defer cancel()
 		var traffic kit.Calls
 		b.fault(traffic.Count("", kit.Only("sessions", kit.Refuse)))
-		_, err := b.keys.Wait(ctx, "one")
+		_, err := b.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.Less(w, traffic.Take()["sessions"], 35)
 	})
@@ -247,7 +246,7 @@ func TestALiveSessionIsNeverBuried(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
 		defer cancel()
-		_, err := b.keys.Wait(ctx, "one")
+		_, err := b.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.Equal(w, id, a.session.ID())
 		require.True(w, a.keys.Holds(c))
@@ -260,7 +259,7 @@ func TestTheRecordOfACrashedSessionWithoutClaimsIsDeleted(t *testing.T) {
 		a := w.start("a")
 		w.start("b")
 		time.Sleep(time.Second)
-		key := tenure.Key{Type: objects.SessionType, ID: a.session.ID()}
+		key := claims.SessionKey(a.session.ID())
 		a.crash()
 		time.Sleep(time.Minute)
 		_, err := w.store.Get(w.Context(), key)
@@ -281,7 +280,7 @@ func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
 		b := w.start("b")
 		b.fault(kit.Only("free", kit.Hang))
 		buried := func() bool {
-			_, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: id})
+			_, err := w.store.Get(w.Context(), claims.SessionKey(id))
 			return errors.Is(err, tenure.ErrNotFound)
 		}
 		for !buried() {
@@ -393,7 +392,7 @@ func TestAWaitIsWokenWhenTheFuncOfALostSessionReturns(t *testing.T) {
 		time.Sleep(time.Minute) // another session has begun, and the first one was buried
 		got := make(chan []claims.Claim)
 		go func() {
-			c, _ := a.keys.Wait(w.Context(), "one")
+			c, _ := a.keys.Claim(w.Context(), "one")
 			got <- c
 		}()
 		<-returned
@@ -411,7 +410,7 @@ func TestAFuncIsToldBeforeItsKeyCanBeClaimed(t *testing.T) {
 				a.work(a.claimOne("one"), 8*time.Second) // of the 9 s that it has
 				time.Sleep(10*time.Second + 100*time.Millisecond)
 				a.fault(fault)
-				c, err := b.keys.Wait(w.Context(), "one")
+				c, err := b.keys.Claim(w.Context(), "one")
 				require.NoError(w, err)
 				b.begin(c[0])
 				b.end(c[0])
@@ -427,7 +426,7 @@ func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
 		time.Sleep(time.Second) // it has swept, and does not look again before the answer is lost
 		a.claimOne("known")
 		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
-		_, err := a.keys.Claim(w.Context(), "one", "two")
+		_, err := a.keys.TryClaim(w.Context(), "one", "two")
 		require.ErrorIs(w, err, kit.ErrReset)
 		require.Equal(w, 1, a.keys.Len())
 		c := a.claimOne("one") // it is returned to whoever wants it
@@ -452,7 +451,7 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 			}()
 			return kit.ErrReset
 		})))
-		_, err := a.keys.Claim(w.Context(), "one")
+		_, err := a.keys.TryClaim(w.Context(), "one")
 		require.ErrorIs(w, err, kit.ErrReset)
 		time.Sleep(36 * time.Second)
 		require.Empty(w, b.claim("one"))
@@ -475,7 +474,7 @@ func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 		}
 		lose := func(id string) {
 			a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
-			_, err := a.keys.Claim(w.Context(), id)
+			_, err := a.keys.TryClaim(w.Context(), id)
 			require.ErrorIs(w, err, kit.ErrReset)
 		}
 		lose("one")
@@ -509,7 +508,7 @@ func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
 			return do(ctx)
 		})
 		for range arrives {
-			_, err := a.keys.Claim(w.Context(), "one")
+			_, err := a.keys.TryClaim(w.Context(), "one")
 			require.ErrorIs(w, err, kit.ErrReset)
 		}
 		time.Sleep(time.Minute)
@@ -522,8 +521,8 @@ func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
 // Goroutines of one process take turns.
 func TestAWaitForAKeyOfTheOwnSessionEndsWhenItIsReleased(t *testing.T) {
 	for name, release := range map[string]func(p *process, c claims.Claim){
-		"released":  func(p *process, c claims.Claim) { require.NoError(p.w, p.keys.Release(context.Background(), c)) },
-		"passed on": func(p *process, c claims.Claim) { p.passOn(c); p.w.releaseValue(c) },
+		"released": func(p *process, c claims.Claim) { require.NoError(p.w, p.keys.Release(context.Background(), c)) },
+		"detached": func(p *process, c claims.Claim) { p.detach(c); p.w.releaseValue(c) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
@@ -581,7 +580,7 @@ func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
 				id, results := a.session.ID(), make(chan error, 2)
 				for _, key := range []string{"one", "two"} { // the second waits for the first
 					go func() {
-						_, err := a.keys.Claim(context.Background(), key)
+						_, err := a.keys.TryClaim(context.Background(), key)
 						results <- err
 					}()
 					synctest.Wait()
@@ -613,7 +612,7 @@ func TestACallerThatGivesUpGetsWhatItsStatementHasClaimed(t *testing.T) {
 		}))
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
-		got, err := a.keys.Claim(ctx, names(1500)...)
+		got, err := a.keys.TryClaim(ctx, names(1500)...)
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.Len(w, got, 1000)
 		require.True(w, a.keys.Holds(got[999]))
@@ -627,10 +626,10 @@ func TestWaitIsWokenByARelease(t *testing.T) {
 		c := a.claimOne("one")
 		began := time.Now()
 		time.AfterFunc(3*time.Second, func() { _ = a.keys.Release(context.Background(), c) })
-		got, err := b.keys.Wait(w.Context(), "one", "other")
+		got, err := b.keys.Claim(w.Context(), "one", "other")
 		require.NoError(w, err)
 		require.Equal(w, "other", got[0].Key.ID, "at once")
-		got, err = b.keys.Wait(w.Context(), "one")
+		got, err = b.keys.Claim(w.Context(), "one")
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond))
@@ -650,7 +649,7 @@ func TestWaitPollsWhereThereAreNoHints(t *testing.T) {
 		go func() { returned <- p.Run(ctx) }()
 		time.AfterFunc(time.Minute, func() { _ = a.keys.Release(context.Background(), c) })
 		began := time.Now()
-		got, err := keys.Wait(w.Context(), "one")
+		got, err := keys.Claim(w.Context(), "one")
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		require.LessOrEqual(w, time.Since(began), time.Minute+5*time.Second)
@@ -711,9 +710,9 @@ func TestBadInputToClaims(t *testing.T) {
 		_, err = claims.NewKeys(nil, "kind")
 		require.ErrorIs(w, err, tenure.ErrInvalid)
 		for _, ids := range [][]string{nil, {""}, {"one", "two", "one"}, {"one", "\xff"}, {"one", "a\x00"}} {
-			_, err = a.keys.Claim(w.Context(), ids...)
+			_, err = a.keys.TryClaim(w.Context(), ids...)
 			require.ErrorIs(w, err, tenure.ErrInvalid, "%q", ids)
-			_, err = a.keys.Wait(w.Context(), ids...)
+			_, err = a.keys.Claim(w.Context(), ids...)
 			require.ErrorIs(w, err, tenure.ErrInvalid, "%q", ids)
 		}
 		_, err = a.keys.Owner(w.Context(), "")
@@ -733,18 +732,18 @@ func TestBadInputToClaims(t *testing.T) {
 		require.ErrorIs(w, a.session.Run(w.Context()), tenure.ErrInvalid)
 
 		b.stop()
-		_, err = b.keys.Claim(w.Context(), "one")
+		_, err = b.keys.TryClaim(w.Context(), "one")
 		require.ErrorIs(w, err, claims.ErrClosed)
-		_, err = b.keys.Wait(w.Context(), "one")
+		_, err = b.keys.Claim(w.Context(), "one")
 		require.ErrorIs(w, err, claims.ErrClosed)
 		require.ErrorIs(w, b.keys.Do(w.Context(), got[0], kit.Succeeds), tenure.ErrLost)
 		require.ErrorIs(w, b.keys.Release(w.Context(), got[0]), tenure.ErrLost)
 
 		_, err = w.store.(*tenure.SQLiteStore).DB().Exec(`DROP TABLE objects_claims`)
 		require.NoError(w, err)
-		_, err = a.keys.Claim(w.Context(), "one")
+		_, err = a.keys.TryClaim(w.Context(), "one")
 		require.ErrorIs(w, err, tenure.ErrSetup)
-		_, err = a.keys.Wait(w.Context(), "one")
+		_, err = a.keys.Claim(w.Context(), "one")
 		require.ErrorIs(w, err, tenure.ErrSetup)
 	})
 }
@@ -757,7 +756,7 @@ func TestASessionWithALongerTTLIsBuriedUnderObserved(t *testing.T) {
 		b := w.startWith("b", claims.SessionConfig{Expiry: tenure.Observed, TTL: 2 * time.Second})
 		a.crash()
 		began := time.Now()
-		got, err := b.keys.Wait(w.Context(), "one")
+		got, err := b.keys.Claim(w.Context(), "one")
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		require.LessOrEqual(w, time.Since(began), ttl+time.Second)
@@ -767,7 +766,7 @@ func TestASessionWithALongerTTLIsBuriedUnderObserved(t *testing.T) {
 func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 	inBubble(t, func(w *world) {
 		_, err := w.store.PutIf(w.Context(), tenure.Object{
-			Key:     tenure.Key{Type: objects.SessionType, ID: "foreign"},
+			Key:     claims.SessionKey("foreign"),
 			Payload: []byte(`{"holder":"x","term":"t","ttl_ms":1000}`),
 			Labels:  map[string]string{"tenure.unconfirmed": `{"term":"t","before":[{"holder":"y","term":"s"}]}`},
 		}, tenure.MustCreate())
@@ -779,7 +778,7 @@ func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 		a.fault(calls.Count("", nil))
 		ctx, cancel := context.WithTimeout(w.Context(), 10*time.Minute)
 		defer cancel()
-		_, err = a.keys.Wait(ctx, "one")
+		_, err = a.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.Less(w, calls.Take()["sessions"], 1000, "in ten minutes")
 	})
@@ -804,7 +803,7 @@ func TestASessionIsNotHandedOver(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claimOne("one")
-		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: a.session.ID()}})
+		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(a.session.ID())})
 		require.ErrorIs(w, lease.RequestHandover(w.Context(), "b"), tenure.ErrInvalid)
 		require.ErrorIs(w, lease.RequestRelease(w.Context()), tenure.ErrInvalid)
 		time.Sleep(time.Minute)

@@ -44,7 +44,7 @@ func Example() {
 		}
 	})
 
-	got, err := tenants.Wait(ctx, "acme", "globex") // those that are free
+	got, err := tenants.Claim(ctx, "acme", "globex") // those that are free
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -73,7 +73,7 @@ func Example() {
 }
 
 // A write under a claim that is not written if another has claimed the key since.
-func ExampleFencedSQLite() {
+func ExampleClaim_Fence() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
@@ -90,8 +90,8 @@ func ExampleFencedSQLite() {
 		fmt.Println(err)
 		return
 	}
-	late := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "acme"}, Session: "one that was buried", Token: 1}
-	err = claims.FencedSQLite(ctx, store, late, func(tx *sql.Tx) error {
+	late := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "acme"}, Session: "one that was removed", Token: 1}
+	err = store.Fenced(ctx, late, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `UPDATE balances SET cents = cents - 100 WHERE tenant = 'acme'`)
 		return err
 	})
@@ -116,7 +116,7 @@ func ExampleKeys_RequestRelease() {
 		fmt.Println(err)
 		return
 	}
-	owned, err := owner.Wait(ctx, "acme")
+	owned, err := owner.Claim(ctx, "acme")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -138,7 +138,7 @@ func ExampleKeys_RequestRelease() {
 		fmt.Println(err)
 		return
 	}
-	got, err := tenants.Wait(ctx, "acme")
+	got, err := tenants.Claim(ctx, "acme")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -149,8 +149,8 @@ func ExampleKeys_RequestRelease() {
 	// and another process has tenant/acme
 }
 
-// A claim is passed on to a process that has no session.
-func ExampleKeys_PassOn() {
+// A claim is detached, and handed to a process that has no session.
+func ExampleKeys_Detach() {
 	store, err := migrated(context.Background())
 	if err != nil {
 		fmt.Println(err)
@@ -166,12 +166,12 @@ func ExampleKeys_PassOn() {
 		fmt.Println(err)
 		return
 	}
-	got, err := tenants.Wait(ctx, "acme")
+	got, err := tenants.Claim(ctx, "acme")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	if err := tenants.PassOn(got...); err != nil {
+	if err := tenants.Detach(got...); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -186,7 +186,7 @@ func ExampleKeys_PassOn() {
 		fmt.Println(err)
 		return
 	}
-	if err := claims.ReleasePassedOn(ctx, store, claim); err != nil {
+	if err := claims.ReleaseDetached(ctx, store, claim); err != nil {
 		fmt.Println(err) // ErrLost: the claim has ended
 	}
 	fmt.Println(claim, "is free")

@@ -1,6 +1,8 @@
 package claims
 
 import (
+	"log/slog"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -16,19 +18,22 @@ func NewSessionOver(store tenure.Store, table Table, cfg SessionConfig) (*Sessio
 	return newSession(store, table, cfg)
 }
 
-// PassedOn returns how many claims the session remembers that it has passed on.
-func (r *Rows) PassedOn() int {
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
-	return len(r.keys.now.passedOn)
+// Detached returns how many claims the session remembers that it has detached.
+func (w *Worker) Detached() int {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	return len(w.kind.ledger.detached)
 }
 
-// NewRowsOver returns the rows of a table that a test has put faults into.
-func NewRowsOver(s *Session, cfg RowsConfig, table func(objects.RowsConfig) objects.RowsTable) (*Rows, error) {
-	return newRows(s, cfg, func(cfg objects.RowsConfig) (objects.RowsTable, error) { return table(cfg), nil })
+// StoreOf returns the store of a session.
+func StoreOf(s *Session) tenure.Store { return s.store }
+
+// NewQueueOver returns a queue over a table that a test has put faults into.
+func NewQueueOver(store tenure.Store, cfg QueueConfig, table func(objects.RowsConfig) objects.RowsTable) (*Queue, error) {
+	return newQueue(store, cfg, func(cfg objects.RowsConfig, _ *slog.Logger) (objects.RowsTable, error) { return table(cfg), nil })
 }
 
 // LookAtAll compares all rows that name the session with what it knows, and EndDenied each of its
 // claims with its row.
-func (k *Keys) LookAtAll() error { return k.lookAtAll(k.now) }
-func (k *Keys) EndDenied() error { return k.endDenied(k.now) }
+func (k *Keys) LookAtAll() error { return k.kind.lookAtAll(k.kind.ledger) }
+func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger) }

@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -30,7 +29,7 @@ func TestKeysUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	defer virtual.Repeat(t, fmt.Sprintf("go test ./claims -run TestKeysUnderFaults -claims.hours=%v -claims.seed=%d -count=50", *simHours, seed))
+	defer kit.NoteFailure(t, fmt.Sprintf("go test ./claims -run TestKeysUnderFaults -claims.hours=%v -claims.seed=%d -count=50", *simHours, seed))
 	inBubble(t, func(w *world) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		ids := names(6)
@@ -56,7 +55,7 @@ func TestKeysUnderFaults(t *testing.T) {
 		waiting, cancel := context.WithTimeout(context.Background(), 4*ttl)
 		defer cancel()
 		for last, got := w.start("last"), 0; got < len(ids); {
-			claimed, err := last.keys.Wait(waiting, ids...)
+			claimed, err := last.keys.Claim(waiting, ids...)
 			require.NoError(w, err, "of the keys that nobody works for %d are not free", len(ids)-got)
 			got += len(claimed)
 		}
@@ -71,7 +70,7 @@ func (p *process) actors(ctx context.Context, ids []string) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for ctx.Err() == nil {
-		got, err := p.keys.Wait(ctx, ids[rand.IntN(len(ids))])
+		got, err := p.keys.Claim(ctx, ids[rand.IntN(len(ids))])
 		if err != nil && ctx.Err() == nil {
 			p.w.Error(err)
 		}
@@ -85,7 +84,7 @@ func (p *process) act(ctx context.Context, c claims.Claim) {
 	_ = p.keys.Do(ctx, c, func(ctx context.Context) error {
 		p.begin(c)
 		defer p.end(c)
-		kit.SleepFor(ctx, rand.N(time.Minute))
+		kit.Sleep(ctx, rand.N(time.Minute))
 		time.Sleep(rand.N(8 * time.Second)) // of the 9 s that a func has to return
 		return nil
 	})

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 
@@ -11,8 +12,8 @@ import (
 const perStatement = 1000
 
 // groups is how many keys or rows one statement gets, so that the database can finish it within the
-// statement's limit: that follows from the TTL, and how fast the database is does not. A group that
-// was too slow is halved, and after each full group that was not, the next may be a little larger.
+// statement's limit: the limit follows from the TTL, and the speed of the database does not. A group
+// that was too slow is halved, and after each full group that was not, the next may be a little larger.
 //
 // The zero value is ready to use. All methods are safe for concurrent use.
 type groups struct{ less atomic.Int64 } // than perStatement
@@ -37,10 +38,22 @@ func (g *groups) finished(n int) {
 	}
 }
 
-// inGroups calls write with all items, group by group. A group that is too slow is halved. If the
-// database refuses an item of a group, inGroups finds out by halves which one that is, so that each
-// item is written that is not refused; of the others it tells refused. It ends at any other error, when
-// a single item is too slow, and, if refused is nil, at a refusal.
+// page calls read for at most so many rows, and again for fewer as long as that is too slow. It
+// returns how many it has asked for in the end.
+func (g *groups) page(ctx context.Context, most int, read func(n int) error) (n int, err error) {
+	for {
+		n = min(most, g.size())
+		if err = read(n); !isTooSlow(err) || n == 1 || ctx.Err() != nil {
+			return n, err
+		}
+		g.tooSlow(n)
+	}
+}
+
+// inGroups calls write with all items, group by group. A group that is too slow is halved, and one of
+// which the database refuses an item is bisected: each item is written that is not refused, and refused
+// is told of the others. It ends at any other error, when a single item is too slow, and, if refused is
+// nil, at a refusal.
 func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(item T, err error)) error {
 	for len(items) > 0 {
 		n := min(len(items), g.size())
@@ -70,3 +83,11 @@ func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(i
 // isTooSlow reports whether the database has ended a statement at its time limit, so nothing is
 // written.
 func isTooSlow(err error) bool { return errors.As(err, new(*objects.TooSlow)) }
+
+// isRefused reports whether a statement has written nothing because the database refuses one of its
+// rows: a constraint or a trigger of the user's does, or an index for which the row is too long.
+func isRefused(err error) bool { return errors.As(err, new(*objects.Refused)) }
+
+// wroteNothing reports whether a failed statement is known to have written nothing. After any other
+// error of the database it may have, or may yet.
+func wroteNothing(err error) bool { return isRefused(err) || isTooSlow(err) }

@@ -14,8 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // slowTable has time for so many keys in a statement.
@@ -172,7 +171,7 @@ func (p *process) claimAll(ids []string) (got []claims.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
 	defer cancel()
 	for len(got) < len(ids) {
-		some, err := p.keys.Claim(ctx, ids...)
+		some, err := p.keys.TryClaim(ctx, ids...)
 		got = append(got, some...)
 		if err != nil && (!errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil) {
 			p.w.Fatal(len(got), "claims:", err)
@@ -186,7 +185,7 @@ const slowly = `CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ 
 	CREATE TRIGGER slowly BEFORE INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION slowly()`
 
 func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	db := kit.OpenSQL(t, "pgx", url)
 	kit.ExecSQL(t, db, fmt.Sprintf(slowly, "objects_claims"))
@@ -200,7 +199,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 
 	w.startWith("b", cfg)
 	a.crash()
-	kit.AwaitThat(t, "the rows of a buried session are free", func() bool {
+	kit.Await(t, "the rows of a buried session are free", func() bool {
 		var owned int
 		require.NoError(t, db.QueryRow(`SELECT count(*) FROM objects_claims WHERE session IS NOT NULL`).Scan(&owned))
 		return owned == 0
@@ -227,5 +226,5 @@ func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.
 		})
 	}
 	all.Wait()
-	kit.AwaitThat(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 600 })
+	kit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 600 })
 }

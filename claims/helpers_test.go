@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -103,7 +103,7 @@ func (p *process) crash() {
 
 func (p *process) claim(ids ...string) []claims.Claim {
 	p.w.Helper()
-	got, err := p.keys.Claim(context.Background(), ids...)
+	got, err := p.keys.TryClaim(context.Background(), ids...)
 	require.NoError(p.w, err)
 	return got
 }

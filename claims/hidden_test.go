@@ -13,29 +13,29 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // claimedWay writes in a transaction that depends on a claim of a key, or of a row.
-type claimedWay func(h *kit.Hidden, rows *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error
+type claimedWay func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error
 
 var keyWays = map[string]claimedWay{
-	"Fenced": func(h *kit.Hidden, _ *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
+	"Fenced": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		if s, ok := h.Store.(*tenure.PostgresStore); ok {
-			return claims.FencedPostgres(h.Context(), s, c, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
+			return s.Fenced(h.Context(), c, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
 		}
-		return claims.FencedSQLite(h.Context(), h.Store.(*tenure.SQLiteStore), c, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+		return h.Store.(*tenure.SQLiteStore).Fenced(h.Context(), c, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
 	},
-	"FencedTx": func(h *kit.Hidden, _ *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
-		return claims.FencedTx(h.Context(), h.Store, c, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+	"FencedTx": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+		return tenure.FencedTx(h.Context(), h.Store.(tenure.SQLStore), c, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
 	},
-	"FenceStatement": func(h *kit.Hidden, _ *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
-		query, args, err := claims.FenceStatement(h.Store, c)
+	"FenceStatement": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+		query, args, err := h.Store.(tenure.SQLStore).FenceStatement(c)
 		require.NoError(h, err)
 		return lastly(h, fn, query, args)
 	},
-	"Fence": func(h *kit.Hidden, _ *claims.Rows, c claims.Claim, _ func(exec func(string) error) error) error {
-		store, err := claims.Fence(h.Store, c)
+	"Fence": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
+		store, err := tenure.Fence(h.Store, c)
 		require.NoError(h, err)
 		_, err = store.PutIf(h.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: c.Key.ID}}, tenure.Unconditional())
 		return err
@@ -43,21 +43,21 @@ var keyWays = map[string]claimedWay{
 }
 
 var rowWays = map[string]claimedWay{
-	"FinishPostgres": func(h *kit.Hidden, rows *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FinishPostgres": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		if h.IsPostgres() {
 			return rows.FinishPostgres(h.Context(), []claims.Claim{c}, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
 		}
 		return rows.FinishSQLite(h.Context(), []claims.Claim{c}, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
 	},
-	"FinishTx": func(h *kit.Hidden, rows *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FinishTx": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		return rows.FinishTx(h.Context(), []claims.Claim{c}, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
 	},
-	"FinishStatement": func(h *kit.Hidden, rows *claims.Rows, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FinishStatement": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		query, args, err := rows.FinishStatement(c)
 		require.NoError(h, err)
 		return lastly(h, fn, query, args)
 	},
-	"Finish": func(h *kit.Hidden, rows *claims.Rows, c claims.Claim, _ func(exec func(string) error) error) error {
+	"Finish": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
 		return rows.Finish(h.Context(), c)
 	},
 }
@@ -100,7 +100,7 @@ func hiddenClaims(h *kit.Hidden, within string) {
 	require.NoError(h, err)
 	keys, err := claims.NewKeys(session, "tenant")
 	require.NoError(h, err)
-	rows, err := claims.NewRows(session, tasks)
+	rows, err := newRows(session, tasks)
 	require.NoError(h, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	returned := make(chan struct{})
@@ -110,7 +110,7 @@ func hiddenClaims(h *kit.Hidden, within string) {
 	claim := func(what string) map[string]claims.Claim {
 		of := map[string]claims.Claim{}
 		for way := range keyWays {
-			got, err := keys.Claim(h.Context(), what+": "+way)
+			got, err := keys.TryClaim(h.Context(), what+": "+way)
 			require.NoError(h, err)
 			require.Len(h, got, 1)
 			of[way] = got[0]
@@ -156,7 +156,7 @@ func hiddenClaims(h *kit.Hidden, within string) {
 	if within == "a transaction" {
 		return
 	}
-	got, err := keys.Claim(h.Context(), "one more", "another")
+	got, err := keys.TryClaim(h.Context(), "one more", "another")
 	require.NoError(h, err)
 	require.Len(h, got, 2)
 	require.NoError(h, keys.Release(h.Context(), got...))

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -16,192 +16,66 @@ import (
 	"github.com/tenurelib/tenure/internal/reach"
 )
 
-// Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
-// to another process. A session that passes a claim on stops using it, see [Keys.PassOn].
-type Claim struct {
-	Key     tenure.Key `json:"key"` // its Type is the kind
-	Session string     `json:"session"`
-	Token   int64      `json:"token"` // of two claims of one key, the later always has the greater one
-
-	// Attempt says how often the row has been taken, if [RowsConfig.Attempts] counts that.
-	Attempt int `json:"attempt,omitempty"`
-}
-
-func (c Claim) String() string { return c.Key.String() }
-
-func (c Claim) row() objects.Claim {
-	return objects.Claim{Kind: c.Key.Type, ID: c.Key.ID, Session: c.Session, Token: c.Token}
-}
-
 // Keys are the claims of a session on the keys of one kind. All methods are safe for
-// concurrent use.
+// concurrent use. Owner, RequestRelease, Watch, Wake and Forget work whether [Session.Run] runs or not.
 type Keys struct {
-	s      *Session
-	kind   string
-	turn   chan struct{} // held by the call that claims, so there is one such statement at a time
-	table  naming        // that has the rows
-	groups *groups       // of that table's statements
-	lookUp lookUp        // reads its rows
-
-	// The session's mu guards the fields below.
-	now     *holdings        // nil before the first term
-	running map[string]*call // the funcs of Do, also those of terms that were lost
-	strays  map[string]bool  // of rows: those of running whose claim has ended
-}
-
-// holdings are the claims of one kind under one term. The session's mu guards all fields.
-type holdings struct {
-	term    *term
-	tokens  map[string]int64 // of the claims that are held
-	freeing map[string]int   // how many claims of a key are being freed: a freed one may have been taken again before the answer
-	toFree  []*batch         // those that are not being freed yet
-	frees   bool             // a goroutine frees batches
-	asked   map[string]bool  // claims that somebody else asks for
-	early   map[string]int64 // the tokens of those of which the session did not know then
-	doubts
-	changes int   // how often a claim has begun or ended
-	newest  int64 // the greatest token that was given
-
-	passedOn map[string]int64 // the tokens of claims that were passed on
-	forgetAt int              // how many of them there are when it is time to forget those that have ended
-}
-
-// call is one call of Do.
-type call struct {
-	of     *holdings
-	token  int64
-	cancel context.CancelCauseFunc
-	kept   bool          // of a row: it is not freed when the func returns, or is free already
-	freed  chan struct{} // closed when the func has returned and its key is free
-}
-
-// batch is some rows that one statement frees.
-type batch struct {
-	rows []objects.Claim
-	done chan struct{} // closed when the rows are free, or the session is lost
+	s    *Session
+	name string // of the kind
+	kind *kind
 }
 
 // NewKeys returns the keys of a kind. A session has at most one for each kind. It does no I/O.
 func NewKeys(s *Session, kind string) (*Keys, error) {
-	switch {
-	case s == nil:
-		return nil, fmt.Errorf("tenure: new keys: %w: session is nil", tenure.ErrInvalid)
-	case kind == "":
-		return nil, fmt.Errorf("tenure: new keys: %w: the kind is empty", tenure.ErrInvalid)
-	}
-	err := objects.ValidText("kind", kind)
-	if err == nil {
-		err = s.fits(kind)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("tenure: new keys: %w", err)
-	}
-	k, err := newKeys(s, kind, s.table, &s.groups, func(ctx context.Context, ids []string) ([]objects.Claim, error) {
-		return s.table.Look(ctx, kind, ids, s.limit)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("tenure: new keys: %w", err)
-	}
-	return k, nil
+	k, err := newKeys(s, kind)
+	return k, opError("new keys", err)
 }
 
-// lookUp returns those of some rows that exist.
-type lookUp func(ctx context.Context, ids []string) ([]objects.Claim, error)
-
-func newKeys(s *Session, kind string, table naming, groups *groups, lookUp lookUp) (*Keys, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.kinds[kind] != nil {
-		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, kind)
+func newKeys(s *Session, name string) (*Keys, error) {
+	switch {
+	case s == nil:
+		return nil, fmt.Errorf("%w: session is nil", tenure.ErrInvalid)
+	case name == "":
+		return nil, fmt.Errorf("%w: the kind is empty", tenure.ErrInvalid)
 	}
-	k := &Keys{s: s, kind: kind, table: table, groups: groups, lookUp: lookUp, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
-	s.kinds[kind] = k
-	if s.term != nil {
-		k.enter(s.term)
+	err := objects.ValidText("kind", name)
+	if err == nil {
+		err = s.table.fits(name)
 	}
-	return k, nil
+	if err != nil {
+		return nil, err
+	}
+	kind, err := newKind(s, name, s.table)
+	if err != nil {
+		return nil, err
+	}
+	return &Keys{s, name, kind}, nil
 }
 
 func init() {
-	reach.FitKeys = func(session any, kind string, ids []string) error { return session.(*Session).fits(kind, ids...) }
-	reach.DropKeys = func(keys any) {
-		k := keys.(*Keys)
-		k.s.mu.Lock()
-		defer k.s.mu.Unlock()
-		delete(k.s.kinds, k.kind)
-	}
+	reach.FitKeys = func(session any, kind string, ids []string) error { return session.(*Session).table.fits(kind, ids...) }
+	reach.DropKeys = func(keys any) { keys.(*Keys).kind.drop() }
 }
 
-// enter begins to claim under a term. The caller holds the mutex.
-func (k *Keys) enter(t *term) {
-	for id := range k.running {
-		k.strays[id] = true
-	}
-	k.now = &holdings{
-		term: t, tokens: make(map[string]int64), freeing: make(map[string]int), asked: make(map[string]bool),
-		early: make(map[string]int64), doubts: newDoubts(), passedOn: make(map[string]int64), forgetAt: perStatement,
-	}
-}
-
-// stop tells the funcs that run under a term to return. The caller holds the mutex.
-func (k *Keys) stop(t *term, cause error) {
-	for _, call := range k.running {
-		if call.of.term == t {
-			call.cancel(cause)
-		}
-	}
-}
-
-// Claim claims those of the keys that are free, a thousand in a statement, and returns its
-// claims, in no order. A key that this session has already is not free. Claim waits while there
-// is no session; [ErrClosed] says that there will be none.
+// TryClaim claims those of the keys that are free, a thousand in a statement, and returns its claims,
+// in no order. A key that this session has already is not free. It does not wait for keys, only for a
+// session while there is none; [ErrClosed] reports that there will be none.
 //
-// A statement that was sent is waited for even if ctx is done: beside an error, Claim may
-// return claims, which the caller owns nevertheless. So it does if a constraint or a trigger of
-// the table refuses a key. No keys, a key twice, or one that is not valid text is
-// [tenure.ErrInvalid], and then nothing is claimed. So is a key on Postgres that has more than
-// 2,600 bytes together with its kind.
-func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
-	if err := k.valid(ids); err != nil {
-		return nil, fmt.Errorf("tenure: claim %s: %w", k.kind, err)
+// A statement that was sent is waited for even if ctx is done: beside an error, TryClaim may return
+// claims, which the caller owns nevertheless. The same holds if a constraint or a trigger of the table
+// refuses a key. No keys, a key twice, or one that is not valid text is [tenure.ErrInvalid], and then
+// nothing is claimed. The same holds for a key on Postgres that has more than 2,600 bytes together with
+// its kind.
+func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
+	var got []Claim
+	err := k.valid(ids)
+	if err == nil {
+		got, _, err = k.claim(ctx, ids)
 	}
-	got, _, err := k.claim(ctx, ids)
-	if err != nil {
-		err = fmt.Errorf("tenure: claim %s: %w", k.kind, err)
-	}
-	return got, err
+	return got, opError("try to claim "+k.name, err)
 }
 
-// valid rejects keys that can't be claimed.
+// valid rejects no keys, keys that can't be claimed, and keys that are given twice.
 func (k *Keys) valid(ids []string) error {
-	if err := validIDs(ids); err != nil {
-		return err
-	}
-	return k.s.fits(k.kind, ids...)
-}
-
-// fits rejects keys that are too long for the database.
-func (s *Session) fits(kind string, ids ...string) error {
-	most := s.table.LongestKey()
-	for _, id := range append([]string{""}, ids...) {
-		if n := len(kind) + len(id); most > 0 && n > most {
-			return fmt.Errorf("%w: key %q of kind %q has %d bytes together with its kind: the database's indexes allow %d (use a hash of it)",
-				tenure.ErrInvalid, shortened(id), shortened(kind), n, most)
-		}
-	}
-	return nil
-}
-
-// shortened returns the beginning of a text that may be long.
-func shortened(s string) string {
-	const most = 50
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
-}
-
-func validIDs(ids []string) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
 	}
@@ -217,30 +91,23 @@ func validIDs(ids []string) error {
 		}
 		seen[id] = true
 	}
-	return nil
+	return k.s.table.fits(k.name, ids...)
 }
 
-// claim also reports whether somebody has locked a row that was free when it was read.
+// claim also reports whether another transaction has locked a row that was free when it was read.
 func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
-	if err := k.s.await(ctx); err != nil {
+	l, done, err := k.kind.begin(ctx)
+	if err != nil {
 		return nil, false, err
 	}
-	select {
-	case k.turn <- struct{}{}:
-		defer func() { <-k.turn }()
-	case <-ctx.Done():
-		return nil, false, context.Cause(ctx)
-	}
-	k.s.mu.Lock()
-	h := k.now
-	k.s.mu.Unlock()
+	defer done()
 	var refused error
 	for some := range slices.Chunk(ids, perStatement) {
 		if ctx.Err() != nil {
 			return got, locked, context.Cause(ctx)
 		}
-		rows, left, err := k.take(ctx, h, some)
-		kept, over := k.keep(h, rows)
+		rows, left, err := k.take(ctx, l, some)
+		kept, over := k.kind.keep(l, rows)
 		if over != nil { // then none of this term is valid
 			return nil, locked, cmp.Or(err, over)
 		}
@@ -255,14 +122,14 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 	return got, locked, refused
 }
 
-// take makes the term the owner of those rows that it may take. They are read before they are
-// written, and not in the same statement: see [objects.Claim].
-func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []objects.Claim, locked bool, err error) {
-	ids, err = k.wanted(h, ids)
+// take makes the term the owner of those rows that it may take. It reads them first, in a separate
+// statement; [objects.Claim] explains why.
+func (k *Keys) take(ctx context.Context, l *ledger, ids []string) (taken []objects.Claim, locked bool, err error) {
+	ids, err = k.kind.claimable(l, ids)
 	if err != nil || len(ids) == 0 {
 		return nil, false, err
 	}
-	rows, err := k.look(ctx, ids)
+	rows, err := k.s.table.look(ctx, k.name, ids)
 	if err != nil {
 		return nil, false, err
 	}
@@ -272,7 +139,7 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 	for _, r := range rows {
 		known[r.ID] = true
 		switch {
-		case r.Session == h.term.id:
+		case r.Session == l.term.id:
 			unknown = append(unknown, r)
 		case r.Gone:
 			gone = append(gone, r.Session)
@@ -280,65 +147,35 @@ func (k *Keys) take(ctx context.Context, h *holdings, ids []string) (taken []obj
 		case r.Session == "":
 			free = append(free, r.ID)
 		default:
-			k.s.sweeper.meets(r.Session)
+			k.s.sweeper.noteOwner(r.Session)
 		}
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })
-	more, err := k.reclaim(h, unknown)
+	more, err := k.kind.reclaim(l, unknown)
 	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
 		return nil, false, err
 	}
 	slices.Sort(gone)
-	rows, err = k.write(ctx, h, free, slices.Compact(gone), missing)
+	rows, err = k.write(ctx, l, free, slices.Compact(gone), missing)
 	return rows, err == nil && len(rows) < len(free)+len(missing), err
 }
 
-// reclaim frees those of the rows that name the session and are unknown, and returns which are free
-// now. They get new tokens when they are taken, because the old ones may have been used. The caller
-// has the turn.
-func (k *Keys) reclaim(h *holdings, rows []objects.Claim) (free []string, err error) {
-	if len(rows) == 0 {
-		return nil, nil
-	}
-	k.s.mu.Lock()
-	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return k.knows(h, r) })
-	for _, r := range rows {
-		k.doubt(h, doubt{until: time.Now()}, r.ID) // it may be locked, for example
-	}
-	k.s.mu.Unlock()
-	locked, refused, err := k.s.free(h.term.ctx, k.table, h.term.id, k.kind, rows)
-	if err != nil {
-		return nil, err
-	}
-	return idsOf(objects.Without(rows, append(locked, refused...))), nil
-}
-
-// look returns those of the rows that exist.
-func (k *Keys) look(ctx context.Context, ids []string) (rows []objects.Claim, err error) {
-	err = inGroups(k.groups, ids, func(ids []string) error {
-		some, err := k.lookUp(ctx, ids)
-		rows = append(rows, some...)
-		return err
-	}, nil)
-	return rows, err
-}
-
-// write sends the statement of take. If the database refuses rows, it takes the others, and
-// returns why besides.
-func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []string) (rows []objects.Claim, err error) {
+// write sends the statement of take. If the database refuses rows, it takes the others, and returns
+// why besides.
+func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []string) (rows []objects.Claim, err error) {
 	isMissing := make(map[string]bool, len(missing))
 	for _, id := range missing {
 		isMissing[id] = true
 	}
 	var refused error
-	err = inGroups(k.groups, slices.Concat(free, missing), func(ids []string) error {
-		if _, err := k.wanted(h, nil); err != nil { // the statements before this one took long
+	err = inGroups(k.s.table.groups, slices.Concat(free, missing), func(ids []string) error {
+		if err := k.kind.over(l); err != nil { // the statements before this one took long
 			return err
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		sending, cancel := k.s.uncut(ctx)
+		sending, cancel := k.s.writeContext(ctx)
 		defer cancel()
 		var free, missing []string
 		for _, id := range ids {
@@ -348,12 +185,12 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 				free = append(free, id)
 			}
 		}
-		taken, err := k.s.table.Take(sending, h.term.id, k.kind, free, gone, missing, k.s.limit)
+		taken, err := k.s.claims.Take(sending, l.term.id, k.name, free, gone, missing, k.s.limit)
 		if err != nil && !wroteNothing(err) {
 			if sending.Err() != nil { // the next time it may be fast enough
-				k.groups.tooSlow(len(ids))
+				k.s.table.groups.tooSlow(len(ids))
 			}
-			k.lostAnswer(h, ids...)
+			k.kind.lostAnswer(l, ids...)
 		}
 		rows = append(rows, taken...)
 		return err
@@ -363,57 +200,17 @@ func (k *Keys) write(ctx context.Context, h *holdings, free, gone, missing []str
 	return rows, cmp.Or(err, refused)
 }
 
-// wanted returns those of the keys that the session may claim, none after its end: the rows would
-// name a session that is gone. It runs no key twice: one whose func still runs, for a session
-// that was lost, is not for it.
-func (k *Keys) wanted(h *holdings, ids []string) (wanted []string, err error) {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	if err := k.s.over(h.term); err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		if _, held := h.tokens[id]; !held && h.freeing[id] == 0 && k.running[id] == nil {
-			wanted = append(wanted, id)
-		}
-	}
-	return wanted, nil
-}
-
-// keep makes claims of rows that were taken. An answer that comes after the trust in the
-// session has ended counts as a refusal.
-func (k *Keys) keep(h *holdings, rows []objects.Claim) (kept []Claim, err error) {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	if err := k.s.over(h.term); err != nil {
-		return nil, err
-	}
-	kept = make([]Claim, 0, len(rows))
-	for _, r := range rows {
-		h.tokens[r.ID] = r.Token
-		h.changes++
-		h.newest = max(h.newest, r.Token)
-		delete(h.passedOn, r.ID)
-		if h.early[r.ID] == r.Token {
-			delete(h.early, r.ID)
-			h.term.heedAgain()
-		}
-		kept = append(kept, Claim{Key: tenure.Key{Type: k.kind, ID: r.ID}, Session: h.term.id, Token: r.Token})
-	}
-	return kept, nil
-}
-
-// Wait is [Keys.Claim], except that it waits until it gets at least one of the keys. Errors of
-// the store do not end it, except [tenure.ErrSetup]. It waits for keys that this session has
-// itself, or has passed on, as for any others: until they are released. A caller that is the one
-// to release them waits until ctx is done.
-func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
+// Claim is [Keys.TryClaim], except that it waits until it gets at least one of the keys. Errors of
+// the store do not end it, except [tenure.ErrSetup]. Keys that this session holds or has detached
+// count as taken; Claim waits until they are released. A caller that would have to release them
+// itself waits until ctx is done.
+func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := k.valid(ids); err != nil {
-		return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
+		return nil, opError("claim "+k.name, err)
 	}
-	hints := k.s.hints(keyOf(k.kind)) // before the first look, so that no hint is missed
+	hints := k.s.watch(keyOf(k.name)) // before the first look, so that no hint is missed
 	defer hints.Stop()
-	defer k.s.sweeper.waits()()
+	defer k.s.sweeper.addWaiter()()
 	var spurious pace.Limiter
 	flood := coalesce * time.Duration(1+len(ids)/perStatement) // hints may be about others
 	for woken, tries := false, 0; ; {
@@ -425,15 +222,15 @@ func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 			err = context.Cause(ctx)
 			fallthrough
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup):
-			return nil, fmt.Errorf("tenure: wait for %s: %w", k.kind, err)
+			return nil, opError("claim "+k.name, err)
 		case err != nil:
-			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "keys are not claimed, trying again", err, "kind", k.kind)
+			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", k.name)
 		}
 		longest := pace.Jitter(k.s.cfg.PollInterval)
 		if hints.Live() && err == nil {
 			longest = k.s.cfg.TTL
 		}
-		if locked { // by a write that is about to commit, and that wakes nobody
+		if locked { // by a write that is about to commit, and that sends no hint
 			longest = min(k.s.cfg.PollInterval, 10*time.Millisecond<<min(tries, 10))
 			tries++
 		}
@@ -442,31 +239,96 @@ func (k *Keys) Wait(ctx context.Context, ids ...string) ([]Claim, error) {
 }
 
 // Owner returns who owns a key: the holder of its session, with the labels, so that a request
-// can be sent there. It returns [tenure.ErrNotFound] if nobody does. A process that has crashed
-// is returned until its session has expired and was buried. This process need not have a
-// session.
+// can be sent there. It returns [tenure.ErrNotFound] if no session does. A process that has crashed
+// is returned until its session has expired and was removed.
 func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	holding, err := k.owner(ctx, id)
-	if err != nil {
-		return tenure.Holding{}, fmt.Errorf("tenure: owner of %s/%s: %w", k.kind, id, err)
-	}
-	return holding, nil
+	return holding, opError("owner of "+k.name+"/"+id, err)
 }
 
 func (k *Keys) owner(ctx context.Context, id string) (tenure.Holding, error) {
-	if err := validIDs([]string{id}); err != nil {
+	if err := k.valid([]string{id}); err != nil {
 		return tenure.Holding{}, err
 	}
-	rows, err := k.s.table.Look(ctx, k.kind, []string{id}, k.s.limit)
+	rows, err := k.s.table.look(ctx, k.name, []string{id})
 	if err != nil {
 		return tenure.Holding{}, err
 	}
 	if len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
 		return tenure.Holding{}, tenure.ErrNotFound
 	}
-	lease, err := tenure.NewLease(k.s.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: rows[0].Session}, Logger: k.s.cfg.Logger})
+	lease, err := tenure.NewLease(k.s.store, tenure.LeaseConfig{Key: SessionKey(rows[0].Session), Logger: k.s.cfg.Logger})
 	if err != nil {
 		return tenure.Holding{}, err
 	}
 	return lease.Read(ctx)
+}
+
+// Do calls fn with a context that ends when the claim does, frees the key when fn has returned, and
+// returns the error of fn. [context.Cause] says why the claim ended: [tenure.ErrLost] or
+// [tenure.ErrDeadline], if the session was lost, or the key's row no longer names it as after a
+// failover that has lost commits, which is then an error of Do as well;
+// [tenure.ErrResigned] by [Keys.Release] and [Keys.RequestRelease]; [tenure.ErrShutdown] when the
+// session closes. The context also ends with ctx. Whatever the reason, the key is kept until fn has
+// returned.
+//
+// A claim that this session does not hold is [tenure.ErrLost], and one for which a func runs
+// already is [tenure.ErrInvalid]; then fn is not called.
+func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
+	return k.kind.do(ctx, c, fn)
+}
+
+// Holds reports whether this session holds the claim, and may rely on it: see
+// [tenure.Term.Valid]. It does no I/O.
+func (k *Keys) Holds(c Claim) bool { return k.kind.holds(c) }
+
+// Len returns how many claims the session holds.
+func (k *Keys) Len() int { return k.kind.size() }
+
+// Release frees keys. If a func of [Keys.Do] runs for one, Release tells it to return, with
+// the cause [tenure.ErrResigned], and waits until it has, also while the session closes; a func that
+// releases its own claim passes its own context. If ctx is done before all are free, Release returns its cause, and
+// they become free all the same.
+//
+// If one of the claims is not held by this session, [tenure.ErrLost], or is given twice,
+// [tenure.ErrInvalid], none is released.
+func (k *Keys) Release(ctx context.Context, claims ...Claim) error {
+	return k.kind.release(ctx, claims)
+}
+
+// Detach ends this session's own use of claims without freeing their keys, so that another process
+// can use them. That process may write under them, see [Claim.Fence], and frees the keys with
+// [ReleaseDetached]. Until then no session gets them, not even this one: it holds them no more, but
+// they are valid only as long as it lives, and it frees them when it closes. The process that a claim
+// is handed to must therefore fence what it writes.
+//
+// If one of the claims is not held by this session, [tenure.ErrLost], or is given twice or has a
+// func that runs, [tenure.ErrInvalid], none is detached. It does no I/O.
+func (k *Keys) Detach(claims ...Claim) error { return k.kind.detach(claims) }
+
+// Watch subscribes to the keys of this kind: it receives when some were freed, and when
+// [Keys.Wake] was called. Until it is stopped, the session looks for others as soon as one of
+// them can expire, as it does during [Keys.Claim]. It does no I/O.
+func (k *Keys) Watch() tenure.Subscription {
+	return &watch{Subscription: k.s.watch(keyOf(k.name)), done: sync.OnceFunc(k.s.sweeper.addWaiter())}
+}
+
+type watch struct {
+	tenure.Subscription
+	done func()
+}
+
+func (w *watch) Stop() {
+	w.Subscription.Stop()
+	w.done()
+}
+
+// Wake wakes those that watch or wait for keys of this kind, in other processes too. Errors
+// don't matter: a hint may be lost in any case.
+func (k *Keys) Wake() { k.s.wake(keyOf(k.name)) }
+
+// Forget deletes the rows of keys of this kind that are free, which would be deleted a day after
+// their last claim anyway. It is for keys that are never claimed again, so that no token can repeat.
+func (k *Keys) Forget(ctx context.Context) error {
+	return opError("forget "+k.name, k.s.claims.Forget(ctx, k.name, k.s.limit))
 }

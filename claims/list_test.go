@@ -8,7 +8,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestListTellsWhoOwnsWhat(t *testing.T) {
@@ -24,7 +24,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 
 		before := time.Now()
 		want := append(a.claim("one", "two"), b.claimOne("three"))
-		got, err := others.Claim(t.Context(), "one")
+		got, err := others.TryClaim(t.Context(), "one")
 		require.NoError(t, err)
 		free := a.claimOne("free")
 		require.NoError(t, a.keys.Release(t.Context(), free))
@@ -54,7 +54,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 	})
 }
 
-// A watch is woken, and while it stands crashed sessions are buried as soon as for a Wait.
+// A watch is woken, and while it stands crashed sessions are buried as soon as for a Claim.
 func TestAWatchIsWokenWhenKeysAreFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")

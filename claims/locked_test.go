@@ -8,13 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A key that is released later than one that somebody has locked is free all the same.
 func TestARowThatIsLockedHoldsUpNoLaterRelease(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a := w.start("a")
 	one, two := a.claimOne("one"), a.claimOne("two")

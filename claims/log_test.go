@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -34,14 +34,14 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(context.Background(), 9*time.Minute)
 		defer cancel()
-		_, err := a.keys.Wait(ctx, "two")
+		_, err := a.keys.Claim(ctx, "two")
 		require.Error(w, err)
 		require.Greater(w, calls.Load(), int32(100))
 		lines := make(map[string]int)
 		for _, line := range regexp.MustCompile(`(?m)level=(?:WARN|ERROR) msg="([^"]+)"`).FindAllStringSubmatch(log.String(), -1) {
 			lines[line[1]]++
 		}
-		require.Contains(w, lines, "session does not begin, trying again")
+		require.Contains(w, lines, "failed to begin a session; retrying")
 		for line, n := range lines {
 			require.Equal(w, 1, n, "%s: %v", line, lines)
 		}

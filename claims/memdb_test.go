@@ -155,7 +155,7 @@ func (d *memDB) record(session string) (o tenure.Object, ok bool) {
 	if session == "" {
 		return tenure.Object{}, false
 	}
-	o, err := d.records.Get(context.Background(), tenure.Key{Type: objects.SessionType, ID: session})
+	o, err := d.records.Get(context.Background(), claims.SessionKey(session))
 	return o, err == nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A trigger raises an error with a code of its own when one row is freed, by its session and by the
@@ -32,5 +32,5 @@ func TestATriggerWithACodeOfItsOwnHoldsUpNoOtherRow(t *testing.T) {
 
 	db.exec(`UPDATE tasks SET session = 'gone', token = token + 1`)
 	db.worker(claims.SessionConfig{TTL: 3 * time.Second}, tasks)
-	kit.AwaitThat(t, "the others are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 1 })
+	kit.Await(t, "the others are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 1 })
 }

@@ -24,8 +24,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // eachServer runs a test on a real Postgres and on a SQLite file. open returns another handle on
@@ -33,7 +32,7 @@ import (
 func eachServer(t *testing.T, test func(t *testing.T, open func() tenure.Database)) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel() // most of these tests wait until something has expired
-		url := pgtest.URL(t)
+		url := kit.PostgresURL(t)
 		test(t, func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
 	})
 	t.Run("sqlite", func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestProcessesShareKeysOnAServer(t *testing.T) {
 
 // S3.
 func TestTokensIncreaseWhateverTheServersClockSays(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	p := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).start("a")
 	require.NoError(t, p.keys.Release(t.Context(), p.claimOne("one")))
 	ahead := time.Now().Add(time.Hour).UnixMicro()
@@ -103,11 +102,11 @@ func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
 		require.Len(t, a.claim(ids...), len(ids))
 		id := a.session.ID()
 		a.crash()
-		got, err := b.keys.Wait(t.Context(), ids...)
+		got, err := b.keys.Claim(t.Context(), ids...)
 		require.NoError(t, err)
-		kit.AwaitThat(t, "the rows are free or claimed", func() bool { return len(b.w.owned(id)) == 0 })
+		kit.Await(t, "the rows are free or claimed", func() bool { return len(b.w.owned(id)) == 0 })
 		for len(got) < len(ids) {
-			more, err := b.keys.Wait(t.Context(), ids...)
+			more, err := b.keys.Claim(t.Context(), ids...)
 			require.NoError(t, err)
 			got = append(got, more...)
 		}
@@ -115,14 +114,14 @@ func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
 }
 
 func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 10 * time.Minute, PollInterval: 5 * time.Minute}
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
 	c := a.claimOne("one")
 	got := make(chan []claims.Claim)
 	go func() {
-		claimed, _ := b.keys.Wait(t.Context(), "one")
+		claimed, _ := b.keys.Claim(t.Context(), "one")
 		got <- claimed
 	}()
 	time.Sleep(100 * time.Millisecond)
@@ -167,7 +166,7 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
-	_, err = p.keys.Wait(ctx, "one")
+	_, err = p.keys.Claim(ctx, "one")
 	require.NoError(t, err)
 	require.Greater(t, time.Since(began), 250*time.Millisecond)
 	require.Less(t, time.Since(began), 10*time.Second, "it was not woken")
@@ -175,8 +174,8 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 
 // In transaction mode each transaction may meet another session, without the settings of the last.
 func TestClaimsThroughPgBouncer(t *testing.T) {
-	direct := pgtest.URL(t)
-	url := pgtest.Bouncer(t, direct) + "&default_query_exec_mode=exec"
+	direct := kit.PostgresURL(t)
+	url := kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
 	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 5 * time.Second, PollInterval: 100 * time.Millisecond} // it hears nothing
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
@@ -185,9 +184,9 @@ func TestClaimsThroughPgBouncer(t *testing.T) {
 	require.Len(t, got, len(ids))
 	require.Empty(t, b.claim(ids...))
 	c := got[0]
-	require.NoError(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }))
+	require.NoError(t, a.w.store.(*tenure.PostgresStore).Fenced(t.Context(), c, func(pgx.Tx) error { return nil }))
 	require.NoError(t, a.keys.Release(t.Context(), got...))
-	require.ErrorIs(t, claims.FencedPostgres(t.Context(), a.w.store.(*tenure.PostgresStore), c, func(pgx.Tx) error { return nil }), tenure.ErrLost)
+	require.ErrorIs(t, a.w.store.(*tenure.PostgresStore).Fenced(t.Context(), c, func(pgx.Tx) error { return nil }), tenure.ErrLost)
 	returned := b.work(b.claimOne("one"), 0)
 	a.request("one")
 	wantResigned(t, returned)
@@ -203,9 +202,9 @@ func TestClaimsThroughPgBouncer(t *testing.T) {
 
 // Without that setting pgx prepares statements, which a pooler may give to others.
 func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) {
-	direct := pgtest.URL(t)
+	direct := kit.PostgresURL(t)
 	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
-	store := kit.OpenPostgres(t, pgtest.Bouncer(t, direct), tenure.PostgresConfig{})
+	store := kit.OpenPostgres(t, kit.StartBouncer(t, direct), tenure.PostgresConfig{})
 	table := kit.Must(claims.TableOf(store))
 	var all sync.WaitGroup
 	for i := range 10 {
@@ -232,7 +231,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 			rows, err := w.table.Take(t.Context(), c.Session, c.Key.Type, nil, nil, []string{c.Key.ID}, time.Minute)
 			require.NoError(t, err)
 			c.Token = rows[0].Token
-			require.NoError(t, claims.FencedPostgres(t.Context(), store, c, func(tx pgx.Tx) error {
+			require.NoError(t, store.Fenced(t.Context(), c, func(tx pgx.Tx) error {
 				_, err := tx.Exec(t.Context(), `ALTER TABLE objects_claims ADD CHECK (id <> 't000500'), ADD CHECK (id <> 't000700' OR session IS NOT NULL)`)
 				return err
 			}))
@@ -242,10 +241,10 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 		}
 		a, b := w.start("a"), newWorld(t, open()).start("b")
 		ids := names(1200)
-		got, err := a.keys.Claim(t.Context(), ids...)
+		got, err := a.keys.TryClaim(t.Context(), ids...)
 		require.ErrorContains(t, err, `"t000500"`)
 		require.Len(t, got, 1199)
-		_, err = a.keys.Claim(t.Context(), "t000500")
+		_, err = a.keys.TryClaim(t.Context(), "t000500")
 		require.ErrorContains(t, err, `the database refuses the key "t000500"`)
 
 		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
@@ -254,7 +253,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 		id := a.session.ID()
 		require.Equal(t, []string{"t000700"}, idsOf(w.owned(id)))
 		require.Empty(t, a.claim("t000700"))
-		got, err = b.keys.Claim(t.Context(), ids...)
+		got, err = b.keys.TryClaim(t.Context(), ids...)
 		require.Error(t, err)
 		require.Len(t, got, 1198)
 		a.stop() // does not wait for the row
@@ -265,7 +264,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 
 // S4 as well: the application uses all connections of its pool.
 func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
 	config.MaxConns = 2
@@ -289,7 +288,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	a.crash()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	got, err := b.keys.Wait(ctx, "one")
+	got, err := b.keys.Claim(ctx, "one")
 	require.NoError(t, err, "the session of a is not buried")
 	require.NoError(t, b.keys.Release(ctx, got...))
 	_, err = b.keys.Owner(ctx, "mine")
@@ -300,7 +299,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 
 // S4: a session is not lost because its process claims much.
 func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	p := w.startWith("a", claims.SessionConfig{TTL: 6 * time.Second})
 	p.claimOne("mine")
@@ -327,7 +326,7 @@ func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
 
 // A transaction that hangs before its commit holds up its own key, and no other.
 func TestARowThatIsLockedHoldsUpNoOther(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a, b := w.start("a"), w.start("b")
 	got := a.claim("one", "two", "three")
@@ -353,7 +352,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 	url, owner := kit.AsWorker(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	p := newWorld(t, store).start("a")
-	_, err := p.keys.Claim(t.Context(), "one")
+	_, err := p.keys.TryClaim(t.Context(), "one")
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "permission denied")
 	require.NotEmpty(t, p.session.ID(), "its session is a lease")
@@ -362,7 +361,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 	var log kit.SyncBuffer
 	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: logTo(&log)}))
 	require.Contains(t, log.String(), "no table of claims")
-	_, err = p.keys.Claim(t.Context(), "one")
+	_, err = p.keys.TryClaim(t.Context(), "one")
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "call Migrate once")
 	kit.Migrate(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
@@ -376,13 +375,13 @@ var raceTrials = flag.Int("race.trials", 250, "races of a late fenced write with
 func TestAFencedWriteIsNeverLate(t *testing.T) {
 	trials := *raceTrials
 	t.Run("postgres", func(t *testing.T) {
-		url := pgtest.URL(t)
+		url := kit.PostgresURL(t)
 		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 		w := newWorld(t, store)
 		db := kit.OpenSQL(t, "pgx", url)
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			race(w, db, level, "$1", trials/3+1, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
-				return claims.FencedPostgres(ctx, store, c, func(tx pgx.Tx) error {
+				return store.Fenced(ctx, c, func(tx pgx.Tx) error {
 					if level != sql.LevelReadCommitted {
 						if _, err := tx.Exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level.String()); err != nil {
 							return err
@@ -401,7 +400,7 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 		store := kit.OpenSQLite(t, file)
 		db := kit.OpenSQL(t, "sqlite", "file:"+file+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 		race(newWorld(t, store), db, sql.LevelDefault, "?1", trials, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
-			return claims.FencedSQLite(ctx, store, c, func(tx *sql.Tx) error {
+			return store.Fenced(ctx, c, func(tx *sql.Tx) error {
 				return write(func(ctx context.Context, query string, args ...any) error {
 					_, err := tx.ExecContext(ctx, query, args...)
 					return err
@@ -445,9 +444,9 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 			case 0, 3:
 				late = fenced(ctx, c, write)
 			case 1:
-				late = byStatement(ctx, w.store, db, level, c, write)
+				late = byStatement(ctx, w.store.(tenure.SQLStore), db, level, c, write)
 			default:
-				late = claims.FencedTx(ctx, w.store, c, db, &sql.TxOptions{Isolation: level}, func(tx *sql.Tx) error {
+				late = tenure.FencedTx(ctx, w.store.(tenure.SQLStore), c, db, &sql.TxOptions{Isolation: level}, func(tx *sql.Tx) error {
 					return write(func(ctx context.Context, query string, args ...any) error {
 						_, err := tx.ExecContext(ctx, query, args...)
 						return err
@@ -490,8 +489,8 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 }
 
 // byStatement is a write of any driver.
-func byStatement(ctx context.Context, store tenure.Store, db *sql.DB, level sql.IsolationLevel, c claims.Claim, write func(exec) error) error {
-	fence, args, err := claims.FenceStatement(store, c)
+func byStatement(ctx context.Context, store tenure.SQLStore, db *sql.DB, level sql.IsolationLevel, c claims.Claim, write func(exec) error) error {
+	fence, args, err := store.FenceStatement(c)
 	if err != nil {
 		return err
 	}
@@ -520,20 +519,17 @@ func TestBadInputToFences(t *testing.T) {
 	good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "one"}, Session: "s", Token: 1}
 	never := func(*sql.Tx) error { t.Error("called"); return nil }
 	for _, c := range []claims.Claim{{}, {Key: good.Key}, {Key: good.Key, Session: "s"}, {Key: good.Key, Session: "\xff", Token: 1}, {Session: "s", Token: 1}} {
-		require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, c, never), tenure.ErrInvalid)
-		_, _, err := claims.FenceStatement(store, c)
+		require.ErrorIs(t, store.Fenced(t.Context(), c, never), tenure.ErrInvalid)
+		_, _, err := store.FenceStatement(c)
 		require.ErrorIs(t, err, tenure.ErrInvalid)
 	}
-	require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, good, nil), tenure.ErrInvalid)
-	require.ErrorIs(t, claims.FencedSQLite(t.Context(), nil, good, never), tenure.ErrInvalid)
-	require.ErrorIs(t, claims.FencedPostgres(t.Context(), nil, good, nil), tenure.ErrInvalid)
-	require.ErrorIs(t, claims.FencedSQLite(t.Context(), store, good, never), tenure.ErrLost, "nobody has claimed it")
-	_, _, err := claims.FenceStatement(tenure.Static(), good)
-	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, nil, nil, never), tenure.ErrInvalid)
-	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, nil), tenure.ErrInvalid)
-	require.ErrorIs(t, claims.FencedTx(t.Context(), store, good, store.DB(), nil, func(*sql.Tx) error { return nil }), tenure.ErrLost)
-	_, _, err = claims.FenceStatement(nil, good)
+	require.ErrorIs(t, store.Fenced(t.Context(), good, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, store.Fenced(t.Context(), nil, never), tenure.ErrInvalid)
+	require.ErrorIs(t, store.Fenced(t.Context(), good, never), tenure.ErrLost, "nobody has claimed it")
+	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, nil, nil, never), tenure.ErrInvalid)
+	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, store.DB(), nil, nil), tenure.ErrInvalid)
+	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, store.DB(), nil, func(*sql.Tx) error { return nil }), tenure.ErrLost)
+	_, _, err := store.FenceStatement(nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 }
 
@@ -544,7 +540,7 @@ func TestARefusedRowHoldsUpNeitherFreeNorMissingRows(t *testing.T) {
 		p := w.start("a")
 		require.NoError(t, p.keys.Release(t.Context(), p.claim("f1", "f2", "f3", "f4")...))
 		refuseToClaim(t, w, "m4")
-		got, err := p.keys.Claim(t.Context(), "f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4")
+		got, err := p.keys.TryClaim(t.Context(), "f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4")
 		require.ErrorContains(t, err, `"m4"`)
 		var ids []string
 		for _, c := range got {

@@ -15,8 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -25,7 +24,7 @@ func (p *process) claimed(id string) claims.Claim {
 	p.w.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
 	defer cancel()
-	got, err := p.keys.Wait(ctx, id)
+	got, err := p.keys.Claim(ctx, id)
 	require.NoError(p.w, err, "%s is not free", id)
 	return got[0]
 }
@@ -182,7 +181,7 @@ func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
 				time.Sleep(time.Second)
 				held, heldRow := a.claimOne("held"), takeOf(w, rows, 1)[0]
 				a.fault(kit.Only("take", kit.Once(late(by))))
-				_, err := a.keys.Claim(w.Context(), "one")
+				_, err := a.keys.TryClaim(w.Context(), "one")
 				require.ErrorIs(w, err, kit.ErrReset)
 				var takes atomic.Int64
 				a.fault(kit.Only("take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -221,7 +220,7 @@ func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
 				return a.w.beginTake(ctx, a.session.ID(), "one")
 			})
 		})))
-		_, err := a.keys.Claim(t.Context(), "one")
+		_, err := a.keys.TryClaim(t.Context(), "one")
 		require.ErrorIs(t, err, kit.ErrReset)
 		<-landed
 		require.Empty(t, b.claim("one", "held"))
@@ -293,7 +292,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *test
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
 				kept, released, passed := a.claimOne("kept"), a.claimOne("released"), a.claimOne("passed")
-				a.passOn(passed)
+				a.detach(passed)
 				standby := beginFailover(t, a.sql(), "objects_claims")
 				require.NoError(w, a.keys.Release(w.Context(), released))
 				again, undone, working := a.claimOne("released"), a.claimOne("undone"), a.claimOne("working")
@@ -320,7 +319,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *test
 				require.ErrorContains(w, err, "tenant/working")
 				b.claimOne("released")
 				b.claimOne("undone")
-				require.Empty(w, b.claim("passed", "kept"), "another process has the one that was passed on")
+				require.Empty(w, b.claim("passed", "kept"), "another process has the detached one")
 			})
 		})
 	}
@@ -330,7 +329,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *test
 const compareEvery = time.Hour
 
 func TestAfterAFailoverOfAServerAllClaimsAreWhatTheRowsSay(t *testing.T) {
-	s := pgtest.Cluster(t)
+	s := kit.StartPostgres(t)
 	open := func() tenure.Database { return kit.OpenPostgres(t, s.URL(), tenure.PostgresConfig{}) }
 	w := newWorld(t, open())
 	a, b := w.startWith("a", claims.SessionConfig{TTL: 9 * time.Second}), newWorld(t, open()).startWith("b", claims.SessionConfig{TTL: 9 * time.Second})
@@ -422,7 +421,7 @@ func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 		kit.ExecSQL(t, a.sql(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'unknown', ?, 5)`, a.session.ID())
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "owned" { // others begin and end meanwhile
-				c, err := a.keys.Claim(ctx, fmt.Sprint("new ", time.Now().UnixNano()))
+				c, err := a.keys.TryClaim(ctx, fmt.Sprint("new ", time.Now().UnixNano()))
 				if err != nil || len(c) != 1 {
 					w.Error(c, err)
 				}
@@ -611,7 +610,7 @@ func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
 			a := w.start("a")
 			a.fault(kit.Only("take", kit.LoseAnswer))
 			for some := range slices.Chunk(names(2500), 1000) { // as many as a statement takes
-				_, err := a.keys.Claim(w.Context(), some...)
+				_, err := a.keys.TryClaim(w.Context(), some...)
 				require.Error(w, err)
 			}
 			closeDuring(w, a, "look")

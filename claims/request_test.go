@@ -11,8 +11,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -50,7 +49,7 @@ func (p *process) wait(id string) claims.Claim {
 	p.w.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
 	defer cancel()
-	got, err := p.keys.Wait(ctx, id)
+	got, err := p.keys.Claim(ctx, id)
 	require.NoError(p.w, err)
 	return got[0]
 }
@@ -132,7 +131,7 @@ func TestARequestIsForTheClaimThatStands(t *testing.T) {
 		"taken when it is gone": func(p *process, c claims.Claim) {
 			p.crash()
 			w := p.w
-			record, err := w.store.Get(context.Background(), tenure.Key{Type: objects.SessionType, ID: c.Session})
+			record, err := w.store.Get(context.Background(), claims.SessionKey(c.Session))
 			require.NoError(w, err)
 			require.NoError(w, w.store.DeleteIf(context.Background(), record.Key, record.Version))
 		},
@@ -209,7 +208,7 @@ func TestAKeyIsGivenBackOnAServer(t *testing.T) {
 }
 
 func TestOnPostgresARequestIsHeardAtOnce(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 10 * time.Minute}
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
@@ -231,7 +230,7 @@ func wantResigned(t *testing.T, returned chan error) {
 
 // Fenced writes that overlap lock the row of their claim without a gap.
 func TestFencedWritesDelayNoRequest(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a, b := w.start("a"), w.start("b")
 	c, told := a.claimOne("one"), make(chan struct{})

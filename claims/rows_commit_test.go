@@ -19,9 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/fencerace"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // commitCutter is a proxy that breaks a connection when the client sends COMMIT.
@@ -115,7 +113,7 @@ func rowsBehind(t *testing.T, server string) (*rowsDB, *commitCutter) {
 
 // The connection breaks when COMMIT was sent, or before it arrives.
 func TestTheOutcomeOfAnUnansweredCommitIsLookedUp(t *testing.T) {
-	db, proxy := rowsBehind(t, pgtest.URL(t))
+	db, proxy := rowsBehind(t, kit.PostgresURL(t))
 	db.add(1, 2)
 	w := db.worker(claims.SessionConfig{}, tasks)
 	for _, c := range w.take(2) {
@@ -155,17 +153,17 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 				id++
 				db.add(id, id)
 				return finish(w.take(1), func(exec exec) error {
-					return errors.Join(fencerace.Send(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
+					return errors.Join(kit.SendEnding(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
 						exec(db.Context(), fmt.Sprintf(`UPDATE tasks SET result = 'x' WHERE id = %d`, id)))
 				})
 			}
-			for _, ending := range fencerace.Endings {
+			for _, ending := range kit.TxEndings {
 				if db.pool == nil && strings.Contains(ending, "CHAIN") {
 					continue
 				}
 				require.Error(db, try(ending), "%s: %s", name, ending)
 			}
-			for _, harmless := range fencerace.Harmless {
+			for _, harmless := range kit.HarmlessSQL {
 				require.NoError(db, try(harmless), "%s: %s", name, harmless)
 			}
 		}
@@ -175,8 +173,8 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 // The server crashes before COMMIT arrives, and gives the transaction's xid to another, which
 // commits.
 func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
-	for how, crash := range map[string]func(s *pgtest.Server, backend int) error{
-		"a backend crashes": func(s *pgtest.Server, backend int) error {
+	for how, crash := range map[string]func(s *kit.PostgresServer, backend int) error{
+		"a backend crashes": func(s *kit.PostgresServer, backend int) error {
 			witness, err := pgx.Connect(context.Background(), s.URL())
 			if err != nil {
 				return err
@@ -191,7 +189,7 @@ func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
 			}
 			return err
 		},
-		"the server restarts": func(s *pgtest.Server, _ int) error { return s.Restart("immediate") },
+		"the server restarts": func(s *kit.PostgresServer, _ int) error { return s.Restart("immediate") },
 	} {
 		t.Run(how, func(t *testing.T) {
 			for range 10 {
@@ -206,8 +204,8 @@ func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
 
 // xidReused reports whether another transaction got the xid. It does not if something that
 // committed before the crash has made the server keep it.
-func xidReused(t *testing.T, crash func(s *pgtest.Server, backend int) error) bool {
-	s := pgtest.Cluster(t, "wal_writer_delay=10000ms") // it would keep the xid, too
+func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) error) bool {
+	s := kit.StartPostgres(t, "wal_writer_delay=10000ms") // it would keep the xid, too
 	db, proxy := rowsBehind(t, s.URL())
 	db.add(1, 1)
 	w := db.worker(claims.SessionConfig{}, tasks)
@@ -239,7 +237,7 @@ func xidReused(t *testing.T, crash func(s *pgtest.Server, backend int) error) bo
 // Another server takes over before COMMIT arrives, which has given the xid to another transaction,
 // and has sessions that are older.
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
-	first, next := pgtest.Cluster(t), pgtest.Cluster(t)
+	first, next := kit.StartPostgres(t), kit.StartPostgres(t)
 	db, proxy := rowsBehind(t, first.URL())
 	db.add(1, 1)
 	w := db.worker(claims.SessionConfig{}, tasks)

@@ -20,8 +20,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -74,7 +73,7 @@ type rowsWorld struct {
 	log   kit.SyncBuffer
 }
 
-func inRowsBubble(t *testing.T, cfg claims.RowsConfig, rows int, test func(w *rowsWorld)) {
+func inRowsBubble(t *testing.T, cfg claims.QueueConfig, rows int, test func(w *rowsWorld)) {
 	t.Helper()
 	inBubble(t, func(w *world) {
 		db := w.store.(*tenure.SQLiteStore).DB()
@@ -93,9 +92,9 @@ func inRowsBubble(t *testing.T, cfg claims.RowsConfig, rows int, test func(w *ro
 }
 
 // rowsOf returns the rows of a process.
-func (w *rowsWorld) rowsOf(p *process, cfg claims.RowsConfig) *claims.Rows {
+func (w *rowsWorld) rowsOf(p *process, cfg claims.QueueConfig) *workedQueue {
 	w.Helper()
-	rows, err := claims.NewRowsOver(p.session, cfg, func(cfg objects.RowsConfig) objects.RowsTable {
+	rows, err := newRowsOver(p.session, cfg, func(cfg objects.RowsConfig) objects.RowsTable {
 		return &faultyRows{reach.SQLite(w.store).Rows(cfg, kit.Quiet), p, &w.taken}
 	})
 	require.NoError(w, err)
@@ -108,7 +107,7 @@ func (w *rowsWorld) count(query string) (n int) {
 	return n
 }
 
-func takeOf(w *rowsWorld, rows *claims.Rows, n int) []claims.Claim {
+func takeOf(w *rowsWorld, rows *workedQueue, n int) []claims.Claim {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*ttl)
 	defer cancel()
@@ -118,7 +117,7 @@ func takeOf(w *rowsWorld, rows *claims.Rows, n int) []claims.Claim {
 }
 
 // effect is what is done to a row.
-var effect = func() claims.RowsConfig {
+var effect = func() claims.QueueConfig {
 	cfg := tasks
 	cfg.Done = "status = 'done', effects = effects + 1"
 	return cfg
@@ -172,7 +171,7 @@ func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
 		time.Sleep(time.Second)
 		a.crash()
 		buried := time.Now()
-		obj, err := w.store.Get(w.Context(), tenure.Key{Type: "tenure.session", ID: id})
+		obj, err := w.store.Get(w.Context(), claims.SessionKey(id))
 		require.NoError(w, err)
 		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, obj.Version))
 		require.Less(w, (<-got).Sub(buried), ttl/2)
@@ -185,7 +184,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		rows := w.rowsOf(a, effect)
 		held := takeOf(w, rows, 1)
 		passed := takeOf(w, rows, 1)
-		require.NoError(w, rows.PassOn(passed...))
+		require.NoError(w, rows.Detach(passed...))
 		time.Sleep(time.Second) // the database's clock goes on
 		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
 		got := takeOf(w, rows, 2)
@@ -210,21 +209,21 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 	})
 }
 
-// A process that only passes rows on would remember each as long as it lives.
+// A process that only detaches rows would remember each as long as it lives.
 func TestClaimsThatWerePassedOnAndHaveEndedAreForgotten(t *testing.T) {
 	inRowsBubble(t, effect, 6002, func(w *rowsWorld) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
 		stands := takeOf(w, rows, 1)
-		require.NoError(w, rows.PassOn(stands...))
+		require.NoError(w, rows.Detach(stands...))
 		for range 12 {
-			require.NoError(w, rows.PassOn(takeOf(w, rows, 500)...))
+			require.NoError(w, rows.Detach(takeOf(w, rows, 500)...))
 			_, err := w.db.Exec(`UPDATE tasks SET session = NULL, status = 'done' WHERE session IS NOT NULL AND id > 1`)
 			require.NoError(w, err)
 		}
-		require.LessOrEqual(w, rows.PassedOn(), 4000)
+		require.LessOrEqual(w, rows.Detached(), 4000)
 		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
-		require.Equal(w, []string{"6002"}, takenIDs(takeOf(w, rows, 2)), "a claim that was passed on is adopted")
+		require.Equal(w, []string{"6002"}, takenIDs(takeOf(w, rows, 2)), "a detached claim is adopted")
 	})
 }
 
@@ -333,10 +332,10 @@ func TestRowsWithoutAttemptsLeftAreGivenUpOnce(t *testing.T) {
 	cfg.Backoff = func(c claims.Claim) time.Duration { return time.Duration(c.Attempt) * time.Second }
 	byFunc := cfg
 	byFunc.Exhausted = ""
-	for name, cfg := range map[string]claims.RowsConfig{"sql": cfg, "func": byFunc} {
+	for name, cfg := range map[string]claims.QueueConfig{"sql": cfg, "func": byFunc} {
 		t.Run(name, func(t *testing.T) {
 			inRowsBubble(t, effect, 10, func(w *rowsWorld) {
-				var rows *claims.Rows
+				var rows *workedQueue
 				failing := errors.New("no")
 				var tried, given atomic.Int64
 				if cfg.Exhausted == "" {
@@ -373,7 +372,7 @@ func writingSQL(query string) func(*sql.Tx) error {
 func TestAPoisonRowDoesNotLoop(t *testing.T) {
 	without := effect
 	without.NotBefore = ""
-	for name, cfg := range map[string]claims.RowsConfig{"with a column for the time": effect, "without": without} {
+	for name, cfg := range map[string]claims.QueueConfig{"with a column for the time": effect, "without": without} {
 		t.Run(name, func(t *testing.T) {
 			inRowsBubble(t, cfg, 3, func(w *rowsWorld) {
 				rows := w.rowsOf(w.start("a"), cfg)
@@ -520,7 +519,7 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 		defer cancel()
 		require.NoError(w, rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }))
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE effects = 1 AND attempts = 1 AND session IS NULL`))
-		require.NotContains(w, w.log.String(), "a row is not finished")
+		require.NotContains(w, w.log.String(), "failed to finish a row")
 	})
 }
 
@@ -550,7 +549,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
 	for seed := range *rowsSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			defer virtual.Repeat(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))
+			defer kit.NoteFailure(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))
 			inRowsBubble(t, effect, 200, func(w *rowsWorld) { simulateRows(w, seed) })
 		})
 	}

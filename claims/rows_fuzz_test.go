@@ -11,7 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // values are what another program may store in a column. A type that a column does not take the
@@ -44,7 +44,7 @@ func TestARowOfAnyContentHarmsOnlyItself(t *testing.T) {
 					ddl := kit.Must(cfg.SQLiteDDL())
 					db.exec(ddl[strings.Index(ddl, "CREATE INDEX"):])
 				}
-				a := db.worker(claims.SessionConfig{TTL: 3 * time.Second}, cfg)
+				a := db.worker(claims.SessionConfig{TTL: 8 * time.Second}, cfg)
 				require.NoError(db, a.rows.Check(db.Context()))
 				for _, column := range []string{"id", "session", "token", "attempts", "not_before", "priority"} {
 					db.anyContent(a, column)
@@ -148,9 +148,9 @@ func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
 							last = page[0]
 						}
 						require.Less(t, pages, 5, "%s: the pages do not come to an end", what)
-						got, err := a.keys.Wait(ctx, "a")
+						got, err := a.keys.Claim(ctx, "a")
 						require.NoError(t, err, what)
-						if bad, _ := a.keys.Claim(ctx, "bad"); len(bad) > 0 {
+						if bad, _ := a.keys.TryClaim(ctx, "bad"); len(bad) > 0 {
 							_ = a.keys.Release(ctx, bad...)
 						}
 						require.NoError(t, b.keys.RequestRelease(ctx, "a", "bad"), what)

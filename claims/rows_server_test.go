@@ -22,7 +22,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/reach"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 var (
@@ -112,7 +112,7 @@ func TestEachRowIsFinishedOnceOnAServer(t *testing.T) {
 				}
 			})
 		}
-		kit.AwaitThat(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'queued'`) == 0 })
+		kit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'queued'`) == 0 })
 		cancel()
 		served.Wait()
 		require.Equal(db, n, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND priority = 1 AND attempts = 1 AND session IS NULL`))
@@ -134,7 +134,7 @@ func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
 		require.NotEmpty(db, more)
 		require.Greater(db, more[0].Token, got[0].Token)
 		require.Equal(db, 2, more[0].Attempt)
-		kit.AwaitThat(db.T, "all are free", func() bool {
+		kit.Await(db.T, "all are free", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE session = '`+got[0].Session+`'`) == 0
 		})
 	})
@@ -160,7 +160,7 @@ func TestAFinishFindsItsRowByTheIndexThoughTheTableHasGrown(t *testing.T) {
 	finish()
 	w.stop()
 	require.NoError(t, w.store.Close()) // its sessions then tell what they have read
-	kit.AwaitThat(t, "all is told", func() bool {
+	kit.Await(t, "all is told", func() bool {
 		return db.count(`SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'tasks'`) >= 200
 	})
 	require.Less(t, db.count(`SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'tasks'`), 50_000)
@@ -173,11 +173,11 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 		store := db.open()
 		server, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet}) // which is never run
 		require.NoError(db, err)
-		rows, err := claims.NewRows(server, tasks)
+		rows, err := newRows(server, tasks)
 		require.NoError(db, err)
-		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: tenure.Key{Type: "tenure.session", ID: "worker 1"}})
+		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: claims.SessionKey("worker 1")})
 		kit.MustAcquire(db.T, lease)
-		got, err := rows.TakeFor(db.Context(), "worker 1", 3)
+		got, err := rows.TryTakeFor(db.Context(), "worker 1", 3)
 		require.NoError(db, err)
 		require.Equal(db, []string{"1", "2", "3"}, takenIDs(got))
 		owned, err := rows.OwnedBy(db.Context(), "worker 1")
@@ -190,14 +190,14 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 		require.NoError(db, json.Unmarshal(wire, &came))
 		require.NoError(db, db.finish(rows, came[:2], writing(`UPDATE tasks SET result = 'ok' WHERE id < 3`, nil)))
 		require.ErrorIs(db, rows.Finish(db.Context(), came[0]), tenure.ErrLost)
-		require.NoError(db, rows.Release(db.Context(), came[2]))
+		require.NoError(db, rows.Queue.Release(db.Context(), came[2]))
 		require.NoError(db, db.byStatementOf(rows, "worker 1"))
 		require.Equal(db, 3, db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`))
 	})
 }
 
-func (db *rowsDB) byStatementOf(rows *claims.Rows, session string) error {
-	got, err := rows.TakeFor(db.Context(), session, 1)
+func (db *rowsDB) byStatementOf(rows *workedQueue, session string) error {
+	got, err := rows.TryTakeFor(db.Context(), session, 1)
 	require.NoError(db, err)
 	require.Len(db, got, 1)
 	return db.byStatement(rows, got[0])
@@ -244,7 +244,7 @@ func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
 				ids = append(ids, fmt.Sprint(i))
 			}
 		}
-		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TakeFor(db.Context(), db.remote("r", 30*time.Second), 9)
+		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), db.remote("r", 30*time.Second), 9)
 		require.NoError(db, err)
 		require.Equal(db, ids[:len(got)], takenIDs(got))
 		require.Len(db, got, 7)
@@ -339,7 +339,7 @@ func TestOnlyTheRowsOfABuriedSessionAreFreedWithoutWaitingForTheDisk(t *testing.
 	db.add(1, 1)
 	a := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, a.rows.Release(t.Context(), a.take(1)...))
-	_, err = a.rows.TakeFor(t.Context(), db.remote("short", time.Second), 1)
+	_, err = a.rows.TryTakeFor(t.Context(), db.remote("short", time.Second), 1)
 	require.NoError(t, err)
 	b := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, b.rows.Finish(t.Context(), b.take(1)...))
@@ -363,7 +363,7 @@ func TestRowsAreGivenUpAlthoughOneOfThemIsGone(t *testing.T) {
 		db.add(1, 3)
 		db.exec(`UPDATE tasks SET attempts = 1`)
 		w := db.worker(claims.SessionConfig{}, cfg)
-		kit.AwaitThat(db.T, "the others are given up", func() bool {
+		kit.Await(db.T, "the others are given up", func() bool {
 			w.takesNone()
 			return db.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`) == 2
 		})
@@ -535,13 +535,13 @@ func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 			})
 		}
 		all.Wait()
-		kit.AwaitThat(db.T, "what nobody got is free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
+		kit.Await(db.T, "what nobody got is free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
 	})
 }
 
 func TestIDsOfEachType(t *testing.T) {
 	dbs := map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)}
-	cfg := claims.RowsConfig{Table: `my "tasks"`, ID: "the id", Session: "Owner", Token: "fence", OrderBy: `"the id"`}
+	cfg := claims.QueueConfig{Table: `my "tasks"`, ID: "the id", Session: "Owner", Token: "fence", OrderBy: `"the id"`}
 	take := func(db *rowsDB, ids ...string) {
 		w := db.worker(claims.SessionConfig{}, cfg)
 		got := w.take(10)
@@ -586,10 +586,10 @@ func TestIDsOfEachType(t *testing.T) {
 }
 
 func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
-	check := func(db *rowsDB, cfg claims.RowsConfig) error {
+	check := func(db *rowsDB, cfg claims.QueueConfig) error {
 		s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(db, err)
-		rows, err := claims.NewRows(s, cfg)
+		rows, err := newRows(s, cfg)
 		require.NoError(db, err)
 		return rows.Check(db.Context())
 	}
@@ -660,7 +660,7 @@ func TestBadInputToRows(t *testing.T) {
 	s, err := claims.NewSession(store, claims.SessionConfig{})
 	require.NoError(t, err)
 	fail := func(context.Context, claims.Claim) error { return nil }
-	for says, cfg := range map[string]claims.RowsConfig{
+	for says, cfg := range map[string]claims.QueueConfig{
 		"Table is empty":                   {},
 		"both the column":                  {Table: "t", Session: "x", Token: "x"},
 		"set Attempts":                     {Table: "t", MaxAttempts: 1, Exhausted: "x = 1"},
@@ -674,19 +674,25 @@ func TestBadInputToRows(t *testing.T) {
 		`Ready "\x00" is not UTF-8 text`:   {Table: "t", Ready: "\x00"},
 		`Session "\xff" is not UTF-8 text`: {Table: "t", Session: "\xff"},
 	} {
-		_, err := claims.NewRows(s, cfg)
+		_, err := newRows(s, cfg)
 		require.ErrorIs(t, err, tenure.ErrInvalid, says)
 		require.ErrorContains(t, err, says)
 		_, err = cfg.PostgresDDL()
 		require.ErrorContains(t, err, says)
 	}
-	_, err = claims.NewRows(nil, tasks)
+	_, err = claims.NewQueue(nil, tasks)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
+	_, err = claims.NewWorker(nil, kit.Must(claims.NewQueue(store, tasks)))
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	_, err = claims.NewWorker(s, nil)
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	_, err = claims.NewWorker(s, kit.Must(claims.NewQueue(kit.OpenSQLite(t, ":memory:"), tasks)))
+	require.ErrorContains(t, err, "is not in the session's store")
 	without := tasks
 	without.NotBefore = ""
-	rows, err := claims.NewRows(s, without)
+	rows, err := newRows(s, without)
 	require.NoError(t, err)
-	_, err = claims.NewRows(s, tasks)
+	_, err = newRows(s, tasks)
 	require.ErrorIs(t, err, tenure.ErrInvalid, "twice")
 	c := claims.Claim{Key: tenure.Key{Type: "tasks", ID: "1"}, Session: "s", Token: 1}
 	never := func(*sql.Tx) error { t.Error("called"); return nil }
@@ -694,10 +700,10 @@ func TestBadInputToRows(t *testing.T) {
 	for i, err := range []error{
 		rows.Finish(ctx), rows.Finish(ctx, c, c), rows.Finish(ctx, claims.Claim{}), rows.Release(ctx),
 		rows.Finish(ctx, claims.Claim{Key: tenure.Key{Type: "other", ID: "1"}, Session: "s", Token: 1}),
-		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.ReleaseAfter(ctx, time.Second, c),
+		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.Queue.Release(ctx), rows.ReleaseAfter(ctx, time.Second, c),
 		rows.FinishSQLite(ctx, nil, never), rows.FinishSQLite(ctx, []claims.Claim{c}, nil), rows.FinishPostgres(ctx, []claims.Claim{c}, nil),
 		rows.FinishTx(ctx, []claims.Claim{c}, nil, nil, never), rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
-		second(rows.Take(ctx, 0)), second(rows.TakeFor(ctx, "", 1)), second(rows.TakeFor(ctx, "s", 0)), second(rows.TakeFor(ctx, "\xff", 1)),
+		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", 1)), second(rows.TryTakeFor(ctx, "s", 0)), second(rows.TryTakeFor(ctx, "\xff", 1)),
 	} {
 		require.ErrorIs(t, err, tenure.ErrInvalid, i)
 	}

@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -17,12 +18,11 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // tasks is the table of most tests.
-var tasks = claims.RowsConfig{
+var tasks = claims.QueueConfig{
 	Table: "tasks", Attempts: "attempts", NotBefore: "not_before",
 	Ready: "status = 'queued'", OrderBy: "priority DESC, id", Done: "status = 'done'", PollInterval: 50 * time.Millisecond,
 }
@@ -33,11 +33,41 @@ type rowsDB struct {
 	sql    *sql.DB
 	pool   *pgxpool.Pool          // nil on SQLite
 	open   func() tenure.Database // another process's store
-	finish func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error
+	finish func(r *workedQueue, c []claims.Claim, fn func(exec) error) error
+}
+
+// workedQueue is a queue with the worker of a session.
+type workedQueue struct {
+	*claims.Queue
+	*claims.Worker
+}
+
+func (q *workedQueue) Release(ctx context.Context, c ...claims.Claim) error {
+	return q.Worker.Release(ctx, c...)
+}
+
+func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
+	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
+	q, err := claims.NewQueue(claims.StoreOf(s), cfg)
+	if err != nil {
+		return nil, err
+	}
+	w, err := claims.NewWorker(s, q)
+	return &workedQueue{q, w}, err
+}
+
+func newRowsOver(s *claims.Session, cfg claims.QueueConfig, table func(objects.RowsConfig) objects.RowsTable) (*workedQueue, error) {
+	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
+	q, err := claims.NewQueueOver(claims.StoreOf(s), cfg, table)
+	if err != nil {
+		return nil, err
+	}
+	w, err := claims.NewWorker(s, q)
+	return &workedQueue{q, w}, err
 }
 
 // eachRowsServer runs a test on a real Postgres and on a SQLite file.
-func eachRowsServer(t *testing.T, cfg claims.RowsConfig, test func(db *rowsDB)) {
+func eachRowsServer(t *testing.T, cfg claims.QueueConfig, test func(db *rowsDB)) {
 	const create = `CREATE TABLE tasks (id %s PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`
 	t.Run("postgres", func(t *testing.T) {
 		db := rowsOnPostgres(t)
@@ -57,12 +87,12 @@ func eachRowsServer(t *testing.T, cfg claims.RowsConfig, test func(db *rowsDB)) 
 	})
 }
 
-func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, pgtest.URL(t)) }
+func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, kit.PostgresURL(t)) }
 
 func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
 	kit.Migrate(t, db.open())
-	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
+	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishPostgres(db.Context(), c, func(tx pgx.Tx) error {
 			return fn(func(ctx context.Context, query string, args ...any) error {
 				_, err := tx.Exec(ctx, query, args...)
@@ -78,7 +108,7 @@ func rowsOnSQLite(t *testing.T) *rowsDB {
 	db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenSQLite(t, path) }}
 	kit.Migrate(t, db.open())
 	db.sql = kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)")
-	db.finish = func(r *claims.Rows, c []claims.Claim, fn func(exec) error) error {
+	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishSQLite(db.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })
 	}
 	return db
@@ -97,7 +127,7 @@ func writing(query string, err error) func(exec) error {
 }
 
 // byStatement finishes a row in a transaction of another driver.
-func (db *rowsDB) byStatement(r *claims.Rows, c claims.Claim) error {
+func (db *rowsDB) byStatement(r *workedQueue, c claims.Claim) error {
 	tx, err := db.sql.Begin()
 	require.NoError(db, err)
 	defer tx.Rollback()
@@ -127,8 +157,8 @@ func (db *rowsDB) add(from, to int) {
 func (db *rowsDB) bury(session string) {
 	db.Helper()
 	store := db.open()
-	kit.AwaitThat(db.T, "the session is buried", func() bool { // it may be renewed meanwhile
-		record, err := store.Get(db.Context(), tenure.Key{Type: objects.SessionType, ID: session})
+	kit.Await(db.T, "the session is buried", func() bool { // it may be renewed meanwhile
+		record, err := store.Get(db.Context(), claims.SessionKey(session))
 		require.NoError(db, err)
 		return store.DeleteIf(db.Context(), record.Key, record.Version) == nil
 	})
@@ -138,19 +168,19 @@ func (db *rowsDB) bury(session string) {
 type worker struct {
 	db      *rowsDB
 	session *claims.Session
-	rows    *claims.Rows
+	rows    *workedQueue
 	store   tenure.Database
 	stop    func()
 }
 
-func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.RowsConfig) *worker {
+func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.QueueConfig) *worker {
 	db.Helper()
 	w := &worker{db: db, store: db.open()}
 	session.Logger = kit.Quiet
 	var err error
 	w.session, err = claims.NewSession(w.store, session)
 	require.NoError(db, err)
-	w.rows, err = claims.NewRows(w.session, cfg)
+	w.rows, err = newRows(w.session, cfg)
 	require.NoError(db, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -238,13 +268,13 @@ func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
 		got := a.take(3)
 		db.exec(`UPDATE tasks SET session = NULL WHERE id = 2`) // as whoever buried the session does
 		other := b.take(1)
-		var lost *claims.LostError
+		var lost *claims.EndedError
 		for name, finish := range map[string]func() error{
 			"func":      func() error { return db.finish(a.rows, got, writing(`UPDATE tasks SET result = 'late'`, nil)) },
 			"no func":   func() error { return a.rows.Finish(db.Context(), got...) },
 			"one":       func() error { return a.rows.Finish(db.Context(), got[1]) },
 			"by value":  func() error { return b.rows.Finish(db.Context(), got[1]) },
-			"release":   func() error { return b.rows.Release(db.Context(), got...) },
+			"release":   func() error { return b.rows.Queue.Release(db.Context(), got...) },
 			"later":     func() error { return a.rows.ReleaseAfter(db.Context(), time.Hour, got...) },
 			"statement": func() error { return db.byStatement(a.rows, got[1]) },
 			"any driver": func() error {
@@ -283,7 +313,7 @@ func TestAReleaseForgetsAnOwnClaimThatHasEnded(t *testing.T) {
 		require.NoError(db, a.rows.Release(db.Context(), got...))
 		require.Zero(db, a.rows.Len())
 		require.NoError(db, db.finish(b.rows, other, writing(`UPDATE tasks SET result = 'ok' WHERE id = 2`, nil)))
-		require.ErrorIs(db, a.rows.Release(db.Context(), got...), tenure.ErrLost, "by value")
+		require.ErrorIs(db, a.rows.Queue.Release(db.Context(), got...), tenure.ErrLost, "by value")
 	})
 }
 

@@ -30,7 +30,7 @@ const (
 	longestRetryPause = 5 * time.Second
 
 	// coalesce is the time between two hints while keys are freed by the thousand, so that
-	// those who wait need not look all the time.
+	// callers that wait need not look all the time.
 	coalesce = 100 * time.Millisecond
 )
 
@@ -46,12 +46,12 @@ type SessionConfig struct {
 	Expiry        tenure.ExpiryPolicy
 	Logger        *slog.Logger // default slog.Default()
 
-	// ReleaseRequested, if set, is called when somebody asks for a claim for which no func of
+	// ReleaseRequested, if set, is called when a claim is requested for which no func of
 	// [Keys.Do] runs, see [Keys.RequestRelease]: once for each claim, from one goroutine. It may
 	// release the claim, and must return soon.
 	ReleaseRequested func(Claim)
 
-	// PollInterval is the longest time between two looks of [Keys.Wait] while it can't expect
+	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect
 	// to be woken when a key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
 }
@@ -59,34 +59,30 @@ type SessionConfig struct {
 // table is the claims' table of either database.
 type table = objects.ClaimsTable
 
-// naming is a table whose rows may name sessions: that of the claims, or one of [Rows].
-type naming interface {
-	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []objects.Claim, err error)
-	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error)
-	Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error)
-}
+// SessionKey returns the key of the lease that is a session, by the session's ID: for a server that
+// keeps the sessions of workers which do not reach the database, see [tenure.Lease.Resume].
+func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
 
 // Session is the liveness of one process, and what the process has claimed. If it is lost,
 // because the store could not be reached for too long, Run begins another, with another ID.
 //
 // All methods are safe for concurrent use.
 type Session struct {
-	store tenure.Store
-	table table
-	cfg   SessionConfig
-	limit time.Duration // of a statement
-
-	groups groups // of the statements on the claims' table
+	store  tenure.Store
+	claims table
+	table  *ownerTable // the same
+	cfg    SessionConfig
+	limit  time.Duration // of a statement
 
 	started atomic.Bool
 	sweeper sweeper
 	retries logtext.Retries
 
-	mu      sync.Mutex // guards the fields below, and those of Keys; never held across I/O
+	mu      sync.Mutex // guards the fields below, and those of its kinds; never held across I/O
 	term    *term      // nil while there is none
 	closed  bool
 	changed chan struct{} // closed and replaced when one of the two has changed
-	kinds   map[string]*Keys
+	kinds   map[string]*kind
 	history history
 }
 
@@ -103,7 +99,7 @@ type term struct {
 	ended chan struct{}      // closed when over is set
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
 
-	wanted chan struct{} // receives when the sweep has found that somebody asks for a key
+	requested chan struct{} // receives when there are requests to read
 }
 
 // NewSession returns a session in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]
@@ -112,7 +108,7 @@ type term struct {
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	table, err := tableOf(store)
 	if err != nil {
-		return nil, fmt.Errorf("tenure: new session: %w", err)
+		return nil, opError("new session", err)
 	}
 	return newSession(store, table, cfg)
 }
@@ -133,36 +129,37 @@ func tableOf(store tenure.Store) (table, error) {
 }
 
 func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, error) {
-	cfg.TTL = cmp.Or(cfg.TTL, tenure.DefaultTTL)
-	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
-	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, cfg.TTL/3)
-	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, cfg.TTL*2/3)
-	cfg.PollInterval = cmp.Or(cfg.PollInterval, min(cfg.TTL/6, 10*time.Second))
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
-	cfg.Labels = maps.Clone(cfg.Labels)
-	cfg.Holder = cmp.Or(cfg.Holder, tenure.ReplicaID())
-	s := &Session{retries: logtext.Retries{Repeat: true},
-		store: store, table: table, cfg: cfg,
-		limit:   min((cfg.RenewDeadline-cfg.RenewInterval)/2, 10*time.Second), // as a coordinator's calls have
+	s := &Session{
+		retries: logtext.Retries{Repeat: true},
+		store:   store, claims: table, cfg: cfg,
 		changed: make(chan struct{}),
-		kinds:   make(map[string]*Keys),
+		kinds:   make(map[string]*kind),
 	}
-	s.sweeper.init(s)
-	_, err := s.newTerm()
+	t, err := s.newTerm()
 	if err == nil && cfg.PollInterval < 0 {
 		err = fmt.Errorf("%w: PollInterval %v is negative", tenure.ErrInvalid, cfg.PollInterval)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("tenure: new session: %w", err)
+		return nil, opError("new session", err)
 	}
+	lease, intervals := t.lease.Config(), t.coordinator.Config()
+	s.cfg = SessionConfig{
+		TTL: lease.TTL, Margin: lease.Margin, RenewInterval: intervals.RenewInterval, RenewDeadline: intervals.RenewDeadline,
+		Holder: lease.Holder, Labels: lease.Labels, Expiry: lease.Expiry, Logger: lease.Logger,
+		ReleaseRequested: cfg.ReleaseRequested, PollInterval: cmp.Or(cfg.PollInterval, min(lease.TTL/6, 10*time.Second)),
+	}
+	s.limit = min((s.cfg.RenewDeadline-s.cfg.RenewInterval)/2, 10*time.Second) // as a coordinator's calls have
+	s.table = &ownerTable{table, new(groups), s.limit}
+	s.sweeper.init(s)
 	return s, nil
 }
 
-// newTerm returns a term that has not been acquired, with an ID that nobody has ever had.
+// newTerm returns a term that has not been acquired, with an ID that was never used.
 func (s *Session) newTerm() (t *term, err error) {
-	t = &term{id: uuid.NewString(), ended: make(chan struct{}), wanted: make(chan struct{}, 1)}
+	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1)}
 	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
-		Key:    tenure.Key{Type: objects.SessionType, ID: t.id},
+		Key:    SessionKey(t.id),
 		Holder: s.cfg.Holder, TTL: s.cfg.TTL, Margin: s.cfg.Margin, Labels: s.cfg.Labels,
 		Expiry: s.cfg.Expiry, Logger: s.cfg.Logger,
 	})
@@ -171,9 +168,16 @@ func (s *Session) newTerm() (t *term, err error) {
 	}
 	t.coordinator, err = tenure.NewCoordinator(t.lease, tenure.CoordinatorConfig{
 		RenewInterval: s.cfg.RenewInterval, RenewDeadline: s.cfg.RenewDeadline,
-		Reconcile: func(ctx context.Context) error { return s.live(ctx, t) },
+		Reconcile: func(ctx context.Context) error { return s.runTerm(ctx, t) },
 	})
 	return t, err
+}
+
+// Config returns the session's config, with its defaults.
+func (s *Session) Config() SessionConfig {
+	cfg := s.cfg
+	cfg.Labels, cfg.Logger = maps.Clone(cfg.Labels), report.Original(cfg.Logger)
+	return cfg
 }
 
 // Run begins the session and renews it, and begins another one after a loss, until ctx is done.
@@ -183,7 +187,7 @@ func (s *Session) newTerm() (t *term, err error) {
 // the store ends Run. It may be called once.
 func (s *Session) Run(ctx context.Context) error {
 	if !s.started.CompareAndSwap(false, true) {
-		return fmt.Errorf("tenure: run session: %w: it has been run before", tenure.ErrInvalid)
+		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)
 	}
 	defer report.Flush(s.cfg.Logger)
 	var background sync.WaitGroup
@@ -199,7 +203,7 @@ func (s *Session) Run(ctx context.Context) error {
 			failures = 0
 		} else if ctx.Err() == nil {
 			s.update(func() { s.history.failed = err })
-			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "session does not begin, trying again", err)
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to begin a session; retrying", err)
 		}
 		pace.Sleep(ctx, pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures))
 	}
@@ -213,7 +217,7 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.uncut(ctx) // a record that nobody knows of would stand until it has expired
+	ctx, cancel := s.writeContext(ctx) // a record whose creation was not answered would stand until it has expired
 	defer cancel()
 	t.Term, err = t.lease.TryAcquire(ctx)
 	return t, err
@@ -227,15 +231,15 @@ func (s *Session) hold(run context.Context, t *term) {
 	ctx, t.stop = context.WithCancel(context.WithoutCancel(run))
 	defer t.stop()
 	err := t.coordinator.Hold(ctx, t.Term)
-	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // it may have been over before live was called
+	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // it may have been over before runTerm was called
 	s.update(func() { delete(s.history.terms, t) })
 }
 
-// live is the job of a term. ctx is done when the session is lost.
-func (s *Session) live(ctx context.Context, t *term) error {
+// runTerm is the job of a term. ctx is done when the session is lost.
+func (s *Session) runTerm(ctx context.Context, t *term) error {
 	s.enter(ctx, t)
-	t.busy.Go(func() { s.hint(sessionsKey) }) // which may hang
-	t.busy.Go(func() { s.heed(ctx, t) })
+	t.busy.Go(func() { s.wake(sessionsKey) }) // which may hang
+	t.busy.Go(func() { s.serveRequests(ctx, t) })
 	select {
 	case <-t.ended:
 	case <-ctx.Done():
@@ -245,6 +249,16 @@ func (s *Session) live(ctx context.Context, t *term) error {
 	t.stop() // so that the term ends by a shutdown, and not because its job has
 	<-ctx.Done()
 	return nil
+}
+
+// hasEnded reports whether nothing more may be claimed under a term.
+func (t *term) hasEnded() bool {
+	select {
+	case <-t.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // enter makes a term the one under which the session claims.
@@ -296,7 +310,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		// Another process may have resumed the session, see [tenure.Lease.Resume], and its funcs
 		// run under what the rows name.
-		sealing, cancel := s.uncut(ctx)
+		sealing, cancel := s.writeContext(ctx)
 		err := t.lease.Seal(sealing, t.Term)
 		cancel()
 		if err == nil {
@@ -305,7 +319,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 		if err == nil {
 			break
 		}
-		s.cfg.Logger.Warn("keys are not freed", "session", t.id, "error", err)
+		s.cfg.Logger.Warn("failed to free keys at the end of a session; retrying", "session", t.id, "error", err)
 		select {
 		case <-idle: // then it is enough to delete the record
 			return
@@ -319,100 +333,20 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	}
 }
 
-// freeAll frees all rows that name a session, except those to skip, and returns how many.
-func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
-	for _, table := range s.tables() { // one that fails does not keep the others
-		n, failed := s.freeRows(ctx, table, id, skip)
-		freed, err = freed+n, cmp.Or(err, failed)
-	}
-	return freed, err
-}
-
 // tables returns the tables whose rows may name sessions, the claims' first.
-func (s *Session) tables() []naming {
-	tables := []naming{s.table}
+func (s *Session) tables() []*ownerTable {
+	tables := []*ownerTable{s.table}
 	for _, k := range s.allKinds() {
-		if k.table != naming(s.table) {
+		if k.table != s.table {
 			tables = append(tables, k.table)
 		}
 	}
 	return tables
 }
 
-// groupsOf returns the groups of a table's statements.
-func (s *Session) groupsOf(table naming) *groups {
-	for _, k := range s.allKinds() {
-		if k.table == table {
-			return k.groups
-		}
-	}
-	return &s.groups
-}
-
-func (s *Session) freeRows(ctx context.Context, table naming, id string, skip func(objects.Claim) bool) (freed int, err error) {
-	const first = 20 // they are free in a moment, however many there are
-	var last objects.Claim
-	var hinted time.Time
-	groups := s.groupsOf(table)
-	for n := min(first, groups.size()); ; n = min(2*n, groups.size()) {
-		rows, err := table.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
-		if isTooSlow(err) && n > 1 {
-			groups.tooSlow(n)
-			continue
-		}
-		if err != nil || len(rows) == 0 {
-			return freed, err
-		}
-		last = rows[len(rows)-1]
-		ofKind := make(map[string][]objects.Claim)
-		for _, r := range rows {
-			if skip == nil || !skip(r) {
-				ofKind[r.Kind] = append(ofKind[r.Kind], r)
-			}
-		}
-		hint := len(rows) < n || time.Since(hinted) > coalesce
-		for kind, rows := range ofKind {
-			locked, refused, err := s.free(ctx, table, id, kind, rows)
-			if err != nil {
-				return freed, err
-			}
-			freed += len(rows) - len(locked) - len(refused)
-			if hint {
-				s.hint(keyOf(kind))
-				hinted = time.Now()
-			}
-		}
-	}
-}
-
-// free frees rows of a session, and returns those that it could not free because somebody has
-// locked them, and those that the database refuses to have freed.
-func (s *Session) free(ctx context.Context, table naming, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
-	var why error
-	err = inGroups(s.groupsOf(table), rows, func(rows []objects.Claim) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		freeing, cancel := s.uncut(ctx)
-		defer cancel()
-		more, err := table.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), s.limit)
-		locked = append(locked, more...)
-		if errors.Is(err, context.DeadlineExceeded) { // to free a claim twice does no harm
-			return &objects.TooSlow{Cause: err}
-		}
-		return err
-	}, func(row objects.Claim, err error) {
-		refused, why = append(refused, row), err
-	})
-	if len(refused) > 0 { // one line, however many they are
-		s.cfg.Logger.Warn("the database refuses to free a key; trying again within a TTL", "session", id, "kind", kind, "key", refused[0].ID, "keys", len(refused), "error", why)
-	}
-	return locked, refused, err
-}
-
-// uncut returns a context for a write that its caller's context must not cut off, because it
+// writeContext returns a context for a write that its caller's context must not cut off, because it
 // may land all the same.
-func (s *Session) uncut(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *Session) writeContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.limit)
 }
 
@@ -432,6 +366,25 @@ func (s *Session) untilEnd(ctx context.Context) (context.Context, context.Cancel
 		}()
 	}
 	return ctx, cancel
+}
+
+// trustLeft returns for how long the current session is trusted, if that is its ID.
+func (s *Session) trustLeft(id string) (left time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term == nil || s.term.id != id {
+		return 0, false
+	}
+	return s.term.Remaining(), true
+}
+
+// recheckRequests has the requests for keys of a session read again.
+func (s *Session) recheckRequests(session string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term != nil && s.term.id == session {
+		s.term.recheckRequests()
+	}
 }
 
 // ID returns the ID of the current session; empty while there is none.
@@ -495,7 +448,7 @@ func (s *Session) update(change func()) {
 	s.changed = make(chan struct{})
 }
 
-func (s *Session) allKinds() []*Keys {
+func (s *Session) allKinds() []*kind {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.kinds))
@@ -507,36 +460,23 @@ func (s *Session) isBusy(r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[r.Kind]
-	return k != nil && (k.running[r.ID] != nil || k.now != nil && k.now.freeing[r.ID] > 0)
+	return k != nil && (k.running[r.ID] != nil || k.ledger != nil && k.ledger.freeing[r.ID] > 0)
 }
 
 // sessionsKey is where a session says that it has begun.
 var sessionsKey = tenure.Key{Type: "tenure.claims", ID: "*"}
 
-// keyOf is where those who wait for keys of a kind are woken.
+// keyOf is where callers that wait for keys of a kind are woken.
 func keyOf(kind string) tenure.Key { return tenure.Key{Type: "tenure.claims", ID: "kind " + kind} }
 
-// hint wakes all that watch a key. Hints may be lost in any case, so errors don't matter.
-func (s *Session) hint(key tenure.Key) { hint(s.store, key, s.limit) }
+// wake wakes all that watch a key. Hints may be lost in any case, so errors don't matter.
+func (s *Session) wake(key tenure.Key) { wake(s.store, key, s.limit) }
 
-func hint(store tenure.Store, key tenure.Key, limit time.Duration) {
-	if notifier, ok := store.(tenure.Notifier); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		_ = notifier.Wake(ctx, key)
-	}
+func wake(store tenure.Store, key tenure.Key, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	_ = tenure.Wake(ctx, store, key)
 }
 
-// hints subscribes to what hint tells.
-func (s *Session) hints(key tenure.Key) tenure.Subscription {
-	if watcher, ok := s.store.(tenure.Watcher); ok {
-		return watcher.Watch(key)
-	}
-	return noHints{}
-}
-
-type noHints struct{}
-
-func (noHints) C() <-chan struct{} { return nil }
-func (noHints) Live() bool         { return false }
-func (noHints) Stop()              {}
+// watch subscribes to what wake tells.
+func (s *Session) watch(key tenure.Key) tenure.Subscription { return tenure.Watch(s.store, key) }

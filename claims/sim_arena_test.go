@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 const (
@@ -23,8 +23,8 @@ type arena struct {
 	traits
 	t       *testing.T
 	rng     *rand.Rand // used only by the schedule's goroutine
-	line    *virtual.Timeline
-	clock   *virtual.StoreClock
+	line    *kit.Timeline
+	clock   *kit.StoreClock
 	db      *memDB // its mutex guards the state of the judge and the hosts, too; never held across a wait
 	judge   *judge
 	hosts   []*host
@@ -82,7 +82,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if !one(3) {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s
 	}
-	a.blocks = virtual.RNG(seed, 201).IntN(2) == 0
+	a.blocks = kit.RNG(seed, 201).IntN(2) == 0
 	return a
 }
 
@@ -94,10 +94,10 @@ func (a *arena) String() string {
 
 // runArena must be called in a bubble.
 func runArena(t *testing.T, seed uint64, sum *tally) {
-	rng := virtual.RNG(seed, 0)
+	rng := kit.RNG(seed, 0)
 	a := &arena{
 		traits: newTraits(seed, rng), t: t, rng: rng,
-		line: virtual.NewTimeline(), clock: virtual.NewStoreClock(1),
+		line: kit.NewTimeline(), clock: kit.NewStoreClock(1),
 		calm: make(chan struct{}), over: make(chan struct{}),
 	}
 	a.db = newMemDB(a.clock.Now)
@@ -134,7 +134,7 @@ func (a *arena) calmDown() {
 	a.line.Say("arena", "nothing happens any more")
 	close(a.calm)
 	for _, h := range a.hosts {
-		h.turn(virtual.Clear, "", 0)
+		h.turn(kit.WeatherClear, "", 0)
 		h.start()
 	}
 	time.Sleep(4 * a.longestTTL()) // until no statement whose answer was lost can land

@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/clock"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -17,15 +17,15 @@ type host struct {
 	a      *arena
 	name   string
 	ttl    time.Duration
-	dice   *virtual.Dice
-	clocks virtual.MachineClocks
+	dice   *kit.Dice
+	clocks kit.MachineClocks
 
-	blocking *virtual.Dice // of its log
+	blocking *kit.Dice // of its log
 
 	// Guarded by the database's mutex.
 	life      *life // the process that runs; nil if none does
 	lives     int
-	link      virtual.Weather
+	link      kit.Weather
 	only      string        // the one operation that the weather is for; empty: all
 	links     int           // how often the link has changed
 	paused    chan struct{} // closed when it is resumed; nil if it is not paused
@@ -35,7 +35,7 @@ type host struct {
 }
 
 func newHost(a *arena, i int) *host {
-	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: virtual.NewDice(a.seed, 1+i), blocking: virtual.NewDice(a.seed, 300+i)}
+	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: kit.NewDice(a.seed, 1+i), blocking: kit.NewDice(a.seed, 300+i)}
 	if a.unlikeTTLs {
 		h.ttl = []time.Duration{a.ttl / 2, a.ttl, a.ttl * 2}[a.rng.IntN(3)]
 	}
@@ -84,7 +84,7 @@ func (h *host) start() {
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
 	if h.a.blocks {
-		b := virtual.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
+		b := kit.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
 			h.a.line.Say(l.name, format, args...)
 		}}
 		cfg.Logger = b.Logger(cfg.Logger)
@@ -220,7 +220,7 @@ func (h *host) change(do func()) {
 	h.a.db.mu.Lock()
 	defer h.a.db.mu.Unlock()
 	do()
-	good := h.link == virtual.Clear && h.paused == nil
+	good := h.link == kit.WeatherClear && h.paused == nil
 	if good && !h.good {
 		h.goodSince = time.Now()
 	}

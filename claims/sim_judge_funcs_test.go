@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // This part of the judge checks funcs: when they begin, overlap, and are told to return.
@@ -68,7 +68,7 @@ func (j *judge) overlap(older, newer *run) {
 		j.violated("S1", "%s's func for %s with token %d overlaps with %s's with %d", older.life.name, older.ID, older.Token, newer.life.name, newer.Token)
 		return
 	}
-	virtual.Count(&j.excused, why)
+	kit.Count(&j.excused, why)
 	j.a.line.Say("judge", "%s's func for %s overlaps with %s's, excused: %s", older.life.name, older.ID, newer.life.name, why)
 }
 
@@ -105,22 +105,22 @@ func (j *judge) isTold(r *run, cause error) {
 	well, isWell := l.isWell()
 	switch {
 	case errors.Is(cause, tenure.ErrResigned):
-		virtual.Count(&j.ends, "released")
+		kit.Count(&j.ends, "released")
 		if !j.released[l][claimOf(r.Claim)] {
 			j.violated("cause", "%s's claim of %s ends by a release that nobody asked for", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
-		virtual.Count(&j.ends, "shutdown")
+		kit.Count(&j.ends, "shutdown")
 		if !l.stopping {
 			j.violated("cause", "%s's claim of %s ends by a shutdown that nobody asked for", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrLost):
-		virtual.Count(&j.ends, "lost")
+		kit.Count(&j.ends, "lost")
 		if s.stands() && !s.tainted {
 			j.violated("cause", "%s counts as lost although its record stands", s.who())
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
-		virtual.Count(&j.ends, "deadline")
+		kit.Count(&j.ends, "deadline")
 		// A call that was hanging when the last fault ended takes at most another TTL/6, and
 		// the next one follows within another.
 		if isWell && time.Since(well) > l.h.ttl*2/5 && !s.tainted {

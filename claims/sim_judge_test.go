@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // judge sees each write of a record and of a row as it lands, and each start and end of a
@@ -68,7 +68,7 @@ type claimed struct {
 	denied time.Time // since when its row has said otherwise, although it is held; zero: it has not
 }
 
-// waiting is a call of Wait.
+// waiting is a call of Claim.
 type waiting struct {
 	life  *life
 	ids   []string
@@ -85,7 +85,7 @@ func newJudge(a *arena) *judge {
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
-	virtual.Count(&j.broken, rule)
+	kit.Count(&j.broken, rule)
 	j.a.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {
 		j.until = j.a.line.String()
@@ -138,7 +138,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	s.aged = j.mayLookExpired(s) // though the clock may be set back again
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
-		virtual.Count(&j.judged, "sessions that ended")
+		kit.Count(&j.judged, "sessions that ended")
 		if by.taking[id] > 0 && !by.dead() {
 			j.violated("S6", "%s ends while it claims", s.who())
 		}
@@ -152,7 +152,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 		return
 	}
 	j.a.line.Say(by.name, "BURIES %s", s.who())
-	virtual.Count(&j.judged, "burials")
+	kit.Count(&j.judged, "burials")
 	if age < s.ttl-time.Millisecond && !j.mayLookExpired(s) && !s.tainted {
 		j.violated("S4", "%s buries %s, which was renewed %v ago", by.name, s.who(), age)
 	}
@@ -161,7 +161,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	}
 	j.buriedInTime(s)
 	if j.a.buriersCrash && by.h.life == by && by.h.dice.One(2) {
-		virtual.Count(&j.faults, "crash of a burier")
+		kit.Count(&j.faults, "crash of a burier")
 		by.h.crashes()
 		h := by.h
 		j.a.running.Go(func() {
@@ -182,14 +182,14 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 	k.token = after.Token
 	if old := j.sessions[before.Session]; before.Session != "" {
-		virtual.Count(&j.judged, "claims of rows of the dead")
+		kit.Count(&j.judged, "claims of rows of the dead")
 		if old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
 		}
 	}
 	j.nobodyHolds(k, l.name+" claims "+after.ID)
 	if !s.stands() {
-		virtual.Count(&j.judged, "claims by the dead")
+		kit.Count(&j.judged, "claims by the dead")
 		if s != nil && !s.tainted && s.gone.Before(senderOf(ctx).called) && l.h.resumedAt.Before(s.gone) && !j.mayLookExpired(s) {
 			j.violated("S6", "%s claims %s for session %s, which is gone", l.name, after.ID, s.id[:4])
 		}
@@ -217,9 +217,9 @@ func (j *judge) nobodyHolds(k *key, when string) {
 		s := j.sessions[c.Session]
 		switch {
 		case s.tainted || !j.restoredAt.IsZero() && !s.stands():
-			virtual.Count(&j.excused, "valid: restored")
+			kit.Count(&j.excused, "valid: restored")
 		case j.mayLookExpired(s):
-			virtual.Count(&j.excused, "valid: clock")
+			kit.Count(&j.excused, "valid: clock")
 		default:
 			j.violated("S1", "%s while %s holds it with token %d", when, s.who(), c.Token)
 		}
@@ -252,9 +252,9 @@ func (j *judge) fencedWrite(_ context.Context, by objects.Claim, err error) {
 	case err == nil && !k.tainted && by.Token < k.token:
 		j.violated("S2", "a write under the claim of %s with token %d lands after that with %d began", by.ID, by.Token, k.token)
 	case err == nil:
-		virtual.Count(&j.fenced, "landed")
+		kit.Count(&j.fenced, "landed")
 	default:
-		virtual.Count(&j.fenced, "refused")
+		kit.Count(&j.fenced, "refused")
 	}
 }
 

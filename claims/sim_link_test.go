@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -56,20 +56,20 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	return err
 }
 
-func (l *life) fate(op string) virtual.Fate {
+func (l *life) fate(op string) kit.Fate {
 	h := l.h
-	var weather virtual.Weather
+	var weather kit.Weather
 	h.a.locked(func() {
 		if h.only == "" || h.only == op {
 			weather = h.link
 		}
 	})
-	var f virtual.Fate
+	var f kit.Fate
 	if h.a.latency > 0 {
 		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
 	}
 	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
-	if weather != virtual.Clear && op == "take" && h.dice.One(3) { // most land within their limit and a TTL, or never
+	if weather != kit.WeatherClear && op == "take" && h.dice.One(3) { // most land within their limit and a TTL, or never
 		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
 		if h.dice.One(3) { // or very late
 			f.Request += h.dice.UpTo(3 * h.ttl)

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // This part of the judge checks what must happen in time: S4, S6 and S7, that a call that
@@ -224,7 +224,7 @@ func (j *judge) calmEnds() {
 		if since, ok := l.isRested(); !ok || since.After(j.calmSince) {
 			continue
 		}
-		virtual.Count(&j.judged, "calm processes")
+		kit.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
 			"take": 0, "look": 0, "list": 2,

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // schedule makes events happen until the arena calms down. Some of the pauses between them are
@@ -25,7 +25,7 @@ func (a *arena) schedule() {
 }
 
 func (a *arena) upTo(most time.Duration) time.Duration {
-	return virtual.Scale(most, float64(1+a.rng.IntN(1000))/1000/float64(int(1)<<a.rng.IntN(5)))
+	return kit.Scale(most, float64(1+a.rng.IntN(1000))/1000/float64(int(1)<<a.rng.IntN(5)))
 }
 
 // event is something that can happen in an arena.
@@ -36,17 +36,17 @@ type event struct {
 
 var events = []event{
 	{25, func(a *arena, h *host) string {
-		weather := virtual.Weathers[a.rng.IntN(len(virtual.Weathers))]
+		weather := kit.Weathers[a.rng.IntN(len(kit.Weathers))]
 		h.turn(weather, "", a.upTo(3*a.ttl))
 		return string(weather)
 	}},
 	{15, func(a *arena, h *host) string {
-		weather, op := virtual.Weathers[a.rng.IntN(len(virtual.Weathers))], []string{"take", "take", "free", "put", "delete", "owned", "look", "sessions"}[a.rng.IntN(8)]
+		weather, op := kit.Weathers[a.rng.IntN(len(kit.Weathers))], []string{"take", "take", "free", "put", "delete", "owned", "look", "sessions"}[a.rng.IntN(8)]
 		h.turn(weather, op, a.upTo(3*a.ttl))
 		return string(weather) + " of one kind of statement"
 	}},
 	{7, func(a *arena, _ *host) string {
-		weather, d := virtual.Weathers[a.rng.IntN(len(virtual.Weathers))], a.upTo(2*a.ttl)
+		weather, d := kit.Weathers[a.rng.IntN(len(kit.Weathers))], a.upTo(2*a.ttl)
 		for _, h := range a.hosts {
 			h.turn(weather, "", d)
 		}
@@ -77,7 +77,7 @@ var (
 		{7, func(a *arena, h *host) string { h.pause(a.upTo(3*a.ttl), true); return "suspend" }},
 		{6, func(a *arena, h *host) string { // for less than the TTL, and without a network afterwards
 			d := a.upTo(a.ttl)
-			h.turn(virtual.Cut, "", d+a.upTo(2*a.ttl))
+			h.turn(kit.WeatherCut, "", d+a.upTo(2*a.ttl))
 			h.pause(d, true)
 			return "suspend, then a partition"
 		}},
@@ -141,7 +141,7 @@ func (a *arena) happens(all []event) {
 	for _, e := range all {
 		if n -= e.weight; n < 0 {
 			what := e.do(a, h)
-			a.locked(func() { virtual.Count(&a.judge.faults, what) })
+			a.locked(func() { kit.Count(&a.judge.faults, what) })
 			return
 		}
 	}
@@ -175,8 +175,8 @@ func (a *arena) restore() {
 }
 
 // turn changes the weather of a host's link for a while, unless it has changed again meanwhile.
-func (h *host) turn(to virtual.Weather, op string, d time.Duration) {
-	if to != virtual.Clear {
+func (h *host) turn(to kit.Weather, op string, d time.Duration) {
+	if to != kit.WeatherClear {
 		h.a.line.Say(h.name, "link: %s for %v %s", to, d, op)
 	}
 	mine := 0
@@ -185,13 +185,13 @@ func (h *host) turn(to virtual.Weather, op string, d time.Duration) {
 		h.links++
 		mine = h.links
 	})
-	if to == virtual.Clear {
+	if to == kit.WeatherClear {
 		return
 	}
 	h.a.later(d, func() {
 		h.change(func() {
 			if h.links == mine {
-				h.link = virtual.Clear
+				h.link = kit.WeatherClear
 				h.a.line.Say(h.name, "link: clear")
 			}
 		})

@@ -8,15 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The simulation runs several processes with real sessions, in virtual time and under faults
 // that are derived from a seed, over a database in memory.
 //
 // An arena is one bubble of testing/synctest: two to four hosts, whose processes claim a few
-// keys with Claim and Wait, run funcs for them with Do, release them, and make fenced writes;
+// keys with TryClaim and Claim, run funcs for them with Do, release them, and make fenced writes;
 // a schedule of faults; and a judge that sees each write of a row and of a session's record as
 // it lands, and each start and end of a func. It checks:
 //
@@ -37,7 +36,7 @@ import (
 // What is excused: where the tables are restored to an earlier state, claims from before may be
 // valid beside later ones; where the database's clock is set ahead, sessions look expired,
 // unless Expiry is Observed; and a func may overlap with the next if it has not returned in
-// the time that it was given. The limits are those of package internal/verify/sim: timers fire
+// the time that it was given. The limits are those of package proof/sim: timers fire
 // while a process is paused, although nothing that they do is visible.
 //
 // A seed determines the faults, but neither the order of goroutines that are woken at one
@@ -78,10 +77,10 @@ func TestSimulation(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, sum *tally) {
 	command := fmt.Sprintf("go test ./claims -run TestSimulation -sim.seed=%d -count=50", seed)
-	virtual.Simulate(t, command, func(t *testing.T) { runArena(t, seed, sum) })
+	kit.Simulate(t, command, func(t *testing.T) { runArena(t, seed, sum) })
 }
 
-func TestMain(m *testing.M) { pgtest.Main(virtual.Main{M: m}) }
+func TestMain(m *testing.M) { kit.Main(m) }
 
 var (
 	seedFlag  = flag.Uint64("sim.seed", 0, "run only the arena with this seed, and print its timeline")

@@ -65,7 +65,7 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 		_, _ = l.keys.Owner(ctx, ids[0])
 	}
 	if d.One(5) {
-		return l.keys.Claim(ctx, ids...)
+		return l.keys.TryClaim(ctx, ids...)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+d.N(8)))
 	defer cancel()
@@ -81,7 +81,7 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	w := &waiting{life: l, ids: ids, since: time.Now()}
 	a.locked(func() { a.judge.waits[w] = true })
 	defer a.locked(func() { delete(a.judge.waits, w) })
-	return l.keys.Wait(ctx, ids...)
+	return l.keys.Claim(ctx, ids...)
 }
 
 // hold keeps claims for a while without a func, and frees them all at once.

@@ -28,9 +28,9 @@ type Status struct {
 	// Since the process started.
 	Begun       int   `json:"begun"`        // sessions
 	Lost        int   `json:"lost"`         // sessions
-	Buried      int64 `json:"buried"`       // other processes' sessions that had expired, and that this process has buried
+	Removed     int64 `json:"removed"`      // expired sessions of other processes that this process has removed
 	Freed       int64 `json:"freed"`        // rows of such sessions that it has freed; two that free the same rows at once both count them
-	SweepErrors int64 `json:"sweep_errors"` // failed looks for such sessions and their rows; all are tried again
+	SweepErrors int64 `json:"sweep_errors"` // failed looks for such sessions and their rows; all are retried
 }
 
 // KindStatus is what a session knows about the keys of one kind, or the rows of one table.
@@ -96,12 +96,12 @@ func (h *history) began(t *term) {
 func (s *Session) Status() Status {
 	status := Status{
 		Holder: s.cfg.Holder, Labels: maps.Clone(s.cfg.Labels), TTL: s.cfg.TTL,
-		Kinds:  []KindStatus{}, // never null in JSON
-		Buried: s.sweeper.buried.Load(), Freed: s.sweeper.freed.Load(), SweepErrors: s.sweeper.errors.Load(),
+		Kinds:   []KindStatus{}, // never null in JSON
+		Removed: s.sweeper.removed.Load(), Freed: s.sweeper.freed.Load(), SweepErrors: s.sweeper.errors.Load(),
 	}
 	s.mu.Lock()
 	for kind, k := range s.kinds {
-		status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.len(), Running: len(k.running)})
+		status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.ledger.size(), Running: len(k.running)})
 	}
 	status.Valid, status.Closing = s.term != nil && s.term.Valid(), s.closed
 	status.Begun, status.Lost = s.history.begun, s.history.lost

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestTheStatusTellsWhatASessionHoldsAndRuns(t *testing.T) {
@@ -120,13 +120,13 @@ func TestTheStatusCountsWhatWasBuriedAndFreed(t *testing.T) {
 		b.fault(kit.Only("free", kit.Refuse))
 		time.Sleep(2 * ttl)
 		status := b.session.Status()
-		require.EqualValues(w, 1, status.Buried)
+		require.EqualValues(w, 1, status.Removed)
 		require.Zero(w, status.Freed)
 		require.Positive(w, status.SweepErrors)
 		b.fault(nil)
 		time.Sleep(2 * ttl)
 		status = b.session.Status()
-		require.EqualValues(w, 1, status.Buried)
+		require.EqualValues(w, 1, status.Removed)
 		require.EqualValues(w, 100, status.Freed)
 	})
 }
@@ -149,7 +149,7 @@ func TestAStatusBeforeTheFirstSession(t *testing.T) {
 		require.NoError(w, err)
 		text, err := json.Marshal(session.Status())
 		require.NoError(w, err)
-		require.Equal(w, `{"id":"","holder":"a","valid":false,"closing":false,"stuck":false,"last_error":"","kinds":[],"begun":0,"lost":0,"buried":0,"freed":0,"sweep_errors":0,"ttl_seconds":30,"trust_left_seconds":0}`, string(text))
+		require.Equal(w, `{"id":"","holder":"a","valid":false,"closing":false,"stuck":false,"last_error":"","kinds":[],"begun":0,"lost":0,"removed":0,"freed":0,"sweep_errors":0,"ttl_seconds":30,"trust_left_seconds":0}`, string(text))
 		ctx, cancel := context.WithCancel(w.Context())
 		returned := make(chan error)
 		go func() { returned <- session.Run(ctx) }()

@@ -21,25 +21,25 @@ const (
 	// row names.
 	collectEvery = 8
 
-	// pruneEvery is how often rows are deleted that nobody has claimed for a day.
+	// pruneEvery is how often rows are deleted that were not claimed for a day.
 	pruneEvery = time.Hour
 
 	// freeAtMost is how many sessions have their rows of a table freed at the same time.
 	freeAtMost = 2
 )
 
-// sweeper finds the sessions that have expired, buries them, and frees the rows of those that
+// sweeper finds the sessions that have expired, removes them, and frees the rows of those that
 // are gone. run's goroutine owns the fields without a comment.
 type sweeper struct {
 	s       *Session
-	waiting atomic.Int32                    // calls of Wait
-	kick    chan struct{}                   // receives when a call of Wait begins, or meets a session
+	waiting atomic.Int32                    // calls of Claim
+	kick    chan struct{}                   // receives when a call of Claim begins, or notes an owner
 	known   atomic.Pointer[map[string]bool] // the sessions that the last looks have seen
-	unknown atomic.Bool                     // a call of Wait has met one that is not among them
+	unknown atomic.Bool                     // a call of Claim has noted one that is not among them
 
-	named   map[naming]map[string]bool // the sessions that the last look at a table has seen
-	looking map[naming]bool            // tables of the user at which a goroutine looks
-	looked  chan look                  // what it finds
+	named   map[*ownerTable]map[string]bool // the sessions that the last look at a table has seen
+	looking map[*ownerTable]bool            // tables of the user at which a goroutine looks
+	looked  chan look                       // what it finds
 
 	seen     map[string]*seenSession // the records of sessions, by their IDs
 	shortest time.Duration           // the shortest TTL of a session
@@ -57,9 +57,9 @@ type sweeper struct {
 
 	frees   sync.WaitGroup // what runs beside run
 	freeing sync.Map       // the rows that are being freed, as a [namedRows]
-	slots   sync.Map       // of a table: chan struct{}, held by those who free its rows
+	slots   sync.Map       // of a table: chan struct{}, held by the goroutines that free its rows
 
-	buried, freed, errors atomic.Int64 // see Status
+	removed, freed, errors atomic.Int64 // see Status
 }
 
 // seenSession is the record of a session, and the last round in which it was seen.
@@ -72,40 +72,34 @@ func (w *sweeper) init(s *Session) {
 	w.compared = time.Now()
 	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
 	w.orphans = make(map[string]time.Time)
-	w.named, w.looking, w.looked = make(map[naming]map[string]bool), make(map[naming]bool), make(chan look)
+	w.named, w.looking, w.looked = make(map[*ownerTable]map[string]bool), make(map[*ownerTable]bool), make(chan look)
 	w.shortest = s.cfg.TTL
 }
 
-// waits notes that somebody waits for keys, until done is called. Then the sweeper looks when
+// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper looks when
 // a session can expire, and not only once per TTL.
-func (w *sweeper) waits() (done func()) {
+func (w *sweeper) addWaiter() (remove func()) {
 	w.waiting.Add(1)
-	select {
-	case w.kick <- struct{}{}:
-	default:
-	}
+	notify(w.kick)
 	return func() { w.waiting.Add(-1) }
 }
 
-// meets is told who owns a key that is wanted. A session that the last sweep has not seen,
+// noteOwner records the session that owns a requested key. A session that the last sweep has not seen,
 // because it owned nothing then, may expire before the next one: its TTL may be shorter.
-func (w *sweeper) meets(session string) {
+func (w *sweeper) noteOwner(session string) {
 	known := w.known.Load()
 	if w.waiting.Load() == 0 || known != nil && (*known)[session] {
 		return
 	}
 	w.unknown.Store(true)
-	select {
-	case w.kick <- struct{}{}:
-	default:
-	}
+	notify(w.kick)
 }
 
 // run sweeps until ctx is done: at first, once per TTL at a random moment, when a session
-// begins, and, where somebody waits, when one can expire or was met.
+// begins, and, while a caller waits, when one can expire or was noted.
 func (w *sweeper) run(ctx context.Context) {
 	defer w.frees.Wait()
-	hints := w.s.hints(sessionsKey)
+	hints := w.s.watch(sessionsKey)
 	defer hints.Stop()
 	var spurious pace.Limiter
 	next, hinted := time.Now(), false
@@ -134,21 +128,16 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 				due = ignored
 			}
 		}
-		timer := time.NewTimer(max(time.Until(due), time.Millisecond))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return false
-		case <-timer.C:
+		case <-time.After(max(time.Until(due), time.Millisecond)):
 			return false
 		case l := <-w.looked:
-			timer.Stop()
 			w.take(ctx, l)
 		case <-c:
-			timer.Stop()
 			return true
-		case <-w.kick: // somebody waits, so the expiry counts
-			timer.Stop()
+		case <-w.kick: // a caller waits, so the expiry counts
 			if w.unknown.Swap(false) && w.failures == 0 {
 				return false
 			}
@@ -196,7 +185,7 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 }
 
 // orphaned reports whether rows of the user's table still name a session that was gone some time
-// before: the process that buried it may not know the table. It notes the others, to look again.
+// before: the process that removed its record may not know the table. It notes the others, to look again.
 func (w *sweeper) orphaned(id string, now time.Time) bool {
 	const patience = 50 * time.Millisecond
 	since, noted := w.orphans[id]
@@ -210,7 +199,7 @@ func (w *sweeper) orphaned(id string, now time.Time) bool {
 	return false
 }
 
-// prune deletes the rows that nobody has claimed for a day, in a goroutine. It pauses for as long as
+// prune deletes the rows that were not claimed for a day, in a goroutine. It pauses for as long as
 // each statement takes, so the database has as much time for others.
 func (w *sweeper) prune(ctx context.Context) {
 	if !w.pruning.CompareAndSwap(false, true) {
@@ -221,24 +210,23 @@ func (w *sweeper) prune(ctx context.Context) {
 		var sizes groups // of its own: it may be slow because of what it searches, and not of what it deletes
 		for after, pruned, n := int64(0), 0, 0; pruned == n; {
 			began := time.Now()
-			n = sizes.size()
-			next, some, err := w.s.table.Prune(ctx, after, n, w.s.limit)
-			switch {
-			case isTooSlow(err) && n > 1:
-				sizes.tooSlow(n)
-				pruned = n
-			case err == nil:
-				after, pruned = next, some
-			default:
-				w.failed(ctx, "rows that nobody has claimed for a day are not deleted", err)
+			var next int64
+			var err error
+			n, err = sizes.page(ctx, perStatement, func(n int) (err error) {
+				next, pruned, err = w.s.claims.Prune(ctx, after, n, w.s.limit)
+				return err
+			})
+			if err != nil {
+				w.failed(ctx, "failed to delete rows that were not claimed for a day; retrying in an hour", err)
 				return
 			}
+			after = next
 			pace.Sleep(ctx, time.Since(began))
 		}
 	})
 }
 
-// judge buries a session whose record has expired, as a standby would steal a lease. The record
+// judge removes a session whose record has expired, as a standby would steal a lease. The record
 // was asked for at one time and answered at another.
 func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, answered time.Time) {
 	s := w.s
@@ -250,7 +238,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	}
 	seen.round = w.round
 	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
-	if h.Offered { // the session has ended, and was asked to hand over what nobody takes over
+	if h.Offered { // the session has ended, and was asked to hand over what no session takes over
 		in = 0
 	}
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
@@ -258,18 +246,18 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		in = max(in, s.cfg.TTL)
 	}
 	if in > 0 {
-		// A few ms apart, so that not all bury it at once, and a few ms late, so that they don't
+		// A few ms apart, so that not all remove it at once, and a few ms late, so that they don't
 		// come just before a renewal. An answer that was long on its way makes no difference.
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
-	deleting, cancel := s.uncut(objects.WithLeaseCall(ctx))
+	deleting, cancel := s.writeContext(objects.WithLeaseCall(ctx))
 	defer cancel()
-	err := s.store.DeleteIf(deleting, tenure.Key{Type: objects.SessionType, ID: id}, o.Version)
+	err := s.store.DeleteIf(deleting, SessionKey(id), o.Version)
 	switch {
 	case err == nil:
-		w.buried.Add(1)
-		s.cfg.Logger.Info("session has expired and was buried", "session", id, "holder", h.Holder)
+		w.removed.Add(1)
+		s.cfg.Logger.Info("removed expired session", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
 		w.free(ctx, id, s.tables()...)
 	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
@@ -300,7 +288,7 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()
 	if err != nil {
-		w.failed(ctx, "sessions cannot be listed, trying again", err)
+		w.failed(ctx, "failed to list sessions; retrying", err)
 		return
 	}
 	w.after = ""

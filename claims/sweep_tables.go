@@ -12,7 +12,7 @@ import (
 
 // look is which sessions the rows of a table name.
 type look struct {
-	table           naming
+	table           *ownerTable
 	regular         bool // at a random moment
 	asked, answered time.Time
 	sessions        []objects.Session
@@ -20,16 +20,16 @@ type look struct {
 }
 
 // look looks at a table.
-func (w *sweeper) look(ctx context.Context, table naming, regular bool) look {
+func (w *sweeper) look(ctx context.Context, table *ownerTable, regular bool) look {
 	l := look{table: table, regular: regular, asked: time.Now()}
-	l.sessions, l.err = table.Sessions(ctx, w.s.limit)
+	l.sessions, l.err = table.rows.Sessions(ctx, w.s.limit)
 	l.answered = time.Now()
 	return l
 }
 
 // lookBeside looks at a table of the user in a goroutine, so that one that is locked or slow delays
 // neither the others nor the judging of sessions. As long as that goes on, it does not look again.
-func (w *sweeper) lookBeside(ctx context.Context, table naming, regular bool) {
+func (w *sweeper) lookBeside(ctx context.Context, table *ownerTable, regular bool) {
 	if w.looking[table] {
 		return
 	}
@@ -43,21 +43,21 @@ func (w *sweeper) lookBeside(ctx context.Context, table naming, regular bool) {
 	})
 }
 
-// take judges the sessions that rows of a table name. It buries those that have expired, and frees
+// take judges the sessions that rows of a table name. It removes those that have expired, and frees
 // their rows. Those of a session that is gone already it frees only if the look was at a random
-// moment: all that wait look at the same moment, and one of them has buried the session. A session
+// moment: all that wait look at the same moment, and one of them has removed the session. A session
 // that is missing in one snapshot stays missing, so each look is judged by itself.
 func (w *sweeper) take(ctx context.Context, l look) {
 	s := w.s
-	rows := l.table != naming(s.table)
+	rows := l.table != s.table
 	if rows {
 		delete(w.looking, l.table)
 	}
 	if l.err != nil {
 		if delete(w.named, l.table); rows {
-			w.failed(ctx, "rows cannot be looked at; the next look is in a TTL", l.err)
+			w.failed(ctx, "failed to look at rows of the table; retrying within a TTL", l.err)
 		} else {
-			w.failed(ctx, "sessions cannot be looked at, trying again", l.err)
+			w.failed(ctx, "failed to look at sessions; retrying", l.err)
 		}
 		return
 	}
@@ -72,7 +72,7 @@ func (w *sweeper) take(ctx context.Context, l look) {
 	}
 	for _, session := range l.sessions {
 		if session.Wanted && session.ID == own {
-			s.wanted(own)
+			s.recheckRequests(own)
 		}
 		switch r := session.Record; {
 		case r == nil && (l.regular || rows && w.orphaned(session.ID, l.asked)):
@@ -97,13 +97,13 @@ func (w *sweeper) know() {
 
 // namedRows are the rows of a table that name a session.
 type namedRows struct {
-	table   naming
+	table   *ownerTable
 	session string
 }
 
 // free frees the rows of a session that is gone, of each table in a goroutine, so that neither the
 // next session to expire nor the other tables need wait.
-func (w *sweeper) free(ctx context.Context, id string, tables ...naming) {
+func (w *sweeper) free(ctx context.Context, id string, tables ...*ownerTable) {
 	for _, table := range tables {
 		if _, frees := w.freeing.LoadOrStore(namedRows{table, id}, true); !frees {
 			w.frees.Go(func() { w.freeRows(ctx, namedRows{table, id}) })
@@ -129,10 +129,10 @@ func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
 		}
 		const most = 4 // within a RenewInterval; then other sessions may use the slot
 		if failures == most {
-			w.failed(ctx, "rows of a session that is gone are not freed; the next look is in a TTL", err)
+			w.failed(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
 			return
 		}
-		w.failed(ctx, "rows of a session that is gone are not freed, trying again", err)
+		w.failed(ctx, "failed to free the rows of a session that is gone; retrying", err)
 		if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
 			return
 		}

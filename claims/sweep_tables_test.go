@@ -13,12 +13,11 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/reach"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // fourTables is a config for each of four tables of the user.
-func fourTables() (cfgs []claims.RowsConfig) {
+func fourTables() (cfgs []claims.QueueConfig) {
 	for i := range 4 {
 		cfg := tasks
 		cfg.Table = fmt.Sprintf("tasks%d", i)
@@ -46,7 +45,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 	inBubble(t, func(w *world) {
 		db := w.store.(*tenure.SQLiteStore).DB()
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
-		var ofA, ofC *claims.Rows
+		var ofA, ofC *workedQueue
 		for i, cfg := range fourTables() {
 			kit.ExecSQL(w.T, db, fmt.Sprintf(createTable, cfg.Table))
 			kit.ExecSQL(w.T, db, kit.Must(cfg.SQLiteDDL()))
@@ -55,17 +54,17 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 				continue
 			}
 			kit.ExecSQL(w.T, db, `INSERT INTO tasks3 (id) VALUES (1)`)
-			ofA = kit.Must(claims.NewRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
-			ofC = kit.Must(claims.NewRowsOver(c.session, cfg, plainRows(w)))
+			ofA = kit.Must(newRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
+			ofC = kit.Must(newRowsOver(c.session, cfg, plainRows(w)))
 		}
 		a.claimOne("k")
-		got, err := ofA.TakeFor(w.Context(), a.session.ID(), 1)
+		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), 1)
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		c.fault(kit.Only("rows' sessions", kit.Hang))
 		time.Sleep(67 * time.Second)
 		b.stop() // else it would bury the session
-		record, err := w.store.Get(w.Context(), tenure.Key{Type: objects.SessionType, ID: a.session.ID()})
+		record, err := w.store.Get(w.Context(), claims.SessionKey(a.session.ID()))
 		require.NoError(w, err)
 		due := record.UpdatedAt.Add(ttl + 60*time.Millisecond)
 		a.crash()
@@ -74,7 +73,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			_, _ = ofC.Take(context.Background(), 1)
 			row <- time.Now()
 		}()
-		_, err = c.keys.Wait(context.Background(), "k")
+		_, err = c.keys.Claim(context.Background(), "k")
 		require.NoError(w, err)
 		require.False(w, time.Now().After(due), "the key comes late")
 		require.False(w, (<-row).After(due), "the row comes late")
@@ -84,7 +83,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 
 func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	const ttl = 6 * time.Second
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	db := kit.OpenSQL(t, "pgx", url)
 	a, b := w.startWith("a", claims.SessionConfig{TTL: ttl}), w.startWith("b", claims.SessionConfig{TTL: ttl})
@@ -96,7 +95,7 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	for _, cfg := range fourTables() {
 		kit.ExecSQL(t, db, fmt.Sprintf(createTable, cfg.Table))
 		kit.ExecSQL(t, db, kit.Must(cfg.PostgresDDL()))
-		rows := kit.Must(claims.NewRowsOver(b.session, cfg, plainRows(w)))
+		rows := kit.Must(newRowsOver(b.session, cfg, plainRows(w)))
 		require.NoError(t, rows.Check(ctx))
 		serving.Go(func() { _ = rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }) })
 		lock += "LOCK TABLE " + cfg.Table + " IN ACCESS EXCLUSIVE MODE;"
@@ -110,7 +109,7 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	time.Sleep(ttl / 2)
 	crashed := time.Now()
 	a.crash()
-	_, err = b.keys.Wait(ctx, "k")
+	_, err = b.keys.Claim(ctx, "k")
 	require.NoError(t, err)
 	require.Less(t, time.Since(crashed), ttl+3*time.Second)
 }
@@ -123,7 +122,7 @@ func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 	a := db.worker(claims.SessionConfig{TTL: time.Minute}, tasks) // so a statement has ten seconds
 	keys := kit.Must(claims.NewKeys(a.session, "tenant"))
 	require.NoError(t, a.rows.Check(t.Context()))
-	_, err := keys.Claim(t.Context(), "before")
+	_, err := keys.TryClaim(t.Context(), "before")
 	require.NoError(t, err)
 	tx, err := db.sql.Begin()
 	require.NoError(t, err)
@@ -133,14 +132,14 @@ func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 	takes := make(chan error, 8)
 	for range cap(takes) {
 		go func() {
-			_, err := a.rows.TakeFor(context.Background(), "worker", 1)
+			_, err := a.rows.TryTakeFor(context.Background(), "worker", 1)
 			takes <- err
 		}()
 	}
-	kit.AwaitThat(t, "the statements wait", func() bool {
+	kit.Await(t, "the statements wait", func() bool {
 		return db.count(`SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'`) >= 3
 	})
-	_, err = keys.Claim(t.Context(), "k")
+	_, err = keys.TryClaim(t.Context(), "k")
 	require.NoError(t, err)
 	require.Empty(t, takes, "it has waited for them")
 	require.NoError(t, tx.Rollback())

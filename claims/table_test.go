@@ -15,8 +15,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // tables are those of one database.
@@ -51,7 +50,7 @@ func TestTablesOfClaims(t *testing.T) {
 		}})
 	})
 	t.Run("postgres", func(t *testing.T) {
-		url := pgtest.URL(t)
+		url := kit.PostgresURL(t)
 		store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
 		kit.Migrate(t, store)
 		testTables(t, &tables{store: store, Table: kit.Must(claims.TableOf(store)),
@@ -111,13 +110,13 @@ func must[T any](v T, err error) func(*testing.T) T {
 // begin makes the record of a session.
 func (d *tables) begin(session string) tenure.Object {
 	d.Helper()
-	key := tenure.Key{Type: objects.SessionType, ID: session}
+	key := claims.SessionKey(session)
 	return must(d.store.PutIf(d.Context(), tenure.Object{Key: key, Payload: []byte("{}"), Labels: map[string]string{"a": "b"}}, tenure.Unconditional()))(d.T)
 }
 
 func (d *tables) bury(session string) {
 	d.Helper()
-	key := tenure.Key{Type: objects.SessionType, ID: session}
+	key := claims.SessionKey(session)
 	o := must(d.store.Get(d.Context(), key))(d.T)
 	require.NoError(d, d.store.DeleteIf(d.Context(), key, o.Version))
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/reach"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // take claims a key as sessions do.
@@ -29,7 +28,7 @@ func rowsOfClaims(t *testing.T, pool *pgxpool.Pool) (n int) {
 
 // Without a reconnect, the key that is missing is noticed by the statement that relies on it.
 func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	pool := kit.PostgresPool(t, url)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	kit.Migrate(t, store)
@@ -49,7 +48,7 @@ func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing
 }
 
 func TestNoKeyIsClaimedTwiceThoughACrashEmptiesTheTableOfClaims(t *testing.T) {
-	server := pgtest.Cluster(t)
+	server := kit.StartPostgres(t)
 	pool := kit.PostgresPool(t, server.URL())
 	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 	kit.Migrate(t, store)
@@ -58,7 +57,7 @@ func TestNoKeyIsClaimedTwiceThoughACrashEmptiesTheTableOfClaims(t *testing.T) {
 	require.Len(t, got, 1)
 	kit.ExecPostgres(t, pool, `ALTER TABLE objects_claims SET UNLOGGED`)
 	require.NoError(t, server.Restart("immediate"))
-	kit.AwaitThat(t, "refused", func() bool { // the first call may find that its connection has ended
+	kit.Await(t, "refused", func() bool { // the first call may find that its connection has ended
 		got, err = take(t.Context(), store, "k")
 		return err == nil || errors.Is(err, tenure.ErrSetup)
 	})

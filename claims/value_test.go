@@ -13,28 +13,26 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func (p *process) passOn(cs ...claims.Claim) {
+func (p *process) detach(cs ...claims.Claim) {
 	p.w.Helper()
-	require.NoError(p.w, p.keys.PassOn(cs...))
+	require.NoError(p.w, p.keys.Detach(cs...))
 }
 
-// releaseValue releases a claim as the process does to which it was passed on.
+// releaseValue releases a claim as the process does to which it was handed.
 func (w *world) releaseValue(c claims.Claim) {
 	w.Helper()
-	require.NoError(w, claims.ReleasePassedOn(context.Background(), w.store, c))
+	require.NoError(w, claims.ReleaseDetached(context.Background(), w.store, c))
 }
 
-func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
+func TestADetachedClaimIsNobodysUntilItIsReleased(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c, other := a.claimOne("one"), a.claimOne("two")
-		a.passOn(c)
+		a.detach(c)
 		require.False(w, a.keys.Holds(c))
 		require.True(w, a.keys.Holds(other))
 		require.Equal(w, 1, a.keys.Len())
@@ -46,14 +44,14 @@ func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
 		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrLost)
 		require.ErrorIs(w, a.keys.Release(w.Context(), c), tenure.ErrLost)
 		written := func(*sql.Tx) error { return nil }
-		require.NoError(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written))
+		require.NoError(w, w.store.(*tenure.SQLiteStore).Fenced(w.Context(), c, written))
 
 		began := time.Now()
 		time.AfterFunc(3*time.Second, func() { w.releaseValue(c) })
 		next := b.wait("one")
 		require.Equal(w, 3*time.Second, time.Since(began).Round(10*time.Millisecond), "the call that waits is woken")
-		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, c), tenure.ErrLost)
-		require.ErrorIs(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), c, written), tenure.ErrLost)
+		require.ErrorIs(w, claims.ReleaseDetached(w.Context(), w.store, c), tenure.ErrLost)
+		require.ErrorIs(w, w.store.(*tenure.SQLiteStore).Fenced(w.Context(), c, written), tenure.ErrLost)
 		require.True(w, b.keys.Holds(next))
 		require.NoError(w, b.keys.Release(w.Context(), next))
 		require.Greater(w, a.claimOne("one").Token, c.Token)
@@ -61,16 +59,16 @@ func TestAClaimThatWasPassedOnIsNobodysUntilItIsReleased(t *testing.T) {
 }
 
 // S5: the session looks after claims whose answers were lost, and not after those that were
-// passed on.
-func TestAClaimThatWasPassedOnIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
+// detached.
+func TestADetachedClaimIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("known")
 		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
-		_, err := a.keys.Claim(w.Context(), "one", "two")
+		_, err := a.keys.TryClaim(w.Context(), "one", "two")
 		require.ErrorIs(w, err, kit.ErrReset)
 		c := a.claimOne("one")
-		a.passOn(c)
+		a.detach(c)
 		require.Empty(w, a.claim("one"))
 		time.Sleep(2 * time.Minute)
 		require.Empty(w, b.claim("one"))
@@ -84,10 +82,10 @@ func TestASessionThatClosesFreesWhatItHasPassedOn(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c := a.claimOne("one")
-		a.passOn(c)
+		a.detach(c)
 		a.stop()
 		b.claimOne("one")
-		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, c), tenure.ErrLost)
+		require.ErrorIs(w, claims.ReleaseDetached(w.Context(), w.store, c), tenure.ErrLost)
 	})
 }
 
@@ -95,17 +93,17 @@ func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
 		got := a.claim(names(1200)...)
-		a.passOn(got...)
+		a.detach(got...)
 		require.Zero(t, a.keys.Len())
 		require.Empty(t, b.claim(names(1200)...))
-		require.ErrorIs(t, claims.ReleasePassedOn(t.Context(), b.w.store, append(got, claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1})...), tenure.ErrLost)
+		require.ErrorIs(t, claims.ReleaseDetached(t.Context(), b.w.store, append(got, claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1})...), tenure.ErrLost)
 		require.Empty(t, b.claim(names(1200)...), "none was released")
-		require.NoError(t, claims.ReleasePassedOn(t.Context(), b.w.store, got...))
+		require.NoError(t, claims.ReleaseDetached(t.Context(), b.w.store, got...))
 		require.Len(t, b.claim(names(1200)...), 1200)
 	})
 }
 
-// S5, S1: the process that a claim was passed on to works alone, whatever becomes of what the
+// S5, S1: the process that a detached claim was handed to works alone, whatever becomes of what the
 // owner sends, and even if others want the key.
 func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -125,9 +123,9 @@ func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 		passed, first := 0, make(chan struct{}) // b, which may get the key each time, begins after the first
 		working.Go(func() {
 			for ctx.Err() == nil {
-				got, _ := a.keys.Wait(ctx, "one")
+				got, _ := a.keys.Claim(ctx, "one")
 				for _, c := range got {
-					a.passOn(c)
+					a.detach(c)
 					if passed++; passed == 1 {
 						close(first)
 					}
@@ -149,7 +147,7 @@ func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 		})
 		for ctx.Err() == nil {
 			a.fault(hooks[rand.IntN(len(hooks))])
-			kit.SleepFor(ctx, rand.N(30*time.Second))
+			kit.Sleep(ctx, rand.N(30*time.Second))
 		}
 		a.fault(nil)
 		working.Wait()
@@ -171,18 +169,18 @@ func TestBadInputToClaimsAsValues(t *testing.T) {
 			{[]claims.Claim{mine, other}, tenure.ErrLost}, {[]claims.Claim{mine, running}, tenure.ErrInvalid},
 			{[]claims.Claim{mine, {Key: tenure.Key{Type: "kind", ID: "x"}}}, tenure.ErrInvalid},
 		} {
-			require.ErrorIs(w, a.keys.PassOn(bad.claims...), bad.want, "%v", bad.claims)
+			require.ErrorIs(w, a.keys.Detach(bad.claims...), bad.want, "%v", bad.claims)
 		}
 		require.True(w, a.keys.Holds(mine))
 
 		good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "x"}, Session: "s", Token: 1}
 		for _, bad := range [][]claims.Claim{nil, {mine, mine}, {{}}, {mine, {Key: good.Key}}, {mine, {Key: good.Key, Session: "s"}}, {mine, {Key: good.Key, Session: "\xff", Token: 1}}, {mine, {Session: "s", Token: 1}}} {
-			require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, bad...), tenure.ErrInvalid, "%v", bad)
+			require.ErrorIs(w, claims.ReleaseDetached(w.Context(), w.store, bad...), tenure.ErrInvalid, "%v", bad)
 		}
-		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), nil, good), tenure.ErrInvalid)
-		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), tenure.Static(), good), errors.ErrUnsupported)
-		require.ErrorIs(w, claims.ReleasePassedOn(w.Context(), w.store, mine, good), tenure.ErrLost)
-		require.NoError(w, claims.FencedSQLite(w.Context(), w.store.(*tenure.SQLiteStore), mine, func(*sql.Tx) error { return nil }), "none was released")
+		require.ErrorIs(w, claims.ReleaseDetached(w.Context(), nil, good), tenure.ErrInvalid)
+		require.ErrorIs(w, claims.ReleaseDetached(w.Context(), tenure.Static(), good), errors.ErrUnsupported)
+		require.ErrorIs(w, claims.ReleaseDetached(w.Context(), w.store, mine, good), tenure.ErrLost)
+		require.NoError(w, w.store.(*tenure.SQLiteStore).Fenced(w.Context(), mine, func(*sql.Tx) error { return nil }), "none was released")
 	})
 }
 
@@ -191,7 +189,7 @@ func TestBadInputToClaimsAsValues(t *testing.T) {
 // resume goes on with a process's session, as another process does that knows its term.
 func (w *world) resume(id string) error {
 	w.Helper()
-	lease := kit.NewLease(w, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}})
+	lease := kit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id)})
 	holding, err := lease.Read(w.Context())
 	require.NoError(w, err)
 	_, err = lease.Resume(w.Context(), holding.Term, holding.Version)
@@ -244,17 +242,17 @@ func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
 		w := newWorld(t, open())
 		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Second})
 		const id = "9d6e7a52-7a4c-4b86-9c0e-3a1d1f2b5c77"
-		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: id}, TTL: 5 * time.Second})
+		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: 5 * time.Second})
 		term := kit.MustAcquire(t, lease)
 		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, kit.Patience)
 		require.NoError(t, err)
-		go func() { _, _ = b.keys.Wait(t.Context(), "one") }() // which looks when a session can expire
+		go func() { _, _ = b.keys.Claim(t.Context(), "one") }() // which looks when a session can expire
 		for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 			_, err := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
 			require.NoError(t, err)
 			require.Len(t, w.owned(id), 1)
 		}
-		kit.AwaitThat(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
+		kit.Await(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
 	})
 }
 
@@ -264,7 +262,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
 		c := a.claimOne("acme")
 		var store tenure.Store = open()
-		fenced, err := claims.Fence(store, c)
+		fenced, err := tenure.Fence(store, c)
 		require.NoError(t, err)
 		ctx := t.Context()
 		obj, err := fenced.PutIf(ctx, tenure.Object{Key: c.Key}, tenure.MustCreate()) // also the object of the same key
@@ -273,7 +271,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		require.NoError(t, err)
 		_, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version-1))
 		require.ErrorIs(t, err, tenure.ErrConflict)
-		_, err = claims.Fence(fenced, c)
+		_, err = tenure.Fence(fenced, c)
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		_, err = tenure.Fence(fenced, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
 		require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -293,7 +291,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		require.Equal(t, obj.Version, now.Version)
 		_, err = store.Get(ctx, tenure.Key{Type: "late", ID: "1"})
 		require.ErrorIs(t, err, tenure.ErrNotFound)
-		fenced, err = claims.Fence(store, next)
+		fenced, err = tenure.Fence(store, next)
 		require.NoError(t, err)
 		require.NoError(t, fenced.DeleteIf(ctx, obj.Key, obj.Version))
 
@@ -302,7 +300,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 			c     claims.Claim
 			want  error
 		}{{nil, c, tenure.ErrInvalid}, {store, claims.Claim{}, tenure.ErrInvalid}, {tenure.Static(), c, errors.ErrUnsupported}} {
-			_, err := claims.Fence(bad.store, bad.c)
+			_, err := tenure.Fence(bad.store, bad.c)
 			require.ErrorIs(t, err, bad.want)
 		}
 	})
@@ -311,14 +309,14 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 // S1: a release that comes twice may overtake the next claim of the key, which is not the one
 // that it is to free.
 func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
-	w := newWorld(t, kit.OpenPostgres(t, pgtest.URL(t), tenure.PostgresConfig{}))
+	w := newWorld(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{}))
 	a := w.start("a")
 	ids := names(1000)
 	last := ids[len(ids)-1]
 	for range 30 {
 		got := a.claim(ids...)
 		require.Len(t, got, len(ids))
-		a.passOn(got...)
+		a.detach(got...)
 		var one claims.Claim
 		for _, c := range got {
 			if c.Key.ID == last {
@@ -326,10 +324,10 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 			}
 		}
 		var both sync.WaitGroup
-		both.Go(func() { _ = claims.ReleasePassedOn(t.Context(), w.store, got...) })
+		both.Go(func() { _ = claims.ReleaseDetached(t.Context(), w.store, got...) })
 		both.Go(func() {
 			time.Sleep(rand.N(20 * time.Millisecond))
-			_ = claims.ReleasePassedOn(t.Context(), w.store, one)
+			_ = claims.ReleaseDetached(t.Context(), w.store, one)
 		})
 		var next []claims.Claim
 		for len(next) == 0 {
@@ -341,7 +339,7 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 		require.Equal(t, next[0].Session, rows[0].Session, "who owns the row, which the session holds: %v", a.keys.Holds(next[0]))
 		require.NoError(t, a.keys.Release(t.Context(), next...))
 		for _, c := range got { // those that were not released, if the one came first
-			_ = claims.ReleasePassedOn(t.Context(), w.store, c)
+			_ = claims.ReleaseDetached(t.Context(), w.store, c)
 			break
 		}
 		rest, err := w.table.Look(t.Context(), "tenant", ids, kit.Patience)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -70,7 +70,7 @@ func (c *cluster) others(but int) (all []string) {
 func (c *cluster) leader(t testing.TB) (n int) {
 	t.Helper()
 	client := connect(t, c.urls()...)
-	storelife.Await(t, "the cluster has a leader", func() bool {
+	kit.Await(t, "the cluster has a leader", func() bool {
 		for i, s := range c.servers {
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			is, err := client.Status(ctx, s.client)
@@ -112,11 +112,11 @@ func TestAReplicatedStore(t *testing.T) {
 	})
 	t.Run("loses no update of an object", func(t *testing.T) {
 		cfg := next()
-		storelife.UpdatesOfOneObject(t, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+		kit.RunConcurrentUpdates(t, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
 	})
 	t.Run("accepts no stale write of 150 forced races", func(t *testing.T) {
 		cfg := next()
-		storelife.ForceRaces(t, 3, 50, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
+		kit.RunForcedRaces(t, 3, 50, func(i int) *etcdtenure.Store { return openOn(t, connect(t, c.servers[i%3].client), cfg) })
 	})
 }
 
@@ -139,13 +139,13 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c := startCluster(t)
-			var jobs storelife.Jobs
+			var jobs kit.Jobs
 			const ttl = 2 * time.Second
 			n := c.leader(t)
-			a := storelife.Start(t, &jobs, open(t, c.servers[n].client), "a", ttl)
-			storelife.Await(t, "a holds", a.IsHolder)
-			b := storelife.Start(t, &jobs, open(t, c.others(n)...), "b", ttl)
-			storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+			a := kit.StartReplica(t, &jobs, open(t, c.servers[n].client), "a", ttl)
+			kit.Await(t, "a holds", a.IsHolder)
+			b := kit.StartReplica(t, &jobs, open(t, c.others(n)...), "b", ttl)
+			kit.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 			term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
 			before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
 			require.NoError(t, err)
@@ -159,9 +159,9 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 				_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
 				stale <- err
 			}()
-			storelife.Await(t, "b holds", b.IsHolder)
+			kit.Await(t, "b holds", b.IsHolder)
 			require.False(t, a.IsHolder())
-			storelife.Await(t, "b's job runs", func() bool { return jobs.Term.Load().Token() > term })
+			kit.Await(t, "b's job runs", func() bool { return jobs.Term.Load().Token() > term })
 			after, err := b.Fence(t).PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("after")}, tenure.Unconditional())
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -170,7 +170,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			require.Error(t, err, "a read of what is outdated")
 			fault.heal(t, c, n)
 			require.Error(t, <-stale)
-			storelife.Await(t, "the server follows", func() bool {
+			kit.Await(t, "the server follows", func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				is, err := a.Store.Get(ctx, key)
@@ -179,7 +179,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			require.Greater(t, b.Status().Token, term)
 			require.EqualValues(t, 1, jobs.Most.Load())
 			b.Stop()
-			storelife.Await(t, "a holds again", a.IsHolder)
+			kit.Await(t, "a holds again", a.IsHolder)
 			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}
@@ -195,12 +195,12 @@ func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	cut, other := open(t, c.servers[n].client), open(t, c.others(n)...)
 	watch := cut.Watch(key).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	c.isolate(n)
 	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
 	require.NoError(t, err)
-	storelife.Await(t, "the watch has broken", func() bool { return !watch.Live() })
-	storelife.Await(t, "requests are refused", func() bool {
+	kit.Await(t, "the watch has broken", func() bool { return !watch.Live() })
+	kit.Await(t, "requests are refused", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		_, err := cut.Get(ctx, key)
@@ -226,13 +226,13 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 	}
 	for n, s := range c.servers {
 		for _, watch := range watches {
-			storelife.Await(t, "the watch is live", watch.Live)
+			kit.Await(t, "the watch is live", watch.Live)
 		}
 		s.pause(t)
 		other := open(t, c.others(n)...)
 		for i, watch := range watches {
 			var obj tenure.Object
-			storelife.Await(t, "the others elect a leader", func() (ok bool) {
+			kit.Await(t, "the others elect a leader", func() (ok bool) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				var err error
@@ -249,12 +249,12 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	const ttl = 9 * time.Second
-	a := storelife.Start(t, &jobs, open(t, c.urls()...), "a", ttl)
-	storelife.Await(t, "a holds", a.IsHolder)
-	b := storelife.Start(t, &jobs, open(t, c.urls()...), "b", ttl)
-	storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	a := kit.StartReplica(t, &jobs, open(t, c.urls()...), "a", ttl)
+	kit.Await(t, "a holds", a.IsHolder)
+	b := kit.StartReplica(t, &jobs, open(t, c.urls()...), "b", ttl)
+	kit.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	token := a.Status().Token
 	for _, s := range c.servers {
 		s.kill()

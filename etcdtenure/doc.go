@@ -1,7 +1,6 @@
 // Package etcdtenure keeps leases, and other objects, in etcd.
 //
-//	client, err := clientv3.New(config) // a client of the caller's
-//	store, err := etcdtenure.New(client, etcdtenure.Config{})
+//	store, err := etcdtenure.Open(ctx, "etcd://host-a,host-b,host-c", clientv3.Config{}, etcdtenure.Config{})
 //	err = store.Migrate(ctx)
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
 //

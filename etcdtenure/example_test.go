@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -17,17 +18,8 @@ import (
 )
 
 // runReplica is a replica of a program whose job only one of them does at a time.
-func runReplica(ctx context.Context, urls []string, job func(context.Context) error) error {
-	client, err := clientv3.New(clientv3.Config{ // with your credentials and TLS
-		Endpoints:            urls,
-		DialKeepAliveTime:    10 * time.Second, // so that a server that vanished is given up
-		DialKeepAliveTimeout: 5 * time.Second,
-	})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	store, err := etcdtenure.New(client, etcdtenure.Config{})
+func runReplica(ctx context.Context, url string, job func(context.Context) error) error {
+	store, err := etcdtenure.Open(ctx, url, clientv3.Config{}, etcdtenure.Config{})
 	if err != nil {
 		return err
 	}
@@ -51,7 +43,7 @@ func Example() {
 	defer shutdown()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	err := runReplica(ctx, []string{url}, func(ctx context.Context) error {
+	err := runReplica(ctx, "etcd://"+strings.TrimPrefix(url, "http://"), func(ctx context.Context) error {
 		fmt.Println("this replica holds the lease:", tenure.TermFromContext(ctx).Valid())
 		cancel() // the example ends; a job runs until its context does
 		<-ctx.Done()

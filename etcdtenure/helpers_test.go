@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,8 +23,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/internal/verify/freeport"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/proof/rig"
 )
 
 // TestMain runs more tests at once than there are cores, since they mostly wait.
@@ -39,14 +38,11 @@ func TestMain(m *testing.M) {
 
 // program returns the path of a program of etcd, which the go command builds once.
 func program(path string) string {
-	cmd := exec.Command("go", "tool", "-n", path)
-	cmd.Dir = filepath.Join("..", "internal", "verify", "etcd")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
+	program, err := rig.Program(context.Background(), path)
 	if err != nil {
 		panic(err)
 	}
-	return strings.TrimSpace(string(out))
+	return program
 }
 
 var (
@@ -67,7 +63,7 @@ type server struct {
 
 // freeURL returns a URL of a port on which nothing listens.
 func freeURL() string {
-	port, err := freeport.Find()
+	port, err := kit.FreePort()
 	if err != nil {
 		panic(err)
 	}
@@ -119,7 +115,7 @@ func (s *server) begin(t testing.TB) {
 func (s *server) awaitHealth(t testing.TB) {
 	t.Helper()
 	client := connect(t, s.client)
-	storelife.Await(t, s.name+" answers", func() bool {
+	kit.Await(t, s.name+" answers", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := client.Get(ctx, "x")
@@ -144,9 +140,9 @@ func (s *server) end(sig os.Signal) {
 }
 
 // pause stops the process until resume, or until the test ends.
-func (s *server) pause(t testing.TB) { t.Helper(); storelife.Pause(t, s.process.Process) }
+func (s *server) pause(t testing.TB) { t.Helper(); kit.PauseProcess(t, s.process.Process) }
 
-func (s *server) resume(t testing.TB) { t.Helper(); storelife.Resume(t, s.process.Process) }
+func (s *server) resume(t testing.TB) { t.Helper(); kit.ResumeProcess(t, s.process.Process) }
 
 // metric returns a number that the server tells of itself.
 func (s *server) metric(t testing.TB, name string) int {
@@ -229,7 +225,7 @@ func open(t testing.TB, urls ...string) *etcdtenure.Store {
 
 func openOn(t testing.TB, client *clientv3.Client, cfg etcdtenure.Config) *etcdtenure.Store {
 	t.Helper()
-	cfg.Logger = storelife.Quiet
+	cfg.Logger = kit.Quiet
 	store, err := etcdtenure.New(client, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/register"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
-var model = (&porcupine.NondeterministicModel{Init: register.Init, Step: register.Step}).ToModel()
+var model = (&porcupine.NondeterministicModel{Init: kit.HistoryInit, Step: kit.HistoryStep}).ToModel()
 
-func judge(operations []register.Operation) porcupine.CheckResult {
+func judge(operations []kit.Operation) porcupine.CheckResult {
 	var history []porcupine.Operation
 	for _, op := range operations {
 		history = append(history, porcupine.Operation{ClientId: op.Caller, Call: int64(op.Sent), Output: op.Call, Return: int64(op.Answered)})
@@ -27,7 +27,7 @@ func judge(operations []register.Operation) porcupine.CheckResult {
 }
 
 // judgeAll fails the test unless all histories are linearizable.
-func judgeAll(t *testing.T, log *register.Log) {
+func judgeAll(t *testing.T, log *kit.History) {
 	t.Helper()
 	for pair, history := range log.Histories() {
 		unknown, fenced, lost := 0, 0, 0
@@ -54,7 +54,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	const callers, enough = 6, 200
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	log := register.NewLog()
+	log := kit.NewHistory()
 	var all sync.WaitGroup
 	for caller := range callers {
 		urls := c.urls()
@@ -88,7 +88,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 }
 
 func TestAHistoryThatIsNotLinearizableIsNoticed(t *testing.T) {
-	for what, example := range register.Examples() {
+	for what, example := range kit.HistoryExamples() {
 		require.Equal(t, example.Linearizable, judge(example.History()) == porcupine.Ok, what)
 	}
 }

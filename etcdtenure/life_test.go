@@ -16,22 +16,22 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestAReleaseWakesTheStandby(t *testing.T) {
 	url := start(t).client
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	const ttl = 40 * time.Second
-	a := storelife.Start(t, &jobs, open(t, url), "a", ttl)
-	storelife.Await(t, "a holds", a.IsHolder)
-	b := storelife.Start(t, &jobs, open(t, url), "b", ttl)
-	storelife.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	a := kit.StartReplica(t, &jobs, open(t, url), "a", ttl)
+	kit.Await(t, "a holds", a.IsHolder)
+	b := kit.StartReplica(t, &jobs, open(t, url), "b", ttl)
+	kit.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
 	time.Sleep(200 * time.Millisecond) // what b may still be doing is over
 	released := time.Now()
 	a.Stop()
-	storelife.Await(t, "b holds", b.IsHolder)
+	kit.Await(t, "b holds", b.IsHolder)
 	require.Less(t, time.Since(released), ttl/2)
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
@@ -44,32 +44,32 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startDurable(t)
-			var jobs storelife.Jobs
+			var jobs kit.Jobs
 			const ttl = 3 * time.Second
-			a, b := storelife.Start(t, &jobs, open(t, s.client), "a", ttl), storelife.Start(t, &jobs, open(t, s.client), "b", ttl)
-			storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
-			first := storelife.Holder(a, b).Status().Token
+			a, b := kit.StartReplica(t, &jobs, open(t, s.client), "a", ttl), kit.StartReplica(t, &jobs, open(t, s.client), "b", ttl)
+			kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
+			first := kit.Holder(a, b).Status().Token
 			for range test.rounds {
 				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
 				require.NoError(t, err)
 				test.end(s)
 				s.begin(t)
 				var is tenure.Object
-				storelife.Await(t, "the server answers", func() bool {
+				kit.Await(t, "the server answers", func() bool {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					is, err = a.Store.Get(ctx, a.Lease.Key())
 					return err == nil
 				})
 				require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
-				storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
-				require.GreaterOrEqual(t, storelife.Holder(a, b).Status().Token, first)
+				kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
+				require.GreaterOrEqual(t, kit.Holder(a, b).Status().Token, first)
 			}
-			before := storelife.Holder(a, b)
+			before := kit.Holder(a, b)
 			before.Stop()
-			storelife.Await(t, "the other holds", func() bool { return storelife.Holder(a, b) != nil })
-			require.NotSame(t, before, storelife.Holder(a, b))
-			require.Greater(t, storelife.Holder(a, b).Status().Token, first)
+			kit.Await(t, "the other holds", func() bool { return kit.Holder(a, b) != nil })
+			require.NotSame(t, before, kit.Holder(a, b))
+			require.Greater(t, kit.Holder(a, b).Status().Token, first)
 			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}
@@ -80,18 +80,18 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 func TestAServerThatPausesEndsTheTrustInTheTerm(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	const ttl = time.Second
-	a, b := storelife.Start(t, &jobs, open(t, s.client), "a", ttl), storelife.Start(t, &jobs, open(t, s.client), "b", ttl)
-	storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
+	a, b := kit.StartReplica(t, &jobs, open(t, s.client), "a", ttl), kit.StartReplica(t, &jobs, open(t, s.client), "b", ttl)
+	kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
 	for range 2 {
-		first := storelife.Holder(a, b).Status().Token
+		first := kit.Holder(a, b).Status().Token
 		s.pause(t)
-		storelife.Await(t, "nobody holds", func() bool { return storelife.Holder(a, b) == nil && jobs.Running.Load() == 0 })
+		kit.Await(t, "nobody holds", func() bool { return kit.Holder(a, b) == nil && jobs.Running.Load() == 0 })
 		time.Sleep(ttl / 2)
 		s.resume(t)
-		storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
-		require.GreaterOrEqual(t, storelife.Holder(a, b).Status().Token, first)
+		kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
+		require.GreaterOrEqual(t, kit.Holder(a, b).Status().Token, first)
 	}
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
@@ -99,7 +99,7 @@ func TestAServerThatPausesEndsTheTrustInTheTerm(t *testing.T) {
 // awaitChange waits until a watch tells of that version, as the newest.
 func awaitChange(t *testing.T, watch tenure.ChangeSubscription, version int64) {
 	t.Helper()
-	storelife.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == version })
+	kit.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == version })
 }
 
 func awaitHint(t *testing.T, watch tenure.Subscription, what string) {
@@ -119,7 +119,7 @@ func broken(t *testing.T, s *server, end func()) (tenure.ChangeSubscription, ten
 	store := open(t, s.client)
 	watch := store.Watch(key).(tenure.ChangeSubscription)
 	t.Cleanup(watch.Stop)
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	change, _ := watch.Last()
 	require.True(t, change.Deleted)
 	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
@@ -167,7 +167,7 @@ func quietly(t *testing.T, what string, ok func() bool) {
 func staysLive(t *testing.T, watch tenure.Subscription) {
 	t.Helper()
 	quietly(t, "the watch stays live", func() bool {
-		storelife.Await(t, "the watch is live", watch.Live)
+		kit.Await(t, "the watch is live", watch.Live)
 		for len(watch.C()) > 0 {
 			<-watch.C()
 		}
@@ -181,9 +181,9 @@ func TestAWatchInAClusterAtRestStaysLive(t *testing.T) {
 	url := start(t).client
 	store := open(t, url)
 	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"})
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	another := store.Watch(tenure.Key{Type: "widget", ID: "b"})
-	storelife.Await(t, "the watch is live", another.Live)
+	kit.Await(t, "the watch is live", another.Live)
 	staysLive(t, watch)
 	staysLive(t, another)
 }
@@ -199,7 +199,7 @@ func TestAWatchSurvivesACompaction(t *testing.T) {
 	key := tenure.Key{Type: "widget", ID: "a"}
 	watch := watched.Watch(key).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	other := open(t, s.client)
 	write := func() (obj tenure.Object) {
 		t.Helper()
@@ -220,13 +220,13 @@ func TestAWatchSurvivesACompaction(t *testing.T) {
 	link.restore()
 	awaitChange(t, watch, obj.Version)
 	require.NoError(t, other.DeleteIf(t.Context(), key, obj.Version))
-	storelife.Await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
+	kit.Await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
 }
 
 func TestAStandbyNeitherPollsNorReadsWhileTheHolderRenews(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	var writes, calls atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
@@ -237,16 +237,16 @@ func TestAStandbyNeitherPollsNorReadsWhileTheHolderRenews(t *testing.T) {
 			count.Add(1)
 			return do(ctx)
 		})
-		c, err := tenure.NewCoordinator(storelife.NewLease(t, counted, tenure.LeaseConfig{Holder: name, TTL: 12 * time.Second}),
-			tenure.CoordinatorConfig{Reconcile: jobs.Run, RenewInterval: 200 * time.Millisecond, Logger: storelife.Quiet})
+		c, err := tenure.NewCoordinator(kit.NewLease(t, counted, tenure.LeaseConfig{Holder: name, TTL: 12 * time.Second}),
+			tenure.CoordinatorConfig{Reconcile: jobs.Run, RenewInterval: 200 * time.Millisecond, Logger: kit.Quiet})
 		require.NoError(t, err)
 		done.Go(func() { _ = c.Run(ctx) })
 		return c
 	}
 	a := begin("a", &writes)
-	storelife.Await(t, "a holds", a.IsHolder)
+	kit.Await(t, "a holds", a.IsHolder)
 	b := begin("b", &calls)
-	storelife.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	kit.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
 	quietly(t, "the standby reads nothing while the holder writes", func() bool {
 		before, written := calls.Load(), writes.Load()
 		time.Sleep(5 * time.Second) // more than two AcquireIntervals
@@ -263,14 +263,14 @@ func TestWatchesLeaveNothingBehind(t *testing.T) {
 		watches = append(watches, store.Watch(tenure.Key{Type: "widget", ID: fmt.Sprint(i)}))
 	}
 	for _, watch := range watches {
-		storelife.Await(t, "the watch is live", watch.Live)
+		kit.Await(t, "the watch is live", watch.Live)
 	}
 	require.Equal(t, 20, s.metric(t, "etcd_debugging_mvcc_watcher_total"))
 	require.Equal(t, 1, s.metric(t, "etcd_debugging_mvcc_watch_stream_total"))
 	for _, watch := range watches {
 		watch.Stop()
 	}
-	storelife.Await(t, "the server watches nothing", func() bool {
+	kit.Await(t, "the server watches nothing", func() bool {
 		return s.metric(t, "etcd_debugging_mvcc_watcher_total") == 0 && s.metric(t, "etcd_debugging_mvcc_watch_stream_total") == 0
 	})
 }
@@ -279,7 +279,7 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
 	client, store := connect(t, url), open(t, url)
-	a, b := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	a, b := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	before, err := a.TryAcquire(t.Context())
 	require.NoError(t, err)
 	other := open(t, url) // knows the old versions
@@ -294,7 +294,7 @@ func TestTokensGoOnAboveThoseOfAPrefixThatWasRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, after.Token(), before.Token())
 	require.NoError(t, b.Release(t.Context(), after))
-	last, err := storelife.NewLease(t, other, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	last, err := kit.NewLease(t, other, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.Greater(t, last.Token(), after.Token())
 }
@@ -303,7 +303,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
 	t.Parallel()
 	s := startDurable(t)
 	acquire := func(store *etcdtenure.Store) *tenure.Term {
-		term, err := storelife.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+		term, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 		require.NoError(t, err)
 		return term
 	}
@@ -325,12 +325,12 @@ func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	s := startDurable(t)
 	store := open(t, s.client)
 	snapshot := s.snapshot(t)
-	before, err := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}).TryAcquire(t.Context())
+	before, err := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	s.restore(t, snapshot, "etcd-cluster")
 
 	another := open(t, s.client)
-	next, err := storelife.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).TryAcquire(t.Context())
+	next, err := kit.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, before.Token(), next.Token())
 	conditions, err := another.FenceConditions(t.Context(), next)
@@ -363,7 +363,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			s := startDurable(t)
 			ctx := t.Context()
 			store := open(t, s.client)
-			lease := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
 			widget := tenure.Key{Type: "widget", ID: "a"}
 			old, err := store.PutIf(ctx, tenure.Object{Key: widget, Payload: []byte("old")}, tenure.MustCreate())
 			require.NoError(t, err)
@@ -385,11 +385,11 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			require.NoError(t, err)
 			watch := store.Watch(widget).(tenure.ChangeSubscription)
 			defer watch.Stop()
-			storelife.Await(t, "the watch is live", watch.Live)
+			kit.Await(t, "the watch is live", watch.Live)
 			s.restore(t, snapshot, test.token)
 
 			if test.witness {
-				storelife.Await(t, "the watch has noticed, by itself", func() bool {
+				kit.Await(t, "the watch has noticed, by itself", func() bool {
 					change, ok := watch.Last()
 					return ok && change.Object.Version > term.Token()
 				})
@@ -403,10 +403,10 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			require.Equal(t, "old", string(is.Payload), "what the snapshot has")
 			_, err = another.PutIf(ctx, is, tenure.MatchVersion(old.Version))
 			require.ErrorIs(t, err, tenure.ErrConflict)
-			next, err := storelife.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).AcquireOrSteal(ctx)
+			next, err := kit.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).AcquireOrSteal(ctx)
 			require.NoError(t, err)
 			require.Greater(t, next.Token(), term.Token())
-			storelife.Await(t, "the watch tells the present state", func() bool {
+			kit.Await(t, "the watch tells the present state", func() bool {
 				change, ok := watch.Last()
 				return ok && change.Object.Version == is.Version
 			})
@@ -416,10 +416,10 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 
 func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T) {
 	url := start(t).client
-	storelife.CutOff(t, open(t, url), open(t, url), 4*time.Second)
+	kit.RunCutOff(t, open(t, url), open(t, url), 4*time.Second)
 }
 
 func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
 	url := start(t).client
-	storelife.ForceRaces(t, 4, 250, func(int) *etcdtenure.Store { return open(t, url) })
+	kit.RunForcedRaces(t, 4, 250, func(int) *etcdtenure.Store { return open(t, url) })
 }

@@ -3,11 +3,11 @@ package etcdtenure
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -17,8 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/report"
-	"github.com/tenurelib/tenure/internal/wake"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -49,7 +48,7 @@ type shared struct {
 	newest   int64 // the greatest revision that we know of the epoch's cluster
 	wentBack bool  // the cluster has told of an older one since
 	known    map[tenure.Key]known
-	watches  *wake.Feeds[tenure.Key, tenure.Change]
+	watches  *storekit.Feeds
 	stream   int             // of the watches; another number is another stream
 	connects time.Time       // when the client was last made to connect
 	closed   context.Context // done when the store is closed
@@ -69,22 +68,25 @@ func New(client *clientv3.Client, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: client is nil", tenure.ErrInvalid)
 	}
 	cfg.Prefix = cmp.Or(cfg.Prefix, "tenure/")
-	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
+	cfg.Logger = storekit.Logger(cfg.Logger)
 	if !strings.HasSuffix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: Prefix %q does not end in a slash", tenure.ErrInvalid, cfg.Prefix)
 	}
 	s := &shared{client: client, cfg: cfg, known: make(map[tenure.Key]known)}
 	s.closed, s.close = context.WithCancelCause(context.Background())
 	store := &Store{shared: s}
-	s.watches = wake.NewFeeds(store.follow, cfg.Logger)
+	s.watches = storekit.NewFeeds(store.follow, cfg.Logger)
 	return store, nil
 }
 
 // Open returns a store on a client of its own, which [Store.Close] closes. The URL is
-// etcd://host:port,host:port or, with TLS, etcds://…; a path, if there is one, is the Prefix.
-// All else, such as certificates and a password, is in the client's config, whose Endpoints
-// are ignored. Unless that says otherwise, a server that is silent for 15 s is given up. Only
-// with a user name does it do I/O; call [Store.Migrate] before the first use.
+// etcd://host:port,host:port or, with TLS, etcds://…, with user:password@ before the hosts; a
+// path, if there is one, is the Prefix. With TLS, the parameters ca, cert and key name PEM files,
+// see [storekit.URL.TLS], as in etcds://host/?ca=FILE. Everything else is in the client's config,
+// whose Endpoints are ignored and over which the URL takes precedence. Unless the config says
+// otherwise, the client gives up a server that is silent for 15 s. Open returns
+// [tenure.ErrInvalid] before it connects, and connects only if there is a user name. Call
+// [Store.Migrate] before the first use.
 func Open(ctx context.Context, url string, client clientv3.Config, cfg Config) (*Store, error) {
 	store, err := open(ctx, url, client, cfg)
 	if err != nil {
@@ -94,28 +96,37 @@ func Open(ctx context.Context, url string, client clientv3.Config, cfg Config) (
 }
 
 func open(ctx context.Context, text string, config clientv3.Config, cfg Config) (*Store, error) {
-	at, err := url.Parse(text)
-	if err != nil { // its text quotes the URL, which may hold a password
-		return nil, fmt.Errorf("%w: the URL can't be parsed; it should be etcd://host:port,host:port/prefix", tenure.ErrInvalid)
+	u, err := storekit.ParseURL(text, []string{"etcd", "etcds"}, []string{"ca", "cert", "key"})
+	if err != nil {
+		return nil, err
 	}
-	scheme := map[string]string{"etcd": "http://", "etcds": "https://"}[at.Scheme]
-	switch {
-	case scheme == "" || at.Host == "":
-		return nil, fmt.Errorf("%w: the URL is not etcd://host:port,host:port or etcds://host:port", tenure.ErrInvalid)
-	case at.User != nil || at.RawQuery != "" || at.Fragment != "":
-		return nil, fmt.Errorf("%w: the URL may have hosts and a prefix; the user name and all else belong into the client's config", tenure.ErrInvalid)
-	case scheme == "http://" && config.TLS != nil:
-		return nil, fmt.Errorf("%w: the client's config has TLS, which needs an etcds:// URL", tenure.ErrInvalid)
+	scheme := "http://"
+	if u.Scheme == "etcds" {
+		scheme = "https://"
+		secure, err := u.TLS()
+		if err != nil {
+			return nil, err
+		}
+		config.TLS = cmp.Or(secure, config.TLS, &tls.Config{MinVersion: tls.VersionTLS12})
+	} else if config.TLS != nil || len(u.Parameters) > 0 { // they are all for TLS
+		return nil, fmt.Errorf("%w: TLS needs an etcds:// URL", tenure.ErrInvalid)
+	}
+	if u.User != nil {
+		password, ok := u.User.Password()
+		if !ok {
+			return nil, fmt.Errorf("%w: the URL has a user without a password", tenure.ErrInvalid)
+		}
+		config.Username, config.Password = u.User.Username(), password
 	}
 	config.Endpoints = nil
-	for host := range strings.SplitSeq(at.Host, ",") {
+	for _, host := range u.Hosts {
 		if _, _, err := net.SplitHostPort(host); err != nil {
 			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
 		}
 		config.Endpoints = append(config.Endpoints, scheme+host)
 	}
-	if prefix := strings.Trim(at.Path, "/"); prefix != "" {
-		cfg.Prefix = prefix + "/"
+	if u.Path != "" {
+		cfg.Prefix = u.Path + "/"
 	}
 	config.DialKeepAliveTime = cmp.Or(config.DialKeepAliveTime, 10*time.Second)
 	config.DialKeepAliveTimeout = cmp.Or(config.DialKeepAliveTimeout, 5*time.Second)
@@ -150,20 +161,18 @@ func open(ctx context.Context, text string, config clientv3.Config, cfg Config) 
 //
 // The versions of a store that Migrate begins are above the time in microseconds, so they go
 // on above those of an earlier store, unless the clock is wrong.
-func (s *Store) Migrate(ctx context.Context) error {
-	ctx, cancel := limited(ctx)
+func (s *Store) Migrate(ctx context.Context) (err error) {
+	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
-	err := s.oldServer(ctx)
-	if err == nil {
-		err = s.begin(ctx)
+	defer storekit.OpError(ctx, &err, "etcdtenure: migrate", "prefix "+s.cfg.Prefix)
+	if err := s.oldServer(ctx); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = s.ready(ctx)
+	if err := s.begin(ctx); err != nil {
+		return err
 	}
-	if err != nil {
-		return s.failed(ctx, "migrate", "prefix "+s.cfg.Prefix, err)
-	}
-	return nil
+	_, err = s.ready(ctx)
+	return err
 }
 
 // begin begins the first epoch, if there is none.
@@ -238,7 +247,7 @@ func (s *Store) ready(ctx context.Context) (epoch, error) {
 			return epoch{}, s.why(ctx, err)
 		}
 		if len(resp.Kvs) == 0 {
-			return epoch{}, fmt.Errorf("%w: there is no key %s: call Migrate", tenure.ErrSetup, key)
+			return epoch{}, storekit.NotMigrated(fmt.Errorf("there is no key %s", key))
 		}
 		is, err := decodeEpoch(resp.Kvs[0].Value)
 		if err != nil {
@@ -292,11 +301,20 @@ func (s *shared) overtaken(e epoch) {
 
 var errClosed = errors.New("the store is closed")
 
+// String names the prefix and the servers.
+func (s *Store) String() string {
+	hosts := s.client.Endpoints()
+	for i, endpoint := range hosts {
+		hosts[i] = endpoint[strings.LastIndex(endpoint, "/")+1:]
+	}
+	return "prefix " + s.cfg.Prefix + " on " + strings.Join(hosts, ",")
+}
+
 // Close ends the subscriptions. A client that was given to [New] remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()
-	report.Flush(s.cfg.Logger)
+	storekit.Flush(s.cfg.Logger)
 	if s.owned {
 		return s.client.Close()
 	}
@@ -309,43 +327,13 @@ func (s *Store) Clockless() bool { return true }
 
 const requestTimeout = 5 * time.Second
 
-// limited gives a context without a deadline one. The request would wait forever otherwise,
-// if the server is gone.
-func limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, requestTimeout)
-}
-
-// failed says which operation failed, on what, and whether its context has ended.
-func (s *Store) failed(ctx context.Context, op, what string, err error) error {
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) && !answered(err) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return fmt.Errorf("etcdtenure: %s %s: %w", op, what, err)
-}
-
-// answered reports whether an error leaves no doubt about what was written.
-func answered(err error) bool {
-	return slices.ContainsFunc([]error{tenure.ErrNotFound, tenure.ErrExists, tenure.ErrConflict, tenure.ErrTaken,
-		tenure.ErrInvalid, tenure.ErrSetup, tenure.ErrLost}, func(known error) bool { return errors.Is(err, known) })
-}
-
 // Get returns the object, or [tenure.ErrNotFound].
-func (s *Store) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	obj, err := s.get(ctx, key)
-	if err != nil {
-		return tenure.Object{}, s.failed(ctx, "get", key.String(), err)
-	}
-	return obj, nil
-}
-
-func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+func (s *Store) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "etcdtenure: get", key)
 	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
 		return tenure.Object{}, err
 	}
-	ctx, cancel := limited(ctx)
+	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
 	st, obj, _, err := s.read(ctx, key)
 	if err == nil && st.revision == 0 {
@@ -405,25 +393,12 @@ func (s *shared) forget(key tenure.Key) {
 
 // List returns at most limit objects of a type, those whose IDs come after the given one, in
 // the order of the IDs' bytes.
-func (s *Store) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	found, err := s.list(ctx, objectType, after, limit)
-	if err != nil {
-		return nil, s.failed(ctx, "list", objectType, err)
-	}
-	return found, nil
-}
-
-func (s *Store) list(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
-	if err := (tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}).Validate(); err != nil {
+func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "etcdtenure: list", objectType)
+	if err := cmp.Or(storekit.CheckList(objectType, after, limit), ctx.Err()); err != nil {
 		return nil, err
 	}
-	if limit < 1 {
-		return nil, fmt.Errorf("%w: limit %d is not positive", tenure.ErrInvalid, limit)
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := limited(ctx)
+	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
 	from := s.keyOf(ofObjects, tenure.Key{Type: objectType, ID: after})
 	end := clientv3.GetPrefixRangeEnd(s.keyOf(ofObjects, tenure.Key{Type: objectType}))

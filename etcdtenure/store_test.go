@@ -36,7 +36,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -49,13 +49,15 @@ func TestTheStoreKeepsTheContract(t *testing.T) {
 	})
 }
 
+func TestOnlyPublicPackagesOfTheRootModuleAreImported(t *testing.T) { kit.OnlyPublicImports(t) }
+
 func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
-	storelife.NamesMove(t, open(t, start(t).client))
+	kit.RunNamesMove(t, open(t, start(t).client))
 }
 
 func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
 	url := start(t).client
-	storelife.NamesAreGivenOnce(t, func() *etcdtenure.Store { return open(t, url) })
+	kit.RunNamesAreGivenOnce(t, func() *etcdtenure.Store { return open(t, url) })
 }
 
 func TestAKeyOfAnyLengthIsListed(t *testing.T) {
@@ -124,7 +126,7 @@ func TestAValueOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Put(t.Context(), "tenure/o/reconciler_lease/", "nobody's")
 	require.NoError(t, err)
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
 	require.ErrorContains(t, err, "unknown")
@@ -190,7 +192,7 @@ func TestAConfigThatCannotBeIsRefused(t *testing.T) {
 	_, err = etcdtenure.New(client, etcdtenure.Config{Prefix: "a"})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "Prefix")
-	for _, url := range []string{"", "etcd://", "http://host:1", "etcd://host:x", "etcd://user:secret@host", "etcd://host?x=secret", "%secret"} {
+	for _, url := range []string{"", "etcd://", "http://host:1", "etcd://host:x", "etcd://user:sec/ret:secret@host", "etcd://secret@host", "etcd://host?x=secret", "etcd://host?ca=secret", "etcds://host?ca=/none", "%secret"} {
 		_, err := etcdtenure.Open(t.Context(), url, clientv3.Config{}, etcdtenure.Config{})
 		require.ErrorIs(t, err, tenure.ErrInvalid, url)
 		require.ErrorContains(t, err, "etcd")
@@ -205,7 +207,7 @@ func TestAURLNamesServersAndThePrefix(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	url := "etcd://127.0.0.1:1," + strings.TrimPrefix(s.client, "http://") + "/a/b"
-	store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
+	store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: kit.Quiet})
 	require.NoError(t, err)
 	require.NoError(t, store.Migrate(t.Context()))
 	is, err := connect(t, s.client).Get(t.Context(), "a/b/epoch")
@@ -292,7 +294,7 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 	t.Parallel()
 	for version, ok := range map[string]bool{"3.4.36": false, "3.5.2": false, "3.5.3": true, "3.7.3": true, "4.0.0-rc.1": true} {
 		f := &fake{version: version}
-		store, err := etcdtenure.New(connect(t, f.start(t)), etcdtenure.Config{Logger: storelife.Quiet})
+		store, err := etcdtenure.New(connect(t, f.start(t)), etcdtenure.Config{Logger: kit.Quiet})
 		require.NoError(t, err)
 		defer store.Close()
 		if err = store.Migrate(t.Context()); ok {
@@ -405,7 +407,7 @@ func TestAServerThatIsDownIsTriedAgainSoonAndTheErrorSaysWhy(t *testing.T) {
 		}
 	}()
 	defer l.Close()
-	store, err := etcdtenure.Open(t.Context(), "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
+	store, err := etcdtenure.Open(t.Context(), "etcd://"+l.Addr().String(), clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: kit.Quiet})
 	require.NoError(t, err)
 	defer store.Close()
 	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); {
@@ -434,10 +436,10 @@ func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
 	plain, client := connect(t, url), connect(t, url)
 	client.KV, client.Watcher = namespace.NewKV(client.KV, "ns/"), namespace.NewWatcher(client.Watcher, "ns/")
 	store := openOn(t, client, etcdtenure.Config{})
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key()).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	awaitChange(t, watch, term.Token())
@@ -459,7 +461,7 @@ func TestATransactionOfTheCallersIsFenced(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
 	client, store := connect(t, url), open(t, url)
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	_, err := store.FenceConditions(t.Context(), nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	term, err := lease.TryAcquire(t.Context())
@@ -511,25 +513,29 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	must(admin.UserAdd(ctx, "other", "secret"))
 	must(admin.AuthEnable(ctx))
 
-	endpoint := "etcd://" + strings.TrimPrefix(url, "http://")
-	openAs := func(user, password string) (*etcdtenure.Store, error) {
-		store, err := etcdtenure.Open(ctx, endpoint, clientv3.Config{Username: user, Password: password, Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
+	open := func(url string, client clientv3.Config) (*etcdtenure.Store, error) {
+		client.Logger = zap.NewNop()
+		store, err := etcdtenure.Open(ctx, url, client, etcdtenure.Config{Logger: kit.Quiet})
 		if err == nil {
 			t.Cleanup(func() { _ = store.Close() })
 			err = store.Migrate(ctx)
 		}
 		return store, err
 	}
-	for user, password := range map[string]string{"": "", "app": "wrong", "other": "secret"} {
-		_, err := openAs(user, password)
+	host := strings.TrimPrefix(url, "http://")
+	for _, user := range []string{"", "app:wrong@", "other:secret@"} {
+		_, err := open("etcd://"+user+host, clientv3.Config{})
 		require.ErrorIs(t, err, tenure.ErrSetup, "user %q", user)
 		require.NotContains(t, err.Error(), "wrong")
 	}
-	store, err := openAs("app", "secret")
+	_, err := open("etcd://"+host, clientv3.Config{Username: "app", Password: "secret"})
 	require.NoError(t, err)
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
+	store, err := open("etcd://app:secret@"+host, clientv3.Config{Username: "other", Password: "secret"})
+	require.NoError(t, err)
+	require.Equal(t, "prefix tenure/ on "+host, store.String())
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key())
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(ctx)
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
@@ -577,15 +583,17 @@ func TestAServerWithTLSAsksForTheClientsCertificate(t *testing.T) {
 	s.client = strings.Replace(s.client, "http://", "https://", 1)
 	s.begin(t)
 	url := "etcds://" + strings.TrimPrefix(s.client, "https://")
-	migrate := func(config *tls.Config) error {
-		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: storelife.Quiet})
+	migrate := func(url string, config *tls.Config) error {
+		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: kit.Quiet})
 		require.NoError(t, err)
 		defer store.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		return store.Migrate(ctx)
 	}
-	storelife.Await(t, "the server accepts the certificate", func() bool { return migrate(config) == nil })
-	require.Error(t, migrate(&tls.Config{RootCAs: config.RootCAs}))
-	require.Error(t, migrate(nil))
+	kit.Await(t, "the server accepts the certificate", func() bool { return migrate(url, config) == nil })
+	require.NoError(t, migrate(url+"/?ca="+cert+"&cert="+cert+"&key="+key, nil))
+	require.Error(t, migrate(url, &tls.Config{RootCAs: config.RootCAs}))
+	require.Error(t, migrate(url+"/?ca="+cert, nil))
+	require.Error(t, migrate(url, nil))
 }

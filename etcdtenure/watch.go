@@ -20,7 +20,7 @@ const (
 
 // Watch watches an object by a watch of etcd, which this process shares among all
 // subscriptions to that object. It does no I/O.
-func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Subscribe(key) }
+func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
 var errSilent = errors.New("the server is silent")
 

@@ -16,7 +16,7 @@ import (
 //
 //	P epoch        what versions are counted from
 //	P o/TYPE/ID    the object
-//	P t/TYPE/ID    empty; written with each write of the object that changes its payload
+//	P t/TYPE/ID    the SHA-256 of its payload; written when that changes
 //	P n/TYPE/NAME  the ID of the object that has the name
 //
 // An object's version is that of the epoch plus the revision of P o/TYPE/ID. The revision of

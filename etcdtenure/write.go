@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -22,21 +21,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 // errOvertaken says that a condition of a transaction did not hold. Nothing was written.
 var errOvertaken = errors.New("another write came first")
 
 const longestPause = 8 * time.Millisecond
-
-func pause(ctx context.Context, most time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(rand.N(most)):
-		return nil
-	}
-}
 
 // requiringLeader makes a server that sees no leader refuse a request at once, instead of
 // keeping it.
@@ -84,7 +75,7 @@ func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, the
 			if ctx.Err() != nil || !again(err, reads) {
 				return nil, s.why(ctx, err)
 			}
-			if ended := pause(ctx, longestPause); ended != nil {
+			if ended := storekit.Pause(ctx, longestPause); ended != nil {
 				return nil, fmt.Errorf("%w: %w", ended, err)
 			}
 			continue
@@ -169,16 +160,9 @@ func explained(err error) error {
 
 // PutIf writes the object if the condition holds. An object larger than the server's
 // max-request-bytes allows is [tenure.ErrInvalid].
-func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	written, err := s.put(ctx, obj, cond)
-	if err != nil {
-		return tenure.Object{}, s.failed(ctx, "put", obj.Key.String(), err)
-	}
-	return written, nil
-}
-
-func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	if err := cmp.Or(obj.Validate(), cond.Validate(), s.notItself(obj.Key), ctx.Err()); err != nil {
+func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "etcdtenure: put", obj.Key)
+	if err := cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(s.term, obj.Key), ctx.Err()); err != nil {
 		return tenure.Object{}, err
 	}
 	var m meta
@@ -207,16 +191,10 @@ func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 }
 
 // DeleteIf deletes the object if it is at that version. Nothing remains of it.
-func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	if err := s.delete(ctx, key, version); err != nil {
-		return s.failed(ctx, "delete", key.String(), err)
-	}
-	return nil
-}
-
-func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error {
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+	defer storekit.OpError(ctx, &err, "etcdtenure: delete", key)
 	cond := tenure.MatchVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), s.notItself(key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
 		return err
 	}
 	e, revision, err := s.write(ctx, key, "", func(is int64) error {
@@ -244,7 +222,7 @@ type claim struct {
 // there, and gives it the name. It returns the revision. If this process happens to know the
 // object, no read comes first: the server compares.
 func (s *Store) write(ctx context.Context, key tenure.Key, name string, check func(version int64) error, make func(before state) []clientv3.Op) (epoch, int64, error) {
-	ctx, cancel := limited(ctx)
+	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
 	var had claim
 	for tries := 0; ; tries++ {
@@ -311,7 +289,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, name string, check fu
 				}
 			}
 		}
-		if err := pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
+		if err := storekit.Pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
 			return e, 0, fmt.Errorf("%w: %w", err, errOvertaken)
 		}
 	}
@@ -340,15 +318,14 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, name string, found *e
 	return c, err
 }
 
-// Fence returns the store with its writes fenced by the term: each one is a transaction that
+// Fence returns the store with its writes fenced by a term: each one is a transaction that
 // compares the revision of a key that is written when a term begins or ends. It does no I/O.
-func (s *Store) Fence(term *tenure.Term) (tenure.Store, error) {
-	switch {
-	case s.term != nil:
-		return nil, fmt.Errorf("etcdtenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
-	case term == nil || term.ID() == "":
-		return nil, fmt.Errorf("etcdtenure: fence: %w: no term is given", tenure.ErrInvalid)
-	case term.Record() == nil: // a single replica's
+func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
+	term, err := storekit.FenceTerm(s.term, guard)
+	if err != nil {
+		return nil, fmt.Errorf("etcdtenure: fence: %w", err)
+	}
+	if term == nil {
 		return s, nil
 	}
 	return &Store{shared: s.shared, term: term}, nil
@@ -360,18 +337,19 @@ func (s *Store) Fence(term *tenure.Term) (tenure.Store, error) {
 //
 //	conditions, err := store.FenceConditions(ctx, term)
 //	resp, err := client.Txn(ctx).If(conditions...).Then(clientv3.OpPut("mine", "x")).Commit()
-func (s *Store) FenceConditions(ctx context.Context, term *tenure.Term) ([]clientv3.Cmp, error) {
-	if term == nil || term.ID() == "" {
-		return nil, fmt.Errorf("etcdtenure: fence conditions: %w: no term is given", tenure.ErrInvalid)
+func (s *Store) FenceConditions(ctx context.Context, term *tenure.Term) (conditions []clientv3.Cmp, err error) {
+	if term, err = storekit.FenceTerm(nil, term); err != nil {
+		return nil, fmt.Errorf("etcdtenure: fence conditions: %w", err)
 	}
-	if term.Record() == nil { // a single replica's
+	if term == nil {
 		return nil, nil
 	}
-	ctx, cancel := limited(ctx)
+	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
+	defer storekit.OpError(ctx, &err, "etcdtenure: fence conditions", term.Key())
 	e, err := s.ready(ctx)
 	if err != nil {
-		return nil, s.failed(ctx, "fence conditions", term.Key().String(), err)
+		return nil, err
 	}
 	return append(s.current(e, term), clientv3.Compare(clientv3.Value(s.cfg.Prefix+ofEpoch), "=", e.text)), nil
 }
@@ -389,18 +367,10 @@ func hashOf(payload []byte) string {
 	return string(hash[:])
 }
 
-// notItself rejects a fenced write to the record that its fence depends on.
-func (s *Store) notItself(key tenure.Key) error {
-	if s.term != nil && s.term.Key() == key {
-		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
-	}
-	return nil
-}
-
 // lostOr returns an error of a write that was refused, unless the fence does not hold either:
 // that takes precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
-	if s.term == nil || !(refusal == nil || answered(refusal)) {
+	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
 		return refusal
 	}
 	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofTerms, s.term.Key())))
@@ -410,11 +380,5 @@ func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 && e.version(kvs[0].ModRevision) == s.term.Token() && string(kvs[0].Value) == hashOf(s.term.Record()) {
 		return refusal
 	}
-	lost := &tenure.LostError{Key: s.term.Key()}
-	if lease, err := tenure.NewLease(s, tenure.LeaseConfig{Key: lost.Key}); err == nil {
-		if to, err := lease.Read(ctx); err == nil {
-			lost.To = &to
-		}
-	}
-	return lost
+	return storekit.LostTo(ctx, s, s.term)
 }

@@ -2,112 +2,41 @@ package natstenure_test
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/proof/rig"
 )
-
-// proxy is what the connections between two servers go through, so that they can be cut.
-type proxy struct {
-	port string // where it listens
-	to   string // a port
-
-	mu    sync.Mutex
-	isCut bool
-	conns map[net.Conn]bool
-}
-
-func newProxy(t testing.TB, to string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &proxy{port: fmt.Sprint(l.Addr().(*net.TCPAddr).Port), to: to, conns: make(map[net.Conn]bool)}
-	var all sync.WaitGroup
-	t.Cleanup(func() { _ = l.Close(); p.cut(true); all.Wait() })
-	all.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() { p.serve(conn) })
-		}
-	})
-	return p
-}
-
-// cut ends all connections and refuses new ones, or allows them again.
-func (p *proxy) cut(cut bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.isCut = cut
-	for conn := range p.conns {
-		if cut {
-			_ = conn.Close()
-		}
-	}
-}
-
-func (p *proxy) serve(conn net.Conn) {
-	defer conn.Close()
-	p.mu.Lock()
-	refused := p.isCut
-	if !refused {
-		p.conns[conn] = true
-	}
-	p.mu.Unlock()
-	if refused {
-		return
-	}
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.conns, conn)
-	}()
-	server, err := net.Dial("tcp", "127.0.0.1:"+p.to)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = io.Copy(conn, server)
-		_ = conn.Close()
-	}()
-	_, _ = io.Copy(server, conn)
-	_ = server.Close()
-	<-ended
-}
 
 // cluster is three servers, each in a process of its own, that reach each other through
 // proxies: two for each pair of them.
 type cluster struct {
 	servers []*child
-	links   map[[2]int]*proxy
+	links   map[[2]int]*rig.Proxy
 }
 
 func startCluster(t testing.TB) *cluster {
 	t.Helper()
-	c := &cluster{links: make(map[[2]int]*proxy)}
+	c := &cluster{links: make(map[[2]int]*rig.Proxy)}
 	for range 3 {
 		c.servers = append(c.servers, &child{dir: quickDir(t), peers: []string{freePort(t)}})
 	}
 	for i, s := range c.servers {
 		for j, other := range c.servers {
 			if i != j {
-				link := newProxy(t, other.peers[0])
+				link, err := rig.NewProxy("127.0.0.1:"+other.peers[0], nil)
+				require.NoError(t, err)
+				t.Cleanup(link.Close)
 				c.links[[2]int{i, j}] = link
-				s.peers = append(s.peers, link.port)
+				_, port, err := net.SplitHostPort(link.Addr())
+				require.NoError(t, err)
+				s.peers = append(s.peers, port)
 			}
 		}
 	}
@@ -116,7 +45,7 @@ func startCluster(t testing.TB) *cluster {
 		t.Cleanup(s.kill)
 	}
 	js := connect(t, c.servers[0].url)
-	storelife.Await(t, "the cluster can replicate", func() bool {
+	kit.Await(t, "the cluster can replicate", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READY", Replicas: 3, Storage: jetstream.MemoryStorage})
@@ -143,14 +72,14 @@ func (c *cluster) others(but *child) string {
 func (c *cluster) isolate(which *child) {
 	for ends, link := range c.links {
 		if c.servers[ends[0]] == which || c.servers[ends[1]] == which {
-			link.cut(true)
+			link.Set(rig.Weather{Refuse: true})
 		}
 	}
 }
 
 func (c *cluster) heal() {
 	for _, link := range c.links {
-		link.cut(false)
+		link.Set(rig.Weather{})
 	}
 }
 
@@ -176,14 +105,14 @@ func (c *cluster) leads(t testing.TB) *child {
 // leader returns the server that leads the stream once there is one.
 func (c *cluster) leader(t testing.TB) (leader *child) {
 	t.Helper()
-	storelife.Await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
+	kit.Await(t, "the stream has a leader", func() bool { leader = c.leads(t); return leader != nil })
 	return leader
 }
 
 // awaitWhole waits until both other servers follow the stream's leader.
 func (c *cluster) awaitWhole(t testing.TB) {
 	t.Helper()
-	storelife.Await(t, "all servers follow", func() bool {
+	kit.Await(t, "all servers follow", func() bool {
 		leads := c.leads(t)
 		if leads == nil {
 			return false

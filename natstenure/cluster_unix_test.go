@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -40,12 +40,12 @@ func TestAReplicatedStore(t *testing.T) {
 	// one before it knows whether the other will succeed.
 	t.Run("loses no update of an object", func(t *testing.T) {
 		cfg := next()
-		storelife.UpdatesOfOneObject(t, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
+		kit.RunConcurrentUpdates(t, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
 	t.Run("believes no refusal of a server that leads no longer", func(t *testing.T) { deposed(t, cluster, next()) })
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
-		storelife.ForceRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
+		kit.RunForcedRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
 }
 
@@ -54,7 +54,7 @@ func TestAReplicatedStore(t *testing.T) {
 // the message is sent again before those have answered, the leader says so.
 func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	store := openOn(t, connect(t, cluster.servers[0].url), cfg)
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
@@ -100,7 +100,7 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	const ttl = 2 * time.Second
 	openReplicated(t, cluster.servers[0].url)
 	paused := cluster.leader(t)
@@ -109,10 +109,10 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	defer stays.Close()
 	js, err := jetstream.New(stays)
 	require.NoError(t, err)
-	a := storelife.Start(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
-	storelife.Await(t, "a holds", a.IsHolder)
-	b := storelife.Start(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
-	storelife.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
+	a := kit.StartReplica(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
+	kit.Await(t, "a holds", a.IsHolder)
+	b := kit.StartReplica(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
+	kit.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
 	before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
 	require.NoError(t, err)
@@ -126,13 +126,13 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 		_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
 		stale <- err
 	}()
-	storelife.Await(t, "b holds", b.IsHolder)
+	kit.Await(t, "b holds", b.IsHolder)
 	require.False(t, a.IsHolder())
 	resume(t, paused)
 	require.Error(t, <-stale)
-	storelife.Await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
+	kit.Await(t, "the paused server follows", func() bool { return cluster.leads(t) != nil })
 	var is tenure.Object
-	storelife.Await(t, "the servers answer", func() bool { is, err = b.Store.Get(t.Context(), key); return err == nil })
+	kit.Await(t, "the servers answer", func() bool { is, err = b.Store.Get(t.Context(), key); return err == nil })
 	require.Equal(t, before.Version, is.Version)
 	require.Greater(t, b.Status().Token, term)
 	require.EqualValues(t, 1, jobs.Most.Load())
@@ -140,8 +140,8 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 
 func pause(t *testing.T, c *child) {
 	t.Helper()
-	storelife.Pause(t, c.cmd.Process)
+	kit.PauseProcess(t, c.cmd.Process)
 	t.Cleanup(func() { _ = c.cmd.Process.Signal(syscall.SIGCONT) })
 }
 
-func resume(t *testing.T, c *child) { t.Helper(); storelife.Resume(t, c.cmd.Process) }
+func resume(t *testing.T, c *child) { t.Helper(); kit.ResumeProcess(t, c.cmd.Process) }

@@ -1,7 +1,6 @@
 // Package natstenure keeps leases, and other objects, in a stream of NATS JetStream.
 //
-//	js, err := jetstream.New(nc) // a connection of the caller's
-//	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true})
+//	store, err := natstenure.Open(ctx, "nats://host-a,host-b,host-c", natstenure.Config{Replicas: 3, SyncAlways: true})
 //	err = store.Migrate(ctx)
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
 //

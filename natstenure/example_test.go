@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/natstenure"
@@ -17,16 +15,7 @@ import (
 
 // runReplica is a replica of a program whose job only one of them does at a time.
 func runReplica(ctx context.Context, url string, job func(context.Context) error) error {
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1)) // with your credentials and TLS
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
-	store, err := natstenure.New(js, natstenure.Config{SyncAlways: true}) // and Replicas: 3 in a cluster
+	store, err := natstenure.Open(ctx, url, natstenure.Config{SyncAlways: true}) // and Replicas: 3 in a cluster
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/internal/verify/freeport"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // serverDir is set in a child process that is a server, to the directory of its data.
@@ -101,7 +100,7 @@ func tempDirIn(t testing.TB, where string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(where, "natstenure")
 	require.NoError(t, err)
-	t.Cleanup(func() { storelife.Await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
+	t.Cleanup(func() { kit.Await(t, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil }) })
 	return dir
 }
 
@@ -125,7 +124,7 @@ func startChild(t testing.TB) *child {
 
 func freePort(t testing.TB) string {
 	t.Helper()
-	port, err := freeport.Find()
+	port, err := kit.FreePort()
 	require.NoError(t, err)
 	return fmt.Sprint(port)
 }
@@ -173,7 +172,7 @@ func open(t testing.TB, url string) *natstenure.Store {
 
 func openOn(t testing.TB, js jetstream.JetStream, cfg natstenure.Config) *natstenure.Store {
 	t.Helper()
-	cfg.SyncAlways, cfg.Logger = true, storelife.Quiet
+	cfg.SyncAlways, cfg.Logger = true, kit.Quiet
 	store, err := natstenure.New(js, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })

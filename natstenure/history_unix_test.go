@@ -14,15 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/register"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 var faultRounds = flag.Int("faults", 1, "how often each fault happens to a cluster whose histories are judged")
 
-var model = (&porcupine.NondeterministicModel{Init: register.Init, Step: register.Step}).ToModel()
+var model = (&porcupine.NondeterministicModel{Init: kit.HistoryInit, Step: kit.HistoryStep}).ToModel()
 
-func judge(operations []register.Operation) porcupine.CheckResult {
+func judge(operations []kit.Operation) porcupine.CheckResult {
 	var history []porcupine.Operation
 	for _, op := range operations {
 		history = append(history, porcupine.Operation{ClientId: op.Caller, Call: int64(op.Sent), Output: op.Call, Return: int64(op.Answered)})
@@ -32,7 +31,7 @@ func judge(operations []register.Operation) porcupine.CheckResult {
 
 // judgeAll fails the test unless all histories are linearizable; if reads may be outdated, all
 // writes.
-func judgeAll(t *testing.T, log *register.Log, mayBeOutdated bool) {
+func judgeAll(t *testing.T, log *kit.History, mayBeOutdated bool) {
 	t.Helper()
 	for pair, history := range log.Histories() {
 		unknown, fenced, lost := 0, 0, 0
@@ -47,7 +46,7 @@ func judgeAll(t *testing.T, log *register.Log, mayBeOutdated bool) {
 			}
 		}
 		t.Logf("pair %d: %d calls, %d of them without an answer; %d fenced writes, and %d refused", pair, len(history), unknown, fenced, lost)
-		history = register.Traced(history)
+		history = kit.WithoutUnread(history)
 		if mayBeOutdated {
 			wrote := make(map[string]bool)
 			for _, op := range history {
@@ -56,7 +55,7 @@ func judgeAll(t *testing.T, log *register.Log, mayBeOutdated bool) {
 			for _, op := range history {
 				require.True(t, wrote[string(op.Call.Read.Payload)], "a read of what nobody wrote")
 			}
-			history = register.Written(history)
+			history = kit.OnlyWrites(history)
 		}
 		require.Equal(t, porcupine.Ok, judge(history))
 	}
@@ -92,7 +91,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 			const callers, enough = 6, 60
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			log := register.NewLog()
+			log := kit.NewHistory()
 			var all sync.WaitGroup
 			for caller := range callers {
 				urls := c.urls()
@@ -104,7 +103,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 			}
 			more := func() {
 				before := log.Changes()
-				storelife.Await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
+				kit.Await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
 			}
 			more()
 			for range *faultRounds {
@@ -122,7 +121,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 }
 
 func TestAHistoryThatIsNotLinearizableIsNoticed(t *testing.T) {
-	for what, example := range register.Examples() {
+	for what, example := range kit.HistoryExamples() {
 		require.Equal(t, example.Linearizable, judge(example.History()) == porcupine.Ok, what)
 	}
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestAReleaseWakesTheStandby(t *testing.T) {
 	t.Parallel()
 	url := start(t).ClientURL()
-	var jobs storelife.Jobs
+	var jobs kit.Jobs
 	const ttl = time.Second
-	a := storelife.Start(t, &jobs, open(t, url), "a", ttl)
-	storelife.Await(t, "a holds", a.IsHolder)
-	b := storelife.Start(t, &jobs, open(t, url), "b", ttl)
-	storelife.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
+	a := kit.StartReplica(t, &jobs, open(t, url), "a", ttl)
+	kit.Await(t, "a holds", a.IsHolder)
+	b := kit.StartReplica(t, &jobs, open(t, url), "b", ttl)
+	kit.Await(t, "b knows a", func() bool { return b.Status().Holder == "a" })
 	time.Sleep(ttl)
 	released := time.Now()
 	a.Stop()
-	storelife.Await(t, "b holds", b.IsHolder)
+	kit.Await(t, "b holds", b.IsHolder)
 	require.Less(t, time.Since(released), ttl/2)
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
@@ -38,32 +38,32 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := startChild(t)
-			var jobs storelife.Jobs
+			var jobs kit.Jobs
 			const ttl = 3 * time.Second
-			a, b := storelife.Start(t, &jobs, open(t, c.url), "a", ttl), storelife.Start(t, &jobs, open(t, c.url), "b", ttl)
-			storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
-			first := storelife.Holder(a, b).Status().Token
+			a, b := kit.StartReplica(t, &jobs, open(t, c.url), "a", ttl), kit.StartReplica(t, &jobs, open(t, c.url), "b", ttl)
+			kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
+			first := kit.Holder(a, b).Status().Token
 			for range 3 {
 				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
 				require.NoError(t, err)
 				restart(c)
 				c.start(t)
 				var is tenure.Object
-				storelife.Await(t, "the server answers", func() bool {
+				kit.Await(t, "the server answers", func() bool {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					is, err = a.Store.Get(ctx, a.Lease.Key())
 					return err == nil
 				})
 				require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
-				storelife.Await(t, "one holds", func() bool { return storelife.Holder(a, b) != nil })
-				require.GreaterOrEqual(t, storelife.Holder(a, b).Status().Token, first)
+				kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
+				require.GreaterOrEqual(t, kit.Holder(a, b).Status().Token, first)
 			}
-			before := storelife.Holder(a, b)
+			before := kit.Holder(a, b)
 			before.Stop()
-			storelife.Await(t, "the other holds", func() bool { return storelife.Holder(a, b) != nil })
-			require.NotSame(t, before, storelife.Holder(a, b))
-			require.Greater(t, storelife.Holder(a, b).Status().Token, first)
+			kit.Await(t, "the other holds", func() bool { return kit.Holder(a, b) != nil })
+			require.NotSame(t, before, kit.Holder(a, b))
+			require.Greater(t, kit.Holder(a, b).Status().Token, first)
 			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}
@@ -76,12 +76,12 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	store := open(t, c.url)
 	watch := store.Watch(key).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	change, _ := watch.Last()
 	require.True(t, change.Deleted)
 	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
 	require.NoError(t, err)
-	storelife.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
+	kit.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
 	for len(watch.C()) > 0 {
 		<-watch.C()
 	}
@@ -98,7 +98,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	obj, err = other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(obj.Version))
 	require.NoError(t, err)
 	began := time.Now()
-	storelife.Await(t, "the watch tells the present state", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
+	kit.Await(t, "the watch tells the present state", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
 	require.Less(t, time.Since(began), 5*time.Second)
 }
 
@@ -108,17 +108,25 @@ func TestAWatchWhoseConsumerIsRemovedMakesAnother(t *testing.T) {
 	js, store := connect(t, url), open(t, url)
 	watch := store.Watch(tenure.Key{Type: "widget", ID: "a"}).(tenure.ChangeSubscription)
 	defer watch.Stop()
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	stream, err := js.Stream(t.Context(), "TENURE")
 	require.NoError(t, err)
-	for name := range stream.ConsumerNames(t.Context()).Name() {
-		require.NoError(t, stream.DeleteConsumer(t.Context(), name))
+	consumers := func() (names []string) {
+		for name := range stream.ConsumerNames(t.Context()).Name() {
+			names = append(names, name)
+		}
+		return names
 	}
-	storelife.Await(t, "it is not live", func() bool { return !watch.Live() })
-	storelife.Await(t, "it is live again", watch.Live)
+	removed := consumers()
+	require.Len(t, removed, 1)
+	require.NoError(t, stream.DeleteConsumer(t.Context(), removed[0]))
+	kit.Await(t, "another one takes its place", func() bool {
+		now := consumers()
+		return len(now) == 1 && now[0] != removed[0] && watch.Live()
+	})
 	watch.Stop()
 	stopped := time.Now()
-	storelife.Await(t, "its consumer is removed", func() bool {
+	kit.Await(t, "its consumer is removed", func() bool {
 		info, err := stream.Info(t.Context())
 		return err == nil && info.State.Consumers == 0
 	})
@@ -128,7 +136,7 @@ func TestAWatchWhoseConsumerIsRemovedMakesAnother(t *testing.T) {
 func TestTokensGoOnAboveThoseOfAStreamThatWasRemoved(t *testing.T) {
 	url := start(t).ClientURL()
 	js, store := connect(t, url), open(t, url)
-	a, b := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	a, b := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	before, err := a.TryAcquire(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, js.DeleteStream(t.Context(), "TENURE"))
@@ -143,7 +151,7 @@ func TestTokensGoOnAboveThoseOfAStreamThatWasRemoved(t *testing.T) {
 func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *testing.T) {
 	url := start(t).ClientURL()
 	js, store := connect(t, url), open(t, url)
-	holder, witness := storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), storelife.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	holder, witness := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	term, err := holder.TryAcquire(t.Context())
 	require.NoError(t, err)
 	_, err = witness.TryAcquire(t.Context())
@@ -169,10 +177,10 @@ func TestAStreamThatCountsFromOneAgainIsRefusedByThoseThatKnowAGreaterToken(t *t
 func TestTheJobOfAHolderThatIsCutOffHasEndedBeforeTheNextOneBegins(t *testing.T) {
 	t.Parallel()
 	url := start(t).ClientURL()
-	storelife.CutOff(t, open(t, url), open(t, url), 3*time.Second)
+	kit.RunCutOff(t, open(t, url), open(t, url), 3*time.Second)
 }
 
 func TestOfAThousandForcedRacesNoStaleWriteIsAccepted(t *testing.T) {
 	url := start(t).ClientURL()
-	storelife.ForceRaces(t, 4, 250, func(int) *natstenure.Store { return open(t, url) })
+	kit.RunForcedRaces(t, 4, 250, func(int) *natstenure.Store { return open(t, url) })
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 var partitions = flag.Int("partitions", 1, "how often the holders of 10 leases are cut off with the leader of the stream")
@@ -44,11 +44,11 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 	var replicas sync.WaitGroup
 	defer replicas.Wait()
 	defer cancel()
-	var jobs [leases]storelife.Jobs
+	var jobs [leases]kit.Jobs
 	begin := func(store tenure.Store, holder string, i int) *tenure.Coordinator {
 		key := tenure.Key{Type: "lease", ID: fmt.Sprint(round, "-", i)}
-		coordinator, err := tenure.NewCoordinator(storelife.NewLease(t, store, tenure.LeaseConfig{Key: key, Holder: holder, TTL: ttl}),
-			tenure.CoordinatorConfig{Reconcile: jobs[i].Run, Logger: storelife.Quiet})
+		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{Key: key, Holder: holder, TTL: ttl}),
+			tenure.CoordinatorConfig{Reconcile: jobs[i].Run, Logger: kit.Quiet})
 		require.NoError(t, err)
 		replicas.Go(func() { _ = coordinator.Run(ctx) })
 		return coordinator
@@ -60,7 +60,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		holders = append(holders, begin(first, "a", i))
 	}
 	for i := range leases {
-		storelife.Await(t, "the first's job runs", func() bool { return jobs[i].Term.Load() != nil })
+		kit.Await(t, "the first's job runs", func() bool { return jobs[i].Term.Load() != nil })
 		terms = append(terms, jobs[i].Term.Load())
 		standbys = append(standbys, begin(second, "b", i))
 		obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: terms[i].Key().ID}, Payload: []byte("before")}
@@ -69,7 +69,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		written = append(written, obj)
 	}
 	for i := range leases {
-		storelife.Await(t, "the second waits", func() bool { return standbys[i].Status().Holder == "a" })
+		kit.Await(t, "the second waits", func() bool { return standbys[i].Status().Holder == "a" })
 	}
 
 	c.isolate(leads)
@@ -86,7 +86,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		})
 	}
 	for i := range leases {
-		storelife.Await(t, "the second's job runs", func() bool { return standbys[i].IsHolder() && jobs[i].Term.Load() != terms[i] })
+		kit.Await(t, "the second's job runs", func() bool { return standbys[i].IsHolder() && jobs[i].Term.Load() != terms[i] })
 		require.False(t, holders[i].IsHolder())
 		require.Greater(t, jobs[i].Term.Load().Token(), terms[i].Token())
 	}
@@ -95,7 +95,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 	for i := range leases {
 		fenced, err := first.Fence(terms[i])
 		require.NoError(t, err)
-		storelife.Await(t, "a late write of the old term is refused", func() bool {
+		kit.Await(t, "a late write of the old term is refused", func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err = fenced.PutIf(ctx, written[i], tenure.Unconditional())

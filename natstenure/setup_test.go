@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func startWith(t *testing.T, opts *server.Options) *server.Server {
@@ -41,7 +41,7 @@ func TestWithoutJetStreamTheErrorSaysWhatToDo(t *testing.T) {
 			[]nats.Option{nats.UserInfo("app", "secret")}, "account that the client connects to must have JetStream"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			store, err := natstenure.New(connect(t, startWith(t, test.opts).ClientURL(), test.as...), natstenure.Config{Logger: storelife.Quiet})
+			store, err := natstenure.New(connect(t, startWith(t, test.opts).ClientURL(), test.as...), natstenure.Config{Logger: kit.Quiet})
 			require.NoError(t, err)
 			defer store.Close()
 			_, getErr := store.Get(t.Context(), tenure.Key{Type: "a", ID: "b"})
@@ -80,9 +80,9 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 			if test.limit > 0 {
 				limit(test.limit)
 			}
-			var jobs storelife.Jobs
-			a := storelife.Start(t, &jobs, store, "a", 900*time.Millisecond)
-			storelife.Await(t, "a holds", a.IsHolder)
+			var jobs kit.Jobs
+			a := kit.StartReplica(t, &jobs, store, "a", 900*time.Millisecond)
+			kit.Await(t, "a holds", a.IsHolder)
 			token := a.Status().Token
 			var all []tenure.Object
 			var err error
@@ -104,17 +104,17 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 				limit(-1)
 				_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "more"}}, tenure.MustCreate())
 				require.NoError(t, err)
-				storelife.Await(t, "a holds", a.IsHolder)
+				kit.Await(t, "a holds", a.IsHolder)
 				require.EqualValues(t, 1, jobs.Most.Load())
 				return
 			}
-			storelife.Await(t, "the term has ended", func() bool { return !a.IsHolder() && jobs.Running.Load() == 0 })
+			kit.Await(t, "the term has ended", func() bool { return !a.IsHolder() && jobs.Running.Load() == 0 })
 			stream, err := js.Stream(t.Context(), "TENURE")
 			require.NoError(t, err)
 			for _, obj := range all[:3] { // there is no room even to write that they are deleted
 				require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject("TENURE.o.widget."+obj.Key.ID+".*")))
 			}
-			storelife.Await(t, "a holds again", func() bool { return a.IsHolder() && a.Status().Token > token })
+			kit.Await(t, "a holds again", func() bool { return a.IsHolder() && a.Status().Token > token })
 			require.EqualValues(t, 1, jobs.Most.Load())
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -15,10 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
-	"github.com/tenurelib/tenure/internal/report"
-	"github.com/tenurelib/tenure/internal/wake"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -50,14 +48,15 @@ type Store struct {
 
 // shared is what a store and the fenced stores made from it have in common.
 type shared struct {
-	js  jetstream.JetStream
-	nc  *nats.Conn
-	cfg Config
+	js      jetstream.JetStream
+	nc      *nats.Conn
+	reports *reports // of a connection that Open has made; nil: the caller's
+	cfg     Config
 
 	mu      sync.Mutex
 	stream  jetstream.Stream     // once its config has been checked
 	known   map[tenure.Key]state // as this process saw them last
-	watches *wake.Feeds[tenure.Key, tenure.Change]
+	watches *storekit.Feeds
 	closed  context.Context // done when the store is closed
 	close   context.CancelCauseFunc
 	ends    sync.WaitGroup // of goroutines that remove consumers
@@ -66,12 +65,21 @@ type shared struct {
 // New returns a store on the connection of js, which remains the caller's, with its
 // credentials and TLS. It does no I/O; call [Store.Migrate] before the first use.
 func New(js jetstream.JetStream, cfg Config) (*Store, error) {
-	if objects.IsNil(js) {
+	if js == nil {
 		return nil, fmt.Errorf("natstenure: new store: %w: js is nil", tenure.ErrInvalid)
 	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("natstenure: new store: %w", err)
+	}
+	return newStore(js, cfg), nil
+}
+
+// withDefaults returns the config with its defaults, or what cannot be in it.
+func (cfg Config) withDefaults() (Config, error) {
 	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")
 	cfg.Replicas = cmp.Or(cfg.Replicas, 1)
-	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
+	cfg.Logger = storekit.Logger(cfg.Logger)
 	var errs []error
 	if strings.ContainsFunc(cfg.Stream, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\$`, r) }) {
 		errs = append(errs, fmt.Errorf("%w: Stream %q is not one token of a subject", tenure.ErrInvalid, cfg.Stream))
@@ -79,14 +87,15 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	if cfg.Replicas < 1 || cfg.Replicas > 5 {
 		errs = append(errs, fmt.Errorf("%w: Replicas %d is not between 1 and 5", tenure.ErrInvalid, cfg.Replicas))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("natstenure: new store: %w", err)
-	}
+	return cfg, errors.Join(errs...)
+}
+
+func newStore(js jetstream.JetStream, cfg Config) *Store {
 	s := &shared{js: js, nc: js.Conn(), cfg: cfg, known: make(map[tenure.Key]state)}
 	s.closed, s.close = context.WithCancelCause(context.Background())
 	store := &Store{shared: s}
-	s.watches = wake.NewFeeds(store.consume, cfg.Logger)
-	return store, nil
+	s.watches = storekit.NewFeeds(store.consume, cfg.Logger)
+	return store
 }
 
 // Migrate creates the stream if it is missing. It may be called at every start, by many
@@ -95,11 +104,12 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 //
 // The versions of a stream that Migrate creates begin with the time in microseconds, so they
 // go on above those of an earlier stream of that name, unless the clock is wrong.
-func (s *Store) Migrate(ctx context.Context) error {
-	defer report.Flush(s.cfg.Logger)
+func (s *Store) Migrate(ctx context.Context) (err error) {
+	defer storekit.Flush(s.cfg.Logger)
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
-	err := s.oldServer()
+	defer s.opError(ctx, &err, "migrate", "stream "+s.cfg.Stream)
+	err = s.oldServer()
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
 		err = explained(err)
@@ -114,11 +124,15 @@ func (s *Store) Migrate(ctx context.Context) error {
 		_, err = s.ready(ctx)
 	}
 	if err != nil {
-		return s.failed(ctx, "migrate", "stream "+s.cfg.Stream, err)
+		return err
 	}
 	if !s.cfg.SyncAlways {
+		remedy := "set Config.SyncAlways"
+		if s.reports != nil {
+			remedy = "add sync=always to the parameters of the store's URL"
+		}
 		s.cfg.Logger.Warn("unless the NATS servers run with sync_interval: always, a lease may be held twice after a power failure; "+
-			"if they do, set Config.SyncAlways", "stream", s.cfg.Stream)
+			"if they do, "+remedy, "stream", s.cfg.Stream)
 	}
 	return nil
 }
@@ -165,7 +179,7 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	}
 	stream, err := s.js.Stream(ctx, s.cfg.Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("%w: there is no stream %s: call Migrate, or create it with the same config (%w)", tenure.ErrSetup, s.cfg.Stream, err)
+		return nil, storekit.NotMigrated(fmt.Errorf("there is no stream %s", s.cfg.Stream))
 	}
 	if err != nil {
 		return nil, explained(err)
@@ -206,12 +220,15 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 
 var errClosed = errors.New("the store is closed")
 
-// Close ends the subscriptions. The connection remains open.
+// Close ends the subscriptions. A connection that was given to [New] remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()
 	s.ends.Wait()
-	report.Flush(s.cfg.Logger)
+	if s.reports != nil { // Open has made the connection
+		s.nc.Close()
+	}
+	storekit.Flush(s.cfg.Logger)
 	return nil
 }
 
@@ -219,36 +236,21 @@ func (s *Store) Close() error {
 // CreatedAt and UpdatedAt are by the clocks of those that write.
 func (s *Store) Clockless() bool { return true }
 
-// limited gives a context without a deadline the time limit of the JetStream client. The
-// request would wait forever otherwise, if the server is gone.
+// limited gives a context without a deadline the time limit of the JetStream client.
 func (s *Store) limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, s.js.Options().DefaultTimeout)
+	return storekit.WithLimit(ctx, s.js.Options().DefaultTimeout)
 }
 
-// failed says which operation failed, on what, and whether its context has ended.
-func (s *Store) failed(ctx context.Context, op, what string, err error) error {
-	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) && !answered(err) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return fmt.Errorf("natstenure: %s %s: %w", op, what, err)
-}
-
-// answered reports whether an error leaves no doubt about what was written.
-func answered(err error) bool {
-	return slices.ContainsFunc([]error{tenure.ErrNotFound, tenure.ErrExists, tenure.ErrConflict, tenure.ErrTaken,
-		tenure.ErrInvalid, tenure.ErrSetup, tenure.ErrLost}, func(known error) bool { return errors.Is(err, known) })
+// opError is deferred to explain the error that a method returns.
+func (s *Store) opError(ctx context.Context, err *error, op string, what any) {
+	*err = s.reports.explain(*err)
+	storekit.OpError(ctx, err, "natstenure: "+op, what)
 }
 
 // Get returns the object, or [tenure.ErrNotFound].
-func (s *Store) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	obj, err := s.get(ctx, key)
-	if err != nil {
-		return tenure.Object{}, s.failed(ctx, "get", key.String(), err)
-	}
-	return obj, nil
+func (s *Store) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
+	defer s.opError(ctx, &err, "get", key)
+	return s.get(ctx, key)
 }
 
 func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -258,10 +260,13 @@ func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
 	st, obj, err := s.read(ctx, key)
-	if err == nil && st.version() == 0 {
-		err = tenure.ErrNotFound
+	switch {
+	case err != nil:
+		return tenure.Object{}, err
+	case st.version() == 0:
+		return tenure.Object{}, tenure.ErrNotFound
 	}
-	return obj, err
+	return obj, nil
 }
 
 // read returns what the stream's leader has for a key.
@@ -279,17 +284,14 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 	return st, obj, err
 }
 
-func init() {
-	reach.InNATS = func(ctx context.Context, store any, id objects.ID) (bool, error) {
-		s := store.(*Store)
-		ctx, cancel := s.limited(ctx)
-		defer cancel()
-		msg, err := s.last(ctx, s.subject(tenure.Key(id))+either)
-		if err != nil {
-			return false, s.failed(ctx, "get", id.String(), err)
-		}
-		return msg != nil, nil
-	}
+// EverExisted reports whether there has ever been an object under the key, which may have been
+// deleted since.
+func (s *Store) EverExisted(ctx context.Context, key tenure.Key) (known bool, err error) {
+	defer s.opError(ctx, &err, "get", key)
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	msg, err := s.last(ctx, s.subject(key)+either)
+	return msg != nil, err
 }
 
 // last returns the last message of a subject, from the stream's leader; nil if there is none.
@@ -361,22 +363,9 @@ const readAtOnce = 16
 // List returns at most limit objects of a type, those whose IDs come after the given one, in
 // the order of the IDs' bytes. It asks the server for the subjects of the whole type each time,
 // and for each object that it returns.
-func (s *Store) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	found, err := s.list(ctx, objectType, after, limit)
-	if err != nil {
-		return nil, s.failed(ctx, "list", objectType, err)
-	}
-	return found, nil
-}
-
-func (s *Store) list(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	if err := (tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}).Validate(); err != nil {
-		return nil, err
-	}
-	if limit < 1 {
-		return nil, fmt.Errorf("%w: limit %d is not positive", tenure.ErrInvalid, limit)
-	}
-	if err := ctx.Err(); err != nil {
+func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
+	defer s.opError(ctx, &err, "list", objectType)
+	if err := cmp.Or(storekit.CheckList(objectType, after, limit), ctx.Err()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.limited(ctx)
@@ -403,12 +392,7 @@ func (s *Store) list(ctx context.Context, objectType, after string, limit int) (
 			ids[id] = true
 		}
 	}
-	sorted := make([]string, 0, len(ids))
-	for id := range ids {
-		sorted = append(sorted, id)
-	}
-	slices.Sort(sorted)
-	var found []tenure.Object
+	sorted := slices.Sorted(maps.Keys(ids))
 	for len(sorted) > 0 && len(found) < limit { // some of them were deleted
 		n := min(len(sorted), limit-len(found))
 		some, err := s.getAll(ctx, objectType, sorted[:n])

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
 	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -33,13 +33,15 @@ func TestTheStoreKeepsTheContract(t *testing.T) {
 	})
 }
 
+func TestOnlyPublicPackagesOfTheRootModuleAreImported(t *testing.T) { kit.OnlyPublicImports(t) }
+
 func TestANameMovesOnlyFromAnObjectThatHasGivenItUp(t *testing.T) {
-	storelife.NamesMove(t, open(t, start(t).ClientURL()))
+	kit.RunNamesMove(t, open(t, start(t).ClientURL()))
 }
 
 func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
 	url := start(t).ClientURL()
-	storelife.NamesAreGivenOnce(t, func() *natstenure.Store { return open(t, url) })
+	kit.RunNamesAreGivenOnce(t, func() *natstenure.Store { return open(t, url) })
 }
 
 func TestAKeyOfAnyLengthIsListed(t *testing.T) {
@@ -65,7 +67,7 @@ func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 	js, store := connect(t, url), open(t, url)
 	_, err := js.Publish(t.Context(), "TENURE.o.reconciler_lease.singleton.t", []byte("held by me"))
 	require.NoError(t, err)
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 500 * time.Millisecond})
 	_, err = lease.AcquireOrSteal(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
 	require.ErrorContains(t, err, "unknown")
@@ -129,7 +131,7 @@ func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 			spoil(&cfg)
 			_, err := js.CreateStream(t.Context(), cfg)
 			require.NoError(t, err)
-			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: storelife.Quiet})
+			store, err := natstenure.New(js, natstenure.Config{Stream: name, Logger: kit.Quiet})
 			require.NoError(t, err)
 			defer store.Close()
 			err = store.Migrate(t.Context())
@@ -175,7 +177,7 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 				}
 			}
 		}()
-		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: storelife.Quiet})
+		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: kit.Quiet})
 		require.NoError(t, err)
 		limit := time.Minute
 		if ok { // it answers nothing more
@@ -249,9 +251,9 @@ func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *t
 	js := connect(t, s.ClientURL(), nats.UserInfo("app", "secret"), nats.CustomInboxPrefix("_MINE"),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Log(err); denied.Add(1) }))
 	store := openOn(t, js, natstenure.Config{})
-	lease := storelife.NewLease(t, store, tenure.LeaseConfig{})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key())
-	storelife.Await(t, "the watch is live", watch.Live)
+	kit.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)

@@ -22,7 +22,7 @@ const (
 
 // Watch watches an object by a consumer, which this process shares among all subscriptions to
 // that object. It does no I/O.
-func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Subscribe(key) }
+func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
 // consume makes a consumer of an object's messages and tells of them until it breaks.
 func (s *Store) consume(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error {

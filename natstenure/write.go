@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 // message is one message of a write. It is stored only if the last sequence of the subject
@@ -84,11 +84,11 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 			if stale++; len(messages) > 1 || is > messages[0].expect || stale == staleAnswers {
 				return 0, errOvertaken
 			}
-			if err := pause(ctx, longestPause); err != nil {
+			if err := storekit.Pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
 		case subjectInFlight, incompleteBatch, tooManyBatches, writeInFlight:
-			if err := pause(ctx, longestPause); err != nil {
+			if err := storekit.Pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
 		default:
@@ -107,15 +107,6 @@ func full(err error, api *jetstream.APIError) error {
 			tenure.ErrSetup, err)
 	}
 	return err
-}
-
-func pause(ctx context.Context, most time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(rand.N(most)):
-		return nil
-	}
 }
 
 // try sends the messages once, several as an atomic batch.
@@ -165,16 +156,9 @@ func (s *Store) try(ctx context.Context, id string, messages []message) (uint64,
 
 // PutIf writes the object if the condition holds. An object larger than the server's
 // max_payload allows is [tenure.ErrInvalid].
-func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	written, err := s.put(ctx, obj, cond)
-	if err != nil {
-		return tenure.Object{}, s.failed(ctx, "put", obj.Key.String(), err)
-	}
-	return written, nil
-}
-
-func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	if err := cmp.Or(obj.Validate(), cond.Validate(), s.notItself(obj.Key), ctx.Err()); err != nil {
+func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
+	defer s.opError(ctx, &err, "put", obj.Key)
+	if err := cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(s.term, obj.Key), ctx.Err()); err != nil {
 		return tenure.Object{}, err
 	}
 	return s.write(ctx, obj.Key, func(before state) error { return cond.Check(obj.Key, before.version()) }, func(before state) (meta, []byte) {
@@ -189,19 +173,13 @@ func (s *Store) put(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 
 // DeleteIf deletes the object if it is at that version. A small message remains in the stream
 // for each key that ever had an object.
-func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	if err := s.delete(ctx, key, version); err != nil {
-		return s.failed(ctx, "delete", key.String(), err)
-	}
-	return nil
-}
-
-func (s *Store) delete(ctx context.Context, key tenure.Key, version int64) error {
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+	defer s.opError(ctx, &err, "delete", key)
 	cond := tenure.MatchVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), s.notItself(key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
 		return err
 	}
-	_, err := s.write(ctx, key, func(before state) error {
+	_, err = s.write(ctx, key, func(before state) error {
 		if before.version() == 0 {
 			return tenure.ErrNotFound
 		}
@@ -252,7 +230,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if err := s.lostOr(ctx, nil); err != nil {
 			return tenure.Object{}, err
 		}
-		if err := pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
+		if err := storekit.Pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); tries > 0 && err != nil {
 			return tenure.Object{}, fmt.Errorf("%w: %w", err, errOvertaken)
 		}
 	}
@@ -329,32 +307,23 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, name string) ([]messa
 	return append(all, message{subject: subject, data: data, expect: has.sequence, expectOf: subject}), err
 }
 
-// Fence returns the store with its writes fenced by the term: each one is stored only if the
+// Fence returns the store with its writes fenced by a term: each one is stored only if the
 // subject that is written when a term begins or ends is at the term's token. It does no I/O.
-func (s *Store) Fence(term *tenure.Term) (tenure.Store, error) {
-	switch {
-	case s.term != nil:
-		return nil, fmt.Errorf("natstenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
-	case term == nil || term.ID() == "":
-		return nil, fmt.Errorf("natstenure: fence: %w: no term is given", tenure.ErrInvalid)
-	case term.Record() == nil: // a single replica's
+func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
+	term, err := storekit.FenceTerm(s.term, guard)
+	if err != nil {
+		return nil, fmt.Errorf("natstenure: fence: %w", err)
+	}
+	if term == nil {
 		return s, nil
 	}
 	return &Store{shared: s.shared, term: term}, nil
 }
 
-// notItself rejects a fenced write to the record that its fence depends on.
-func (s *Store) notItself(key tenure.Key) error {
-	if s.term != nil && s.term.Key() == key {
-		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
-	}
-	return nil
-}
-
 // lostOr returns an error of a write that was refused, unless the fence does not hold either:
 // that takes precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
-	if s.term == nil || !(refusal == nil || answered(refusal)) {
+	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
 		return refusal
 	}
 	msg, err := s.last(ctx, s.subject(s.term.Key())+begun)
@@ -364,11 +333,5 @@ func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	case msg != nil && msg.Sequence == uint64(s.term.Token()):
 		return refusal
 	}
-	lost := &tenure.LostError{Key: s.term.Key()}
-	if lease, err := tenure.NewLease(s, tenure.LeaseConfig{Key: lost.Key}); err == nil {
-		if to, err := lease.Read(ctx); err == nil {
-			lost.To = &to
-		}
-	}
-	return lost
+	return storekit.LostTo(ctx, s, s.term)
 }

@@ -1,12 +1,11 @@
-// Package oteltenure records OpenTelemetry metrics of a coordinator, using a
-// [tenure.Trace], of a session of package claims, see [ObserveSession], and of package shards,
-// see [ObserveShards].
+// Package oteltenure records OpenTelemetry metrics of a lease, with [ObserveLease], of a session of
+// package claims, with [ObserveSession], and of package shards, with [ObserveShards].
 //
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
-//	metrics, err := oteltenure.New(otel.Meter("my-service"), lease)
-//	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Trace: metrics.Trace(), …})
+//	trace, registration, err := oteltenure.ObserveLease(otel.Meter("my-service"), lease)
+//	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Trace: trace, …})
 //
-// All metrics of a coordinator have the attribute tenure.lease: the key's type and ID, separated by a
+// All metrics of a lease have the attribute tenure.lease: the key's type and ID, separated by a
 // slash. As with all metrics of a process, the resource identifies the replica
 // (service.instance.id, which Prometheus calls instance).
 //
@@ -37,16 +36,16 @@
 //
 // The metrics of a session are these. They have the attributes that [ObserveSession] is given.
 //
-//	name                    kind     unit       attribute    what
-//	tenure.session.valid    gauge    {session}               1 while this process may rely on its claims, otherwise 0; absent when it shuts down
-//	tenure.session.stuck    gauge    {session}               1 while funcs of a session that was lost run although they should have returned, otherwise 0
-//	tenure.claims.held      gauge    {claim}    tenure.kind  claims that this process holds
-//	tenure.claims.running   gauge    {func}     tenure.kind  funcs that run for claims
-//	tenure.sessions.begun   counter  {session}               sessions that this process has begun
-//	tenure.sessions.lost    counter  {session}               sessions that this process has lost
-//	tenure.sessions.buried  counter  {session}               expired sessions of other processes that this process has buried
-//	tenure.claims.freed     counter  {row}                   rows of sessions that were gone that this process has freed
-//	tenure.sweep.errors     counter  {error}                 failed looks for expired sessions and their rows; each is retried
+//	name                     kind     unit       attribute    what
+//	tenure.session.valid     gauge    {session}               1 while this process may rely on its claims, otherwise 0; absent when it shuts down
+//	tenure.session.stuck     gauge    {session}               1 while funcs of a session that was lost run although they should have returned, otherwise 0
+//	tenure.claims.held       gauge    {claim}    tenure.kind  claims that this process holds
+//	tenure.claims.running    gauge    {func}     tenure.kind  funcs that run for claims
+//	tenure.sessions.begun    counter  {session}               sessions that this process has begun
+//	tenure.sessions.lost     counter  {session}               sessions that this process has lost
+//	tenure.sessions.removed  counter  {session}               expired sessions of other processes that this process has removed
+//	tenure.claims.freed      counter  {row}                   rows of sessions that were gone that this process has freed
+//	tenure.sweep.errors      counter  {error}                 failed looks for expired sessions and their rows; each is retried
 //
 // Those of shards have the attributes that [ObserveShards] is given, and tenure.kind.
 //

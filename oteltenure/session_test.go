@@ -43,7 +43,7 @@ func observeSession(t *testing.T, s *session) (*replica, metric.Registration) {
 
 func TestAScrapeReportsASession(t *testing.T) {
 	s := &session{status: claims.Status{
-		Valid: true, Begun: 3, Lost: 2, Buried: 4, Freed: 500, SweepErrors: 6,
+		Valid: true, Begun: 3, Lost: 2, Removed: 4, Freed: 500, SweepErrors: 6,
 		Kinds: []claims.KindStatus{{Kind: "account", Claims: 7}, {Kind: "tenant", Claims: 1_000_000, Running: 8}},
 	}}
 	endpoint, registration := observeSession(t, s)
@@ -57,7 +57,7 @@ func TestAScrapeReportsASession(t *testing.T) {
 		"tenure_session_valid"+zone+"1", "tenure_session_stuck"+zone+"0",
 		"tenure_claims_held"+kind("account")+"7", "tenure_claims_held"+kind("tenant")+`1e\+06`,
 		"tenure_claims_running"+kind("account")+"0", "tenure_claims_running"+kind("tenant")+"8",
-		"tenure_sessions_begun_total"+zone+"3", "tenure_sessions_lost_total"+zone+"2", "tenure_sessions_buried_total"+zone+"4",
+		"tenure_sessions_begun_total"+zone+"3", "tenure_sessions_lost_total"+zone+"2", "tenure_sessions_removed_total"+zone+"4",
 		"tenure_claims_freed_total"+zone+"500", "tenure_sweep_errors_total"+zone+"6")
 	s.status.Valid, s.status.Stuck = false, true
 	expect("after a loss", true, "tenure_session_valid"+zone+"0", "tenure_session_stuck"+zone+"1")
@@ -82,7 +82,7 @@ func expect(t *testing.T, endpoint *replica, when string, present bool, samples 
 
 func TestWhatIsNilHasNoMetrics(t *testing.T) {
 	meter := sdk.NewMeterProvider().Meter("")
-	_, ofLease := oteltenure.New(meter, nil)
+	_, _, ofLease := oteltenure.ObserveLease(meter, nil)
 	_, ofSession := oteltenure.ObserveSession(meter, (*claims.Session)(nil))
 	_, ofShards := oteltenure.ObserveShards(meter, (*shards.Shards)(nil))
 	_, without := oteltenure.ObserveShards(nil, nil)

@@ -1,64 +1,42 @@
 package oteltenure
 
 import (
-	"context"
-	"errors"
-	"fmt"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/shards"
 )
 
 // ObserveShards reports the metrics of a [shards.Shards], with the given attributes, until the
-// registration that it returns is unregistered. All are read from its status when they are
-// collected. ObserveShards fails only if the meter does,
-// and with [tenure.ErrInvalid] if one of the two is nil.
-func ObserveShards(meter metric.Meter, part interface{ Status() shards.Status }, attributes ...attribute.KeyValue) (metric.Registration, error) {
-	if objects.IsNil(meter) || objects.IsNil(part) {
-		return nil, fmt.Errorf("oteltenure: observe: %w: the meter or the part is nil", tenure.ErrInvalid)
-	}
-	var errs []error
-	gauge := func(name, what string) metric.Int64ObservableGauge {
-		g, err := meter.Int64ObservableGauge(name, metric.WithUnit("{shard}"), metric.WithDescription(what))
-		errs = append(errs, err)
-		return g
-	}
-	counter := func(name, what string) metric.Int64ObservableCounter {
-		c, err := meter.Int64ObservableCounter(name, metric.WithUnit("{shard}"), metric.WithDescription(what))
-		errs = append(errs, err)
-		return c
-	}
-	total := gauge("tenure.shards.total", "Shards that there are, for all processes.")
-	owned := gauge("tenure.shards.owned", "Shards that this process has.")
-	target := gauge("tenure.shards.target", "Shards that this process should have; absent until it has settled.")
-	stuck := gauge("tenure.shards.stuck", "Shards whose func was told to stop more than 10 s ago and has not returned.")
-	failing := gauge("tenure.shards.failing", "Shards whose func has returned by itself within the last minute.")
-	claimed := counter("tenure.shards.claimed", "Shards that this process has claimed.")
-	givenUp := counter("tenure.shards.given_up", "Shards that this process has freed for others, but not because it stops.")
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("oteltenure: %w", err)
-	}
-	with := metric.WithAttributes(attributes...)
-	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		s := part.Status()
-		kind := metric.WithAttributes(attribute.String("tenure.kind", s.Kind))
-		o.ObserveInt64(total, int64(s.Count), with, kind)
-		o.ObserveInt64(owned, int64(len(s.Shards)), with, kind)
-		if s.Settled {
-			o.ObserveInt64(target, int64(s.Share), with, kind)
-		}
-		o.ObserveInt64(stuck, int64(s.Stuck), with, kind)
-		o.ObserveInt64(failing, int64(s.Failing), with, kind)
-		o.ObserveInt64(claimed, int64(s.Claimed), with, kind)
-		o.ObserveInt64(givenUp, int64(s.GivenUp), with, kind)
-		return nil
-	}, total, owned, target, stuck, failing, claimed, givenUp)
+// registration that it returns is unregistered. Each collection reads the member's status.
+// ObserveShards fails only if the meter does, and with [tenure.ErrInvalid] if the meter or the
+// member is nil.
+func ObserveShards(meter metric.Meter, member interface{ Status() shards.Status }, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	const unit = "{shard}"
+	i, err := instrumentsOf(meter, member, "member")
 	if err != nil {
-		return nil, fmt.Errorf("oteltenure: %w", err)
+		return nil, err
 	}
-	return registration, nil
+	total := i.gauge("tenure.shards.total", unit, "Shards that there are, for all processes.")
+	owned := i.gauge("tenure.shards.owned", unit, "Shards that this process has.")
+	target := i.gauge("tenure.shards.target", unit, "Shards that this process should have; absent until it has settled.")
+	stuck := i.gauge("tenure.shards.stuck", unit, "Shards whose func was told to stop more than 10 s ago and has not returned.")
+	failing := i.gauge("tenure.shards.failing", unit, "Shards whose func has returned by itself within the last minute.")
+	claimed := i.observedCounter("tenure.shards.claimed", unit, "Shards that this process has claimed.")
+	givenUp := i.observedCounter("tenure.shards.given_up", unit, "Shards that this process has freed for others, but not because it stops.")
+	ofMember := metric.WithAttributes(attributes...)
+	return i.observe(func(o metric.Observer) {
+		s := member.Status()
+		ofKind := with("tenure.kind", s.Kind)
+		report := func(of metric.Int64Observable, n int) { o.ObserveInt64(of, int64(n), ofMember, ofKind) }
+		report(total, s.Count)
+		report(owned, len(s.Shards))
+		if s.Settled {
+			report(target, s.Share)
+		}
+		report(stuck, s.Stuck)
+		report(failing, s.Failing)
+		report(claimed, s.Claimed)
+		report(givenUp, s.GivenUp)
+	})
 }

@@ -34,8 +34,8 @@ func (s on) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondi
 	return s.local(obj), err
 }
 
-func (s on) Fence(term *tenure.Term) (tenure.Store, error) {
-	store, err := tenure.Fence(s.Store, term)
+func (s on) Fence(guard tenure.Guard) (tenure.Store, error) {
+	store, err := tenure.Fence(s.Store, guard)
 	return on{store, s.zone}, err
 }
 
@@ -118,7 +118,7 @@ func TestReplicasWithDifferentLocationsGoByThatOfTheRecord(t *testing.T) {
 			if location != kolkata {
 				told = 1
 			}
-			require.Equal(t, told, strings.Count(log.String(), "schedule goes by the location in which it was begun"), "replica %d: %s", i, log)
+			require.Equal(t, told, strings.Count(log.String(), "schedule uses the location in which it was begun"), "replica %d: %s", i, log)
 		}
 		require.Equal(t, []float64{21.5, 45.5, 69.5, 93.5}, ran.take(began))
 	})

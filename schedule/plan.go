@@ -6,21 +6,13 @@ import (
 )
 
 // Plan names the times at which a job is due, its slots. The schedules of
-// github.com/robfig/cron/v3 are plans. An expression without CRON_TZ is about the clock of
-// the [Config]'s Location.
+// github.com/robfig/cron/v3 are plans. An expression without CRON_TZ is in the [Config]'s
+// Location.
 type Plan interface {
 	// Next returns the first slot after a time, or the zero time if there is none. The time
 	// is in the [Config]'s Location, never in that of the host.
 	Next(after time.Time) time.Time
 }
-
-// located is a plan that gets all times in one location.
-type located struct {
-	plan     Plan
-	location *time.Location
-}
-
-func (p located) Next(after time.Time) time.Time { return p.plan.Next(after.In(p.location)) }
 
 // Interval returns the plan whose slots are all multiples of an interval, plus a phase,
 // since midnight UTC on 1 January 1970. So Interval(24*time.Hour, 3*time.Hour) is daily at
@@ -45,42 +37,38 @@ func (p every) Next(after time.Time) time.Time {
 	return epoch.Add((n + 1) * p.interval).UTC()
 }
 
-// latest returns the last slot of a plan after one time and not after another, or the
-// zero time if there is none.
-func latest(plan Plan, after, now time.Time) (time.Time, error) {
-	// Search backwards from now in growing steps, because there may be a million slots in
-	// between.
-	for back := time.Second; ; back *= 2 {
-		from := now.Add(-back)
-		begin := !from.After(after) || back > now.Sub(after)
-		if begin {
-			from = after
-		}
-		slot, err := next(plan, from)
-		if err != nil {
-			return time.Time{}, err
-		}
-		if slot.IsZero() || slot.After(now) {
-			if begin {
-				return time.Time{}, nil
-			}
-			continue
-		}
-		for {
-			later, err := next(plan, slot)
-			if err != nil || later.IsZero() || later.After(now) {
-				return slot, err
-			}
-			slot = later
-		}
-	}
+// located is a plan that gets all times in one location, and whose answers are checked.
+type located struct {
+	plan     Plan
+	location *time.Location
 }
 
-// next is plan.Next, checked.
-func next(plan Plan, after time.Time) (time.Time, error) {
-	slot := plan.Next(after)
+// next returns the first slot after a time, or the zero time if there is none.
+func (p located) next(after time.Time) (time.Time, error) {
+	slot := p.plan.Next(after.In(p.location))
 	if !slot.IsZero() && !slot.After(after) {
-		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is %v, which is not later", after, slot)
+		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is %v, which is not later", after.In(p.location), slot)
 	}
 	return slot, nil
+}
+
+// latest returns the last slot after one time and not after another, or the zero time if there
+// is none. It searches backwards in growing steps, because there may be a million slots in between.
+func (p located) latest(after, now time.Time) (last time.Time, err error) {
+	const longest = 100 * 365 * 24 * time.Hour // twice as long is still a Duration
+	for back := time.Second; last.IsZero() && now.After(after); back *= 2 {
+		from := now.Add(-back)
+		if from.Before(after) || back > longest {
+			from = after
+		}
+		for slot := from; ; last = slot {
+			if slot, err = p.next(slot); err != nil || slot.IsZero() || slot.After(now) {
+				break
+			}
+		}
+		if err != nil || from.Equal(after) {
+			break
+		}
+	}
+	return last, err
 }

@@ -25,7 +25,7 @@
 // Do only writes to the same database, [Slot.Statement] makes its effect happen exactly
 // once.
 //
-// Each is recorded as by [tenure.RecordRun], under the schedule's key, so the status and the
+// Each run is recorded as by [tenure.RecordRun], under the schedule's key, so the status and the
 // metrics show a job that always fails.
 package schedule
 
@@ -71,10 +71,10 @@ type Config struct {
 	// Plan names the slots. It is called by one goroutine at a time, with times in Location.
 	Plan Plan
 
-	// Location is that of all times that Plan and Do are given, whatever the time zone of the
-	// host. It must be the same in all replicas, so it can't be [time.Local]. It is kept with
-	// the last finished slot: a replica with another one logs a warning, and goes by the
-	// one that is kept. To change it, delete the object under Key. Default [time.UTC].
+	// Location is the time zone of all times that Plan and Do get, whatever the host's is. It
+	// must be the same in all replicas, so it can't be [time.Local]. It is kept with the last
+	// finished slot: a replica with another Location logs a warning, and uses the one that is
+	// kept. To change it, delete the object under Key. Default [time.UTC].
 	Location *time.Location
 
 	// Do does the work of one slot. It should return when ctx is done, which happens when
@@ -90,7 +90,7 @@ type Config struct {
 // Schedule runs a job at planned times. Its methods are safe for concurrent use.
 type Schedule struct {
 	cfg           Config
-	otherLocation sync.Once // logs that the record has another Location
+	otherLocation sync.Once // for the warning that the record has another Location
 }
 
 // New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
@@ -125,7 +125,7 @@ type State struct {
 	Done  time.Time `json:"done"`           // the last finished slot; before the first one, the time when the schedule was first run
 	Begun time.Time `json:"begun,omitzero"` // the slot that was begun last; later than Done if it failed, was interrupted, or is running
 
-	// Location is the name of the [Config]'s that the schedule goes by. It is empty if only an
+	// Location is the name of the Location that the schedule uses. It is empty if only an
 	// earlier version of this package has written the state.
 	Location string `json:"location,omitempty"`
 }
@@ -172,7 +172,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		case errors.Is(err, tenure.ErrLost):
 			<-ctx.Done() // it is about to end
 		case err != nil && ctx.Err() == nil:
-			retries.Log(s.cfg.Logger, slog.LevelError, "schedule cannot go on, and tries again", err)
+			retries.Log(s.cfg.Logger, slog.LevelError, "schedule failed to use the store; retrying", err)
 			pause = storePause + rand.N(storePause)
 		}
 		pace.Sleep(ctx, pause)
@@ -183,14 +183,12 @@ func (s *Schedule) Run(ctx context.Context) error {
 // fatalError is an error that a retry would not fix.
 type fatalError struct{ error }
 
-// step runs the slot that is due, if any, and returns for how long to wait before the next
-// step.
+// step runs the slot that is due, if any, and returns how long to wait before the next step.
 func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time) (pause time.Duration, err error) {
 	r, err := s.read(ctx, store)
-	if errors.Is(err, tenure.ErrNotFound) {
-		r, err = s.write(ctx, store, s.inOwnLocation(record{}), tenure.MustCreate())
-	} else if err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
-		r, err = s.write(ctx, store, s.inOwnLocation(r), tenure.MatchVersion(r.version))
+	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
+		r.Location = s.cfg.Location.String()
+		r, err = s.write(ctx, store, r)
 	}
 	if err != nil {
 		return 0, err
@@ -198,37 +196,62 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	if idleSince.IsZero() {
 		*idleSince = r.now
 	}
-	location, err := s.location(r)
-	if err != nil {
-		return 0, &fatalError{err}
-	}
-	due, next, err := s.due(located{s.cfg.Plan, location}, r, *idleSince)
+	due, wait, err := s.due(r, *idleSince)
 	switch {
 	case err != nil:
 		return 0, &fatalError{err}
-	case due.IsZero() && next.IsZero(): // the plan has ended, unless its owner changes it
-		return lookAgain, nil
 	case due.IsZero():
-		return min(next.Sub(r.now), lookAgain), nil
+		return wait, nil
 	}
-	ok, err := s.run(ctx, store, r, due.In(location))
+	failed, err := s.run(ctx, store, r, due)
 	if err != nil {
 		return 0, err
 	}
-	*idleSince = time.Time{} // the next step asks for the time
-	if !ok {
+	*idleSince = time.Time{} // the next step reads the time
+	if failed != nil {
+		s.cfg.Logger.Error("slot failed; it will be run again", "slot", due, "error", logtext.OneLine(failed))
 		return s.cfg.Retry, nil
 	}
 	return 0, nil
 }
 
-func (s *Schedule) inOwnLocation(r record) record {
-	r.Location = s.cfg.Location.String()
-	return r
+// due returns the slot to run now. If it is zero, none is due, and wait is how long to wait
+// before the next step.
+func (s *Schedule) due(r record, idleSince time.Time) (due time.Time, wait time.Duration, err error) {
+	location, err := s.location(r)
+	if err != nil {
+		return time.Time{}, 0, err
+	}
+	plan, after := located{s.cfg.Plan, location}, r.Done
+	interrupted := r.Begun.After(r.Done)
+	switch {
+	case interrupted && s.cfg.Missed != RunLatest:
+		return r.Begun.In(location), 0, nil
+	case s.cfg.Missed == RunLatest:
+		due, err = plan.latest(r.Done, r.now)
+		if interrupted && r.Begun.After(due) {
+			due = r.Begun
+		}
+		if err != nil || !due.IsZero() {
+			return due.In(location), 0, err
+		}
+	case s.cfg.Missed == Skip && idleSince.After(after):
+		after = idleSince
+	}
+	slot, err := plan.next(after)
+	switch {
+	case err != nil:
+		return time.Time{}, 0, err
+	case slot.IsZero(): // the plan has ended, unless its owner changes it
+		return time.Time{}, lookAgain, nil
+	case slot.After(r.now):
+		return time.Time{}, min(slot.Sub(r.now), lookAgain), nil
+	}
+	return slot.In(location), 0, nil
 }
 
-// location returns the location by which all replicas go, that of the record. If each went by
-// its own, a slot that one of them has run would be due again, at another time, in another.
+// location returns the location that all replicas use: the record's. If each used its own, a slot
+// that one replica has run would be due again in another one, at another time.
 func (s *Schedule) location(r record) (*time.Location, error) {
 	own := s.cfg.Location.String()
 	if r.Location == own {
@@ -240,63 +263,30 @@ func (s *Schedule) location(r record) (*time.Location, error) {
 			s.cfg.Key, own, r.Location, err)
 	}
 	s.otherLocation.Do(func() {
-		s.cfg.Logger.Warn("schedule goes by the location in which it was begun; give all replicas the same, or delete the object under its key to change it",
+		s.cfg.Logger.Warn("schedule uses the location in which it was begun; give all replicas the same, or delete the object under its key to change it",
 			"location", r.Location, "configured", own)
 	})
 	return location, nil
 }
 
-// due returns the slot to run now, or otherwise the next one as later. Both are zero if there
-// is none.
-func (s *Schedule) due(plan Plan, r record, idleSince time.Time) (due, later time.Time, err error) {
-	after := r.Done
-	interrupted := r.Begun.After(r.Done)
-	switch {
-	case interrupted && s.cfg.Missed != RunLatest:
-		return r.Begun, time.Time{}, nil
-	case s.cfg.Missed == RunLatest:
-		due, err = latest(plan, r.Done, r.now)
-		if interrupted && r.Begun.After(due) {
-			due = r.Begun
-		}
-		if err != nil || !due.IsZero() {
-			return due, time.Time{}, err
-		}
-	case s.cfg.Missed == Skip && idleSince.After(after):
-		after = idleSince
-	}
-	slot, err := next(plan, after)
-	if err != nil || slot.IsZero() || slot.After(r.now) {
-		return time.Time{}, slot, err
-	}
-	return slot, time.Time{}, nil
-}
-
-// run runs one slot. It reports whether the slot is done.
-func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due time.Time) (done bool, err error) {
+// run runs one slot, and marks it as done unless it failed. It returns why the slot is not done,
+// nil if it is, and separately the error of a call to the store.
+func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due time.Time) (failed, err error) {
 	if !r.Begun.Equal(due) {
 		r.Begun = due
-		if r, err = s.write(ctx, store, r, tenure.MatchVersion(r.version)); err != nil {
-			return false, err
+		if r, err = s.write(ctx, store, r); err != nil {
+			return nil, err
 		}
 	}
-	var failed error
 	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
 		slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
 		failed, err = s.finish(ctx, store, slot, logtext.Sound(s.cfg.Do(ctx, slot)))
 		return cmp.Or(err, failed)
 	})
-	switch {
-	case err != nil:
-		return false, err
-	case failed != nil:
-		s.cfg.Logger.Error("slot failed, and will be run again", "slot", due, "error", logtext.OneLine(failed))
-	}
-	return failed == nil, nil
+	return failed, err
 }
 
-// finish marks a slot as done unless Do has failed. It returns why the slot is not done, nil
-// if it is, and separately the error of a call to the store.
+// finish marks a slot as done, unless Do has failed. It returns what [Schedule.run] does.
 func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, failed error) (notDone, err error) {
 	// If Do has returned nil the slot is done, even if the lease is about to be given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLonger)
@@ -309,9 +299,8 @@ func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, fa
 		return cmp.Or(failed, errors.New("Do has returned nil, but its transaction with the slot's statement was not committed")), err
 	}
 	if failed == nil {
-		r := slot.record
-		r.Done = slot.Time
-		_, err = s.write(ctx, store, r, tenure.MatchVersion(r.version))
+		slot.record.Done = slot.Time
+		_, err = s.write(ctx, store, slot.record)
 	}
 	return failed, err
 }
@@ -319,12 +308,25 @@ func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, fa
 // record is the schedule's object in the store.
 type record struct {
 	State
-	version int64
+	version int64     // 0: there is no object
 	now     time.Time // the store's time when it was read or written
 }
 
 func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error) {
-	obj, err := store.Get(ctx, s.cfg.Key)
+	return s.decode(store.Get(ctx, s.cfg.Key))
+}
+
+// write writes a record in the place of the one that was read.
+func (s *Schedule) write(ctx context.Context, store tenure.Store, r record) (record, error) {
+	cond := tenure.MustCreate()
+	if r.version != 0 {
+		cond = tenure.MatchVersion(r.version)
+	}
+	return s.decode(store.PutIf(ctx, s.object(r.State), cond))
+}
+
+// decode takes what a call to the store has returned.
+func (s *Schedule) decode(obj tenure.Object, err error) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
@@ -333,18 +335,6 @@ func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error)
 		return record{}, fmt.Errorf("schedule: %s is not the state of a schedule, delete it or choose another key: %w", s.cfg.Key, err)
 	}
 	if r.Done.IsZero() { // no slot is done yet: the first one is the first after this time
-		r.Done = obj.CreatedAt
-	}
-	return r, nil
-}
-
-func (s *Schedule) write(ctx context.Context, store tenure.Store, r record, cond tenure.WriteCondition) (record, error) {
-	obj, err := store.PutIf(ctx, s.object(r.State), cond)
-	if err != nil {
-		return record{}, err
-	}
-	r.version, r.now = obj.Version, obj.UpdatedAt
-	if r.Done.IsZero() {
 		r.Done = obj.CreatedAt
 	}
 	return r, nil
@@ -374,11 +364,9 @@ type Slot struct {
 //
 // It returns [errors.ErrUnsupported] if the store is neither Postgres nor SQLite.
 func (slot Slot) Statement() (query string, args []any, err error) {
-	store, ok := slot.schedule.cfg.Store.(interface {
-		PutStatement(obj tenure.Object, version int64) (query string, args []any, err error)
-	})
+	store, ok := slot.schedule.cfg.Store.(tenure.SQLStore)
 	if !ok {
-		return "", nil, fmt.Errorf("schedule: statement: %w: %T has no PutStatement", errors.ErrUnsupported, slot.schedule.cfg.Store)
+		return "", nil, fmt.Errorf("schedule: statement: %w: %T is not a SQLStore", errors.ErrUnsupported, slot.schedule.cfg.Store)
 	}
 	state := slot.record.State
 	state.Done = slot.Time

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -180,8 +180,10 @@ func (s skewed) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 	return s.shift(obj), err
 }
 
-func (s skewed) Fence(term *tenure.Term) (tenure.Store, error) {
-	store, err := tenure.Fence(s.Store, term)
+var _ tenure.Fencer = skewed{} // or no slot would be marked as done
+
+func (s skewed) Fence(guard tenure.Guard) (tenure.Store, error) {
+	store, err := tenure.Fence(s.Store, guard)
 	return skewed{store, s.by}, err
 }
 
@@ -412,7 +414,7 @@ func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
 		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 		coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
 		require.NoError(t, err)
-		stop := kit.Run(t, t.Context(), coordinator)
+		stop := kit.RunCoordinator(t, t.Context(), coordinator)
 		time.Sleep(time.Hour + 10*time.Minute)
 		stop()
 		require.GreaterOrEqual(t, len(ran.ran), 10, "one each minute")

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // BenchmarkShards has ten processes share a thousand shards on Postgres. Ten times one more

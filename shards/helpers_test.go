@@ -15,7 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -56,7 +56,7 @@ func inBubble(t *testing.T, count int, test func(w *world)) {
 type process struct {
 	w       *world
 	name    string
-	link    *kit.Link
+	link    *link
 	session *claims.Session
 	shards  *shards.Shards
 	dead    atomic.Bool
@@ -73,7 +73,7 @@ type process struct {
 // start begins a process, which ends with the test at the latest.
 func (w *world) start(name string, options ...func(*process, *shards.Config)) *process {
 	w.Helper()
-	p := &process{w: w, name: name, link: kit.NewLink(w.store), ended: make(chan struct{}), causes: map[string]error{}}
+	p := &process{w: w, name: name, link: newLink(w.store), ended: make(chan struct{}), causes: map[string]error{}}
 	cfg := shards.Config{Kind: "job", Count: w.count, Run: p.work, Settle: settle}
 	for _, option := range options {
 		option(p, &cfg)

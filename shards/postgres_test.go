@@ -15,14 +15,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(virtual.Main{M: m}) }
+func TestMain(m *testing.M) { kit.Main(m) }
 
 // cluster is processes that share shards on a Postgres server, in real time.
 type cluster struct {
@@ -48,14 +46,14 @@ type member struct {
 	name    string
 	session *claims.Session
 	shards  *shards.Shards
-	link    *kit.Link
+	link    *link
 	dead    bool                      // guarded by the mu of cluster
 	wrote   atomic.Pointer[time.Time] // when it has sent its last renewal
 	stop    func()
 }
 
 func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
-	c := &cluster{TB: t, url: pgtest.URL(t), count: count, settle: settle, ttl: ttl,
+	c := &cluster{TB: t, url: kit.PostgresURL(t), count: count, settle: settle, ttl: ttl,
 		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}, took: map[string][]time.Duration{}}
 	kit.Migrate(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
 	return c
@@ -70,7 +68,7 @@ func (c *cluster) start(name string) *member {
 
 // prepare makes a process, with connections of its own.
 func (c *cluster) prepare(name string) *member {
-	m := &member{c: c, name: name, link: kit.NewLink(kit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
+	m := &member{c: c, name: name, link: newLink(kit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
 	m.link.SetHook(c.calls.Count("", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 		if now := time.Now(); call.Op == "put" {
 			m.wrote.Store(&now)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/health"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
@@ -207,7 +208,7 @@ func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
 			return false, nil
 		}
 	}
-	got, err := sh.members.Claim(ctx, uuid.NewString())
+	got, err := sh.members.TryClaim(ctx, uuid.NewString())
 	for _, me := range got { // also beside an error
 		err := sh.members.Do(ctx, me, func(ctx context.Context) error {
 			sh.funcs.Go(sh.members.Wake) // which may hang
@@ -379,7 +380,7 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		seen.tries = 0
 		return did, next, nil
 	}
-	got, err := sh.keys.Claim(ctx, wanted...)
+	got, err := sh.keys.TryClaim(ctx, wanted...)
 	sh.start(ctx, got)
 	if seen.tries++; len(got) == len(wanted) {
 		seen.tries = 0
@@ -459,7 +460,7 @@ func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settl
 
 // Owner returns who works for a shard: the holder of its session, with the labels, so that a
 // request can be sent there. It returns [tenure.ErrNotFound] if nobody does at this moment. A
-// process that has crashed is returned until its session has expired and was buried.
+// process that has crashed is returned until its session has expired and was removed.
 func (sh *Shards) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	if _, found := slices.BinarySearch(sh.sorted, id); !found {
 		return tenure.Holding{}, fmt.Errorf("tenure: owner of shard %q of %s: %w: there is no such shard", id, sh.cfg.Kind, tenure.ErrInvalid)
@@ -476,23 +477,15 @@ func (sh *Shards) unfit() error {
 
 // check calls Check until ctx is done.
 func (sh *Shards) check(ctx context.Context) {
+	check := health.Check{Timeout: sh.paces.RenewInterval / 2}
 	for ctx.Err() == nil {
-		checking, cancel := context.WithTimeoutCause(ctx, sh.paces.RenewInterval/2, errors.New("Check has not returned in time"))
-		result := make(chan error, 1)
-		go func() { result <- logtext.Sound(sh.cfg.Check(checking)) }()
-		select {
-		case err := <-result:
-			sh.checked(err)
-		case <-checking.Done():
-			if ctx.Err() == nil {
-				sh.checked(context.Cause(checking))
-			}
-			select {
-			case <-result: // one call at a time
-			case <-ctx.Done():
-			}
+		answered, err := check.Ask(ctx, func(ctx context.Context) error { return logtext.Sound(sh.cfg.Check(ctx)) })
+		if !answered {
+			err = errors.New("Check has not returned in time")
 		}
-		cancel()
+		if ctx.Err() == nil {
+			sh.checked(err)
+		}
 		pace.Sleep(ctx, sh.paces.RenewInterval)
 	}
 }

@@ -12,8 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/virtual"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -30,7 +29,7 @@ func TestShardsUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	defer virtual.Repeat(t, fmt.Sprintf("go test ./shards -run TestShardsUnderFaults -shards.events=%d -shards.seed=%d -count=50", *simEvents, seed))
+	defer kit.NoteFailure(t, fmt.Sprintf("go test ./shards -run TestShardsUnderFaults -shards.events=%d -shards.seed=%d -count=50", *simEvents, seed))
 	var total, funcs int
 	var slowest time.Duration
 	for part := uint64(0); total < *simEvents && !t.Failed(); part++ { // crashed processes cost time until their bubble ends

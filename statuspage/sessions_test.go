@@ -12,7 +12,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/statuspage"
 )
 
@@ -31,7 +31,7 @@ func TestTheStatusPageShowsASession(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		returned := make(chan error)
 		go func() { returned <- session.Run(ctx) }()
-		got, err := tenants.Claim(t.Context(), "one", "two", "three")
+		got, err := tenants.TryClaim(t.Context(), "one", "two", "three")
 		require.NoError(t, err)
 		did := make(chan error)
 		go func() {

@@ -30,7 +30,7 @@ type broken struct {
 	del  func(ctx context.Context, key tenure.Key, version int64) error
 	list func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error)
 
-	fence func(term *tenure.Term) (tenure.Store, error)
+	fence func(guard tenure.Guard) (tenure.Store, error)
 
 	watch func(key tenure.Key) tenure.Subscription
 	wake  func(ctx context.Context, key tenure.Key, version int64) error
@@ -53,7 +53,7 @@ func (b *broken) List(ctx context.Context, objectType, after string, limit int) 
 	return b.list(ctx, objectType, after, limit)
 }
 
-func (b *broken) Fence(term *tenure.Term) (tenure.Store, error) { return b.fence(term) }
+func (b *broken) Fence(guard tenure.Guard) (tenure.Store, error) { return b.fence(guard) }
 
 func (b *broken) Watch(key tenure.Key) tenure.Subscription { return b.watch(key) }
 
@@ -96,7 +96,8 @@ func (w *brokenChanges) Last() (tenure.Change, bool) {
 
 // behindFence replaces the fenced store's DeleteAndWake.
 func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
-	b.fence = func(term *tenure.Term) (tenure.Store, error) {
+	b.fence = func(guard tenure.Guard) (tenure.Store, error) {
+		term, _ := guard.(*tenure.Term)
 		fenced, err := b.Mem.Fence(term)
 		if err != nil {
 			return nil, err
@@ -110,7 +111,8 @@ func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) f
 
 // checkedFirst makes a fence that is only a check before each write.
 func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error, then func(*tenure.Term) tenure.Store) {
-	b.fence = func(term *tenure.Term) (tenure.Store, error) {
+	b.fence = func(guard tenure.Guard) (tenure.Store, error) {
+		term, _ := guard.(*tenure.Term)
 		store := then(term)
 		return &broken{
 			Mem:  b.Mem,
@@ -544,15 +546,15 @@ var breakages = []struct {
 		}, func(*tenure.Term) tenure.Store { return b.Mem })
 	}},
 	{"a fence that can't work is rejected", "a nil term means no fence", func(b *broken) {
-		b.fence = func(term *tenure.Term) (tenure.Store, error) {
-			if term == nil {
+		b.fence = func(guard tenure.Guard) (tenure.Store, error) {
+			if term, ok := guard.(*tenure.Term); !ok || term == nil {
 				return b.Mem, nil
 			}
-			return b.Mem.Fence(term)
+			return b.Mem.Fence(guard)
 		}
 	}},
 	{"a fence holds back the writes of a term that is over", "there is no fence", func(b *broken) {
-		b.fence = func(*tenure.Term) (tenure.Store, error) { return b.Mem, nil }
+		b.fence = func(tenure.Guard) (tenure.Store, error) { return b.Mem, nil }
 	}},
 	{"a fence holds back the writes of a term that is over", "a conflict hides the loss", func(b *broken) {
 		b.checkedFirst(func(_ *tenure.Term, obj tenure.Object, cond tenure.WriteCondition) error {
@@ -782,8 +784,8 @@ var breakages = []struct {
 		})
 	}},
 	{"a fenced deletion wakes while the term is current", "the fenced store is not a Watcher", func(b *broken) {
-		b.fence = func(term *tenure.Term) (tenure.Store, error) {
-			fenced, err := b.Mem.Fence(term)
+		b.fence = func(guard tenure.Guard) (tenure.Store, error) {
+			fenced, err := b.Mem.Fence(guard)
 			return struct{ tenure.Store }{fenced}, err
 		}
 	}},

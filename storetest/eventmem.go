@@ -101,9 +101,9 @@ func (m *EventMem) List(ctx context.Context, objectType, after string, limit int
 	return objects, err
 }
 
-// Fence returns the store with its writes fenced by the term.
-func (m *EventMem) Fence(term *tenure.Term) (tenure.Store, error) {
-	fenced, err := m.fenced.(tenure.Fencer).Fence(term)
+// Fence returns the store with its writes fenced by a term.
+func (m *EventMem) Fence(guard tenure.Guard) (tenure.Store, error) {
+	fenced, err := m.fenced.(tenure.Fencer).Fence(guard)
 	if err != nil {
 		return nil, err
 	}

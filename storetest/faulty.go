@@ -137,8 +137,8 @@ func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit 
 
 // Fence is the store's Fence, behind the same hook. It returns
 // [errors.ErrUnsupported] if the store has none.
-func (f *FaultyStore) Fence(term *tenure.Term) (tenure.Store, error) {
-	fenced, err := tenure.Fence(f.store, term)
+func (f *FaultyStore) Fence(guard tenure.Guard) (tenure.Store, error) {
+	fenced, err := tenure.Fence(f.store, guard)
 	if err != nil {
 		return nil, err
 	}

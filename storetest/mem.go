@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/wake"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 // Mem is an in-memory [tenure.Store], [tenure.Lister], [tenure.Fencer],
@@ -27,6 +27,12 @@ type Mem struct {
 	// Single is what SingleReplica returns. Set it before the first use.
 	Single bool
 
+	*memory
+	term *tenure.Term // whose fence the writes have to pass; nil: none
+}
+
+// memory is what a store and the fenced stores made from it have in common.
+type memory struct {
 	watches *wake.Hub[tenure.Key]
 
 	mu      sync.Mutex
@@ -40,41 +46,39 @@ type Mem struct {
 
 // NewMem returns an empty store.
 func NewMem() *Mem {
-	return &Mem{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true)}
+	return &Mem{memory: &memory{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true)}}
 }
 
 // SingleReplica returns the field Single.
 func (m *Mem) SingleReplica() bool { return m.Single }
 
 // Get returns a copy of the object, or [tenure.ErrNotFound].
-func (m *Mem) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+func (m *Mem) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "storetest: get", key)
 	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
-		return tenure.Object{}, fmt.Errorf("storetest: get %s: %w", key, err)
+		return tenure.Object{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	obj, ok := m.objects[key]
 	if !ok {
-		return tenure.Object{}, fmt.Errorf("storetest: get %s: %w", key, tenure.ErrNotFound)
+		return tenure.Object{}, tenure.ErrNotFound
 	}
 	return read(obj, m.now()), nil
 }
 
 // PutIf writes a copy of the object if the condition holds. Its version is
 // the time in microseconds, or the last version plus one if that is greater.
-func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return m.putIf(ctx, obj, cond, nil)
-}
-
-func (m *Mem) putIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition, fence *tenure.Term) (tenure.Object, error) {
-	if err := cmp.Or(obj.Validate(), cond.Validate(), notItself(fence, obj.Key), ctx.Err()); err != nil {
-		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
+func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "storetest: put", obj.Key)
+	if err := cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(m.term, obj.Key), ctx.Err()); err != nil {
+		return tenure.Object{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	current, exists := m.objects[obj.Key]
-	if err := cmp.Or(m.check(fence), cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
-		return tenure.Object{}, fmt.Errorf("storetest: put %s: %w", obj.Key, err)
+	if err := cmp.Or(m.checkTerm(), cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
+		return tenure.Object{}, err
 	}
 	now := m.now()
 	m.version = max(m.version+1, now.UnixMicro())
@@ -91,26 +95,23 @@ func (m *Mem) putIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 }
 
 // DeleteIf deletes the object if it is at that version.
-func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.deleteIf(ctx, key, version, nil)
-}
-
-func (m *Mem) deleteIf(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
+func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+	defer storekit.OpError(ctx, &err, "storetest: delete", key)
 	cond := tenure.MatchVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), notItself(fence, key), ctx.Err()); err != nil {
-		return fmt.Errorf("storetest: delete %s: %w", key, err)
+	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(m.term, key), ctx.Err()); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.check(fence); err != nil {
-		return fmt.Errorf("storetest: delete %s: %w", key, err)
+	if err := m.checkTerm(); err != nil {
+		return err
 	}
 	obj, ok := m.objects[key]
 	if !ok {
-		return fmt.Errorf("storetest: delete %s: %w", key, tenure.ErrNotFound)
+		return tenure.ErrNotFound
 	}
 	if err := cond.Check(key, obj.Version); err != nil {
-		return fmt.Errorf("storetest: delete %s: %w", key, err)
+		return err
 	}
 	delete(m.objects, key)
 	if m.changed != nil {
@@ -126,96 +127,62 @@ func (m *Mem) Watch(key tenure.Key) tenure.Subscription { return m.watches.Watch
 // DeleteAndWake deletes the object if it is at that version, and wakes every watch of
 // it.
 func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	return m.deleteAndWake(ctx, key, version, nil)
-}
-
-// Wake wakes every watch of the object.
-func (m *Mem) Wake(ctx context.Context, key tenure.Key) error {
-	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
-		return fmt.Errorf("storetest: wake %s: %w", key, err)
-	}
-	m.watches.Wake(key)
-	return nil
-}
-
-func (m *Mem) deleteAndWake(ctx context.Context, key tenure.Key, version int64, fence *tenure.Term) error {
-	err := m.deleteIf(ctx, key, version, fence)
+	err := m.DeleteIf(ctx, key, version)
 	if err == nil {
 		m.watches.Wake(key)
 	}
 	return err
 }
 
-// Fence returns the store with its writes fenced by the term.
-func (m *Mem) Fence(term *tenure.Term) (tenure.Store, error) {
-	switch {
-	case term == nil || term.ID() == "":
-		return nil, fmt.Errorf("storetest: fence: %w: no term is given", tenure.ErrInvalid)
-	case term.Record() == nil: // a single replica's
-		return m, nil
+// Wake wakes every watch of the object.
+func (m *Mem) Wake(ctx context.Context, key tenure.Key) (err error) {
+	defer storekit.OpError(ctx, &err, "storetest: wake", key)
+	if err := cmp.Or(key.Validate(), ctx.Err()); err != nil {
+		return err
 	}
-	return &fencedMem{m, term}, nil
-}
-
-type fencedMem struct {
-	*Mem
-	term *tenure.Term
-}
-
-func (m *fencedMem) Fence(*tenure.Term) (tenure.Store, error) {
-	return nil, fmt.Errorf("storetest: fence: %w: the store is fenced already", errors.ErrUnsupported)
-}
-
-func (m *fencedMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return m.putIf(ctx, obj, cond, m.term)
-}
-
-func (m *fencedMem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.deleteIf(ctx, key, version, m.term)
-}
-
-func (m *fencedMem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	return m.deleteAndWake(ctx, key, version, m.term)
-}
-
-// notItself rejects a fenced write to the record that its fence depends on.
-func notItself(fence *tenure.Term, key tenure.Key) error {
-	if fence != nil && fence.Key() == key {
-		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)
-	}
+	m.watches.Wake(key)
 	return nil
 }
 
-// check returns ErrLost if the term's record is no longer in the store. A nil fence
-// always passes.
-func (m *Mem) check(fence *tenure.Term) error {
-	if fence == nil || bytes.Equal(m.objects[fence.Key()].Payload, fence.Record()) {
+// Fence returns the store with its writes fenced by a term. For any other guard it returns
+// [errors.ErrUnsupported].
+func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
+	term, err := storekit.FenceTerm(m.term, guard)
+	if err != nil {
+		return nil, fmt.Errorf("storetest: fence: %w", err)
+	}
+	if term == nil {
+		return m, nil
+	}
+	return &Mem{Now: m.Now, Single: m.Single, memory: m.memory, term: term}, nil
+}
+
+// checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no
+// longer in the store. The caller holds the lock.
+func (m *Mem) checkTerm() error {
+	if m.term == nil || bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()) {
 		return nil
 	}
-	return &tenure.LostError{Key: fence.Key()}
+	return &tenure.LostError{Key: m.term.Key()}
 }
 
 // List returns copies of at most limit objects of a type, sorted by the bytes of
 // their IDs, beginning after the given ID.
-func (m *Mem) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	arguments := tenure.Object{Key: tenure.Key{Type: objectType, ID: "any"}, Name: after}
-	if limit < 1 || arguments.Validate() != nil {
-		return nil, fmt.Errorf("storetest: list %q after %q, limit %d: %w", objectType, after, limit, tenure.ErrInvalid)
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("storetest: list %s: %w", objectType, err)
+func (m *Mem) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
+	defer storekit.OpError(ctx, &err, "storetest: list", objectType)
+	if err := cmp.Or(storekit.CheckList(objectType, after, limit), ctx.Err()); err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	var objects []tenure.Object
 	for key, obj := range m.objects {
 		if key.Type == objectType && key.ID > after {
-			objects = append(objects, read(obj, now))
+			found = append(found, read(obj, now))
 		}
 	}
-	slices.SortFunc(objects, func(a, b tenure.Object) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
-	return objects[:min(limit, len(objects))], nil
+	slices.SortFunc(found, func(a, b tenure.Object) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
+	return found[:min(limit, len(found))], nil
 }
 
 func (m *Mem) nameTaken(obj tenure.Object) error {

@@ -5,13 +5,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -37,36 +34,22 @@ labels, and the claim's token.
 The exit status is 0 if the key is owned, 3 if it is free: it was released, or its owner's
 session has expired or is gone, and 4 if the store knows nothing of the key: nobody has ever
 claimed it, or it has been free for more than a day.`,
-	define: func(flags *flag.FlagSet) action {
-		var store storeFlag
-		store.define(flags)
-		name := flags.String("key", "", "the key, as `KIND/ID`")
-		asJSON := flags.Bool("json", false, "print JSON")
-		return func(ctx context.Context, out *output, args []string) error {
-			if len(args) > 0 {
-				return unexpected(args[0])
-			}
-			kind, id, _ := strings.Cut(*name, "/")
-			if kind == "" || id == "" {
-				return usageError("no key: give -key KIND/ID")
-			}
-			key := tenure.Key{Type: kind, ID: id}
-			if err := key.Validate(); err != nil {
-				return usageError("-key: %v", err)
-			}
-			return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
-				view, err := readOwner(ctx, store, key)
-				if err != nil {
-					return err
-				}
-				if *asJSON {
-					err = writeJSON(out.stdout, view)
-				} else {
-					err = view.print(out.stdout)
-				}
-				return cmp.Or(err, leaseView{State: view.State}.exitStatus())
-			})
+	flags:  storeFlags + "key json",
+	usages: map[string]string{"key": "the key, as `KIND/ID`"},
+	check: func(o *options) error {
+		if kind, id, _ := strings.Cut(o.keyName, "/"); kind == "" || id == "" {
+			return usageError("no key: give -key KIND/ID")
 		}
+		return o.checkKey()
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
+			view, err := readOwner(ctx, store, o.key())
+			if err != nil {
+				return err
+			}
+			return cmp.Or(o.show(out, view), leaseView{State: view.State}.exitStatus())
+		})
 	},
 }
 
@@ -130,37 +113,34 @@ func sessionState(record leaseView) string {
 }
 
 func (v ownerView) print(w io.Writer) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
-	}
-	line("key", "%s", printable(v.Key))
+	table := newSheet(w)
+	table.line("key", "%s", printable(v.Key))
 	switch v.State {
 	case stateFree:
-		line("state", "free: nobody owns it")
+		table.line("state", "free: nobody owns it")
 	case stateUnused:
-		line("state", "unused: the store knows nothing of it; is the key right?")
+		table.line("state", "unused: the store knows nothing of it; is the key right?")
 	case stateGone:
-		line("state", "free: its owner is gone")
+		table.line("state", "free: its owner is gone")
 	case stateExpired:
-		line("state", "free: the session of its owner has expired")
+		table.line("state", "free: the session of its owner has expired")
 	default:
-		line("state", "owned; its session expires in %v unless renewed", v.left())
+		table.line("state", "owned; its session expires in %v unless renewed", v.left())
 	}
 	if v.Holder != "" {
-		line("owner", "%s", printable(v.Holder))
+		table.line("owner", "%s", printable(v.Holder))
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
-		line("label", "%s=%s", printable(name), printable(v.Labels[name]))
+	for _, label := range labelsOf(v.Labels) {
+		table.line("label", "%s", label)
 	}
 	if v.Token != 0 {
-		line("token", "%d", v.Token)
+		table.line("token", "%d", v.Token)
 	}
 	if v.Session != "" {
-		line("session", "%s", printable(v.Session))
+		table.line("session", "%s", printable(v.Session))
 	}
 	if v.RenewedAt != nil {
-		line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
+		table.line("renewed", "%v ago, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), ms(v.TTLMS))
 	}
 	return table.Flush()
 }
@@ -181,7 +161,7 @@ type kindView struct {
 
 // listSessions returns the sessions that have a record, and those that rows name. It reads the
 // rows first: a record that is missing then is gone for good.
-func listSessions(ctx context.Context, store database) ([]sessionView, error) {
+func listSessions(ctx context.Context, store database) (sessionList, error) {
 	claims, err := claimsOf(store)
 	if err != nil {
 		return nil, err
@@ -206,7 +186,7 @@ func listSessions(ctx context.Context, store database) ([]sessionView, error) {
 		v := sessions[n.Session]
 		v.Claims = append(v.Claims, kindView{Kind: n.Kind, Claims: min(n.Claims, countClaimsTo), More: n.Claims > countClaimsTo})
 	}
-	views := []sessionView{} // not nil, so that JSON has an empty array
+	views := sessionList{} // not nil, so that JSON has an empty array
 	for _, v := range sessions {
 		views = append(views, *v)
 	}
@@ -216,10 +196,13 @@ func listSessions(ctx context.Context, store database) ([]sessionView, error) {
 	return views, nil
 }
 
-func printSessions(w io.Writer, views []sessionView) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SESSION\tHOLDER\tFOR\tSTATE\tCLAIMS\tLABELS")
-	for _, v := range views {
+// sessionList is what list -sessions shows.
+type sessionList []sessionView
+
+func (l sessionList) print(w io.Writer) error {
+	table := newSheet(w)
+	table.row("SESSION", "HOLDER", "FOR", "STATE", "CLAIMS", "LABELS")
+	for _, v := range l {
 		state, since := "valid, expires in "+v.left().String()+" unless renewed", v.heldFor().String()
 		switch v.State {
 		case stateExpired:
@@ -227,15 +210,12 @@ func printSessions(w io.Writer, views []sessionView) error {
 		case stateGone:
 			state, since = "gone; what it owns is free", ""
 		}
-		var claims, labels []string
+		var claims []string
 		for _, k := range v.Claims {
 			claims = append(claims, fmt.Sprintf("%s %d%s", printable(k.Kind), k.Claims, map[bool]string{true: "+"}[k.More]))
 		}
-		for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
-			labels = append(labels, printable(name)+"="+printable(v.Labels[name]))
-		}
-		fmt.Fprintln(table, strings.Join([]string{printable(v.Session), printable(v.Holder), since, state,
-			cmp.Or(strings.Join(claims, ", "), "none"), strings.Join(labels, ", ")}, "\t"))
+		table.row(printable(v.Session), printable(v.Holder), since, state,
+			cmp.Or(strings.Join(claims, ", "), "none"), strings.Join(labelsOf(v.Labels), ", "))
 	}
-	return cmp.Or(table.Flush(), printShards(w, views))
+	return cmp.Or(table.Flush(), printShards(w, l))
 }

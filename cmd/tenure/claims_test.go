@@ -71,7 +71,7 @@ func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 		}
 
 		session, tenants, stop := s.startSession(t, "a")
-		got, err := tenants.Claim(t.Context(), "acme", "glo/bex", "umbrella")
+		got, err := tenants.TryClaim(t.Context(), "acme", "glo/bex", "umbrella")
 		if err != nil || len(got) != 3 {
 			t.Fatal(got, err)
 		}
@@ -126,14 +126,14 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 			t.Errorf("at first the list is %q", got)
 		}
 		a, tenants, stop := s.startSession(t, "a")
-		if _, err := tenants.Claim(t.Context(), "one", "two", "three"); err != nil {
+		if _, err := tenants.TryClaim(t.Context(), "one", "two", "three"); err != nil {
 			t.Fatal(err)
 		}
 		sandboxes, err := claims.NewKeys(a, "sandbox")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := sandboxes.Claim(t.Context(), "box"); err != nil {
+		if _, err := sandboxes.TryClaim(t.Context(), "box"); err != nil {
 			t.Fatal(err)
 		}
 		b, _, _ := s.startSession(t, "b") // owns nothing

@@ -354,7 +354,7 @@ func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &options{
 		replica: "a", peers: "a,b,c,d", fence: fmt.Sprintf("echo $TENURE_PREDECESSOR >>%s", log),
 	}}
 	for _, test := range []struct {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,18 +23,10 @@ var guardCommand = command{
 	name:     "guard",
 	synopsis: "[flags] [-- program [argument...]]",
 	about:    "Started by tenure run.",
-	define: func(flags *flag.FlagSet) action {
-		var cfg guardConfig
-		flags.DurationVar(&cfg.ask, "ask", 0, "time between questions for how much trust is left")
-		flags.DurationVar(&cfg.stopTimeout, "stop-timeout", 0, "time from SIGTERM to SIGKILL")
-		flags.StringVar(&cfg.onLoss, "on-loss", onLossStop, "how the program is ended when tenure is gone")
-		flags.StringVar(&cfg.start, "start", "", "`COMMAND` used instead of a program")
-		flags.StringVar(&cfg.stop, "stop", "", "`COMMAND` that undoes -start")
-		flags.Var(&cfg.log, "log", "json or text")
-		flags.DurationVar(&cfg.startEvery, "start-every", 0, "time between two runs of -start; 0 means one run")
-		return func(_ context.Context, out *output, args []string) error {
-			return runGuard(cfg, args, out.stderr)
-		}
+	flags:    "ask stop-timeout on-loss start stop start-every log",
+	program:  true,
+	act: func(_ context.Context, o *options, out *output, args []string) error {
+		return runGuard(o.guardConfig, args, out.stderr)
 	},
 }
 
@@ -48,13 +39,14 @@ const (
 // killInterval is the time between two SIGKILLs.
 const killInterval = 20 * time.Millisecond
 
+// guardConfig is the options that a guard takes.
 type guardConfig struct {
-	ask         time.Duration
+	ask         time.Duration // between two questions
 	stopTimeout time.Duration
 	onLoss      string
 	start, stop string
-	log         logFormat
 	startEvery  time.Duration
+	log         logFormat
 }
 
 // charge is what a guard looks after. Its methods are called by one goroutine.

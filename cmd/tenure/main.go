@@ -62,14 +62,16 @@ owner" for a key.
 // command is a subcommand, selected by the first argument.
 type command struct {
 	name     string
-	synopsis string // what follows the name in the usage line
-	summary  string // its line in the overview; empty hides an internal command
-	about    string // the text at the top of its help
-	define   func(flags *flag.FlagSet) action
-}
+	synopsis string            // what follows the name in the usage line
+	summary  string            // its line in the overview; empty hides an internal command
+	about    string            // the text at the top of its help
+	flags    string            // their names
+	usages   map[string]string // of flags that mean something else here than with other commands
+	program  bool              // the arguments are a program and its arguments; otherwise there are none
 
-// action is a command whose flags have been parsed.
-type action func(ctx context.Context, out *output, args []string) error
+	check func(o *options) error // whether the flags fit each other; may be nil
+	act   func(ctx context.Context, o *options, out *output, args []string) error
+}
 
 // output is where a command writes.
 type output struct {
@@ -116,9 +118,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // run parses the flags and runs the command.
 func (c command) run(ctx context.Context, out *output, args []string) error {
-	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	act := c.define(flags)
+	o := &options{given: make(map[string]bool)}
+	flags := o.flagSet(c)
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		c.printHelp(out.stdout, flags)
@@ -127,7 +128,17 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	if err != nil {
 		return usageError(`%s; "tenure %s -h" lists the flags`, hideQuoted(err.Error()), c.name)
 	}
-	err = act(ctx, out, flags.Args())
+	flags.Visit(func(f *flag.Flag) { o.given[f.Name] = true })
+	args = flags.Args()
+	if len(args) > 0 && !c.program {
+		return usageError("unexpected argument %s", quoted(args[0]))
+	}
+	if c.check != nil {
+		if err := c.check(o); err != nil {
+			return err
+		}
+	}
+	err = c.act(ctx, o, out, args)
 	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
 		return fmt.Errorf("%w: run \"tenure migrate%s\"", missing.Cause, givenAgain(flags, "table", "schema"))
 	}
@@ -205,9 +216,6 @@ func usageError(format string, args ...any) error {
 	return errUsage{fmt.Errorf(format, args...)}
 }
 
-// unexpected is the error about an argument that the command does not take.
-func unexpected(arg string) error { return usageError("unexpected argument %s", quoted(arg)) }
-
 // quoted returns an argument for an error, unless it may be a mistyped URL with a password.
 func quoted(arg string) string {
 	if !harmless.MatchString(arg) {
@@ -253,12 +261,14 @@ func (o *output) exit(name string, err error) int {
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), strings.TrimPrefix(oneLine(err), "tenure: "))
+	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), packageName.ReplaceAllString(oneLine(err), ""))
 	if usage := (errUsage{}); errors.As(err, &usage) {
 		return 2
 	}
 	return 1
 }
+
+var packageName = regexp.MustCompile(`^(nats|etcd)?tenure: `)
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 

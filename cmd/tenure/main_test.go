@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // asTenure is an environment variable that makes the test binary act as tenure, its guard,
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		os.Exit(2)
 	}
 	flag.Set("test.parallel", "6") // the tests mostly wait for real time to pass
-	pgtest.Main(m)
+	kit.Main(m)
 }
 
 // tenureCommand runs a command in this process, and returns its exit status and output.
@@ -235,7 +235,7 @@ func TestMissedRenewalsMakeTheTTL(t *testing.T) {
 	t.Parallel()
 	const renew = 5 * time.Second
 	for missed := 2; missed <= 100; missed++ { // the times fit without any other flag
-		opts := runOptions{renew: renew, missed: missed}
+		opts := options{renew: renew, missed: missed}
 		if err := opts.observe(); err != nil || opts.ttl != time.Duration(missed)*renew {
 			t.Errorf("-missed %d: TTL %v, %v", missed, opts.ttl, err)
 		}
@@ -243,7 +243,7 @@ func TestMissedRenewalsMakeTheTTL(t *testing.T) {
 			t.Errorf("-missed %d: %v", missed, err)
 		}
 	}
-	if err := (&runOptions{renew: renew, missed: 1}).observe(); err == nil ||
+	if err := (&options{renew: renew, missed: 1}).observe(); err == nil ||
 		!strings.Contains(err.Error(), "when the next renewal is due") || !strings.HasSuffix(err.Error(), "; -renew 2.5s -missed 2 takes over as soon") {
 		t.Errorf("-missed 1: %v", err)
 	}
@@ -263,7 +263,7 @@ func TestHowAProgramIsEndedDependsOnTheCause(t *testing.T) {
 		{tenure.ErrShutdown, interrupt, interrupt},
 	} {
 		for onLoss, want := range map[string]order{onLossStop: test.stop, onLossKill: test.withKill} {
-			r := &runner{opts: &runOptions{onLoss: onLoss}}
+			r := &runner{opts: &options{guardConfig: guardConfig{onLoss: onLoss}}}
 			if test.cause == tenure.ErrShutdown {
 				r.signal.Store(int32(syscall.SIGINT))
 			}

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -27,23 +26,18 @@ not do it.
 
 With -print it prints the SQL statements and doesn't connect, for those who let another
 tool or another person change their databases.`,
-	define: func(flags *flag.FlagSet) action {
-		var store storeFlag
-		store.define(flags)
-		asJSON := flags.Bool("json", false, "print JSON")
-		printOnly := flags.Bool("print", false, "print the SQL statements instead of running them")
-		return func(ctx context.Context, out *output, args []string) error {
-			if len(args) > 0 {
-				return unexpected(args[0])
-			}
-			if *printOnly && *asJSON {
-				return usageError("give either -print or -json")
-			}
-			if *printOnly {
-				return store.printDDL(out.stdout)
-			}
-			return store.migrate(ctx, out, *asJSON)
+	flags: storeFlags + "print json",
+	check: func(o *options) error {
+		if o.print && o.json {
+			return usageError("give either -print or -json")
 		}
+		return nil
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		if o.print {
+			return o.store.printDDL(out.stdout)
+		}
+		return o.migrate(ctx, out)
 	},
 }
 
@@ -71,24 +65,26 @@ func (s *storeFlag) printDDL(w io.Writer) error {
 	return err
 }
 
-func (s *storeFlag) migrate(ctx context.Context, out *output, asJSON bool) error {
-	name, err := s.name()
-	if err != nil {
-		return err
-	}
+func (o *options) migrate(ctx context.Context, out *output) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	store, err := s.open(ctx, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	store, err := o.store.open(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
-		return explain(store, err)
+		return err
 	}
-	if asJSON {
-		return writeJSON(out.stdout, map[string]string{"migrated": describeStore(name)})
-	}
-	_, err = fmt.Fprintln(out.stdout, describeStore(name)+" is ready")
+	return o.show(out, migrated{o.store.describe(store)})
+}
+
+// migrated is what migrate prints.
+type migrated struct {
+	Store string `json:"migrated"`
+}
+
+func (m migrated) print(w io.Writer) error {
+	_, err := fmt.Fprintln(w, m.Store+" is ready")
 	return err
 }

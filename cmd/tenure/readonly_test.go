@@ -159,7 +159,7 @@ func TestACommandReadsAgainWhatSomebodyHasWrittenMeanwhile(t *testing.T) {
 	store.Close()
 	var stdout, stderr bytes.Buffer
 	reads := 0
-	err := reading(t.Context(), &storeFlag{flag: s.store}, &output{stdout: &stdout, stderr: &stderr}, func(_ context.Context, _ database, out *output) error {
+	err := (&storeFlag{flag: s.store}).reading(t.Context(), &output{stdout: &stdout, stderr: &stderr}, func(_ context.Context, _ database, out *output) error {
 		if reads++; reads == 1 {
 			hold(t, s.open(t), "svc")
 		}

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,13 +22,9 @@ Resign asks the replica that holds the lease to end its program, release the lea
 not compete for long enough that another replica can take it. It returns when the request
 is stored; "tenure watch" shows the outcome. If the holder has vanished, the lease just
 expires.`,
-	define: func(flags *flag.FlagSet) action {
-		var l lookup
-		l.define(flags)
-		return func(ctx context.Context, out *output, args []string) error {
-			return l.request(ctx, out, args, "", 0)
-		}
-	},
+	flags: storeFlags + "key json",
+	check: (*options).checkKey,
+	act:   request,
 }
 
 var handoverCommand = command{
@@ -44,76 +39,67 @@ The store does not know which replicas stand by, so a name that no replica has i
 only when nobody takes the lease. With -wait, handover returns when the named replica
 holds it, and fails if another takes it, or if the time is over; without, it returns when
 the request is stored.`,
-	define: func(flags *flag.FlagSet) action {
-		var l lookup
-		l.define(flags)
-		to := flags.String("to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
-		var wait time.Duration
-		durationVar(flags, &wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
-		return func(ctx context.Context, out *output, args []string) error {
-			switch {
-			case *to == "":
-				return usageError("no replica: give -to")
-			case wait < 0:
-				return usageError("-wait %v is negative", wait)
-			}
-			return l.request(ctx, out, args, *to, wait)
+	flags: storeFlags + "key json to wait",
+	check: func(o *options) error {
+		switch {
+		case o.to == "":
+			return usageError("no replica: give -to")
+		case o.wait < 0:
+			return usageError("-wait %v is negative", o.wait)
 		}
+		return o.checkKey()
 	},
+	act: request,
 }
 
-// request asks the holder to release the lease, to a replica if one is given, and waits for
-// at most that long until that replica holds it.
-func (l *lookup) request(ctx context.Context, out *output, args []string, to string, wait time.Duration) error {
-	if wait > 0 { // for long enough that somebody looks
-		l.store.hideURL(len(args))
+// request asks the holder to release the lease, to the replica -to if it is given, and waits for
+// at most -wait until that replica holds it.
+func request(ctx context.Context, o *options, out *output, _ []string) error {
+	if o.wait > 0 { // for long enough that somebody looks
+		o.store.hideURL(0)
 	}
-	// The context that on passes bounds only the request.
+	// The context that with passes bounds only the request.
 	var waited error
-	err := l.on(ctx, args, func(short context.Context, store database) error {
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: l.key.key(), Logger: slog.New(slog.DiscardHandler)})
+	err := o.store.with(ctx, func(short context.Context, store database) error {
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: o.key(), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return asUsage(err)
 		}
 		holding, err := lease.Read(short)
 		if err == nil {
-			err = lease.RequestHandover(short, to)
+			err = lease.RequestHandover(short, o.to)
 		}
 		if errors.Is(err, tenure.ErrNotFound) {
-			return fmt.Errorf("nobody holds %s", l.key.key())
+			return fmt.Errorf("nobody holds %s", o.key())
 		}
 		if err != nil {
 			return err
 		}
-		answer := requested{Key: l.key.key().String(), Holder: holding.Holder, To: to, waits: wait > 0}
-		if l.json {
-			err = writeJSON(out.stdout, answer)
-		} else {
-			err = answer.print(out.stdout)
-		}
-		if err == nil && wait > 0 && holding.Holder != to {
-			waited = l.awaitHandover(ctx, out, store, holding, to, wait)
+		answer := requested{Key: o.key().String(), Holder: holding.Holder, To: o.to, waits: o.wait > 0}
+		err = o.show(out, answer)
+		if err == nil && o.wait > 0 && holding.Holder != o.to {
+			waited = o.awaitHandover(ctx, out, store, holding)
 		}
 		return err
 	})
 	return errors.Join(err, waited)
 }
 
-// awaitHandover returns nil when the replica holds the lease that another has held.
-func (l *lookup) awaitHandover(ctx context.Context, out *output, store database, from tenure.Holding, to string, wait time.Duration) error {
-	hints := store.Watch(l.key.key())
+// awaitHandover returns nil when the replica -to holds the lease that another has held.
+func (o *options) awaitHandover(ctx context.Context, out *output, store database, from tenure.Holding) error {
+	hints := store.Watch(o.key())
 	defer hints.Stop()
-	timeout := time.After(wait)
+	timeout := time.After(o.wait)
 	for {
-		view, err := look(ctx, store, l)
+		view, err := look(ctx, store, o.key())
 		// Where ages are by the clocks of two hosts, a lease that was just taken can look expired.
 		isTaken := view.State == stateHeld || view.State == stateExpired && view.Clock != "" && view.Holder != ""
 		if err == nil && isTaken && view.Term != from.Term {
-			if view.Holder != to {
-				return fmt.Errorf("%s was not handed over to %s: %s holds it now; does a replica of that name stand by?", printable(view.Key), printable(to), printable(view.Holder))
+			if view.Holder != o.to {
+				return fmt.Errorf("%s was not handed over to %s: %s holds it now; does a replica of that name stand by?", printable(view.Key), printable(o.to), printable(view.Holder))
 			}
-			if !l.json {
-				_, err = fmt.Fprintf(out.stdout, "%s holds %s\n", printable(to), printable(view.Key))
+			if !o.json {
+				_, err = fmt.Fprintf(out.stdout, "%s holds %s\n", printable(o.to), printable(view.Key))
 			}
 			return err
 		}
@@ -123,7 +109,7 @@ func (l *lookup) awaitHandover(ctx context.Context, out *output, store database,
 		case <-hints.C():
 		case <-time.After(watchInterval):
 		case <-timeout:
-			return fmt.Errorf("%s was not handed over to %s within %v: %s", l.key.key(), printable(to), wait, whyNotTaken(view, to, err))
+			return fmt.Errorf("%s was not handed over to %s within %v: %s", o.key(), printable(o.to), o.wait, whyNotTaken(view, o.to, err))
 		}
 	}
 }

@@ -27,9 +27,8 @@ func (b behind) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 func TestAHandoverToAHostWhoseClockIsBehindIsNoticed(t *testing.T) {
 	t.Parallel()
 	store := behind{storetest.NewEventMem()}
-	var l lookup
-	l.key.flag = "svc"
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: l.key.key(), Holder: "b"})
+	o := options{keyName: "svc", to: "b", wait: 2 * time.Second}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: o.key(), Holder: "b"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,8 +36,8 @@ func TestAHandoverToAHostWhoseClockIsBehindIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said bytes.Buffer
-	from := tenure.Holding{Key: l.key.key(), Holder: "a", Term: "of a"}
-	if err := l.awaitHandover(t.Context(), &output{stdout: &said, stderr: &said}, store, from, "b", 2*time.Second); err != nil {
+	from := tenure.Holding{Key: o.key(), Holder: "a", Term: "of a"}
+	if err := o.awaitHandover(t.Context(), &output{stdout: &said, stderr: &said}, store, from); err != nil {
 		t.Errorf("%v, and %q", err, said.String())
 	}
 }

@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -49,19 +47,15 @@ Before the program starts, these take effect in this order: if another host has 
 -confirm, -fence and -peers; and in each term, -unfence.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
-	define: func(flags *flag.FlagSet) action {
-		var opts runOptions
-		opts.define(flags)
-		return func(ctx context.Context, out *output, args []string) error {
-			flags.Visit(func(f *flag.Flag) { opts.ttlGiven = opts.ttlGiven || f.Name == "ttl" })
-			return runProgram(ctx, &opts, out, args)
-		}
-	},
+	flags: storeFlags + "key replica ttl renew missed acquire check check-timeout confirm fence peers unfence " +
+		"stop-timeout on-loss once start stop start-every stop-every log",
+	program: true,
+	act:     runProgram,
 }
 
 // runner runs the program for each term.
 type runner struct {
-	opts        *runOptions
+	opts        *options
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
@@ -73,7 +67,7 @@ type runner struct {
 	onceEnded   *ending                 // how the program ended under -once; used only by Run's goroutine
 }
 
-func runProgram(ctx context.Context, opts *runOptions, out *output, args []string) error {
+func runProgram(ctx context.Context, opts *options, out *output, args []string) error {
 	timing, err := opts.validate(args)
 	if err != nil {
 		return err
@@ -98,7 +92,7 @@ func runProgram(ctx context.Context, opts *runOptions, out *output, args []strin
 	store, err := opts.store.open(ctx, r.log)
 	if err == nil {
 		defer store.Close()
-		err = explain(store, store.Migrate(ctx))
+		err = store.Migrate(ctx)
 	}
 	if err == nil {
 		err = r.compete(ctx, store)
@@ -124,13 +118,13 @@ func (r *runner) status() error {
 	return nil
 }
 
-func (r *runner) compete(ctx context.Context, store tenure.Store) error {
+func (r *runner) compete(ctx context.Context, store database) error {
 	expiry := tenure.StoreClock
 	if r.opts.missed > 0 {
 		expiry = tenure.Observed
 	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
-		Key: r.opts.key.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
+		Key: r.opts.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
 	})
 	if err != nil {
 		return asUsage(err)
@@ -160,7 +154,7 @@ func (r *runner) compete(ctx context.Context, store tenure.Store) error {
 			return err
 		}
 	}
-	r.log.Info("competing", "store", describeStore(must(r.opts.store.name())), "lease", r.opts.key.key(), "replica", r.opts.replica)
+	r.log.Info("competing", "store", r.opts.store.describe(store), "lease", r.opts.key(), "replica", r.opts.replica)
 	if r.opts.stopEvery > 0 {
 		var stopping sync.WaitGroup
 		ctx, cancel := context.WithCancel(ctx)
@@ -279,11 +273,4 @@ func asUsage(err error) error {
 		return errUsage{err}
 	}
 	return err
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(fmt.Sprintf("bug: %v", err))
-	}
-	return v
 }

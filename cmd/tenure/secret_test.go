@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tenurelib/tenure/internal/verify/mistyped"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The servers' addresses refuse connections at once, and the context has ended.
@@ -22,7 +22,7 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 	cancel()
 	var all sync.WaitGroup
 	most := make(chan struct{}, 32) // some wait a little before they give up
-	for url := range mistyped.URLs() {
+	for url := range kit.MistypedURLs() {
 		most <- struct{}{}
 		all.Go(func() {
 			defer func() { <-most }()
@@ -31,7 +31,7 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 				{"status", "-" + url}, {"status", "-wait=" + url}, {"list", "-json=" + url}, {"owner", "-ttl", url}, {"handover", "-wait", url},
 			} {
 				var out bytes.Buffer
-				if run(ctx, args, &out, &out); mistyped.Shows(out.String()) {
+				if run(ctx, args, &out, &out); kit.ShowsPassword(out.String()) {
 					t.Errorf("%q: %s", args, &out)
 				}
 			}
@@ -47,6 +47,17 @@ func TestAnErrorNamesAnArgumentThatIsNoURL(t *testing.T) {
 	for arg, want := range map[string]string{"status": `"status"`, "a.db": `"a.db"`, "a/b@c": "(not shown)"} {
 		if status, _, stderr := tenureCommand(t, "version", arg); status != 2 || !strings.Contains(stderr, fmt.Sprintf("unexpected argument %s", want)) {
 			t.Errorf("%s: exit status %d: %s", arg, status, stderr)
+		}
+	}
+}
+
+// No error of tenure's own has a URL; this one is of a library that quotes what it was given.
+func TestAURLInAnErrorIsHidden(t *testing.T) {
+	for _, scheme := range []string{"postgres", "postgresql", "nats", "tls", "etcd", "etcds"} {
+		var out bytes.Buffer
+		fmt.Fprintf(concealer{&out}, "dial %q: refused", scheme+"://app:s3cret@h/db")
+		if want := fmt.Sprintf("dial %q: refused", scheme+"://(not shown)"); out.String() != want {
+			t.Errorf("got %s, want %s", &out, want)
 		}
 	}
 }

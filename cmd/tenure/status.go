@@ -3,12 +3,10 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,8 +23,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/etcdtenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/natstenure"
 )
 
 var statusCommand = command{
@@ -43,26 +42,19 @@ released.
 
 The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
 and 4 if the store knows nothing of it: it was never held, or released over a day ago.`,
-	define: func(flags *flag.FlagSet) action {
-		var l lookup
-		l.define(flags)
-		return func(ctx context.Context, out *output, args []string) error {
-			return l.reading(ctx, out, args, func(ctx context.Context, store database, out *output) error {
-				view, err := readLease(ctx, store, l.key.key())
-				if err == nil && view.State == stateFree {
-					view.State, err = l.freeOrUnused(ctx, store)
-				}
-				if err != nil {
-					return err
-				}
-				if l.json {
-					err = writeJSON(out.stdout, view)
-				} else {
-					err = view.print(out.stdout)
-				}
-				return cmp.Or(err, view.exitStatus())
-			})
-		}
+	flags: storeFlags + "key json",
+	check: (*options).checkKey,
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
+			view, err := readLease(ctx, store, o.key())
+			if err == nil && view.State == stateFree {
+				view.State, err = o.store.freeOrUnused(ctx, store, o.key())
+			}
+			if err != nil {
+				return err
+			}
+			return cmp.Or(o.show(out, view), view.exitStatus())
+		})
 	},
 }
 
@@ -76,137 +68,66 @@ have expired without being released.
 
 With -sessions it shows the sessions of package claims, with what each of them owns. It
 counts up to 100,000 keys of each kind, and then prints 100000+.`,
-	define: func(flags *flag.FlagSet) action {
-		var store storeFlag
-		store.define(flags)
-		kind := flags.String("type", defaultType, "`TYPE` of the leases' keys")
-		sessions := flags.Bool("sessions", false, "list the sessions of package claims, with how many keys each owns")
-		asJSON := flags.Bool("json", false, "print a JSON array")
-		return func(ctx context.Context, out *output, args []string) error {
-			if len(args) > 0 {
-				return unexpected(args[0])
-			}
-			if *kind == "" {
-				return usageError("-type is empty")
-			}
-			if *sessions && *kind != defaultType {
-				return usageError("give either -type or -sessions")
-			}
-			if *sessions {
-				return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
-					views, err := listSessions(ctx, store)
-					if err != nil {
-						return err
-					}
-					if *asJSON {
-						return writeJSON(out.stdout, views)
-					}
-					return printSessions(out.stdout, views)
-				})
-			}
-			return reading(ctx, &store, out, func(ctx context.Context, store database, out *output) error {
-				views, err := listLeases(ctx, store, *kind)
+	flags:  storeFlags + "type sessions json",
+	usages: map[string]string{"json": "print a JSON array"},
+	check: func(o *options) error {
+		switch {
+		case o.kind == "":
+			return usageError("-type is empty")
+		case o.sessions && o.kind != defaultType:
+			return usageError("give either -type or -sessions")
+		}
+		return nil
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
+			if o.sessions {
+				views, err := listSessions(ctx, store)
 				if err != nil {
 					return err
 				}
-				if *asJSON {
-					return writeJSON(out.stdout, views)
-				}
-				if len(views) == 0 {
-					fmt.Fprintf(out.stderr, "no leases of type %s; -type TYPE lists another\n", printable(*kind))
-				}
-				return printList(out.stdout, views)
-			})
-		}
+				return o.show(out, views)
+			}
+			views, err := listLeases(ctx, store, o.kind)
+			if err != nil {
+				return err
+			}
+			if len(views) == 0 && !o.json {
+				fmt.Fprintf(out.stderr, "no leases of type %s; -type TYPE lists another\n", printable(o.kind))
+			}
+			return o.show(out, views)
+		})
 	},
 }
 
-// lookup holds the flags that all commands on one lease share.
-type lookup struct {
-	store storeFlag
-	key   keyFlag
-	json  bool
-}
+// view is what a command shows to people and programs.
+type view interface{ print(w io.Writer) error }
 
-func (l *lookup) define(flags *flag.FlagSet) {
-	l.store.define(flags)
-	l.key.define(flags)
-	flags.BoolVar(&l.json, "json", false, "print JSON")
-}
-
-// on opens the store and calls fn with it.
-func (l *lookup) on(ctx context.Context, args []string, fn func(context.Context, database) error) error {
-	if err := l.validate(args); err != nil {
-		return err
+// show prints a view, as JSON if that is what was asked for.
+func (o *options) show(out *output, v view) error {
+	if o.json {
+		return json.NewEncoder(out.stdout).Encode(v)
 	}
-	return withStore(ctx, &l.store, fn)
+	return v.print(out.stdout)
 }
 
-// reading is on for a command that only reads.
-func (l *lookup) reading(ctx context.Context, out *output, args []string, fn func(context.Context, database, *output) error) error {
-	if err := l.validate(args); err != nil {
-		return err
-	}
-	return reading(ctx, &l.store, out, fn)
+// sheet is a table that Flush prints.
+type sheet struct{ *tabwriter.Writer }
+
+func newSheet(w io.Writer) sheet { return sheet{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)} }
+
+func (s sheet) line(name, format string, args ...any) {
+	fmt.Fprintf(s, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 }
 
-func (l *lookup) validate(args []string) error {
-	if len(args) > 0 {
-		return unexpected(args[0])
-	}
-	return l.key.validate()
-}
+func (s sheet) row(cells ...string) { fmt.Fprintln(s, strings.Join(cells, "\t")) }
 
-// withStore opens a store, which must exist, and calls fn with it. All of that must take
-// less than storeTimeout.
-func withStore(ctx context.Context, flag *storeFlag, fn func(context.Context, database) error) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	store, err := flag.openExisting(ctx)
-	if err == nil {
-		defer store.Close()
-		err = explain(store, fn(ctx, store))
+// labelsOf returns labels as text, in the order of their names.
+func labelsOf(labels map[string]string) (texts []string) {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		texts = append(texts, printable(name)+"="+printable(labels[name]))
 	}
-	return answered(ctx, err)
-}
-
-// answered says that a store does not answer if that is why a command has failed.
-func answered(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("the store does not answer: %w", err)
-	}
-	return err
-}
-
-// reading is withStore for a command that only reads, by a user who may do no more. What fn writes
-// is shown when it is known to be whole.
-func reading(ctx context.Context, flag *storeFlag, out *output, fn func(context.Context, database, *output) error) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	for {
-		var stdout, stderr bytes.Buffer
-		store, stands, done, err := flag.openToRead(ctx)
-		if err != nil {
-			return answered(ctx, err)
-		}
-		err = explain(store, fn(ctx, store, &output{stdout: &stdout, stderr: &stderr}))
-		whole := stands()
-		done()
-		if !whole && ctx.Err() == nil {
-			continue // somebody has written meanwhile
-		}
-		_, failed := out.stdout.Write(stdout.Bytes())
-		out.stderr.Write(stderr.Bytes())
-		return cmp.Or(answered(ctx, err), failed)
-	}
-}
-
-// explain adds to an error of the store what the store knows besides.
-func explain(store database, err error) error {
-	if s, ok := store.(interface{ explain(error) error }); ok && err != nil {
-		return s.explain(err)
-	}
-	return err
+	return texts
 }
 
 // The states of a lease, as the store sees them.
@@ -237,25 +158,25 @@ func (v leaseView) exitStatus() error {
 
 // freeOrUnused returns the state of a lease that has no record, by whether the store has a
 // tombstone of one.
-func (l *lookup) freeOrUnused(ctx context.Context, store database) (string, error) {
-	table, key := cmp.Or(l.store.table, "objects")+objects.TombstonesSuffix, l.key.key()
+func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure.Key) (string, error) {
+	table := cmp.Or(s.table, "objects") + objects.TombstonesSuffix
 	const query = `SELECT EXISTS (SELECT 1 FROM %s WHERE object_type = $1 AND id = $2)`
 	var known bool
 	var err error
 	switch store := store.(type) {
 	case *tenure.PostgresStore:
 		name := pgx.Identifier{table}
-		if l.store.schema != "" {
-			name = pgx.Identifier{l.store.schema, table}
+		if s.schema != "" {
+			name = pgx.Identifier{s.schema, table}
 		}
 		err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, name.Sanitize()), key.Type, key.ID).Scan(&known)
 		if errors.As(err, new(*pgconn.PgError)) {
 			known, err = true, nil // leases do without tombstones, or the right to read them, so nobody can tell
 		}
-	case *etcdStore:
+	case *etcdtenure.Store:
 		known = true // nobody can tell
-	case *natsStore:
-		known, err = reach.InNATS(ctx, store.Store, objects.ID(key)) // which a user who may only read can tell
+	case *natstenure.Store:
+		known, err = store.EverExisted(ctx, key) // which a user who may only read can tell
 	case *tenure.SQLiteStore:
 		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
 	}
@@ -339,8 +260,8 @@ func newLeaseView(h tenure.Holding, clockless bool) leaseView {
 	return view
 }
 
-func listLeases(ctx context.Context, store tenure.Store, kind string) ([]leaseView, error) {
-	views := []leaseView{} // not nil, so that JSON has an empty array
+func listLeases(ctx context.Context, store tenure.Store, kind string) (leaseList, error) {
+	views := leaseList{} // not nil, so that JSON has an empty array
 	for obj, err := range tenure.List(ctx, store, kind) {
 		if err != nil {
 			return nil, err
@@ -366,39 +287,36 @@ func (s oneObject) Clockless() bool { return s.clockless }
 func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { return s.obj, nil }
 
 func (v leaseView) print(w io.Writer) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
-	}
-	line("lease", "%s", printable(v.Key))
+	table := newSheet(w)
+	table.line("lease", "%s", printable(v.Key))
 	switch v.State {
 	case stateFree:
-		line("state", "free: nobody holds it")
+		table.line("state", "free: nobody holds it")
 		return table.Flush()
 	case stateUnused:
-		line("state", "unused: the store knows nothing of it; is the key right?")
+		table.line("state", "unused: the store knows nothing of it; is the key right?")
 		return table.Flush()
 	}
-	line("state", "%s", v.expiry())
+	table.line("state", "%s", v.expiry())
 	if v.Holder != "" {
-		line("holder", "%s", printable(v.Holder))
+		table.line("holder", "%s", printable(v.Holder))
 	}
 	if v.AcquiredAt != nil {
-		line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
+		table.line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
 	}
 	by := ""
 	if v.Clock == clockOfHolder {
 		by = " by the holder's clock"
 	}
-	line("renewed", "%v ago%s, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), by, ms(v.TTLMS))
+	table.line("renewed", "%v ago%s, TTL %v", ms(v.AgeMS).Round(100*time.Millisecond), by, ms(v.TTLMS))
 	if v.Term != "" {
-		line("term", "%s", printable(v.Term))
+		table.line("term", "%s", printable(v.Term))
 	}
 	if v.MaxToken != 0 {
-		line("token", "at most %d", v.MaxToken)
+		table.line("token", "at most %d", v.MaxToken)
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
-		line("label", "%s=%s", printable(name), printable(v.Labels[name]))
+	for _, label := range labelsOf(v.Labels) {
+		table.line("label", "%s", label)
 	}
 	return table.Flush()
 }
@@ -447,15 +365,16 @@ func (v leaseView) heldFor() time.Duration {
 	return max(0, time.Since(*v.AcquiredAt)).Round(time.Second)
 }
 
-func printList(w io.Writer, views []leaseView) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "LEASE\tHOLDER\tFOR\tSTATE")
-	for _, v := range views {
-		fmt.Fprintln(table, strings.Join([]string{printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry()}, "\t"))
+// leaseList is what list shows.
+type leaseList []leaseView
+
+func (l leaseList) print(w io.Writer) error {
+	table := newSheet(w)
+	table.row("LEASE", "HOLDER", "FOR", "STATE")
+	for _, v := range l {
+		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry())
 	}
 	return table.Flush()
 }
-
-func writeJSON(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
 
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

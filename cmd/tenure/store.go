@@ -3,10 +3,10 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -17,12 +17,16 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	_ "modernc.org/sqlite"
+
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/etcdtenure"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
-	_ "modernc.org/sqlite"
+	"github.com/tenurelib/tenure/natstenure"
 )
 
 const (
@@ -45,21 +49,18 @@ type database interface {
 type scheme struct {
 	names []string // before the URL's ://
 
-	check    func(url string) error  // before any I/O
-	describe func(url string) string // without credentials
-
-	// Open waits for a store that is down until ctx is done.
+	// Open refuses a URL that can't be right before any I/O.
 	open func(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error)
 
 	// Another says how to have other leases in the same store, where there are no tables.
 	another string
 }
 
-// A store of another system is one more entry here, with its funcs in a file of its own.
+// A store of another system is one more entry here, with its own func to open it.
 var schemes = []scheme{
-	{names: []string{"postgres", "postgresql"}, check: checkPostgres, describe: describePostgres, open: openPostgres},
-	{names: []string{"nats", "tls"}, check: checkNATS, describe: describeNATS, open: openNATS, another: "add ?stream=NAME to the URL"},
-	{names: []string{"etcd", "etcds"}, check: checkEtcd, describe: describeEtcd, open: openEtcd, another: "add /PREFIX to the URL"},
+	{names: []string{"postgres", "postgresql"}, open: openPostgres},
+	{names: []string{"nats", "tls"}, open: openNATS, another: "add ?stream=NAME to the URL"},
+	{names: []string{"etcd", "etcds"}, open: openEtcd, another: "add /PREFIX to the URL"},
 }
 
 // schemeOf returns the scheme of a URL, nil for a path.
@@ -86,12 +87,6 @@ func isSQL(name string) bool {
 // storeFlag is -store, -table and -schema.
 type storeFlag struct{ flag, table, schema string }
 
-func (s *storeFlag) define(flags *flag.FlagSet) {
-	flags.StringVar(&s.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
-	flags.StringVar(&s.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
-	flags.StringVar(&s.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
-}
-
 // name returns the path or URL of the store.
 func (s *storeFlag) name() (string, error) {
 	name := cmp.Or(s.flag, os.Getenv(storeEnv))
@@ -104,7 +99,7 @@ func (s *storeFlag) name() (string, error) {
 	case s.schema != "" && !isPostgres(name):
 		return "", usageError("-schema needs a store on Postgres")
 	case scheme != nil:
-		return name, scheme.check(name)
+		return name, nil
 	case looksLikeURL.MatchString(name) && !strings.HasPrefix(name, "sqlite:"):
 		return "", usageError("no store: the URL is neither a postgres:, nats: or etcd: URL, with // after it, nor the path of a SQLite file")
 	}
@@ -169,11 +164,60 @@ func (s *storeFlag) openToRead(ctx context.Context) (store database, stands func
 	return store, stands, func() { store.Close(); db.Close() }, nil
 }
 
-// describeStore names a store without its credentials.
-func describeStore(name string) string {
-	if scheme := schemeOf(name); scheme != nil {
-		return scheme.describe(name)
+// with opens a store, which must exist, and calls fn with it. All of that must take
+// less than storeTimeout.
+func (s *storeFlag) with(ctx context.Context, fn func(context.Context, database) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	store, err := s.openExisting(ctx)
+	if err == nil {
+		defer store.Close()
+		err = fn(ctx, store)
 	}
+	return answered(ctx, err)
+}
+
+// answered says that a store does not answer if that is why a command has failed.
+func answered(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("the store does not answer: %w", err)
+	}
+	return err
+}
+
+// reading is with for a command that only reads, by a user who may do no more. What fn writes
+// is shown when it is known to be whole.
+func (s *storeFlag) reading(ctx context.Context, out *output, fn func(context.Context, database, *output) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	for {
+		var stdout, stderr bytes.Buffer
+		store, stands, done, err := s.openToRead(ctx)
+		if err != nil {
+			return answered(ctx, err)
+		}
+		err = fn(ctx, store, &output{stdout: &stdout, stderr: &stderr})
+		whole := stands()
+		done()
+		if !whole && ctx.Err() == nil {
+			continue // somebody has written meanwhile
+		}
+		_, failed := out.stdout.Write(stdout.Bytes())
+		out.stderr.Write(stderr.Bytes())
+		return cmp.Or(answered(ctx, err), failed)
+	}
+}
+
+// describe names an open store without its credentials.
+func (s *storeFlag) describe(store database) string {
+	switch store := store.(type) {
+	case fmt.Stringer:
+		return store.String()
+	case *tenure.PostgresStore:
+		at := store.Pool().Config().ConnConfig
+		return fmt.Sprintf("database %s on %s:%d", at.Database, at.Host, at.Port)
+	}
+	name, _ := s.name() // which has opened the store
 	return name
 }
 
@@ -183,21 +227,54 @@ func openPostgres(ctx context.Context, url string, s *storeFlag, log *slog.Logge
 	return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Schema: s.schema, Table: s.table, Logger: log})
 }
 
-// checkPostgres rejects a URL that cannot be parsed, or in which a part of the password seems to
-// have been parsed as something else.
-func checkPostgres(url string) error {
-	if _, err := pgconns.ParseURL(url); err != nil {
-		return usageError("no store: %v", err)
-	}
-	return nil
+func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (database, error) {
+	return whenUp(ctx, "NATS", log, func() (database, error) {
+		return natstenure.Open(ctx, url, natstenure.Config{Logger: log}, nats.Name("tenure"))
+	})
 }
 
-func describePostgres(url string) string {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return "postgres"
+func openEtcd(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (database, error) {
+	const attempt = 2 * time.Second
+	return whenUp(ctx, "etcd", log, func() (database, error) {
+		ctx, cancel := context.WithTimeout(ctx, attempt)
+		defer cancel()
+		store, err := etcdtenure.Open(ctx, url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: log}) // what goes wrong is in the errors
+		if err != nil {
+			return nil, err
+		}
+		_, err = store.Get(ctx, tenure.Key{Type: defaultType, ID: "any"})
+		if err == nil || errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrSetup) { // it has answered
+			return store, nil
+		}
+		store.Close()
+		return nil, fmt.Errorf("no answer from etcd (%v): %w", store, err)
+	})
+}
+
+// whenUp opens a store. It tries again while the store is down, until ctx is done.
+func whenUp(ctx context.Context, what string, log *slog.Logger, open func() (database, error)) (database, error) {
+	waiting := false
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		store, err := open()
+		if err == nil {
+			return store, nil
+		}
+		if errors.Is(err, tenure.ErrSetup) || errors.Is(err, tenure.ErrInvalid) {
+			return nil, err
+		}
+		if !waiting {
+			log.Warn("waiting for "+what, "error", oneLine(err))
+			waiting = true
+		}
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				err = fmt.Errorf("%w (%w)", err, cause)
+			}
+			return nil, err
+		case <-time.After(pause):
+		}
 	}
-	return fmt.Sprintf("database %s on %s:%d", cfg.ConnConfig.Database, cfg.ConnConfig.Host, cfg.ConnConfig.Port)
 }
 
 // hideURL moves a URL from the arguments to the environment, because everybody on

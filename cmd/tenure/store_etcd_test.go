@@ -4,10 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,48 +12,21 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/tenurelib/tenure/internal/verify/freeport"
+	"github.com/tenurelib/tenure/proof/rig"
 )
 
 // startEtcd starts a server until the test ends, and returns its address.
 func startEtcd(t *testing.T) (address string) {
 	t.Helper()
-	tool := exec.Command("go", "tool", "-n", "go.etcd.io/etcd/server/v3") // builds it once
-	tool.Dir = filepath.Join("..", "..", "internal", "verify", "etcd")
-	tool.Stderr = os.Stderr
-	program, err := tool.Output()
+	server, err := rig.NewEtcd(t.Context(), t.TempDir(), "--unsafe-no-fsync")
 	if err != nil {
 		t.Fatal(err)
 	}
-	free := func() string {
-		port, err := freeport.Find()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return fmt.Sprint("127.0.0.1:", port)
-	}
-	address, peer := free(), free()
-	cmd := exec.Command(strings.TrimSpace(string(program)), "--data-dir", t.TempDir(), "--log-level", "error", "--unsafe-no-fsync",
-		"--listen-client-urls", "http://"+address, "--advertise-client-urls", "http://"+address,
-		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer, "--initial-cluster", "default=http://"+peer)
-	if err := cmd.Start(); err != nil {
+	t.Cleanup(func() { server.End(syscall.SIGKILL) })
+	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// If this process should vanish, the shell reads the end of its input and kills the server.
-	guard := exec.Command("/bin/sh", "-c", fmt.Sprint("read x; kill -9 ", cmd.Process.Pid))
-	if _, err := guard.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		guard.Process.Kill()
-		guard.Wait()
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	return address
+	return server.URL.Host
 }
 
 // etcdClient returns a client of a server that answers.
@@ -85,7 +54,7 @@ func TestCommandsOnEtcd(t *testing.T) {
 	client := etcdClient(t, address)
 
 	status, _, stderr := tenureCommand(t, "status", "-store", s.store, "-key", "svc")
-	if want := "tenure status: nothing is set up under the prefix apps/web/; unless it is wrong, run \"tenure migrate\" with the same store\n"; status != 1 || stderr != want {
+	if want := "tenure status: there is no key apps/web/epoch: run \"tenure migrate\"\n"; status != 1 || stderr != want {
 		t.Errorf("at first: exit status %d and %q", status, stderr)
 	}
 	const ttl = 3 * testTTL // a busy machine must not cost a the lease
@@ -126,7 +95,7 @@ func TestCommandsOnEtcd(t *testing.T) {
 		{[]string{"migrate", "-print"}, 2, s.store, "run migrate once as a user who may"},
 		{[]string{"list", "-table", "mine"}, 2, s.store, "add /PREFIX to the URL"},
 		{[]string{"list"}, 2, "etcd://h/?creds=f", `a parameter "creds"`},
-		{[]string{"list"}, 2, "etcd://h/?ca=/dev/null", "begin the URL with etcds:"},
+		{[]string{"list"}, 2, "etcd://h/?ca=/dev/null", "an etcds:// URL"},
 		{[]string{"list"}, 2, "etcds://h/?ca=/dev/null", "has no certificate"},
 		{[]string{"list"}, 2, "etcds://h/?cert=/dev/null", "needs key"},
 		{[]string{"list"}, 2, "etcd://app@h", "a user without a password"},
@@ -134,10 +103,10 @@ func TestCommandsOnEtcd(t *testing.T) {
 		{[]string{"list"}, 2, "etcd://host/prefix@h", "%XX"}, // host is not a user
 		{[]string{"list"}, 2, "etcd://h/a%", "%XX"},
 		{[]string{"list"}, 2, "etcd://h/a#b", "%XX"},
-		{[]string{"list"}, 1, s.store + "%2Fw%65b", "prefix apps/web/web/;"},
+		{[]string{"list"}, 1, s.store + "%2Fw%65b", "there is no key apps/web/web/epoch"},
 		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "connection refused"},
-		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "no answer from etcd at 127.0.0.1:1"},
-		{[]string{"list"}, 1, strings.Replace(s.store, "etcd:", "etcds:", 1), "no answer from etcd at " + address},
+		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "no answer from etcd (prefix tenure/ on 127.0.0.1:1)"},
+		{[]string{"list"}, 1, strings.Replace(s.store, "etcd:", "etcds:", 1), "no answer from etcd (prefix apps/web/ on " + address},
 	} {
 		status, stdout, stderr := tenureCommand(t, append(test.args, "-store", test.store)...)
 		if status != test.status || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, test.wants) || strings.Contains(stderr, password) {

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -18,19 +17,10 @@ var versionCommand = command{
 	about: `
 Version prints the module's version, the revision that it was built from if it was built
 in a checkout, and the version of Go.`,
-	define: func(flags *flag.FlagSet) action {
-		asJSON := flags.Bool("json", false, "print JSON")
-		return func(_ context.Context, out *output, args []string) error {
-			if len(args) > 0 {
-				return unexpected(args[0])
-			}
-			info, _ := debug.ReadBuildInfo()
-			v := newVersionView(info)
-			if *asJSON {
-				return writeJSON(out.stdout, v)
-			}
-			return v.print(out.stdout)
-		}
+	flags: "json",
+	act: func(_ context.Context, o *options, out *output, _ []string) error {
+		info, _ := debug.ReadBuildInfo()
+		return o.show(out, newVersionView(info))
 	},
 }
 

@@ -6,12 +6,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
 
 // watchInterval is how often watch reads the lease if no notification wakes it.
@@ -25,24 +26,22 @@ var watchCommand = command{
 Watch prints who holds the lease, and then a line for each change, until it is
 interrupted. It may miss a state that lasts less than half a second. If the store stops
 answering, watch says so once and keeps trying.`,
-	define: func(flags *flag.FlagSet) action {
-		var l lookup
-		l.define(flags)
-		return func(ctx context.Context, out *output, args []string) error {
-			l.store.hideURL(len(args))
-			ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			// The context that on passes bounds only the opening of the store.
-			var watched error
-			err := l.on(ctx, args, func(_ context.Context, store database) error {
-				watched = watch(ctx, store, &l, out)
-				return nil
-			})
-			if ctx.Err() != nil {
-				return nil // interrupted while it opened the store
-			}
-			return errors.Join(err, watched)
+	flags: storeFlags + "key json",
+	check: (*options).checkKey,
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		o.store.hideURL(0)
+		ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		// The context that with passes bounds only the opening of the store.
+		var watched error
+		err := o.store.with(ctx, func(_ context.Context, store database) error {
+			watched = o.watch(ctx, store, out)
+			return nil
+		})
+		if ctx.Err() != nil {
+			return nil // interrupted while it opened the store
 		}
+		return errors.Join(err, watched)
 	},
 }
 
@@ -54,13 +53,12 @@ type change struct {
 
 // watch prints changes until ctx is done. It returns a store error only if the first read
 // fails.
-func watch(ctx context.Context, store database, l *lookup, out *output) error {
-	hints := store.Watch(l.key.key())
+func (o *options) watch(ctx context.Context, store database, out *output) error {
+	hints := store.Watch(o.key())
 	defer hints.Stop()
 	var last *leaseView
 	for failing := false; ; {
-		view, err := look(ctx, store, l)
-		err = explain(store, err)
+		view, err := look(ctx, store, o.key())
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -74,7 +72,7 @@ func watch(ctx context.Context, store database, l *lookup, out *output) error {
 		default:
 			failing = false
 			if last == nil || last.State != view.State || last.Term != view.Term || last.Holder != view.Holder {
-				if err := printChange(out.stdout, change{time.Now(), view}, l.json); err != nil {
+				if err := o.show(out, change{time.Now(), view}); err != nil {
 					return err
 				}
 			}
@@ -89,20 +87,17 @@ func watch(ctx context.Context, store database, l *lookup, out *output) error {
 	}
 }
 
-func look(ctx context.Context, store database, l *lookup) (leaseView, error) {
+func look(ctx context.Context, store database, key tenure.Key) (leaseView, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	view, err := readLease(ctx, store, l.key.key())
+	view, err := readLease(ctx, store, key)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("the store does not answer: %w", err)
 	}
 	return view, err
 }
 
-func printChange(w io.Writer, c change, asJSON bool) error {
-	if asJSON {
-		return writeJSON(w, c)
-	}
+func (c change) print(w io.Writer) error {
 	what := c.State
 	switch c.State {
 	case stateHeld:

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 const (
@@ -69,7 +69,7 @@ func run(ctx context.Context) error {
 	}
 	time.Sleep(time.Second)
 	work.say("         %s loses its connection to the store: the lease expires %v after its last renewal", second, ttl)
-	replicas[second].store.cut.Store(true)
+	replicas[second].store.SetHook(hang)
 
 	third, err := work.next(ctx)
 	if err != nil {
@@ -84,18 +84,24 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// replica is one of the three. In a real program each would be a process.
-type replica struct {
-	store *cuttable
-	stop  func() // also waits until its work has ended
+// hang keeps each call to a store waiting, as it would if the network were down.
+func hang(ctx context.Context, _ storetest.Call, _ func(context.Context) error) error {
+	<-ctx.Done()
+	return ctx.Err()
 }
 
-func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error) {
-	cuttable := &cuttable{SQLiteStore: store}
-	lease, err := tenure.NewLease(cuttable, tenure.LeaseConfig{
+// replica is one of the three. In a real program each would be a process.
+type replica struct {
+	store *storetest.FaultyStore // the way from this replica to the store
+	stop  func()                 // also waits until its work has ended
+}
+
+func start(name string, store tenure.Store, work *work) (*replica, error) {
+	faulty := storetest.Faulty(store, nil) // nothing fails yet
+	lease, err := tenure.NewLease(faulty, tenure.LeaseConfig{
 		Holder: name,
 		TTL:    ttl,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // the timeline shows what happens
+		Logger: slog.New(slog.DiscardHandler), // the timeline shows what happens
 	})
 	if err != nil {
 		return nil, err
@@ -112,7 +118,7 @@ func start(name string, store *tenure.SQLiteStore, work *work) (*replica, error)
 		defer close(done)
 		coordinator.Run(ctx)
 	}()
-	return &replica{store: cuttable, stop: func() { cancel(); <-done }}, nil
+	return &replica{store: faulty, stop: func() { cancel(); <-done }}, nil
 }
 
 // work is what only one replica at a time may do.
@@ -142,7 +148,7 @@ func (w *work) next(ctx context.Context) (string, error) {
 	case name := <-w.turns:
 		return name, nil
 	case <-ctx.Done():
-		return "", errors.New("nobody resumed the work")
+		return "", errors.New("no replica resumed the work")
 	}
 }
 
@@ -150,48 +156,4 @@ func (w *work) say(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	fmt.Printf("%7.3fs  %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
-}
-
-// cuttable is a store from which one replica can be cut off: its calls then hang, as they
-// do when the network is down. It embeds the concrete store rather than the interface
-// tenure.Store, which would hide that the store can wake standbys.
-type cuttable struct {
-	*tenure.SQLiteStore
-	cut atomic.Bool
-}
-
-func (c *cuttable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	if err := c.hang(ctx); err != nil {
-		return tenure.Object{}, err
-	}
-	return c.SQLiteStore.Get(ctx, key)
-}
-
-func (c *cuttable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	if err := c.hang(ctx); err != nil {
-		return tenure.Object{}, err
-	}
-	return c.SQLiteStore.PutIf(ctx, obj, cond)
-}
-
-func (c *cuttable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	if err := c.hang(ctx); err != nil {
-		return err
-	}
-	return c.SQLiteStore.DeleteIf(ctx, key, version)
-}
-
-func (c *cuttable) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	if err := c.hang(ctx); err != nil {
-		return err
-	}
-	return c.SQLiteStore.DeleteAndWake(ctx, key, version)
-}
-
-func (c *cuttable) hang(ctx context.Context) error {
-	if !c.cut.Load() {
-		return nil
-	}
-	<-ctx.Done()
-	return ctx.Err()
 }

@@ -4,11 +4,12 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -22,111 +23,75 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// asGateway is an environment variable that makes the test binary act as the gateway. So
-// nothing needs to be built, and the race detector is on if it is on in the tests.
-const asGateway = "TENURE_TEST_AS_GATEWAY"
-
+// The tests run this test binary as the gateway, with the race detector if the tests have it.
 func TestMain(m *testing.M) {
-	if os.Getenv(asGateway) != "" {
+	if os.Getenv("GATEWAY_IS_THE_PROGRAM") != "" {
 		main()
+		return
 	}
-	pgtest.Main(m)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	kit.Main(m)
 }
 
-// backend is the store and the state that all gateways of a test share.
-type backend struct {
-	store []string // flags
-	state string
+// fleet is the gateways of a test, which share a store and a driver.
+type fleet struct {
+	store    string
+	driver   *processDriver
+	flags    []string
+	gateways []*gateway
 }
 
-func newBackend(t *testing.T, store ...string) backend {
+func newFleet(t *testing.T, store string, flags ...string) *fleet {
 	t.Helper()
-	b := backend{store: store, state: filepath.Join(t.TempDir(), "state")}
-	t.Cleanup(func() {
-		d, err := newProcessDriver(b.state)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		d.killAfter = 0
-		deleteAll(t, d)
-		d.Close()
-	})
-	return b
+	return &fleet{store: store, driver: newTestDriver(t, filepath.Join(t.TempDir(), "state")), flags: flags}
 }
 
 // gateway is a running gateway process.
 type gateway struct {
 	name   string
-	url    string
 	addr   string
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has been collected
-
-	mu   sync.Mutex
-	logs bytes.Buffer
+	log    kit.SyncBuffer
 }
 
-// start runs a gateway until the end of the test. It returns when the gateway serves.
-func start(t *testing.T, b backend, name string, flags ...string) *gateway {
+// start starts a gateway, in place of an earlier one with its name, and returns when it
+// serves. It ends with the test.
+func (f *fleet) start(t *testing.T, name string, flags ...string) *gateway {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := append([]string{"-listen", "127.0.0.1:0", "-replica", name, "-state", b.state}, b.store...)
-	g := &gateway{name: name, cmd: exec.Command(self, append(args, flags...)...), exited: make(chan struct{})}
-	g.cmd.Env = append(os.Environ(), asGateway+"=1", "GORACE=atexit_sleep_ms=0")
-	stderr, err := g.cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := g.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	args := append([]string{"-listen", "127.0.0.1:0", "-replica", name, "-state", f.driver.dir, "-store", f.store}, f.flags...)
+	g := &gateway{name: name, cmd: exec.Command(os.Args[0], append(args, flags...)...), exited: make(chan struct{})}
+	g.cmd.Env = append(os.Environ(), "GATEWAY_IS_THE_PROGRAM=1", "GORACE=atexit_sleep_ms=0")
+	g.cmd.Stderr = &g.log
+	require.NoError(t, g.cmd.Start())
 	go func() {
-		defer close(g.exited)
-		lines := bufio.NewScanner(stderr)
-		for lines.Scan() {
-			g.mu.Lock()
-			fmt.Fprintln(&g.logs, lines.Text())
-			g.mu.Unlock()
-		}
 		g.cmd.Wait()
+		close(g.exited)
 	}()
 	t.Cleanup(func() {
 		g.cmd.Process.Kill() // also ends a stopped process
 		<-g.exited
-		if strings.Contains(g.log(), "DATA RACE") {
-			t.Error("there was a data race")
-		}
-		if t.Failed() {
-			t.Logf("gateway %s:\n%s", g.name, g.log())
+		if t.Failed() || strings.Contains(g.log.String(), "DATA RACE") {
+			t.Errorf("gateway %s:\n%s", g.name, g.log.String())
 		}
 	})
-	listening := regexp.MustCompile(`msg=listening addr=(\S+)`)
-	eventually(t, soon, name+" serves", func() bool {
-		match := listening.FindStringSubmatch(g.log())
+	listening := regexp.MustCompile(`listening addr=(\S+)`)
+	kit.Await(t, name+" serves", func() bool {
+		match := listening.FindStringSubmatch(g.log.String())
 		if match != nil {
-			g.addr, g.url = match[1], "http://"+match[1]
+			g.addr = match[1]
 		}
-		return match != nil || g.hasExited()
+		require.False(t, g.hasExited(), "%s exited", name)
+		return match != nil
 	})
-	if g.hasExited() {
-		t.Fatalf("%s exited", name)
-	}
+	f.gateways = append(slices.DeleteFunc(f.gateways, func(old *gateway) bool { return old.name == name }), g)
 	return g
-}
-
-func (g *gateway) log() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.logs.String()
 }
 
 func (g *gateway) hasExited() bool {
@@ -140,18 +105,15 @@ func (g *gateway) hasExited() bool {
 
 func (g *gateway) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
-	if err := g.cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, g.cmd.Process.Signal(sig))
 }
 
-// awaitEnd checks that the gateway exits properly after SIGTERM.
-func (g *gateway) awaitEnd(t *testing.T) {
+// stop stops a gateway as a rollout does.
+func (g *gateway) stop(t *testing.T) {
 	t.Helper()
+	g.signal(t, syscall.SIGTERM)
 	<-g.exited
-	if code := g.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("%s exited with code %d, want 0", g.name, code)
-	}
+	require.True(t, g.cmd.ProcessState.Success(), "%s: %v", g.name, g.cmd.ProcessState)
 }
 
 var client = &http.Client{
@@ -162,7 +124,7 @@ var client = &http.Client{
 // do sends a request, decodes the answer into body unless body is nil, and returns the
 // status, or 0 if there was no answer.
 func (g *gateway) do(method, path, request string, body any) int {
-	r, err := http.NewRequest(method, g.url+path, strings.NewReader(request))
+	r, err := http.NewRequest(method, "http://"+g.addr+path, strings.NewReader(request))
 	if err != nil {
 		return 0
 	}
@@ -178,134 +140,95 @@ func (g *gateway) do(method, path, request string, body any) int {
 	return resp.StatusCode
 }
 
-func (g *gateway) health(t *testing.T) (h health) {
+func (g *gateway) health(t *testing.T) health {
 	t.Helper()
-	if got := g.do("GET", "/healthz", "", &h); got != http.StatusOK {
-		t.Fatalf("%s: GET /healthz answered %d", g.name, got)
-	}
+	var h health
+	require.Equal(t, http.StatusOK, g.do("GET", "/healthz", "", &h), g.name)
 	return h
 }
 
-func (g *gateway) get(t *testing.T, name string) (sb Sandbox) {
+func (g *gateway) status(t *testing.T) tenure.Status {
 	t.Helper()
-	if got := g.do("GET", "/sandboxes/"+name, "", &sb); got != http.StatusOK {
-		t.Fatalf("%s: GET of %s answered %d", g.name, name, got)
+	return g.health(t).Status
+}
+
+// sweeps returns how many sweeps a gateway has done.
+func sweeps(status tenure.Status) (n int) {
+	for _, runs := range status.Runs {
+		n += runs.Succeeded
 	}
-	return sb
+	return n
+}
+
+// await waits until a sandbox is in a phase, or "gone".
+func (g *gateway) await(t *testing.T, name string, phase Phase) {
+	t.Helper()
+	kit.Await(t, fmt.Sprintf("%s is %s", name, phase), func() bool {
+		var sb Sandbox
+		status := g.do("GET", "/sandboxes/"+name, "", &sb)
+		return sb.Phase == phase || status == http.StatusNotFound && phase == "gone"
+	})
 }
 
 // create creates a sandbox that runs until it is ended.
 func (g *gateway) create(t *testing.T, name string) (sb Sandbox) {
 	t.Helper()
-	got := g.do("POST", "/sandboxes", fmt.Sprintf(`{"name":%q,"command":["sleep","1000"]}`, name), &sb)
-	if got != http.StatusCreated || sb.Phase != Ready || !exists(sb.PID) {
-		t.Fatalf("%s: creating %s answered %d, %+v", g.name, name, got, sb)
-	}
+	status := g.do("POST", "/sandboxes", fmt.Sprintf(`{"name":%q,"command":["sleep","1000"]}`, name), &sb)
+	require.True(t, status == http.StatusCreated && sb.Phase == Ready, "%s: creating %s answered %d, %+v", g.name, name, status, sb)
 	return sb
 }
 
 // delete deletes a sandbox, and checks that nothing of it is left.
-func (g *gateway) delete(t *testing.T, sb Sandbox) {
+func (f *fleet) delete(t *testing.T, by *gateway, sb Sandbox) {
 	t.Helper()
-	if got := g.do("DELETE", "/sandboxes/"+sb.Name, "", nil); got != http.StatusNoContent {
-		t.Errorf("%s: deleting %s answered %d, want %d", g.name, sb.Name, got, http.StatusNoContent)
-	}
-	if got := g.do("GET", "/sandboxes/"+sb.Name, "", nil); got != http.StatusNotFound {
-		t.Errorf("%s: GET of the deleted %s answered %d, want %d", g.name, sb.Name, got, http.StatusNotFound)
-	}
-	if _, alive, err := inspectProcess(sb.PID); alive || err != nil {
-		t.Errorf("the process of the deleted %s is alive: %v, %v", sb.Name, alive, err)
-	}
+	require.Equal(t, http.StatusNoContent, by.do("DELETE", "/sandboxes/"+sb.Name, "", nil))
+	require.Equal(t, http.StatusNotFound, by.do("GET", "/sandboxes/"+sb.Name, "", nil))
+	_, err := f.driver.load(sb.Instance)
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 func kill(t *testing.T, sb Sandbox) {
 	t.Helper()
-	if err := syscall.Kill(sb.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(sb.PID, syscall.SIGKILL))
 }
 
 func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 	t.Parallel()
-	b := newBackend(t, "-store", filepath.Join(t.TempDir(), "gateway.db"))
+	f := newFleet(t, filepath.Join(t.TempDir(), "gateway.db"))
 
-	// The sweep interval and the grace period are so long that only the watch stream can
-	// notice.
-	g := start(t, b, "a", "-sweep", "1h", "-grace", "1h")
-	eventually(t, soon, "it has swept once", func() bool { return g.health(t).Sweeps == 1 })
+	// The sweep interval and the grace period are so long that only the watch can notice.
+	g := f.start(t, "a", "-sweep", "1h", "-grace", "1h")
+	kit.Await(t, "it has swept once", func() bool { return sweeps(g.status(t)) == 1 })
 	sb := g.create(t, "web")
 	kill(t, sb)
-	eventually(t, soon, "the sandbox whose process was killed is an error", func() bool {
-		return g.get(t, "web").Phase == Error
-	})
-	g.delete(t, sb)
-	if entries, err := os.ReadDir(filepath.Join(b.state, "instances")); err != nil || len(entries) != 0 {
-		t.Errorf("the backend has %v, %v", entries, err)
-	}
-	var quick Sandbox
-	if got := g.do("POST", "/sandboxes", `{"name":"quick","command":["true"]}`, &quick); got != http.StatusCreated {
-		t.Errorf("creating quick answered %d", got)
-	}
-	eventually(t, soon, "the sandbox whose process exited is an error", func() bool {
-		return g.get(t, "quick").Phase == Error
-	})
+	g.await(t, "web", Error)
+	f.delete(t, g, sb)
+	require.Equal(t, http.StatusCreated, g.do("POST", "/sandboxes", `{"name":"quick","command":["true"]}`, nil))
+	g.await(t, "quick", Error)
 
 	// A sandbox outlives its gateway, and the next one finds it.
 	sb = g.create(t, "web")
-	g.signal(t, syscall.SIGTERM)
-	g.awaitEnd(t)
-	if !exists(sb.PID) {
-		t.Error("the sandbox's process ended with its gateway")
-	}
-	g = start(t, b, "a", "-sweep", "200ms", "-grace", "3s")
-	eventually(t, soon, "it has swept", func() bool { return g.health(t).Sweeps > 0 })
-	if got := g.get(t, "web"); got.Phase != Ready || got.PID != sb.PID {
-		t.Errorf("after the restart the sandbox is %+v, want %+v", got, sb)
-	}
+	g.stop(t)
+	g = f.start(t, "a", "-sweep", "200ms", "-grace", "3s")
+	kit.Await(t, "it has swept", func() bool { return sweeps(g.status(t)) > 0 })
+	var found Sandbox
+	g.do("GET", "/sandboxes/web", "", &found)
+	require.Equal(t, sb, found)
 	kill(t, sb)
-	eventually(t, soon, "the sandbox is an error", func() bool { return g.get(t, "web").Phase == Error })
-	eventually(t, soon, "it is pruned", func() bool {
-		return g.do("GET", "/sandboxes/web", "", nil) == http.StatusNotFound
-	})
-	eventually(t, soon, "its instance is forgotten", func() bool {
-		entries, err := os.ReadDir(filepath.Join(b.state, "instances"))
+	g.await(t, "web", Error)
+	g.await(t, "web", "gone")
+	kit.Await(t, "nothing is left", func() bool {
+		entries, err := os.ReadDir(f.driver.dir)
 		return err == nil && len(entries) == 0
 	})
 }
 
 const replicaTTL = 6 * time.Second
 
-// fleet is three gateways on one backend.
-type fleet struct {
-	backend
-	flags    []string
-	gateways []*gateway
-}
-
-func startFleet(t *testing.T, b backend, flags ...string) *fleet {
-	t.Helper()
-	f := &fleet{backend: b, flags: append([]string{"-ttl", replicaTTL.String(), "-sweep", "200ms", "-grace", "10m"}, flags...)}
-	for _, name := range []string{"a", "b", "c"} {
-		f.gateways = append(f.gateways, f.startOne(t, name))
-	}
-	return f
-}
-
-func (f *fleet) startOne(t *testing.T, name string) *gateway {
-	t.Helper()
-	return start(t, f.backend, name, f.flags...)
-}
-
-// restart replaces a gateway that has exited.
-func (f *fleet) restart(t *testing.T, g *gateway) {
-	t.Helper()
-	f.gateways[slices.Index(f.gateways, g)] = f.startOne(t, g.name)
-}
-
 // holder waits until a gateway other than those given holds the lease, and returns it.
 func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 	t.Helper()
-	eventually(t, soon, "a gateway holds the lease", func() bool {
+	kit.Await(t, "a gateway holds the lease", func() bool {
 		for _, g := range f.gateways {
 			if !slices.Contains(except, g) && g.health(t).IsHolder {
 				holder = g
@@ -316,277 +239,213 @@ func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 	return holder
 }
 
-func (f *fleet) standby(t *testing.T) *gateway {
-	t.Helper()
-	holder := f.holder(t)
-	return f.gateways[slices.IndexFunc(f.gateways, func(g *gateway) bool { return g != holder })]
-}
-
 func TestThreeGatewaysOnPostgres(t *testing.T) {
 	t.Parallel()
-	server := pgtest.Cluster(t)
-	f := startFleet(t, newBackend(t, "-store", server.URL()))
-	f.exercise(t)
-	t.Run("PostgresRestartsUnderLoad", func(t *testing.T) { f.restartUnderLoad(t, server) })
+	server := kit.StartPostgres(t)
+	f := exercise(t, server.URL())
+	began := time.Now()
+	f.restartUnderLoad(t, server)
+	t.Logf("Postgres restarts under load: %.1fs", time.Since(began).Seconds())
 }
 
 func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
 	t.Parallel()
-	f := startFleet(t, newBackend(t, "-shared", "-store", filepath.Join(t.TempDir(), "gateway.db")))
-	f.exercise(t)
+	exercise(t, filepath.Join(t.TempDir(), "gateway.db"))
 }
 
-// exercise takes the lease from its holder in each way that a gateway can fail or end. The
-// processes that it starts belong to the whole test, not to the subtests.
-func (f *fleet) exercise(t *testing.T) {
+// exercise takes the lease from its holder in each way in which a gateway can fail or end.
+func exercise(t *testing.T, store string) *fleet {
+	t.Helper()
+	f := newFleet(t, store, "-ttl", replicaTTL.String(), "-sweep", "200ms", "-grace", "10m")
+	for _, name := range []string{"a", "b", "c"} {
+		f.start(t, name)
+	}
 	for _, step := range []struct {
 		name string
 		run  func(t *testing.T)
 	}{
-		{"OnlyTheHolderSweeps", f.onlyTheHolderSweeps},
-		{"AStoppedHolderReleasesAndIsReplaced", f.stoppedHolder},
-		{"AKilledHolderIsReplaced", f.killedHolder},
-		{"APausedHolderIsNoneFromItsFirstAnswerOnAndWritesNothing", f.pausedHolder},
+		{"only the holder sweeps", f.onlyTheHolderSweeps},
+		{"a stopped holder releases the lease and is replaced", f.stoppedHolder},
+		{"a killed holder is replaced", f.killedHolder},
+		{"a paused holder is none from its first answer on, and writes nothing", f.pausedHolder},
 	} {
 		began := time.Now()
 		step.run(t)
-		if t.Failed() {
-			t.Fatalf("in the step %s", step.name)
-		}
 		t.Logf("%s: %.1fs", step.name, time.Since(began).Seconds())
 	}
+	return f
 }
 
 func (f *fleet) onlyTheHolderSweeps(t *testing.T) {
 	holder := f.holder(t)
-	eventually(t, soon, "the holder sweeps, and all know it", func() bool {
+	kit.Await(t, "the holder sweeps, and all know it", func() bool {
 		for _, g := range f.gateways {
-			if g.health(t).Holder != holder.name {
+			if g.status(t).Holder != holder.name {
 				return false
 			}
 		}
-		return holder.health(t).Sweeps >= 5
+		return sweeps(holder.status(t)) >= 5
 	})
 	for _, g := range f.gateways {
-		h := g.health(t)
+		h := g.status(t)
 		if g == holder {
-			if !h.IsHolder || h.Role != "holder" || h.Token <= 0 || h.TrustSeconds == nil || *h.TrustSeconds <= 0 || *h.TrustSeconds > replicaTTL.Seconds() {
-				t.Errorf("the holder answered %+v", h)
-			}
+			require.True(t, h.Token > 0 && h.TrustLeft > 0 && h.TrustLeft <= replicaTTL, "the holder answered %+v", h)
 			continue
 		}
-		if h.IsHolder || h.Role != "standby" || h.Token != 0 || h.Sweeps != 0 {
-			t.Errorf("the standby %s answered %+v", g.name, h)
-		}
+		require.True(t, h.Role == tenure.RoleStandby && h.Token == 0 && sweeps(h) == 0, "%s answered %+v", g.name, h)
+
+		// A standby serves requests as well, but only the holder watches the process.
+		sb := g.create(t, "web")
+		kill(t, sb)
+		g.await(t, "web", Error)
+		f.delete(t, g, sb)
 	}
-	// Standbys serve requests as well, but only the holder watches the process.
-	standby := f.standby(t)
-	sb := standby.create(t, "web")
-	kill(t, sb)
-	eventually(t, soon, "the sandbox whose process was killed is an error", func() bool {
-		return standby.get(t, "web").Phase == Error
-	})
-	standby.delete(t, sb)
+}
+
+// replaced waits for the next holder, which has a greater token.
+func (f *fleet) replaced(t *testing.T, holder *gateway, token int64) (next *gateway) {
+	t.Helper()
+	next = f.holder(t, holder)
+	require.Greater(t, next.status(t).Token, token)
+	return next
 }
 
 func (f *fleet) stoppedHolder(t *testing.T) {
 	holder := f.holder(t)
-	token := holder.health(t).Token
+	token := holder.status(t).Token
 	sb := holder.create(t, "web")
-	holder.signal(t, syscall.SIGTERM)
-	next := f.holder(t, holder)
-	if got := next.health(t).Token; got <= token {
-		t.Errorf("the next token is %d, want more than %d", got, token)
-	}
-	holder.awaitEnd(t)
-	if !strings.Contains(holder.log(), `msg="lease released"`) {
-		t.Errorf("%s left its lease to expire", holder.name)
-	}
-	if got := next.get(t, "web"); got.Phase != Ready {
-		t.Errorf("the stopped gateway's sandbox is %+v", got)
-	}
-	next.delete(t, sb)
-	f.restart(t, holder)
+	holder.stop(t)
+	next := f.replaced(t, holder, token)
+	require.Contains(t, holder.log.String(), "lease released")
+	next.await(t, "web", Ready)
+	require.True(t, f.driver.isAlive(t, sb.Instance))
+	f.delete(t, next, sb)
+	f.start(t, holder.name)
 }
 
 func (f *fleet) killedHolder(t *testing.T) {
 	holder := f.holder(t)
-	token := holder.health(t).Token
+	token := holder.status(t).Token
 	sb := holder.create(t, "web")
 	holder.signal(t, syscall.SIGKILL)
-	next := f.holder(t, holder)
-	if got := next.health(t).Token; got <= token {
-		t.Errorf("the next token is %d, want more than %d", got, token)
-	}
+	next := f.replaced(t, holder, token)
+	require.True(t, f.driver.isAlive(t, sb.Instance))
 	kill(t, sb)
-	eventually(t, soon, "the next holder watches the dead one's sandbox", func() bool {
-		return next.get(t, "web").Phase == Error
-	})
-	next.delete(t, sb)
+	next.await(t, "web", Error) // the next holder watches the dead gateway's sandbox
+	f.delete(t, next, sb)
 	<-holder.exited
-	f.restart(t, holder)
+	f.start(t, holder.name)
 }
 
-// open opens the gateways' store.
-func (f *fleet) open(t *testing.T) sandboxes {
-	t.Helper()
-	opts, err := parseOptions(f.store, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	db, err := openStore(t.Context(), opts.store, opts.shared, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
-	return sandboxes{db}
-}
-
-// addUndying adds a sandbox in phase Deleting whose process no driver can end: it doesn't
-// lead a process group, so the signal reaches nothing. A sweep that finds it is stuck in
-// the middle of the deletion for as long as the test wants.
+// addUndying adds a sandbox in phase Deleting that looks alive until end is called, because
+// the test has its lock. A sweep that finds it waits in the middle of the deletion.
 func (f *fleet) addUndying(t *testing.T, store sandboxes) (sb Sandbox, end func()) {
 	t.Helper()
-	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end = sync.OnceFunc(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	t.Cleanup(end)
-
-	inst := Instance{ID: uuid.NewString(), Name: "undying", Command: cmd.Args, CreatedAt: time.Now(), PID: cmd.Process.Pid}
-	var err error
-	if inst.Birth, _, err = inspectProcess(inst.PID); err != nil {
-		t.Fatal(err)
-	}
-	driver := &processDriver{dir: f.state}
-	if err := os.Mkdir(driver.live(inst.ID), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := driver.record(inst); err != nil {
-		t.Fatal(err)
-	}
-	sb = Sandbox{Name: inst.Name, record: record{Instance: inst.ID, Command: inst.Command, Phase: Deleting}}
-	if sb, err = store.put(t.Context(), sb, tenure.MustCreate()); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, soon, "a sweep has begun its deletion", func() bool {
-		_, err := os.Stat(driver.deleted(inst.ID))
-		return err == nil
-	})
-	return sb, end
+	sb = Sandbox{Name: "undying", record: record{Instance: "undying.1", Phase: Deleting}}
+	file, err := os.Create(f.driver.path(sb.Instance, ".pid"))
+	require.NoError(t, err)
+	t.Cleanup(func() { file.Close() })
+	require.NoError(t, syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
+	sb, err = store.put(t.Context(), sb, tenure.MustCreate())
+	require.NoError(t, err)
+	return sb, func() { file.Close() }
 }
 
 func (f *fleet) pausedHolder(t *testing.T) {
+	db, err := tenure.Open(t.Context(), f.store)
+	require.NoError(t, err)
+	defer db.Close()
+	store := sandboxes{db}
 	holder := f.holder(t)
-	token := holder.health(t).Token
-	store := f.open(t)
+	token := holder.status(t).Token
 	undying, end := f.addUndying(t, store)
+	kit.Await(t, "a sweep waits for the undying", func() bool {
+		for _, runs := range holder.status(t).Runs {
+			if runs.Running > 0 && time.Since(runs.LastStart) > time.Second {
+				return true
+			}
+		}
+		return false
+	})
 	stopped := time.Now()
 	holder.signal(t, syscall.SIGSTOP)
-	next := f.holder(t, holder)
-	if got := next.health(t).Token; got <= token {
-		t.Errorf("the next token is %d, want more than %d", got, token)
-	}
+	next := f.replaced(t, holder, token)
 
 	// Send a request now, so that it is the first that the holder answers when it continues.
 	conn, err := net.Dial("tcp", holder.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer conn.Close()
-	if _, err := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	<-time.After(time.Until(stopped.Add(2 * replicaTTL)))
-	if log := holder.log(); strings.Contains(log[strings.LastIndex(log, "job started"):], "job stopped") {
-		t.Error("the job stopped before the pause")
-	}
-	// Now the process ends that the paused holder's sweep waits for. The next holder, which
-	// waits for it too, is killed first: its term lasts until the TTL has passed, and nobody
-	// but the old holder touches the record. Only the fence stops the old holder.
+	_, err = fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n")
+	require.NoError(t, err)
+	time.Sleep(time.Until(stopped.Add(2 * replicaTTL)))
+	const began, ended = "watching the processes token=", "stopped watching"
+	log := holder.log.String()
+	require.NotContains(t, log[strings.LastIndex(log, " "+began):], ended, "before the pause")
+
+	// Now the process ends for which the paused holder's sweep waits. The next holder, which
+	// waits for it too, is killed first: its term lasts until the TTL has passed, and only the
+	// old holder can touch the record. Only the fence stops the old holder.
 	next.signal(t, syscall.SIGKILL)
 	<-next.exited
-	terms := len(ledger(t, f.gateways...))
-	end()
-	continued := time.Now()
-	holder.signal(t, syscall.SIGCONT)
-	conn.SetReadDeadline(continued.Add(soon))
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
+	terms := func() (n int) {
+		for _, g := range f.gateways {
+			n += strings.Count(g.log.String(), "INFO "+began)
+		}
+		return n
 	}
+	before := terms()
+	end()
+	holder.signal(t, syscall.SIGCONT)
+	conn.SetReadDeadline(time.Now().Add(kit.Patience))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
 	defer resp.Body.Close()
 	var h health
-	if err := json.NewDecoder(resp.Body).Decode(&h); err != nil {
-		t.Fatal(err)
-	}
-	if h.IsHolder || h.TrustSeconds == nil || *h.TrustSeconds != 0 {
-		t.Errorf("its first answer is %+v", h)
-	}
-
-	ended := regexp.MustCompile(fmt.Sprintf(`time=(\S+) .*msg="job stopped" token=%d`, token))
-	var match []string
-	eventually(t, soon, "its job stops", func() bool {
-		match = ended.FindStringSubmatch(holder.log())
-		return match != nil
-	})
-	at, err := time.Parse(time.RFC3339, match[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("the job stopped %v after the pause", at.Sub(continued))
-	refused := fmt.Sprintf(`level=WARN msg="write refused: the term is over" token=%d sandbox=%s error=`, token, undying.Name)
-	eventually(t, soon, "its write is refused", func() bool {
-		return strings.Contains(holder.log(), refused)
+	require.NoError(t, json.NewDecoder(resp.Body).Decode(&h))
+	require.True(t, !h.IsHolder && h.Status.TrustLeft == 0, "its first answer is %+v", h)
+	kit.Await(t, "its job stops, and its write is refused", func() bool {
+		log := holder.log.String()
+		return strings.Contains(log, fmt.Sprintf("%s the processes token=%d", ended, token)) &&
+			strings.Contains(log, fmt.Sprintf("WARN %s token=%d sandbox=undying error=", writeRefused, token))
 	})
 	got, err := store.get(t.Context(), undying.Name)
-	if len(ledger(t, f.gateways...)) > terms {
+	if terms() > before {
 		t.Log("the machine is so slow that the next term has begun and may have written the record")
-	} else if err != nil || got.Version != undying.Version {
-		t.Errorf("after the refused write the record is %+v, %v, want it unchanged, %+v", got, err, undying)
+	} else {
+		require.NoError(t, err)
+		require.Equal(t, undying.Version, got.Version, "the refused write has changed the record")
 	}
-	eventually(t, soon, "it is a standby of another holder, or has a later term", func() bool {
-		h := holder.health(t)
-		return h.Role == "standby" && h.Holder != "" && h.Holder != holder.name || h.Token > token
+	kit.Await(t, "it is a standby of another holder, or has a later term", func() bool {
+		h := holder.status(t)
+		return h.Role == tenure.RoleStandby && h.Holder != "" && h.Holder != holder.name || h.Token > token
 	})
-
-	f.restart(t, next)
+	f.start(t, next.name)
 	f.holder(t)
-	eventually(t, soon, "the deletion is finished in a later term", func() bool {
+	kit.Await(t, "the deletion is finished in a later term", func() bool {
 		_, err := store.get(t.Context(), undying.Name)
 		return errors.Is(err, tenure.ErrNotFound)
 	})
 }
 
-func (f *fleet) restartUnderLoad(t *testing.T, server *pgtest.Server) {
+func (f *fleet) restartUnderLoad(t *testing.T, server *kit.PostgresServer) {
 	var mu sync.Mutex
 	var acknowledged []Sandbox
-	refused := 0
 	stop := make(chan struct{})
 	var load sync.WaitGroup
 	for worker, g := range f.gateways {
 		load.Go(func() {
-			tick := time.NewTicker(50 * time.Millisecond)
-			defer tick.Stop()
 			for i := 0; ; i++ {
 				var sb Sandbox
 				request := fmt.Sprintf(`{"name":"load-%d-%d","command":["sleep","1000"]}`, worker, i)
-				status := g.do("POST", "/sandboxes", request, &sb)
-				mu.Lock()
-				if status == http.StatusCreated {
+				if g.do("POST", "/sandboxes", request, &sb) == http.StatusCreated {
+					mu.Lock()
 					acknowledged = append(acknowledged, sb)
-				} else {
-					refused++
+					mu.Unlock()
 				}
-				mu.Unlock()
 				select {
 				case <-stop:
 					return
-				case <-tick.C:
+				case <-time.After(50 * time.Millisecond):
 				}
 			}
 		})
@@ -596,35 +455,28 @@ func (f *fleet) restartUnderLoad(t *testing.T, server *pgtest.Server) {
 		defer mu.Unlock()
 		return len(acknowledged)
 	}
-	eventually(t, soon, "sandboxes are created", func() bool { return count() >= 10 })
-	if err := server.Restart("immediate"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Await(t, "sandboxes are created", func() bool { return count() >= 10 })
+	require.NoError(t, server.Restart("immediate"))
 	before := count()
-	eventually(t, soon, "sandboxes are created again", func() bool { return count() >= before+10 })
+	kit.Await(t, "sandboxes are created again", func() bool { return count() >= before+10 })
 	close(stop)
 	load.Wait()
 
 	holder := f.holder(t)
-	sweeps := holder.health(t).Sweeps
-	eventually(t, soon, "the holder keeps sweeping", func() bool { return holder.health(t).Sweeps >= sweeps+2 })
+	swept := sweeps(holder.status(t))
+	kit.Await(t, "the holder keeps sweeping", func() bool { return sweeps(holder.status(t)) >= swept+2 })
 	for _, g := range f.gateways {
-		if g.hasExited() {
-			t.Errorf("%s exited", g.name)
-		}
+		require.False(t, g.hasExited(), g.name)
 	}
 	var list []Sandbox
-	if got := holder.do("GET", "/sandboxes", "", &list); got != http.StatusOK {
-		t.Fatalf("GET /sandboxes answered %d", got)
-	}
+	require.Equal(t, http.StatusOK, holder.do("GET", "/sandboxes", "", &list))
 	stored := make(map[string]Sandbox)
 	for _, sb := range list {
 		stored[sb.Name] = sb
 	}
-	t.Logf("%d sandboxes acknowledged, %d refused, %d stored", len(acknowledged), refused, len(list))
+	t.Logf("%d sandboxes acknowledged, %d stored", len(acknowledged), len(list))
 	for _, want := range acknowledged {
-		if got := stored[want.Name]; got.Phase != Ready || got.PID != want.PID || !exists(got.PID) {
-			t.Errorf("the acknowledged %+v is now %+v", want, got)
-		}
+		got := stored[want.Name]
+		require.True(t, got.Phase == Ready && got.PID == want.PID && f.driver.isAlive(t, got.Instance), "the acknowledged %+v is now %+v", want, got)
 	}
 }

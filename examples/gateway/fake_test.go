@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -14,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -23,14 +24,14 @@ type fakeDriver struct {
 	onCreate func(id string) // called before Create returns
 	onList   func()          // called after the instances were listed, before List returns
 	onDelete func(id string) error
-	events   chan Event // closing it makes the stream fail
+	exits    chan Instance // closing it makes Watch fail
 
 	mu        sync.Mutex
 	instances map[string]Instance
 }
 
 func newFakeDriver() *fakeDriver {
-	return &fakeDriver{instances: make(map[string]Instance), events: make(chan Event)}
+	return &fakeDriver{instances: make(map[string]Instance), exits: make(chan Instance)}
 }
 
 func (d *fakeDriver) set(inst Instance) {
@@ -39,16 +40,23 @@ func (d *fakeDriver) set(inst Instance) {
 	d.instances[inst.ID] = inst
 }
 
-func (d *fakeDriver) Create(ctx context.Context, id, name string, command []string) (Instance, error) {
+// has returns whether there is an instance, and whether it is alive.
+func (d *fakeDriver) has(id string) (exists, alive bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	inst, exists := d.instances[id]
+	return exists, inst.Alive
+}
+
+func (d *fakeDriver) Create(_ context.Context, id string, command []string) (pid int, err error) {
 	if command[0] == "no-such-command" {
-		return Instance{}, errors.New("executable file not found")
+		return 0, errors.New("executable file not found")
 	}
-	inst := Instance{ID: id, Name: name, Command: command, CreatedAt: time.Now(), PID: 42, Alive: true}
-	d.set(inst)
+	d.set(Instance{ID: id, CreatedAt: time.Now(), PID: 42, Alive: true})
 	if d.onCreate != nil {
 		d.onCreate(id)
 	}
-	return inst, nil
+	return 42, nil
 }
 
 func (d *fakeDriver) Delete(ctx context.Context, id string) error {
@@ -63,16 +71,6 @@ func (d *fakeDriver) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-func (d *fakeDriver) Get(ctx context.Context, id string) (Instance, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	inst, ok := d.instances[id]
-	if !ok {
-		return Instance{}, errNoInstance
-	}
-	return inst, nil
-}
-
 func (d *fakeDriver) List(ctx context.Context) ([]Instance, error) {
 	d.mu.Lock()
 	list := slices.Collect(maps.Values(d.instances))
@@ -83,18 +81,18 @@ func (d *fakeDriver) List(ctx context.Context) ([]Instance, error) {
 	return list, nil
 }
 
-func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Instance, error] {
+	return func(yield func(Instance, error) bool) {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case event, ok := <-d.events:
+			case inst, ok := <-d.exits:
 				if !ok {
-					yield(Event{}, errors.New("the backend is out of sight"))
+					yield(Instance{}, errors.New("the backend is out of sight"))
 					return
 				}
-				if !yield(event, nil) {
+				if !yield(inst, nil) {
 					return
 				}
 			}
@@ -106,9 +104,10 @@ func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Event, error] {
 // calls. In a bubble of synctest it must be opened there, and works in virtual time.
 func newStore(t *testing.T) *storetest.FaultyStore {
 	t.Helper()
-	store, err := openStore(t.Context(), ":memory:", true, quiet)
+	store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Shared: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	require.NoError(t, store.Migrate(t.Context()))
 	return storetest.Faulty(store, nil)
 }
 
@@ -124,5 +123,3 @@ func before(op string, do func() error) storetest.Hook {
 		return pass(ctx)
 	}
 }
-
-var quiet = slog.New(slog.DiscardHandler)

@@ -1,9 +1,9 @@
 //go:build unix
 
-// Gateway serves sandboxes over HTTP. Each sandbox is a process, which runs the command in
-// a request. Any number of gateways may serve one store. Watching the processes must be
-// done only once, so the gateway that holds the lease does it. README.md says how to try
-// it.
+// Command gateway serves sandboxes over HTTP. A sandbox is a process that runs the command
+// in a request. Any number of gateways share a store, and each of them answers requests,
+// but only the gateway that holds the lease watches the processes. README.md shows how to
+// try it.
 package main
 
 import (
@@ -11,191 +11,106 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
+	"log"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
+
+	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
 )
 
-// drainTimeout bounds how long a shutdown waits for requests.
-const drainTimeout = requestTimeout + cleanupTimeout
-
-type options struct {
+type config struct {
 	listen  string
 	store   string
-	shared  bool
 	state   string
+	replica string
 	ttl     time.Duration
 	sweep   time.Duration
 	grace   time.Duration
-	replica string
-	check   command
-	confirm int
-	fence   command
-	verbose bool
-}
-
-func parseOptions(args []string, usage io.Writer) (options, error) {
-	var opts options
-	flags := flag.NewFlagSet("gateway", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&opts.listen, "listen", "127.0.0.1:8080", "`address` to serve HTTP on")
-	flags.StringVar(&opts.store, "store", "gateway.db", "SQLite `path`, or postgres://…")
-	flags.BoolVar(&opts.shared, "shared", false, "several gateways use the SQLite file")
-	flags.StringVar(&opts.state, "state", "gateway-state", "`directory` of the processes, shared by all gateways of a store")
-	flags.DurationVar(&opts.ttl, "ttl", 30*time.Second, "how long after its last renewal the lease counts as held")
-	flags.DurationVar(&opts.sweep, "sweep", time.Minute, "time between sweeps of the store")
-	flags.DurationVar(&opts.grace, "grace", 5*time.Minute, "how long to keep a record without a process, or a process without a record")
-	flags.StringVar(&opts.replica, "replica", tenure.ReplicaID(), "`name` of this gateway among the replicas")
-	flags.StringVar((*string)(&opts.check), "check", "", "shell `command` that exits with 0 if this gateway is fit for its $ROLE")
-	flags.IntVar(&opts.confirm, "confirm", 0, "after a takeover: the `number` of renewals before the job starts")
-	flags.StringVar((*string)(&opts.fence), "fence", "", "after a takeover: shell `command` that cuts off $PREDECESSOR before the job starts")
-	flags.BoolVar(&opts.verbose, "v", false, "log renewals, events and sweeps that changed nothing")
-	err := flags.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(usage, "Usage: gateway [flags]")
-		flags.SetOutput(usage)
-		flags.PrintDefaults()
-	}
-	if err != nil {
-		return opts, err
-	}
-
-	var errs []error
-	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if flags.NArg() > 0 {
-		refuse("unexpected argument %q", flags.Arg(0))
-	}
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{{"ttl", opts.ttl}, {"sweep", opts.sweep}, {"grace", opts.grace}} {
-		if d.value <= 0 {
-			refuse("-%s %v is not positive", d.name, d.value)
-		}
-	}
-	if opts.confirm < 0 {
-		refuse("-confirm %d is negative", opts.confirm)
-	}
-	for _, s := range []struct{ name, value string }{
-		{"listen", opts.listen}, {"store", opts.store}, {"state", opts.state}, {"replica", opts.replica},
-	} {
-		if s.value == "" {
-			refuse("-%s is empty", s.name)
-		}
-	}
-	if _, _, err := net.SplitHostPort(opts.listen); opts.listen != "" && err != nil {
-		refuse("-listen %q is not host:port", opts.listen)
-	}
-	if strings.Contains(opts.store, "://") && !isPostgres(opts.store) {
-		refuse("-store is neither a SQLite path nor a postgres:// URL")
-	}
-	if opts.shared && isPostgres(opts.store) {
-		refuse("-shared is for SQLite; Postgres is always shared")
-	}
-	return opts, errors.Join(errs...)
 }
 
 func main() {
+	var cfg config
+	flag.StringVar(&cfg.listen, "listen", "127.0.0.1:8080", "`address` to serve HTTP on")
+	flag.StringVar(&cfg.store, "store", "gateway.db", "`path` of a SQLite file, or a postgres:// URL")
+	flag.StringVar(&cfg.state, "state", "gateway-state", "`directory` of the processes, which all gateways of a store share")
+	flag.StringVar(&cfg.replica, "replica", tenure.ReplicaID(), "`name` of this gateway")
+	flag.DurationVar(&cfg.ttl, "ttl", 30*time.Second, "how long the lease counts as held after its last renewal")
+	flag.DurationVar(&cfg.sweep, "sweep", time.Minute, "time between sweeps")
+	flag.DurationVar(&cfg.grace, "grace", 5*time.Minute, "how long to keep a record without a process, or a process without a record")
+	verbose := flag.Bool("v", false, "also log renewals, and sweeps that change nothing")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
+	if *verbose {
+		slog.SetLogLoggerLevel(slog.LevelDebug)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // so that a second signal kills the process
-	os.Exit(run(ctx, os.Args[1:], os.Stderr))
+	context.AfterFunc(ctx, stop) // a second signal kills the process
+	if err := serve(ctx, cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "gateway:", err)
+		os.Exit(1)
+	}
 }
 
-// run runs the program until ctx is done or an error stops it, and returns its exit code.
-func run(ctx context.Context, args []string, stderr io.Writer) int {
-	opts, err := parseOptions(args, stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return 0
+// serve runs a gateway until ctx is done. The processes of the sandboxes keep running.
+func serve(ctx context.Context, cfg config) error {
+	if cfg.sweep <= 0 || cfg.grace <= 0 {
+		return fmt.Errorf("-sweep %v and -grace %v must be positive", cfg.sweep, cfg.grace)
 	}
-	code := 2
-	if err == nil {
-		err = serve(ctx, opts, newLogger(stderr, opts.verbose))
-		if err == nil {
-			return 0
-		}
-		if !errors.Is(err, tenure.ErrInvalid) { // ErrInvalid means that the library found an invalid option
-			code = 1
-		}
-	}
-	fmt.Fprintln(stderr, "gateway:", strings.ReplaceAll(err.Error(), "\n", "; "))
-	return code
-}
-
-func newLogger(w io.Writer, verbose bool) *slog.Logger {
-	level := slog.LevelInfo
-	if verbose {
-		level = slog.LevelDebug
-	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
-}
-
-// serve runs a gateway until ctx is done. The sandboxes' processes keep running.
-func serve(ctx context.Context, opts options, log *slog.Logger) (err error) {
-	// Listen before opening the store, which may have to wait, so that an address in use is
-	// reported at once.
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", opts.listen)
+	// Listen first: opening the store may take long, and an address in use is reported at once.
+	listener, err := net.Listen("tcp", cfg.listen)
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-	driver, err := newProcessDriver(opts.state)
+	driver, err := newProcessDriver(cfg.state)
 	if err != nil {
 		return err
 	}
-	defer driver.Close()
-	log.Info("opening store", "store", redact(opts.store))
-	store, err := openStore(ctx, opts.store, opts.shared, log)
-	if ctx.Err() != nil && err != nil {
-		return nil // it was told to end while it waited
+	store, err := openStore(ctx, cfg.store)
+	if err != nil && ctx.Err() != nil {
+		return nil // the gateway was told to stop while it waited
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }()
+	defer store.Close()
 
-	watching, stopWatchers := context.WithCancel(ctx)
-	defer stopWatchers()
-	watchers, err := spawnWatchers(watching, store, driver, watchersConfig{
-		replica: opts.replica,
-		ttl:     opts.ttl,
-		sweep:   opts.sweep,
-		grace:   opts.grace,
-		check:   opts.check.check(),
-		confirm: opts.confirm,
-		fence:   opts.fence.fence(opts.replica, log),
-		log:     log,
-	})
+	w, err := newWatchers(store, driver, cfg)
 	if err != nil {
 		return err
 	}
-	s := &server{sandboxes: sandboxes{store}, driver: driver, watchers: watchers, log: log}
-	httpServer := newHTTPServer(s.handler(), log)
-	served := make(chan error, 1)
-	go func() { served <- httpServer.Serve(listener) }()
-	log.Info("listening", "addr", listener.Addr().String(), "replica", opts.replica)
+	s := &server{sandboxes: sandboxes{store}, driver: driver, coordinator: w.coordinator}
+	web := &http.Server{Handler: s.handler(), ReadTimeout: requestTimeout}
+	go web.Serve(listener)
+	slog.Info("listening", "addr", listener.Addr().String(), "replica", cfg.replica)
 
-	select {
-	case <-ctx.Done():
-		log.Info("shutting down")
-	case err = <-served:
-	case <-watchers.stopped:
-	}
-	// Release the lease first, so that another gateway watches the processes while this one
-	// answers its last requests.
-	stopWatchers()
-	<-watchers.stopped
-	draining, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	// Run returns when the watchers have stopped and the lease is released. Another gateway
+	// then watches the processes while this one answers its last requests.
+	err = w.coordinator.Run(ctx)
+	draining, cancel := context.WithTimeout(context.Background(), requestTimeout+cleanupTimeout)
 	defer cancel()
-	if shutdownErr := httpServer.Shutdown(draining); shutdownErr != nil {
-		log.Warn("requests cut off", "error", shutdownErr)
-		httpServer.Close()
+	return errors.Join(err, web.Shutdown(draining))
+}
+
+// openStore opens the store and creates its tables. It waits while Postgres is down.
+func openStore(ctx context.Context, url string) (tenure.Database, error) {
+	store, err := tenure.Open(ctx, url)
+	if err != nil {
+		return nil, err
 	}
-	return errors.Join(err, watchers.err)
+	if err := store.Migrate(ctx); err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return store, nil
 }

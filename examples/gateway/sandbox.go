@@ -17,7 +17,7 @@ import (
 //	Provisioning --> Ready --> Error        Provisioning can also become Error directly
 //	any of these --> Deleting --> gone
 //
-// A sandbox in phase Error has no process, and is pruned after the grace period.
+// A sandbox in phase Error has no process, and is removed after the grace period.
 type Phase string
 
 const (
@@ -51,9 +51,9 @@ const sandboxType = "sandbox"
 
 func sandboxKey(name string) tenure.Key { return tenure.Key{Type: sandboxType, ID: name} }
 
-// sandboxes keeps the sandboxes in a store. Each change is a compare-and-swap on the
-// version of the given sandbox: [tenure.ErrConflict] means that somebody else changed it
-// first, and nothing was written.
+// sandboxes keeps the sandboxes in a store. Each change is a compare-and-swap on the version
+// of the given sandbox: [tenure.ErrConflict] means that another gateway or another request
+// changed it first, and nothing was written.
 type sandboxes struct {
 	store tenure.Store
 }
@@ -65,8 +65,8 @@ func (s sandboxes) fenced(term *tenure.Term) (sandboxes, error) {
 	return sandboxes{store}, err
 }
 
-// create records a new sandbox, or returns [tenure.ErrExists] or
-// [tenure.ErrTaken].
+// create records a new sandbox. The error is [tenure.ErrExists] or [tenure.ErrTaken] if the
+// name is in use.
 func (s sandboxes) create(ctx context.Context, name, instance string, command []string) (Sandbox, error) {
 	sb := Sandbox{Name: name, record: record{Instance: instance, Command: command, Phase: Provisioning}}
 	return s.put(ctx, sb, tenure.MustCreate())
@@ -74,65 +74,64 @@ func (s sandboxes) create(ctx context.Context, name, instance string, command []
 
 // ready records that a sandbox's process is running.
 func (s sandboxes) ready(ctx context.Context, sb Sandbox, pid int) (Sandbox, error) {
-	sb.Phase, sb.PID, sb.Message = Ready, pid, ""
+	sb.Phase, sb.PID = Ready, pid
 	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
 }
 
-// fail records why a sandbox no longer has a process.
+// fail records why a sandbox has no process.
 func (s sandboxes) fail(ctx context.Context, sb Sandbox, message string) (Sandbox, error) {
 	sb.Phase, sb.PID, sb.Message = Error, 0, message
 	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
 }
 
-// doom begins the deletion of a sandbox, which then cannot be stopped.
-func (s sandboxes) doom(ctx context.Context, sb Sandbox) (Sandbox, error) {
-	sb.Phase, sb.Message = Deleting, ""
-	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
-}
-
-// delete removes the sandbox's object.
-func (s sandboxes) delete(ctx context.Context, sb Sandbox) error {
-	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), sb.Version)
-}
-
-// exited records that an instance's process has exited. It does nothing unless the
-// instance belongs to a sandbox that is Ready.
+// exited records that an instance's process has exited, unless the sandbox has another
+// instance by now, or is in a phase in which it needs no process.
 func (s sandboxes) exited(ctx context.Context, inst Instance) error {
 	for {
-		sb, err := s.get(ctx, inst.Name)
+		sb, err := s.get(ctx, inst.Sandbox)
 		switch {
 		case errors.Is(err, tenure.ErrNotFound):
 			return nil
 		case err != nil:
 			return err
-		case sb.Instance != inst.ID || sb.Phase != Ready:
+		case sb.Instance != inst.ID, sb.Phase != Ready && sb.Phase != Provisioning:
 			return nil
 		}
 		_, err = s.fail(ctx, sb, fmt.Sprintf("process %d exited", inst.PID))
-		if !errors.Is(err, tenure.ErrConflict) { // on a conflict, look at the sandbox again
+		if !errors.Is(err, tenure.ErrConflict) { // after a conflict, look at the sandbox again
 			return err
 		}
 	}
 }
 
-// finish completes a deletion that has begun. It ends the process first, so that the
-// process has a record as long as it runs. Any number of gateways may finish a deletion at
-// the same time, each from the beginning.
-func (s sandboxes) finish(ctx context.Context, driver Driver, sb Sandbox) error {
+// startDeletion records that a sandbox is to be deleted, which cannot be undone.
+func (s sandboxes) startDeletion(ctx context.Context, sb Sandbox) (Sandbox, error) {
+	sb.Phase, sb.Message = Deleting, ""
+	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+}
+
+// finishDeletion ends the sandbox's process and then removes its record, so the process has
+// a record for as long as it runs. Any number of gateways may finish a deletion at the same
+// time, each from the beginning.
+func (s sandboxes) finishDeletion(ctx context.Context, driver Driver, sb Sandbox) error {
 	if sb.Instance != "" {
 		if err := driver.Delete(ctx, sb.Instance); err != nil {
-			return &driverError{err}
+			return err
 		}
 	}
-	// The process is gone, so delete the record even if ctx is done by now. If a job comes
-	// too late to do that, its fence rejects the write.
+	// The process is gone, so remove the record even if ctx is done by now. The fence rejects
+	// the write of a job that comes too late.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := s.delete(ctx, sb)
+	err := s.remove(ctx, sb)
 	if errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrConflict) {
 		return nil // another gateway was faster; the name may even be in use again
 	}
 	return err
+}
+
+func (s sandboxes) remove(ctx context.Context, sb Sandbox) error {
+	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), sb.Version)
 }
 
 func (s sandboxes) get(ctx context.Context, name string) (Sandbox, error) {
@@ -166,8 +165,8 @@ func (s sandboxes) put(ctx context.Context, sb Sandbox, cond tenure.WriteConditi
 	return decode(obj), nil
 }
 
-// decode never fails: a record that cannot be read must neither hide the others from a
-// listing nor escape deletion.
+// decode never fails: a record that cannot be read must neither hide the others from a list
+// nor escape deletion.
 func decode(obj tenure.Object) Sandbox {
 	sb := Sandbox{
 		Name:      obj.Key.ID,

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
 	"github.com/tenurelib/tenure"
 )
 
@@ -25,293 +26,155 @@ const (
 	maxRequest     = 64 << 10         // bytes
 )
 
-// server answers HTTP requests. Every gateway does, whether it holds the lease or not: the
-// lease is only for the watchers, and requests are ordered by compare-and-swap.
+// server answers HTTP requests. Every gateway does, whether it holds the lease or not: only
+// the watchers need the lease. Requests are ordered by compare-and-swap.
 type server struct {
-	sandboxes sandboxes
-	driver    Driver
-	watchers  *watchers
-	log       *slog.Logger
-	locks     nameLocks
+	sandboxes   sandboxes
+	driver      Driver
+	coordinator *tenure.Coordinator
 }
 
 func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /sandboxes", s.post)
-	mux.HandleFunc("GET /sandboxes", s.getAll)
-	mux.HandleFunc("GET /sandboxes/{name}", s.get)
-	mux.HandleFunc("DELETE /sandboxes/{name}", s.delete)
-	mux.HandleFunc("GET /healthz", s.healthz)
-	mux.HandleFunc("POST /handover", s.handover)
-	return mux
+	mux.Handle("POST /sandboxes", handle(http.StatusCreated, s.create))
+	mux.Handle("GET /sandboxes", handle(http.StatusOK, s.list))
+	mux.Handle("GET /sandboxes/{name}", handle(http.StatusOK, s.get))
+	mux.Handle("DELETE /sandboxes/{name}", handle(http.StatusNoContent, s.delete))
+	mux.Handle("GET /healthz", handle(http.StatusOK, s.health))
+	return http.MaxBytesHandler(mux, maxRequest)
 }
 
-// newHTTPServer returns a server with timeouts for connections.
-func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      10*time.Second + requestTimeout + cleanupTimeout,
-		IdleTimeout:       time.Minute,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
+// handle answers requests with what do returns, as JSON. The work of a request does not end
+// with the connection: a client that hangs up must not leave a sandbox half created.
+func handle(success int, do func(context.Context, *http.Request) (any, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTimeout)
+		defer cancel()
+		body, err := do(ctx, r)
+		status := success
+		if err != nil {
+			var message string
+			status, message = explain(err)
+			body = map[string]string{"error": message}
+			if status >= http.StatusInternalServerError {
+				slog.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		if body != nil {
+			json.NewEncoder(w).Encode(body) // fails if the client is gone
+		}
+	})
 }
 
 var errBadRequest = errors.New("bad request")
 
-var validName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+// explain returns the status and the message for an error. The message has no details that
+// concern only the operator.
+func explain(err error) (status int, message string) {
+	switch {
+	case errors.Is(err, errBadRequest), errors.Is(err, tenure.ErrInvalid):
+		return http.StatusBadRequest, err.Error()
+	case errors.Is(err, tenure.ErrNotFound):
+		return http.StatusNotFound, "no such sandbox"
+	case errors.Is(err, tenure.ErrExists), errors.Is(err, tenure.ErrTaken):
+		return http.StatusConflict, "the name is taken"
+	case errors.Is(err, tenure.ErrConflict):
+		return http.StatusConflict, "the sandbox was changed or deleted meanwhile"
+	}
+	return http.StatusServiceUnavailable, "the store or the backend does not answer; try again"
+}
 
 type createRequest struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command"`
 }
 
-func (r createRequest) validate() error {
-	switch {
-	case !validName.MatchString(r.Name):
-		return fmt.Errorf("%w: name %q is not 1 to 63 of a-z, 0-9 and -", errBadRequest, r.Name)
-	case len(r.Command) == 0 || r.Command[0] == "":
-		return fmt.Errorf("%w: command is empty", errBadRequest)
-	case slices.ContainsFunc(r.Command, func(arg string) bool { return strings.ContainsRune(arg, 0) }):
-		return fmt.Errorf("%w: command has a NUL byte", errBadRequest)
-	}
-	return nil
-}
+var validName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
 
-// decodeRequest decodes a request's body. For an empty body the error matches both
-// errBadRequest and [io.EOF].
-func decodeRequest(w http.ResponseWriter, r *http.Request, req any) error {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(req); err != nil {
-		return fmt.Errorf("%w: %w", errBadRequest, err)
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return fmt.Errorf("%w: more than one JSON value", errBadRequest)
-	}
-	return nil
-}
-
-func (s *server) post(w http.ResponseWriter, r *http.Request) {
-	var req createRequest
-	err := decodeRequest(w, r, &req)
+func readCreateRequest(r *http.Request) (req createRequest, err error) {
+	body, err := io.ReadAll(r.Body)
 	if err == nil {
-		err = req.validate()
+		err = json.Unmarshal(body, &req)
+	}
+	switch {
+	case err != nil:
+	case !validName.MatchString(req.Name):
+		err = fmt.Errorf("name %q is not 1 to 63 of a-z, 0-9 and -", req.Name)
+	case len(req.Command) == 0 || req.Command[0] == "":
+		err = errors.New("command is empty")
+	case slices.ContainsFunc(req.Command, func(arg string) bool { return strings.ContainsRune(arg, 0) }):
+		err = errors.New("command has a NUL byte")
 	}
 	if err != nil {
-		s.refuse(w, r, err)
-		return
+		return createRequest{}, fmt.Errorf("%w: %w", errBadRequest, err)
 	}
-	ctx, cancel := operation(r)
-	defer cancel()
-	sb, err := s.createSandbox(ctx, req)
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	answer(w, http.StatusCreated, sb)
+	return req, nil
 }
 
-// createSandbox returns the sandbox in phase Ready, or in phase Error if its command could
-// not be started or has exited already. If the store fails on the way, the sandbox stays as
-// it is, and the sweep sees to it after the grace period.
-func (s *server) createSandbox(ctx context.Context, req createRequest) (Sandbox, error) {
-	unlock, err := s.locks.lock(ctx, req.Name)
+// create returns the sandbox in phase Ready, or in phase Error if its command cannot be
+// started or has exited already. If the store fails in between, the sandbox stays as it is,
+// and a sweep cleans it up after the grace period.
+func (s *server) create(ctx context.Context, r *http.Request) (any, error) {
+	req, err := readCreateRequest(r)
 	if err != nil {
-		return Sandbox{}, err
+		return nil, err
 	}
-	defer unlock()
-
-	sb, err := s.sandboxes.create(ctx, req.Name, uuid.NewString(), req.Command)
+	sb, err := s.sandboxes.create(ctx, req.Name, req.Name+"."+uuid.NewString(), req.Command)
 	if err != nil {
-		return Sandbox{}, err
+		return nil, err
 	}
-	inst, err := s.driver.Create(ctx, sb.Instance, sb.Name, sb.Command)
+	pid, err := s.driver.Create(ctx, sb.Instance, sb.Command)
 	if err != nil {
 		return s.sandboxes.fail(ctx, sb, err.Error())
 	}
-	provisioning := sb
-	sb, err = s.sandboxes.ready(ctx, provisioning, inst.PID)
-	if errors.Is(err, tenure.ErrConflict) {
-		// Another gateway has deleted the sandbox, or has given it up after the grace period.
-		// It may not have seen the process, so end it here.
-		return Sandbox{}, errors.Join(err, s.discard(ctx, provisioning.Instance))
+	ready, err := s.sandboxes.ready(ctx, sb, pid)
+	if !errors.Is(err, tenure.ErrConflict) {
+		return ready, err
 	}
-	if err != nil {
-		return Sandbox{}, err
+	// The process has exited, and the watchers have recorded it. Otherwise another request has
+	// deleted the sandbox, or a sweep has given it up; they may have come before the process, so
+	// end it here.
+	now, getErr := s.sandboxes.get(ctx, sb.Name)
+	if getErr == nil && now.Instance == sb.Instance && now.Phase == Error {
+		err = nil
 	}
-
-	// The watch stream may have reported the exit before the sandbox was Ready, and won't
-	// report it again.
-	if inst, err = s.driver.Get(ctx, sb.Instance); err == nil && !inst.Alive {
-		if err := s.sandboxes.exited(ctx, inst); err != nil {
-			return Sandbox{}, err
-		}
-		return s.sandboxes.get(ctx, sb.Name)
-	}
-	return sb, nil
+	return now, errors.Join(err, s.driver.Delete(ctx, sb.Instance))
 }
 
-// discard deletes an instance even if the request has timed out.
-func (s *server) discard(ctx context.Context, instance string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	if err := s.driver.Delete(ctx, instance); err != nil {
-		return &driverError{err}
-	}
-	return nil
+func (s *server) list(ctx context.Context, _ *http.Request) (any, error) {
+	return s.sandboxes.list(ctx)
 }
 
-func (s *server) getAll(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := operation(r)
-	defer cancel()
-	list, err := s.sandboxes.list(ctx)
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	answer(w, http.StatusOK, list)
+func (s *server) get(ctx context.Context, r *http.Request) (any, error) {
+	return s.sandboxes.get(ctx, r.PathValue("name"))
 }
 
-func (s *server) get(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := operation(r)
-	defer cancel()
-	sb, err := s.sandboxes.get(ctx, r.PathValue("name"))
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	answer(w, http.StatusOK, sb)
-}
-
-func (s *server) delete(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := operation(r)
-	defer cancel()
-	if err := s.deleteSandbox(ctx, r.PathValue("name")); err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
-}
-
-// deleteSandbox returns when process and record are gone. If it is interrupted, the next
-// deletion or the sweep finishes it.
-func (s *server) deleteSandbox(ctx context.Context, name string) error {
-	unlock, err := s.locks.lock(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-
+// delete returns when process and record are gone. If it is interrupted, the next deletion
+// or the next sweep finishes it.
+func (s *server) delete(ctx context.Context, r *http.Request) (any, error) {
 	for {
-		sb, err := s.sandboxes.get(ctx, name)
-		if err != nil {
-			return err
+		sb, err := s.sandboxes.get(ctx, r.PathValue("name"))
+		if err == nil && sb.Phase != Deleting {
+			sb, err = s.sandboxes.startDeletion(ctx, sb)
 		}
-		if sb.Phase != Deleting {
-			sb, err = s.sandboxes.doom(ctx, sb)
-			if errors.Is(err, tenure.ErrConflict) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
+		switch {
+		case errors.Is(err, tenure.ErrConflict): // look at the sandbox again
+		case err != nil:
+			return nil, err
+		default:
+			return nil, s.sandboxes.finishDeletion(ctx, s.driver, sb)
 		}
-		return s.sandboxes.finish(ctx, s.driver, sb)
 	}
 }
 
 // health is the answer to GET /healthz.
 type health struct {
-	Replica      string   `json:"replica"`
-	Role         string   `json:"role"`
-	Holder       string   `json:"holder"` // the lease's holder when it was last read
-	IsHolder     bool     `json:"is_holder"`
-	Token        int64    `json:"token"`
-	TrustSeconds *float64 `json:"trust_seconds"` // null if there is no lease to lose
-	Terms        int      `json:"terms"`         // held by this replica
-	Sweeps       int64    `json:"sweeps"`        // done by this replica
-	LastError    string   `json:"last_error,omitempty"`
+	IsHolder bool          `json:"is_holder"` // false once the term is over, even if the job still runs
+	Status   tenure.Status `json:"status"`
 }
 
-func (s *server) healthz(w http.ResponseWriter, r *http.Request) {
-	coordinator := s.watchers.coordinator
-	h := health{IsHolder: coordinator.IsHolder(), Sweeps: s.watchers.sweeps.Load()}
-	status := coordinator.Status()
-	h.Replica, h.Role, h.Holder = status.Replica, status.Role.String(), status.Holder
-	h.Token, h.Terms, h.LastError = status.Token, status.Terms, status.LastError
-	if exclusive, ok := s.sandboxes.store.(tenure.Exclusive); !ok || !exclusive.SingleReplica() {
-		seconds := status.TrustLeft.Seconds()
-		h.TrustSeconds = &seconds
-	}
-	answer(w, http.StatusOK, h)
-}
-
-type handoverRequest struct {
-	To string `json:"to"` // the replica that should hold the lease next; any if empty
-}
-
-// handover asks the holder, whichever gateway that is, to hand the lease over. It answers
-// when the request is stored; /healthz shows who holds the lease.
-func (s *server) handover(w http.ResponseWriter, r *http.Request) {
-	var req handoverRequest
-	if err := decodeRequest(w, r, &req); err != nil && !errors.Is(err, io.EOF) {
-		s.refuse(w, r, err)
-		return
-	}
-	ctx, cancel := operation(r)
-	defer cancel()
-	err := s.watchers.lease.RequestHandover(ctx, req.To)
-	switch {
-	case err == nil:
-		w.WriteHeader(http.StatusAccepted)
-	case errors.Is(err, tenure.ErrNotFound):
-		answerError(w, http.StatusNotFound, "nobody holds the lease")
-	case errors.Is(err, errors.ErrUnsupported):
-		answerError(w, http.StatusConflict, "the holder is a program that can't be asked")
-	case errors.Is(err, tenure.ErrConflict):
-		answerError(w, http.StatusConflict, "the lease kept changing; try again")
-	default:
-		s.refuse(w, r, err)
-	}
-}
-
-// operation returns a context that bounds a request's work. It doesn't end with the
-// connection, so that a client that hangs up doesn't leave a sandbox half created.
-func operation(r *http.Request) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(r.Context()), requestTimeout)
-}
-
-// refuse answers with an error. Details that concern only the operator are logged, and not
-// sent to the client.
-func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	status, message := http.StatusServiceUnavailable, "the store does not answer; try again"
-	var driverErr *driverError
-	switch {
-	case errors.Is(err, errBadRequest), errors.Is(err, tenure.ErrInvalid):
-		status, message = http.StatusBadRequest, err.Error()
-	case errors.As(err, &driverErr):
-		status, message = http.StatusInternalServerError, "the compute driver failed"
-	case errors.Is(err, tenure.ErrNotFound):
-		status, message = http.StatusNotFound, "no such sandbox"
-	case errors.Is(err, tenure.ErrExists), errors.Is(err, tenure.ErrTaken):
-		status, message = http.StatusConflict, "the name is taken"
-	case errors.Is(err, tenure.ErrConflict):
-		status, message = http.StatusConflict, "the sandbox was changed or deleted meanwhile"
-	}
-	if status >= http.StatusInternalServerError {
-		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
-	}
-	answerError(w, status, message)
-}
-
-func answerError(w http.ResponseWriter, status int, message string) {
-	answer(w, status, map[string]string{"error": message})
-}
-
-func answer(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(body) // ignore the error: the client may be gone
+func (s *server) health(context.Context, *http.Request) (any, error) {
+	return health{s.coordinator.IsHolder(), s.coordinator.Status()}, nil
 }

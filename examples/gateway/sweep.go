@@ -6,31 +6,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/tenurelib/tenure"
 )
 
-// tally counts what a sweep has done.
-type tally struct {
-	failed  int // sandboxes turned to Error
-	pruned  int // sandboxes removed after the grace period
-	deleted int // sandboxes whose deletion had been started, and is now finished
-	orphans int // instances without a sandbox, deleted
-}
-
-// sweep compares all records of the store with all instances of the backend, and
-// reconciles them. A record that fails does not stop the sweep.
+// sweep compares all records of the store with all instances of the backend, and reconciles
+// them. A record that fails does not stop the sweep.
 //
-// This gateway and others handle requests during a sweep. So the sweep lists the backend
-// before the store: an instance is created after its record, so the record of each listed
-// instance is in the store. Records written since the sweep began are skipped, because
-// their instances may be missing from the list. If somebody writes a record during the
-// sweep, the sweep's own write fails on the version, and the next sweep looks again.
+// This gateway and others answer requests during a sweep. The sweep therefore lists the
+// backend before the store: an instance is created after its record, so the record of each
+// listed instance is in the store. Records written since the sweep began are skipped,
+// because their instances may be missing from the list. If a request writes a record during
+// the sweep, the sweep's own write fails on the version, and the next sweep looks again.
 //
-// Its writes are fenced by its term: if a gateway is paused during a sweep for so long that
-// another one holds the lease, it can't finish what it had begun.
+// The writes are fenced by the term. If a gateway is paused during a sweep for so long that
+// another gateway holds the lease, it cannot finish what it has begun.
 func (w *watchers) sweep(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
 	log := w.log.With("token", term.Token())
@@ -53,85 +44,69 @@ func (w *watchers) sweep(ctx context.Context) error {
 	for _, inst := range instances {
 		byID[inst.ID] = inst
 	}
-	var done tally
 	var errs []error
 	for _, sb := range list {
 		inst := byID[sb.Instance]
 		delete(byID, sb.Instance)
-		// The record's age and the time since the sweep began are both durations, so the
-		// clock of this host isn't compared with the store's.
+		// Both are durations: the clock of this host is not compared with the store's.
 		if sb.Age <= listed {
 			continue
 		}
-		err := w.reconcile(ctx, fenced, sb, inst, &done)
+		change, err := w.reconcile(ctx, fenced, sb, inst)
 		switch {
 		case errors.Is(err, tenure.ErrLost):
 			log.Warn(writeRefused, "sandbox", sb.Name, "error", err)
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.Is(err, tenure.ErrConflict), errors.Is(err, tenure.ErrNotFound):
 		case err != nil:
 			errs = append(errs, fmt.Errorf("sandbox %s: %w", sb.Name, err))
+		case change != "":
+			log.Info("reconciled", "sandbox", sb.Name, "change", change)
 		}
 	}
-	for _, inst := range byID {
+	for _, inst := range byID { // those without a record
 		if time.Since(inst.CreatedAt) < w.grace {
 			continue
 		}
-		if err := w.driver.Delete(ctx, inst.ID); ctx.Err() != nil {
-			return context.Cause(ctx)
-		} else if err != nil {
+		if err := w.driver.Delete(ctx, inst.ID); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		done.orphans++
+		log.Info("reconciled", "instance", inst.ID, "change", "ended: it has no sandbox")
 	}
-
-	w.sweeps.Add(1)
-	level := slog.LevelInfo
-	if done == (tally{}) {
-		level = slog.LevelDebug
-	}
-	log.Log(ctx, level, "sweep", "sandboxes", len(list), "instances", len(instances),
-		"failed", done.failed, "pruned", done.pruned, "deleted", done.deleted, "orphans", done.orphans)
+	log.Debug("swept", "sandboxes", len(list), "instances", len(instances))
 	return errors.Join(errs...)
 }
 
-// reconcile does what is needed for one sandbox. Its instance is the zero value if the
-// backend doesn't know it.
-func (w *watchers) reconcile(ctx context.Context, fenced sandboxes, sb Sandbox, inst Instance, done *tally) error {
-	count, err := &done.failed, error(nil)
+// reconcile does what is needed for one sandbox, and returns what it has changed. The
+// instance is the zero value if the backend does not know it.
+func (w *watchers) reconcile(ctx context.Context, fenced sandboxes, sb Sandbox, inst Instance) (change string, err error) {
 	switch {
 	case sb.Phase == Deleting:
-		count, err = &done.deleted, fenced.finish(ctx, w.driver, sb)
+		return "deleted", fenced.finishDeletion(ctx, w.driver, sb)
 
 	case sb.Phase == Ready && !inst.Alive:
 		_, err = fenced.fail(ctx, sb, fmt.Sprintf("process %d is gone", sb.PID))
+		return "its process is gone", err
 
 	case sb.Phase == Provisioning && sb.Age >= w.grace:
-		// If the gateway that is creating it still runs, its own write fails with a conflict.
+		// If the gateway that creates it still runs, its own write fails with a conflict.
 		_, err = fenced.fail(ctx, sb, "its creation was not finished")
+		return "its creation was not finished", err
 
 	case sb.Phase == Error && inst.Alive:
-		return w.driver.Delete(ctx, inst.ID) // its record is pruned after the grace period, like any other
+		return "its process is ended", w.driver.Delete(ctx, inst.ID) // the record is kept for the grace period
 
 	case sb.Phase == Error && sb.Age >= w.grace:
-		count = &done.pruned
-		if err = fenced.delete(ctx, sb); err == nil {
+		if err = fenced.remove(ctx, sb); err == nil {
 			err = w.driver.Delete(ctx, sb.Instance)
 		}
+		return "removed after the grace period", err
 
 	case sb.Phase == Unknown:
-		return errors.New(sb.Message)
-
-	default:
-		return nil
+		return "", errors.New(sb.Message)
 	}
-	if errors.Is(err, tenure.ErrConflict) || errors.Is(err, tenure.ErrNotFound) {
-		return nil
-	}
-	if err == nil {
-		*count++
-	}
-	return err
+	return "", nil
 }

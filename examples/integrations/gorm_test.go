@@ -14,7 +14,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // deployment is a model of GORM's.
@@ -25,7 +25,7 @@ type deployment struct {
 
 // fencedTransaction is GORM's Transaction, which commits only if the term is still the
 // lease's. Otherwise it returns tenure.ErrLost.
-func fencedTransaction(ctx context.Context, store tenure.StatementFencer, db *gorm.DB, fn func(tx *gorm.DB) error) error {
+func fencedTransaction(ctx context.Context, store tenure.SQLStore, db *gorm.DB, fn func(tx *gorm.DB) error) error {
 	return tenure.FenceError(db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		fence, args, err := store.FenceStatement(tenure.TermFromContext(ctx))
 		if err != nil {
@@ -38,7 +38,7 @@ func fencedTransaction(ctx context.Context, store tenure.StatementFencer, db *go
 	}))
 }
 
-func promote(ctx context.Context, store tenure.StatementFencer, db *gorm.DB) error {
+func promote(ctx context.Context, store tenure.SQLStore, db *gorm.DB) error {
 	return fencedTransaction(ctx, store, db, func(tx *gorm.DB) error {
 		return tx.Create(&deployment{Phase: "promoted"}).Error
 	})
@@ -47,7 +47,7 @@ func promote(ctx context.Context, store tenure.StatementFencer, db *gorm.DB) err
 func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) (url, driver, dsn string, dialect func(*sql.DB) gorm.Dialector){
 		"postgres": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
-			url := pgtest.URL(t)
+			url := kit.PostgresURL(t)
 			return url, "pgx", url, func(db *sql.DB) gorm.Dialector { return postgres.New(postgres.Config{Conn: db}) }
 		},
 		"sqlite": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {

@@ -11,10 +11,10 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) { kit.Main(m) }
 
 // newStore returns a store in memory, for the length of an example.
 func newStore() *tenure.SQLiteStore {

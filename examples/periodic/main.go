@@ -52,7 +52,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	metrics, err := oteltenure.New(metric.NewMeterProvider(metric.WithReader(exporter)).Meter("periodic"), lease)
+	trace, _, err := oteltenure.ObserveLease(metric.NewMeterProvider(metric.WithReader(exporter)).Meter("periodic"), lease)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func run(ctx context.Context) error {
 			}
 			return tenure.Every(time.Minute, func(ctx context.Context) error { return sweep(ctx, store, db) })(ctx)
 		},
-		Trace: metrics.Trace(),
+		Trace: trace,
 	})
 	if err != nil {
 		return err

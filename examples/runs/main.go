@@ -1,16 +1,16 @@
 // Command runs drives durable runs: programs of some steps that survive the death of the process
 // that drives them, at any moment. A run is a row of a table. A driver that claims it reads its
-// journal of what has happened so far, and goes on from there. The journal is extended only under the claim, so a
-// driver that was paused, and has lost the run, adds nothing.
+// journal of what has happened so far, and continues from there. The journal is extended only
+// under the claim: a driver that was paused, and has lost the run, adds nothing.
 //
-// The runs of this example are orders, which are charged and then shipped by another system, the provider.
-// A call is made as from an outbox: the journal says that it is about to be made, then it is
-// made, then the journal has its outcome. A driver that finds one without an outcome asks the
-// provider what has become of it.
+// The runs of this example are orders, which another system, the provider, charges and then
+// ships. Calls are made as from an outbox: the journal says that a call is about to be made,
+// then it is made, then the journal has its outcome. A driver that finds a call without an
+// outcome asks the provider what has become of it.
 //
-//	export DATABASE_URL=postgres://… PROVIDER=http://127.0.0.1:8090
+//	export DATABASE_URL=postgres://…
 //	go run ./examples/runs migrate
-//	go run ./examples/runs provide 127.0.0.1:8090
+//	go run ./examples/runs provide
 //	go run ./examples/runs drive
 //	go run ./examples/runs drive
 //	psql $DATABASE_URL -c "INSERT INTO runs VALUES ('order 1'), ('order 2')"
@@ -20,6 +20,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"log"
 	"net/http"
 	"os"
@@ -35,38 +36,43 @@ import (
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
 
 // runs is the table of the runs.
-var runs = claims.RowsConfig{
+var runs = claims.QueueConfig{
 	Table: "runs", Attempts: "attempts", NotBefore: "not_before",
 	Ready: "status = 'running'", Done: "status = 'done'",
 }
 
 func main() {
+	url := flag.String("store", os.Getenv("DATABASE_URL"), "postgres:// `URL`; default: $DATABASE_URL")
+	provider := flag.String("provider", "127.0.0.1:8090", "`address` of the provider")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	var err error
+	switch flag.Arg(0) {
+	case "migrate":
+		err = withStore(ctx, *url, migrate)
+	case "provide":
+		err = http.ListenAndServe(*provider, newProvider())
+	case "drive":
+		err = withStore(ctx, *url, func(ctx context.Context, store *tenure.PostgresStore) error { return drive(ctx, store, *provider) })
+	default:
+		err = errors.New("usage: runs [flags] migrate|provide|drive")
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	if len(args) == 2 && args[0] == "provide" {
-		return http.ListenAndServe(args[1], newProvider())
-	}
-	store, err := tenure.OpenPostgres(ctx, os.Getenv("DATABASE_URL"), tenure.PostgresConfig{})
+func withStore(ctx context.Context, url string, do func(context.Context, *tenure.PostgresStore) error) error {
+	store, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	switch {
-	case len(args) == 1 && args[0] == "migrate":
-		return migrate(ctx, store)
-	case len(args) == 1 && args[0] == "drive":
-		return drive(ctx, store, os.Getenv("PROVIDER"))
-	}
-	return errors.New("usage: runs migrate | drive | provide ADDRESS")
+	return do(ctx, store)
 }
 
-// migrate makes the tables. A real program gives this to its migration tool.
+// migrate makes the tables. A real program leaves this to its migration tool.
 func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	columns, err := runs.PostgresDDL()
 	if err != nil {
@@ -87,25 +93,29 @@ func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	return err
 }
 
-// drive drives runs until ctx is done. Any number of processes may do that.
+// drive drives runs until ctx is done. Any number of processes may do so at the same time.
 func drive(ctx context.Context, store *tenure.PostgresStore, provider string) error {
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl})
 	if err != nil {
 		return err
 	}
-	rows, err := claims.NewRows(session, runs)
+	queue, err := claims.NewQueue(store, runs)
 	if err != nil {
 		return err
 	}
-	if err := rows.Check(ctx); err != nil { // it says what migrate has not made
+	worker, err := claims.NewWorker(session, queue)
+	if err != nil {
+		return err
+	}
+	if err := queue.Check(ctx); err != nil { // the error says what migrate has not made
 		return err
 	}
 	var errs [2]error
 	var running sync.WaitGroup
 	running.Go(func() { errs[0] = session.Run(ctx) })
 	running.Go(func() {
-		errs[1] = rows.Serve(ctx, atOnce, func(ctx context.Context, c claims.Claim) error {
-			return order(ctx, &journal{rows: rows, db: store.Pool(), provider: provider, claim: c})
+		errs[1] = worker.Serve(ctx, atOnce, func(ctx context.Context, c claims.Claim) error {
+			return order(ctx, &journal{queue: queue, db: store.Pool(), provider: provider, claim: c})
 		})
 	})
 	running.Wait()

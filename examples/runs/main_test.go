@@ -21,8 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // steps is how many calls of step a run has.
@@ -32,7 +31,7 @@ const steps = 8
 func TestMain(m *testing.M) {
 	at := os.Getenv("RUNS_SIGNAL_AT")
 	if at == "" {
-		pgtest.Main(m)
+		kit.Main(m)
 	}
 	var done atomic.Int32
 	n, _ := strconv.Atoi(at)
@@ -60,7 +59,7 @@ type scene struct {
 }
 
 func newScene(t *testing.T) *scene {
-	s := &scene{T: t, url: pgtest.URL(t), provider: newProvider()}
+	s := &scene{T: t, url: kit.PostgresURL(t), provider: newProvider()}
 	store := kit.OpenPostgres(t, s.url, tenure.PostgresConfig{})
 	require.NoError(t, migrate(t.Context(), store))
 	s.pool = store.Pool()
@@ -76,11 +75,12 @@ type driver struct {
 	log kit.SyncBuffer
 }
 
-// driver starts a driver that gets a signal at a step, or never if that is 0.
+// driver starts a driver that gets a signal at a step, or never if that is 0. It tries again
+// if the machine is too busy for the driver to start.
 func (s *scene) driver(at int, signal syscall.Signal) *driver {
 	s.Helper()
-	d := &driver{cmd: exec.Command(os.Args[0], "drive")}
-	d.cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "PROVIDER="+s.web.URL, "GORACE=atexit_sleep_ms=0",
+	d := &driver{cmd: exec.Command(os.Args[0], "-store", s.url, "-provider", strings.TrimPrefix(s.web.URL, "http://"), "drive")}
+	d.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
 		fmt.Sprint("RUNS_SIGNAL_AT=", at), fmt.Sprint("RUNS_SIGNAL=", int(signal)))
 	d.cmd.Stderr = &d.log
 	require.NoError(s, d.cmd.Start())
@@ -91,6 +91,11 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 			s.Logf("the log of the driver with a signal at %d:\n%s", at, d.log.String())
 		}
 	})
+	says := func(text string) bool { return strings.Contains(d.log.String(), text) }
+	kit.Await(s.T, "a driver starts", func() bool { return says("lease acquired") || says("at step") || says("check rows") })
+	if says("check rows") {
+		return s.driver(at, signal)
+	}
 	return d
 }
 
@@ -102,18 +107,9 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 		drivers = append(drivers, s.driver(at, signal))
 	}
 	for _, d := range drivers {
-		await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
+		kit.Await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
 	}
 	return drivers
-}
-
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for began := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > kit.Patience {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 func (s *scene) count(query string) (n int) {
@@ -127,7 +123,7 @@ func (s *scene) succeed() {
 	s.Helper()
 	began := time.Now()
 	s.driver(0, 0)
-	await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
+	kit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
 	s.Logf("all runs are done %v after a successor was started", time.Since(began).Round(time.Millisecond))
 }
 
@@ -156,7 +152,6 @@ func (s *scene) calls() map[string]int {
 }
 
 func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
-	t.Parallel()
 	s := newScene(t)
 	for _, d := range s.drivers(syscall.SIGKILL) {
 		require.ErrorContains(t, d.cmd.Wait(), "killed")
@@ -175,7 +170,6 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 }
 
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
-	t.Parallel()
 	s := newScene(t)
 	paused := s.drivers(syscall.SIGSTOP)
 	s.succeed()
@@ -183,7 +177,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	for i, d := range paused {
 		require.NoError(t, d.cmd.Process.Signal(syscall.SIGCONT))
 		refused := map[int]string{1: "to the journal", 3: "to the journal", 4: "to the journal", 6: "to the journal", 7: "taken by another: runs/"}[i+1]
-		await(t, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool { return strings.Contains(d.log.String(), refused) })
+		kit.Await(t, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool { return strings.Contains(d.log.String(), refused) })
 	}
 	for _, d := range paused {
 		require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))

@@ -10,7 +10,7 @@ import (
 )
 
 // provider stands for another system, which charges and ships. PUT makes a call, and GET tells
-// whether it was made. A call that is made twice with the same key has one effect.
+// whether the call was made. A call that is made twice with the same key has one effect.
 type provider struct {
 	mu    sync.Mutex
 	calls map[string]int // by key
@@ -47,7 +47,7 @@ func find(ctx context.Context, provider, key string) (outcome string, made bool,
 }
 
 func ask(ctx context.Context, method, provider, key string) (outcome string, made bool, err error) {
-	request, err := http.NewRequestWithContext(ctx, method, provider+"/"+url.PathEscape(key), nil)
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+provider+"/"+url.PathEscape(key), nil)
 	if err != nil {
 		return "", false, err
 	}

@@ -17,8 +17,8 @@ var atOnce = 8
 // step is called before each step. The test ends the process there.
 var step = func() {}
 
-// order is the program of a run. It is called again from its beginning whenever a process takes
-// the run over, so it may depend on nothing but its journal.
+// order is the program of a run. It is called again from its beginning whenever another process
+// takes over the run, so it may depend only on its journal.
 func order(ctx context.Context, j *journal) error {
 	if err := j.read(ctx); err != nil {
 		return err
@@ -36,7 +36,7 @@ func order(ctx context.Context, j *journal) error {
 
 // journal is what has happened in a run.
 type journal struct {
-	rows     *claims.Rows
+	queue    *claims.Queue
 	db       *pgxpool.Pool
 	provider string
 	claim    claims.Claim
@@ -45,7 +45,7 @@ type journal struct {
 
 type event struct{ Name, Data string }
 
-// read reads what has happened before. Nobody else adds to it from now on.
+// read reads what has happened so far. From now on only this driver adds to it.
 func (j *journal) read(ctx context.Context) error {
 	rows, err := j.db.Query(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
 	if err == nil {
@@ -63,12 +63,12 @@ func (j *journal) find(name string) (data string, ok bool) {
 	return "", false
 }
 
-// add adds an event. The lock on the run's row keeps it from being another's before the event is
-// written; if it is another's already, nothing is. If it is not known whether the event is
-// written, the next driver finds out.
+// add adds an event. The lock on the run's row keeps other drivers from claiming the run before
+// the event is written. If another driver has the run already, nothing is written. If the
+// answer is lost, the next driver finds out whether the event was written.
 func (j *journal) add(ctx context.Context, name, data string) error {
 	step()
-	ctx, cancel := uncut(ctx)
+	ctx, cancel := writeContext(ctx)
 	defer cancel()
 	c, e := j.claim, event{name, data}
 	tag, err := j.db.Exec(ctx, `
@@ -84,15 +84,15 @@ func (j *journal) add(ctx context.Context, name, data string) error {
 	return err
 }
 
-// call makes a call to the provider, and returns its outcome, now or from the journal. It is made
-// once if drivers are killed. One that was paused may make it late, in the same moment as
-// another, so the provider must know it by its key.
+// call makes a call to the provider and returns its outcome, or returns the outcome that the
+// journal has. Drivers that are killed make a call once in all. A driver that was paused may make
+// its call late, at the same moment as another, so the provider must know calls by their keys.
 func (j *journal) call(ctx context.Context, name string) (outcome string, err error) {
 	if outcome, done := j.find(name + " done"); done {
 		return outcome, nil
 	}
 	key, made := j.claim.Key.ID+"/"+name, false
-	if _, dispatched := j.find(name + " dispatched"); dispatched { // by a driver that did not record the outcome
+	if _, dispatched := j.find(name + " dispatched"); dispatched { // by a driver that did not record its outcome
 		outcome, made, err = find(ctx, j.provider, key)
 	} else {
 		err = j.add(ctx, name+" dispatched", "")
@@ -110,9 +110,9 @@ func (j *journal) call(ctx context.Context, name string) (outcome string, err er
 // finish writes the last event and ends the run in one transaction.
 func (j *journal) finish(ctx context.Context, result string) error {
 	step()
-	ctx, cancel := uncut(ctx)
+	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := j.rows.FinishPostgres(ctx, []claims.Claim{j.claim}, func(tx pgx.Tx) error {
+	err := j.queue.FinishPostgres(ctx, []claims.Claim{j.claim}, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO events VALUES ($1, $2, 'finished', $3)`, j.claim.Key.ID, len(j.events)+1, result)
 		return err
 	})
@@ -120,8 +120,8 @@ func (j *journal) finish(ctx context.Context, result string) error {
 	return err
 }
 
-// uncut returns a context for a write, which is not cut off when the driver is told to stop: it
-// would not know whether it was written.
-func uncut(ctx context.Context) (context.Context, context.CancelFunc) {
+// writeContext returns a context for a write that is not cut off when the driver is told to
+// stop: the driver would not know whether the write took place.
+func writeContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), ttl)
 }

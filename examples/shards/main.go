@@ -1,11 +1,11 @@
-// Command shards shows 64 shards move between real processes, which are started, stopped and
-// killed. It prints who worked for which shard over time, and exits with 0 only if no shard
-// ever had two owners and each had one at the end.
+// Command shards shows 24 shards move between real processes, which are started, stopped and
+// killed. It prints which process worked for which shard over time, and exits with 0 only if
+// no shard ever had two owners and each has one at the end.
 //
-//	go run ./examples/shards [-store postgres://…] [-svg shards.svg]
+//	go run ./examples/shards [-store postgres://…]
 //
-// Without -store the processes share a SQLite file, where a process is not woken when another
-// frees a shard, and finds it by polling.
+// Without -store the processes share a temporary SQLite file, where no process is woken when
+// another frees a shard: it finds the shard by polling.
 package main
 
 import (
@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,15 +33,14 @@ import (
 )
 
 const (
-	count  = 64
+	count  = 24
 	ttl    = 3 * time.Second
 	settle = 500 * time.Millisecond
 )
 
 func main() {
 	replica := flag.String("replica", "", "be the process of this name")
-	store := flag.String("store", "", "the URL of the database; default: a SQLite file that is removed")
-	svg := flag.String("svg", "", "write a plot to this file, too")
+	store := flag.String("store", "", "the URL of the database; default: a temporary SQLite file")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,7 +48,7 @@ func main() {
 	if *replica != "" {
 		err = work(ctx, *store, *replica)
 	} else {
-		err = conduct(ctx, *store, *svg, os.Stdout)
+		err = conduct(ctx, *store, os.Stdout)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "shards:", err)
@@ -56,16 +56,15 @@ func main() {
 	}
 }
 
-// work is one of the processes. It prints a line when it begins to work for a shard, and when
-// it has ended.
+// work is one of the processes, and the part of this program that a service would have. It
+// prints a line when it begins to work for a shard, and one when it has ended.
 func work(ctx context.Context, url, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // so that it does not outlive its parent
+	go func() { // ends the process when its parent is gone
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store, err := tenure.Open(ctx, url)
 	if err != nil {
 		return err
@@ -74,22 +73,17 @@ func work(ctx context.Context, url, name string) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	quiet := slog.New(slog.DiscardHandler)
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl, Holder: name, Logger: quiet})
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex
-	say := func(what, id string) {
-		mu.Lock()
-		defer mu.Unlock()
-		fmt.Println(what, id, time.Now().UnixNano()) // its reader may be late
-	}
 	jobs, err := shards.New(session, shards.Config{
 		Kind: "job", Count: count, Settle: settle,
 		Run: func(ctx context.Context, id string) error {
-			say("begin", id)
+			fmt.Println(id, name, time.Now().UnixNano()) // the time, because the reader may be late
 			<-ctx.Done()
-			say("end", id)
+			fmt.Println(id, nobody, time.Now().UnixNano())
 			return nil
 		},
 	})
@@ -104,8 +98,8 @@ func work(ctx context.Context, url, name string) error {
 	return errors.Join(errs[:]...)
 }
 
-// conduct starts the processes, stops some and kills one.
-func conduct(ctx context.Context, url, svg string, out io.Writer) error {
+// conduct starts the processes, stops one and kills one.
+func conduct(ctx context.Context, url string, out io.Writer) error {
 	if url == "" {
 		dir, err := os.MkdirTemp("", "shards")
 		if err != nil {
@@ -114,41 +108,38 @@ func conduct(ctx context.Context, url, svg string, out io.Writer) error {
 		defer os.RemoveAll(dir)
 		url = "sqlite:" + filepath.Join(dir, "shards.db")
 	}
-	p := newPlot()
+	t := &timeline{began: time.Now()}
 	running := map[string]*process{}
 	defer func() {
-		for _, r := range running {
-			r.end(syscall.SIGKILL)
+		for _, p := range running {
+			p.end(syscall.SIGKILL)
 		}
 	}()
-	start := func(name string) error {
-		r, err := p.start(url, name)
-		if err == nil {
-			running[name] = r
-		}
-		return err
-	}
-	end := func(name string, signal os.Signal) error {
-		running[name].end(signal)
-		delete(running, name)
-		return nil
-	}
 	for _, step := range []struct {
-		what string
-		do   func() error
-		wait time.Duration
+		what  string
+		names []string
+		end   os.Signal // nil: they start
+		wait  time.Duration
 	}{
-		{"A, B and C start", func() error { return errors.Join(start("A"), start("B"), start("C")) }, 4 * time.Second},
-		{"D joins", func() error { return start("D") }, 3 * time.Second},
-		{"E and F join", func() error { return errors.Join(start("E"), start("F")) }, 3 * time.Second},
-		{"B is stopped", func() error { return end("B", syscall.SIGTERM) }, 2 * time.Second},
-		{"D is killed", func() error { return end("D", syscall.SIGKILL) }, ttl + 2*time.Second},
-		{"G joins", func() error { return start("G") }, 3 * time.Second},
+		{"A, B and C start", []string{"A", "B", "C"}, nil, 4 * time.Second},
+		{"D joins", []string{"D"}, nil, 3 * time.Second},
+		{"E and F join", []string{"E", "F"}, nil, 3 * time.Second},
+		{"B is stopped", []string{"B"}, syscall.SIGTERM, 2 * time.Second},
+		{"D is killed", []string{"D"}, syscall.SIGKILL, ttl + 2*time.Second},
+		{"G joins", []string{"G"}, nil, 3 * time.Second},
 	} {
-		fmt.Fprintf(out, "%5.1fs  %s\n", p.at(), step.what)
-		p.mark(step.what)
-		if err := step.do(); err != nil {
-			return err
+		fmt.Fprintf(out, "%5.1fs  %s\n", time.Since(t.began).Seconds(), step.what)
+		for _, name := range step.names {
+			if step.end != nil {
+				running[name].end(step.end)
+				delete(running, name)
+				continue
+			}
+			p, err := start(t, url, name)
+			if err != nil {
+				return err
+			}
+			running[name] = p
 		}
 		select {
 		case <-time.After(step.wait):
@@ -156,23 +147,24 @@ func conduct(ctx context.Context, url, svg string, out io.Writer) error {
 			return context.Cause(ctx)
 		}
 	}
-	err := p.judge()
-	p.text(out)
-	if svg == "" {
-		return err
+	lines, err := t.lines()
+	for limit := time.Now().Add(time.Minute); errors.Is(err, errUnowned) && ctx.Err() == nil && time.Now().Before(limit); lines, err = t.lines() {
+		time.Sleep(time.Second / 4) // a busy machine takes longer
 	}
-	return errors.Join(err, os.WriteFile(svg, p.svg(), 0o644))
+	for shard, line := range lines {
+		fmt.Fprintf(out, "%2d %s\n", shard, line)
+	}
+	return err
 }
 
 // process is one that this program has started.
 type process struct {
-	name  string
 	cmd   *exec.Cmd
 	stdin io.Closer
 	ended chan struct{}
 }
 
-func (p *plot) start(url, name string) (*process, error) {
+func start(t *timeline, url, name string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -190,25 +182,86 @@ func (p *plot) start(url, name string) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	r := &process{name: name, cmd: cmd, stdin: stdin, ended: make(chan struct{})}
+	p := &process{cmd: cmd, stdin: stdin, ended: make(chan struct{})}
 	go func() {
-		defer close(r.ended)
+		defer close(p.ended)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
-			var what, id string
+			var shard int
+			var owner string
 			var at int64
-			if _, err := fmt.Sscan(lines.Text(), &what, &id, &at); err == nil {
-				p.note(name, what, id, time.Unix(0, at))
+			if _, err := fmt.Sscan(lines.Text(), &shard, &owner, &at); err == nil {
+				t.note(event{time.Unix(0, at), shard, owner, name})
 			}
 		}
-		p.gone(name)
-		_ = cmd.Wait() // it says so if it was killed
+		for shard := range count {
+			t.note(event{time.Now(), shard, nobody, name})
+		}
+		_ = cmd.Wait() // an error if it was killed
 	}()
-	return r, nil
+	return p, nil
 }
 
-// end lets a process end, and waits for it.
-func (r *process) end(signal os.Signal) {
-	_ = r.cmd.Process.Signal(signal)
-	<-r.ended
-	_ = r.stdin.Close()
+// end sends the process a signal and waits for its end.
+func (p *process) end(signal os.Signal) {
+	_ = p.cmd.Process.Signal(signal)
+	<-p.ended
+	_ = p.stdin.Close()
+}
+
+// nobody is the owner of a shard that has none.
+const nobody = "."
+
+// event is a change of a shard's owner, by a process's own account.
+type event struct {
+	at    time.Time
+	shard int
+	owner string // the process or nobody
+	by    string // the process
+}
+
+type timeline struct {
+	began time.Time
+
+	mu     sync.Mutex
+	events []event
+}
+
+func (t *timeline) note(e event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.events = append(t.events, e)
+}
+
+var errUnowned = errors.New("a shard has no owner")
+
+// lines returns a line for each shard, with its owner every quarter of a second. The error says
+// whether a shard had two owners, or has none now.
+func (t *timeline) lines() (lines []string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	slices.SortStableFunc(t.events, func(a, b event) int { return a.at.Compare(b.at) })
+	owners, lines := slices.Repeat([]string{nobody}, count), make([]string, count)
+	next := t.began
+	draw := func(until time.Time) {
+		for ; next.Before(until); next = next.Add(time.Second / 4) {
+			for shard, owner := range owners {
+				lines[shard] += owner
+			}
+		}
+	}
+	for _, e := range t.events {
+		draw(e.at)
+		switch owner := owners[e.shard]; {
+		case e.owner == nobody && owner != e.by:
+			continue // it had ended before
+		case e.owner != nobody && owner != nobody:
+			err = errors.Join(err, fmt.Errorf("shard %d had two owners: %s began while %s worked for it", e.shard, e.by, owner))
+		}
+		owners[e.shard] = e.owner
+	}
+	draw(time.Now())
+	if shard := slices.Index(owners, nobody); shard >= 0 {
+		err = errors.Join(err, fmt.Errorf("%w: %d", errUnowned, shard))
+	}
+	return lines, err
 }

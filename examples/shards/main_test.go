@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The processes are this test binary.
@@ -15,18 +15,18 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	pgtest.Main(m)
+	kit.Main(m)
 }
 
 func TestEachShardHasOneOwnerWhileProcessesComeAndGo(t *testing.T) {
-	t.Run("postgres", func(t *testing.T) { run(t, pgtest.URL(t)) })
+	t.Run("postgres", func(t *testing.T) { run(t, kit.PostgresURL(t)) })
 	t.Run("sqlite", func(t *testing.T) { run(t, "") })
 }
 
 func run(t *testing.T, url string) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := conduct(t.Context(), url, os.Getenv("SHARDS_SVG"), &out); err != nil {
+	if err := conduct(t.Context(), url, &out); err != nil {
 		t.Error(err)
 	}
 	t.Log(out.String())

@@ -1,9 +1,9 @@
-// Command tenants runs one actor per tenant, over any number of replicas. A request for a tenant
-// may go to any replica, which forwards it to the one that runs the tenant's actor. The actor of
-// this example counts: each answer is a number that was never given before.
+// Command tenants runs one actor per tenant, over any number of replicas. A request for a
+// tenant may go to any replica, which forwards it to the replica that runs the tenant's actor.
+// The actor of this example counts: each answer is a number that was never given before.
 //
-//	DATABASE_URL=tenants.db LISTEN=127.0.0.1:8080 go run ./examples/tenants
-//	DATABASE_URL=tenants.db LISTEN=127.0.0.1:8081 go run ./examples/tenants
+//	go run ./examples/tenants
+//	go run ./examples/tenants -listen 127.0.0.1:8081
 //	curl -X POST 127.0.0.1:8080/acme; curl -X POST 127.0.0.1:8081/acme
 package main
 
@@ -11,6 +11,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"log"
 	"net"
 	"net/http"
@@ -30,36 +31,23 @@ import (
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
 
 func main() {
+	url := flag.String("store", "tenants.db", "`path` of a SQLite file, or a postgres:// URL")
+	listen := flag.String("listen", "127.0.0.1:8080", "`address` to serve on, which the other replicas must reach")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx); err != nil {
+	if err := run(ctx, *url, *listen); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context) error {
-	store, err := tenure.Open(ctx, os.Getenv("DATABASE_URL"))
+func run(ctx context.Context, url, listen string) error {
+	store, db, err := openStore(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	db := databaseOf(store)
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	migration, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "migration"}, TTL: ttl})
-	if err != nil {
-		return err
-	}
-	err = tenure.Do(ctx, migration, func(ctx context.Context) error { // one replica after another
-		_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (tenant TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-
-	listener, err := net.Listen("tcp", os.Getenv("LISTEN")) // an address that the other replicas can reach
+	listener, err := net.Listen("tcp", listen)
 	if err != nil {
 		return err
 	}
@@ -88,9 +76,36 @@ func run(ctx context.Context) error {
 	return errors.Join(err, server.Shutdown(closing)) // last, because it forwards requests until then
 }
 
-func databaseOf(store tenure.Database) *sql.DB {
-	if s, ok := store.(*tenure.PostgresStore); ok {
-		return stdlib.OpenDBFromPool(s.Pool())
+// openStore opens the store and makes all tables: those of tenure, and this program's own.
+func openStore(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
+	store, err := tenure.Open(ctx, url)
+	if err != nil {
+		return nil, nil, err
 	}
-	return store.(*tenure.SQLiteStore).DB()
+	var db *sql.DB
+	switch s := store.(type) {
+	case *tenure.PostgresStore:
+		db = stdlib.OpenDBFromPool(s.Pool())
+	case *tenure.SQLiteStore:
+		db = s.DB()
+	}
+	if err := migrate(ctx, store, db); err != nil {
+		return nil, nil, errors.Join(err, store.Close())
+	}
+	return store, db, nil
+}
+
+// migrate runs on one replica after another, because a lease protects it.
+func migrate(ctx context.Context, store tenure.Database, db *sql.DB) error {
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "migration"}, TTL: ttl})
+	if err != nil {
+		return err
+	}
+	return tenure.Do(ctx, lease, func(ctx context.Context) error {
+		_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (tenant TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
+		return err
+	})
 }

@@ -21,8 +21,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests run this test binary as the program.
@@ -31,12 +30,12 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	pgtest.Main(m)
+	kit.Main(m)
 }
 
 func eachDatabase(t *testing.T, test func(t *testing.T, url string)) {
 	t.Run("SQLite", func(t *testing.T) { test(t, filepath.Join(t.TempDir(), "tenants.db")) })
-	t.Run("Postgres", func(t *testing.T) { test(t, pgtest.URL(t)) })
+	t.Run("Postgres", func(t *testing.T) { test(t, kit.PostgresURL(t)) })
 }
 
 // program is a replica, in a process of its own.
@@ -50,8 +49,8 @@ type program struct {
 // start starts a replica and returns when it listens.
 func start(t *testing.T, url string) *program {
 	t.Helper()
-	p := &program{cmd: exec.Command(os.Args[0]), gone: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), "TENANTS_IS_THE_PROGRAM=1", "DATABASE_URL="+url, "LISTEN=127.0.0.1:0", "GORACE=atexit_sleep_ms=0")
+	p := &program{cmd: exec.Command(os.Args[0], "-store", url, "-listen", "127.0.0.1:0"), gone: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), "TENANTS_IS_THE_PROGRAM=1", "GORACE=atexit_sleep_ms=0")
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

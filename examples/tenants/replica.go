@@ -25,9 +25,9 @@ type replica struct {
 	actors  sync.Map // by tenant
 }
 
-// serve answers a request for a tenant: from the actor, if it runs here, or from the replica
-// where it runs. If it runs nowhere it is started here. While its replica is dead but may not be
-// replaced yet, the request waits.
+// serve answers a request for a tenant: from the actor if it runs here, or else from the replica
+// where it runs. If it runs nowhere, serve starts it here. The request waits while the actor's
+// replica is dead but may not be replaced yet.
 func (r *replica) serve(w http.ResponseWriter, req *http.Request) {
 	tenant := req.PathValue("tenant")
 	ctx, cancel := context.WithTimeout(req.Context(), 3*ttl)
@@ -38,18 +38,18 @@ func (r *replica) serve(w http.ResponseWriter, req *http.Request) {
 				return
 			}
 		}
-		if req.Header.Get("Forwarded-By") != "" { // the owner has changed: back to where it came from
+		if req.Header.Get("Forwarded-By") != "" { // the owner has changed; the other replica looks again
 			http.Error(w, "not here", http.StatusMisdirectedRequest)
 			return
 		}
-		owner, err := r.tenants.Owner(ctx, tenant) // two reads; a busy service would remember the answer until it is wrong
+		owner, err := r.tenants.Owner(ctx, tenant) // two reads; a busy service would cache the answer
 		if address := owner.Labels["address"]; err == nil && address != r.address {
 			if answered := r.forward(ctx, w, req, address); answered {
 				return
 			}
 		}
 		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-		got, err := r.tenants.Wait(soon, tenant) // until it is free, or the owner has changed
+		got, err := r.tenants.Claim(soon, tenant) // until it is free, or the owner has changed
 		cancel()
 		if len(got) == 1 {
 			go r.run(got[0])
@@ -60,7 +60,8 @@ func (r *replica) serve(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "try another replica", http.StatusServiceUnavailable)
 }
 
-// forward reports whether it has answered the request. If not, the owner has not seen it.
+// forward reports whether it has answered the request. If it has not, the owner has not seen
+// the request.
 func (r *replica) forward(ctx context.Context, w http.ResponseWriter, req *http.Request, address string) (answered bool) {
 	out := req.Clone(ctx)
 	out.URL.Scheme, out.URL.Host, out.RequestURI = "http", address, ""
@@ -70,7 +71,7 @@ func (r *replica) forward(ctx context.Context, w http.ResponseWriter, req *http.
 		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
 			return false
 		}
-		http.Error(w, err.Error(), http.StatusBadGateway) // the owner may have counted, so it isn't sent again
+		http.Error(w, err.Error(), http.StatusBadGateway) // the owner may have counted, so the request is not sent again
 		return true
 	}
 	defer response.Body.Close()
@@ -88,7 +89,8 @@ type actor struct {
 	ended chan struct{}
 }
 
-// answer reports whether it has answered the request. If not, the actor has not seen it.
+// answer reports whether it has answered the request. If it has not, the actor has not seen
+// the request.
 func (a *actor) answer(ctx context.Context, w http.ResponseWriter) (answered bool) {
 	reply := make(chan int64, 1)
 	select {
@@ -101,13 +103,13 @@ func (a *actor) answer(ctx context.Context, w http.ResponseWriter) (answered boo
 	if n, ok := <-reply; ok {
 		fmt.Fprintln(w, n)
 	} else {
-		http.Error(w, "not saved, as far as is known", http.StatusBadGateway)
+		http.Error(w, "the number may not have been saved", http.StatusBadGateway)
 	}
 	return true
 }
 
-// run is the life of a tenant's actor. What it keeps in memory is right as long as it is the
-// only one, and what it writes is refused if it no longer is.
+// run is the life of a tenant's actor. What it keeps in memory is right as long as no other
+// replica runs the tenant, and what it writes is refused once another does.
 func (r *replica) run(c claims.Claim) {
 	err := r.tenants.Do(context.Background(), c, func(ctx context.Context) error {
 		var n int64
@@ -126,7 +128,7 @@ func (r *replica) run(c claims.Claim) {
 			case reply := <-a.inbox:
 				if err := r.save(ctx, c, n+1); err != nil {
 					close(reply)
-					return err // it may have been saved, so the next actor reads it
+					return err // the number may have been saved; the next actor reads it
 				}
 				n++
 				reply <- n
@@ -138,8 +140,8 @@ func (r *replica) run(c claims.Claim) {
 	}
 }
 
-// save commits only if no other replica has claimed the tenant. It goes on when the replica is
-// told to stop.
+// save commits only if no other replica has claimed the tenant. A replica that is told to stop
+// finishes it.
 func (r *replica) save(ctx context.Context, c claims.Claim, n int64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
 	defer cancel()
@@ -147,8 +149,8 @@ func (r *replica) save(ctx context.Context, c claims.Claim, n int64) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO counters VALUES ($1, $2) ON CONFLICT (tenant) DO UPDATE SET n = excluded.n`, c.Key.ID, n)
 		return err
 	}
-	if s, ok := r.store.(*tenure.SQLiteStore); ok { // which lets one actor after another write
-		return claims.FencedSQLite(ctx, s, c, write)
+	if s, ok := r.store.(*tenure.SQLiteStore); ok { // lets the actors write one after another
+		return s.Fenced(ctx, c, write)
 	}
-	return claims.FencedTx(ctx, r.store, c, r.db, nil, write)
+	return tenure.FencedTx(ctx, r.store, c, r.db, nil, write)
 }

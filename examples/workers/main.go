@@ -1,14 +1,14 @@
-// Command workers hands the rows of a table to workers that reach no database, over HTTP. There
+// Command workers hands the rows of a table over HTTP to workers that reach no database. There
 // may be any number of servers, which keep nothing in memory, and a worker may talk to any of
-// them at any time. A worker works on some tasks at a time under a session of its own, for which
-// it sends one heartbeat. What it owned when it dies is another's a TTL later, and a result that comes
-// too late is refused.
+// them at any time. A worker works on some tasks at once under a session of its own, for which
+// it sends one heartbeat. If it dies, other workers get its tasks a TTL later. A result that
+// comes too late is refused.
 //
 //	export DATABASE_URL=postgres://…
 //	go run ./examples/workers migrate
-//	LISTEN=127.0.0.1:8080 go run ./examples/workers serve
-//	LISTEN=127.0.0.1:8081 go run ./examples/workers serve
-//	SERVERS=http://127.0.0.1:8080,http://127.0.0.1:8081 go run ./examples/workers work
+//	go run ./examples/workers serve
+//	go run ./examples/workers -listen 127.0.0.1:8081 serve
+//	go run ./examples/workers -servers http://127.0.0.1:8080,http://127.0.0.1:8081 work
 //	curl -d '["https://example.com", "https://go.dev"]' 127.0.0.1:8080/tasks
 //	psql $DATABASE_URL -c 'SELECT * FROM results'
 //
@@ -16,18 +16,21 @@
 //
 //	/tasks      adds tasks
 //	/begin      begins a session
-//	/heartbeat  renews it; 409: it has expired, so all its claims have ended
+//	/heartbeat  renews it; 409: it has expired, and all its claims have ended
 //	/claim      takes tasks; it waits for a moment if there are none
-//	/submit     finishes tasks, all or none; 409 lists those that are another's by now
+//	/submit     finishes tasks, all or none; 409 lists those that another worker has by now
 //	/nack       gives tasks back, to be taken again after a while
 //	/abandon    gives tasks back, to be taken again at once
 //	/goodbye    ends the session
 //
-// Requests may be repeated. One that gives back or finishes what an earlier try has ended answers 409.
+// A request may be repeated. If the first try has already finished the tasks or given them back,
+// the answer is 409.
 package main
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -47,7 +50,7 @@ const (
 	patience = ttl / 6         // of a claim for tasks
 )
 
-// session is a worker's. Only the worker knows the term, so nobody else renews the session.
+// session is a worker's session. Only the worker knows the term, so no other process renews it.
 type session struct {
 	ID    string `json:"id"`
 	Term  string `json:"term"`
@@ -58,7 +61,7 @@ type session struct {
 type claim struct {
 	Session string         `json:"session"`
 	N       int            `json:"n"`
-	Have    []claims.Claim `json:"have"` // which the worker has already
+	Have    []claims.Claim `json:"have"` // those that the worker already has
 }
 
 type task struct {
@@ -71,42 +74,45 @@ type result struct {
 	Result string       `json:"result"`
 }
 
-// setBack are claims of tasks that are given back.
-type setBack struct {
+// giveBack is a request of a worker that gives tasks back.
+type giveBack struct {
 	Claims []claims.Claim `json:"claims"`
-	After  time.Duration  `json:"after"` // which /abandon ignores
+	After  time.Duration  `json:"after"` // until they may be taken again; /abandon ignores it
 }
 
 func main() {
+	url := flag.String("store", os.Getenv("DATABASE_URL"), "postgres:// `URL`; default: $DATABASE_URL")
+	listen := flag.String("listen", "127.0.0.1:8080", "`address` of a server")
+	servers := flag.String("servers", "http://127.0.0.1:8080", "`URLs` of the servers for a worker, with commas between")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	switch mode := strings.Join(os.Args[1:], " "); mode {
-	case "migrate", "serve":
-		err = withStore(ctx, mode)
+	switch flag.Arg(0) {
+	case "migrate":
+		err = withStore(ctx, *url, migrate)
+	case "serve":
+		err = withStore(ctx, *url, func(ctx context.Context, store *tenure.PostgresStore) error { return serve(ctx, store, *listen) })
 	case "work":
-		newWorker(strings.Split(os.Getenv("SERVERS"), ","), fetch).run(ctx)
+		newWorker(strings.Split(*servers, ","), fetch).run(ctx)
 	default:
-		err = fmt.Errorf("usage: workers migrate|serve|work")
+		err = errors.New("usage: workers [flags] migrate|serve|work")
 	}
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func withStore(ctx context.Context, mode string) error {
-	store, err := tenure.OpenPostgres(ctx, os.Getenv("DATABASE_URL"), tenure.PostgresConfig{})
+func withStore(ctx context.Context, url string, do func(context.Context, *tenure.PostgresStore) error) error {
+	store, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	if mode == "migrate" {
-		return migrate(ctx, store)
-	}
-	return serve(ctx, store, os.Getenv("LISTEN"))
+	return do(ctx, store)
 }
 
-// fetch is what this example's workers do with a task, which is a URL.
+// fetch is what this example's workers do with a task's payload, which is a URL.
 func fetch(ctx context.Context, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,18 +25,16 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/verify/kit"
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
-	"github.com/tenurelib/tenure/internal/verify/storelife"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests run this test binary as the program.
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv("WORKERS_IS_THE_PROGRAM") == "":
-		pgtest.Main(m)
-	case os.Args[1] == "work": // on tasks that take a while, whatever happens meanwhile
-		newWorker(strings.Split(os.Getenv("SERVERS"), ","), func(context.Context, string) (string, error) {
+		kit.Main(m)
+	case slices.Contains(os.Args, "work"): // on tasks that take a while, whatever happens meanwhile
+		newWorker(strings.Split(os.Args[2], ","), func(context.Context, string) (string, error) {
 			log.Print("on a task")
 			time.Sleep(50 * time.Millisecond)
 			return fmt.Sprint(os.Getpid()), nil
@@ -53,10 +52,10 @@ type program struct {
 	log  kit.SyncBuffer
 }
 
-func start(t *testing.T, mode string, env ...string) *program {
+func start(t *testing.T, args ...string) *program {
 	t.Helper()
-	p := &program{t: t, cmd: exec.Command(os.Args[0], mode), gone: make(chan struct{})}
-	p.cmd.Env = append(append(os.Environ(), "WORKERS_IS_THE_PROGRAM=1", "GORACE=atexit_sleep_ms=0"), env...)
+	p := &program{t: t, cmd: exec.Command(os.Args[0], args...), gone: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), "WORKERS_IS_THE_PROGRAM=1", "GORACE=atexit_sleep_ms=0")
 	stderr, err := p.cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, p.cmd.Start())
@@ -69,7 +68,7 @@ func start(t *testing.T, mode string, env ...string) *program {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() || strings.Contains(p.log.String(), "DATA RACE") {
-			t.Errorf("the log of a program that was to %s:\n%s", mode, p.log.String())
+			t.Errorf("the log of %q:\n%s", args, p.log.String())
 		}
 	})
 	return p
@@ -92,17 +91,8 @@ func (p *program) said(text string) (words []string) {
 // awaits waits until the log has a text.
 func (p *program) awaits(text string) string {
 	p.t.Helper()
-	await(p.t, text, func() bool { return len(p.said(text)) > 0 })
+	kit.Await(p.t, text, func() bool { return len(p.said(text)) > 0 })
 	return p.said(text)[0]
-}
-
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for began := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > kit.Patience {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) {
@@ -112,19 +102,19 @@ func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) 
 }
 
 func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
-	url := pgtest.URL(t)
+	url := kit.PostgresURL(t)
 	pool := kit.PostgresPool(t, url)
-	migrating := start(t, "migrate", "DATABASE_URL="+url)
+	migrating := start(t, "-store", url, "migrate")
 	<-migrating.gone
 	serve := func(address string) (*program, string) {
-		p := start(t, "serve", "DATABASE_URL="+url, "LISTEN="+address)
+		p := start(t, "-store", url, "-listen", address, "serve")
 		return p, p.awaits("listening on")
 	}
 	serverA, a := serve("127.0.0.1:0")
 	serverB, b := serve("127.0.0.1:0")
 	var workers []*program
 	for range 3 {
-		workers = append(workers, start(t, "work", "SERVERS=http://"+a+",http://"+b))
+		workers = append(workers, start(t, "-servers", "http://"+a+",http://"+b, "work"))
 	}
 
 	// There is always something to do.
@@ -154,7 +144,7 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	more := func(what string) {
 		t.Helper()
 		before := done()
-		await(t, what, func() bool { return done() >= before+50 })
+		kit.Await(t, what, func() bool { return done() >= before+50 })
 	}
 	owned := func(session string) int {
 		t.Helper()
@@ -179,14 +169,14 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	killed, paused := workers[0], workers[1]
 	pauseAtWork := func(w *program) {
 		t.Helper()
-		await(t, "a worker is paused at work", func() bool {
-			storelife.Pause(t, w.cmd.Process)
+		kit.Await(t, "a worker is paused at work", func() bool {
+			kit.PauseProcess(t, w.cmd.Process)
 			time.Sleep(100 * time.Millisecond) // for what it has sent
 			begun := strings.Count(w.log.String(), "on a task")
 			if begun > count(t, pool, `SELECT count(*) FROM results WHERE result = $1`, fmt.Sprint(w.cmd.Process.Pid)) {
 				return true
 			}
-			storelife.Resume(t, w.cmd.Process)
+			kit.ResumeProcess(t, w.cmd.Process)
 			return false
 		})
 	}
@@ -199,17 +189,17 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	require.NotZero(t, late)
 	refused := func() int { return strings.Count(paused.log.String(), "refused: ") }
 	before := refused() // a repeated request whose answer was lost
-	await(t, "their tasks are free", func() bool { return owned(sessions[0])+owned(sessions[1]) == 0 })
+	kit.Await(t, "their tasks are free", func() bool { return owned(sessions[0])+owned(sessions[1]) == 0 })
 	t.Logf("%d tasks of the dead worker and %d of the paused one are free after %v", left, late, time.Since(began).Round(time.Millisecond))
 	more("work without them")
-	storelife.Resume(t, paused.cmd.Process)
-	await(t, "the late results are refused", func() bool { return refused() > before })
-	await(t, "the worker goes on with another session", func() bool { return len(paused.said("began session")) >= 2 })
+	kit.ResumeProcess(t, paused.cmd.Process)
+	kit.Await(t, "the late results are refused", func() bool { return refused() > before })
+	kit.Await(t, "the worker goes on with another session", func() bool { return len(paused.said("began session")) >= 2 })
 
 	stop()
-	await(t, "all is done", func() bool { return done() >= added })
+	kit.Await(t, "all is done", func() bool { return done() >= added })
 	t.Logf("%d tasks, %d of them taken twice", added, count(t, pool, `SELECT count(*) FROM tasks WHERE attempts = 2`))
-	await(t, "all rows are free", func() bool { return count(t, pool, `SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
+	kit.Await(t, "all rows are free", func() bool { return count(t, pool, `SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 	require.Equal(t, added, done())
 	require.EqualValues(t, added, count(t, pool, `SELECT count(DISTINCT task) FROM results`), "a result was written twice")
 	require.EqualValues(t, added, count(t, pool, `SELECT count(*) FROM tasks WHERE status = 'done'`))
@@ -224,13 +214,11 @@ type api struct {
 }
 
 func newAPI(t *testing.T) *api {
-	store := kit.OpenPostgres(t, pgtest.URL(t), tenure.PostgresConfig{})
+	store := kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
 	require.NoError(t, migrate(t.Context(), store))
-	own, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl})
+	queue, err := claims.NewQueue(store, tasks)
 	require.NoError(t, err)
-	rows, err := claims.NewRows(own, tasks)
-	require.NoError(t, err)
-	web := httptest.NewServer((&server{store: store, rows: rows}).handler())
+	web := httptest.NewServer((&server{store: store, queue: queue}).handler())
 	t.Cleanup(web.Close)
 	return &api{t, web.URL, store, store.Pool()}
 }
@@ -281,7 +269,7 @@ func TestWhatAServerAnswers(t *testing.T) {
 	require.Empty(t, a.claim(second, 1))
 
 	// All results are written, or none.
-	a.does(200, "/abandon", setBack{Claims: []claims.Claim{got[1].Claim}})
+	a.does(200, "/abandon", giveBack{Claims: []claims.Claim{got[1].Claim}})
 	again := a.claim(second, 1)
 	require.Equal(t, "two", again[0].Payload)
 	all := []result{{got[0].Claim, "1"}, {got[1].Claim, "late"}}
@@ -291,10 +279,10 @@ func TestWhatAServerAnswers(t *testing.T) {
 	require.Zero(t, count(t, a.pool, `SELECT count(*) FROM results`))
 	a.does(200, "/submit", []result{all[0], {third[0].Claim, "3"}})
 	a.does(409, "/submit", all[:1])
-	a.does(409, "/abandon", setBack{Claims: []claims.Claim{got[1].Claim}})
+	a.does(409, "/abandon", giveBack{Claims: []claims.Claim{got[1].Claim}})
 	require.Equal(t, 2, count(t, a.pool, `SELECT count(*) FROM results`))
 
-	a.does(200, "/nack", setBack{Claims: []claims.Claim{again[0].Claim}, After: time.Second})
+	a.does(200, "/nack", giveBack{Claims: []claims.Claim{again[0].Claim}, After: time.Second})
 	require.Empty(t, a.claim(first, 1))
 	for again = nil; len(again) == 0; {
 		again = a.claim(first, 1)
@@ -345,7 +333,7 @@ func TestAWorkerThatStopsGivesItsTasksBack(t *testing.T) {
 		}).run(ctx)
 	})
 	<-begun
-	await(t, "a failure is set back", func() bool {
+	kit.Await(t, "a failure is set back", func() bool {
 		return count(t, a.pool, `SELECT count(*) FROM tasks WHERE not_before > now() AND session IS NULL`) == 1
 	})
 	stop()

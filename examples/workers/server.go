@@ -17,13 +17,13 @@ import (
 )
 
 // tasks is the table of the tasks.
-var tasks = claims.RowsConfig{
+var tasks = claims.QueueConfig{
 	Table: "tasks", Attempts: "attempts", NotBefore: "not_before",
 	Ready: "status = 'queued'", Done: "status = 'done'",
 	MaxAttempts: 5, Exhausted: "status = 'failed'",
 }
 
-// migrate makes the tables. A real program gives this to its migration tool.
+// migrate makes the tables. A real program leaves this to its migration tool.
 func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	columns, err := tasks.PostgresDDL()
 	if err != nil {
@@ -42,24 +42,27 @@ func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	return err
 }
 
-// server is one of the servers.
+// server is one of any number of servers.
 type server struct {
 	store *tenure.PostgresStore
-	rows  *claims.Rows
+	queue *claims.Queue
 }
 
 func serve(ctx context.Context, store *tenure.PostgresStore, address string) error {
-	// The servers' own sessions claim nothing: they find the workers' sessions that have expired,
-	// and free their tasks.
+	// A server's own session claims nothing: it finds workers' sessions that have expired, and
+	// frees their tasks.
 	own, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl})
 	if err != nil {
 		return err
 	}
 	s := &server{store: store}
-	if s.rows, err = claims.NewRows(own, tasks); err != nil {
+	if s.queue, err = claims.NewQueue(store, tasks); err != nil {
 		return err
 	}
-	if err := s.rows.Check(ctx); err != nil { // it says what migrate has not made
+	if _, err := claims.NewWorker(own, s.queue); err != nil { // so that own frees the tasks of sessions that are gone
+		return err
+	}
+	if err := s.queue.Check(ctx); err != nil { // the error says what migrate has not made
 		return err
 	}
 	listener, err := net.Listen("tcp", address)
@@ -88,7 +91,7 @@ func (s *server) handler() http.Handler {
 	return mux
 }
 
-// handle answers requests with what do returns, as JSON.
+// handle answers a request with what do returns, as JSON.
 func handle[In any](do func(context.Context, In) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var in In
@@ -97,7 +100,7 @@ func handle[In any](do func(context.Context, In) (any, error)) http.Handler {
 			return
 		}
 		out, err := do(r.Context(), in)
-		var lost *claims.LostError
+		var lost *claims.EndedError
 		switch {
 		case errors.As(err, &lost):
 			w.WriteHeader(http.StatusConflict)
@@ -118,14 +121,14 @@ func handle[In any](do func(context.Context, In) (any, error)) http.Handler {
 
 func (s *server) add(ctx context.Context, payloads []string) (any, error) {
 	_, err := s.store.Pool().Exec(ctx, `INSERT INTO tasks (payload) SELECT unnest($1::text[])`, payloads)
-	s.rows.Wake()
+	s.queue.Wake()
 	return nil, err
 }
 
-// lease is the lease that is a worker's session.
+// lease returns the lease that is a worker's session.
 func (s *server) lease(id, worker string) (*tenure.Lease, error) {
 	return tenure.NewLease(s.store, tenure.LeaseConfig{
-		Key: tenure.Key{Type: "tenure.session", ID: id}, Holder: worker, TTL: ttl,
+		Key: claims.SessionKey(id), Holder: worker, TTL: ttl,
 	})
 }
 
@@ -142,7 +145,7 @@ func (s *server) begin(ctx context.Context, worker string) (any, error) {
 	return session{ID: id, Term: term.ID(), Token: term.Token()}, nil
 }
 
-// heartbeat renews a worker's session, whichever server has begun it.
+// heartbeat renews a worker's session, whichever server began it.
 func (s *server) heartbeat(ctx context.Context, of session) (any, error) {
 	lease, err := s.lease(of.ID, "")
 	if err != nil {
@@ -153,8 +156,8 @@ func (s *server) heartbeat(ctx context.Context, of session) (any, error) {
 }
 
 func (s *server) claim(ctx context.Context, request claim) (any, error) {
-	// What the worker owns and does not know of was claimed by a request whose answer was lost.
-	got, err := s.rows.OwnedBy(ctx, request.Session)
+	// Tasks that the worker owns without knowing were claimed by a request whose answer was lost.
+	got, err := s.queue.OwnedBy(ctx, request.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -165,8 +168,9 @@ func (s *server) claim(ctx context.Context, request claim) (any, error) {
 		if c.Attempt <= tasks.MaxAttempts {
 			return false
 		}
-		// The server that was to give it up was killed, or is about to do it. Who takes it next does.
-		if err := s.rows.Release(ctx, c); err != nil && !errors.Is(err, tenure.ErrLost) {
+		// The server that was to retire it was killed, or is about to retire it. Once it is
+		// released, the server that takes it next does so.
+		if err := s.queue.Release(ctx, c); err != nil && !errors.Is(err, tenure.ErrLost) {
 			log.Printf("%s: %v", c, err)
 		}
 		return true
@@ -175,7 +179,7 @@ func (s *server) claim(ctx context.Context, request claim) (any, error) {
 	if len(got) == 0 {
 		waiting, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		if got, err = s.rows.WaitFor(waiting, request.Session, request.N); err != nil {
+		if got, err = s.queue.TakeFor(waiting, request.Session, request.N); err != nil {
 			return nil, err
 		}
 	}
@@ -193,42 +197,42 @@ func (s *server) claim(ctx context.Context, request claim) (any, error) {
 	return given, err
 }
 
-// submit writes the results and finishes the tasks in one transaction, or does neither.
+// submit writes the results and finishes the tasks in one transaction.
 func (s *server) submit(ctx context.Context, results []result) (any, error) {
 	var done []claims.Claim
 	var texts []string
 	for _, r := range results {
 		done, texts = append(done, r.Claim), append(texts, r.Result)
 	}
-	return nil, s.rows.FinishPostgres(ctx, done, func(tx pgx.Tx) error {
+	return nil, s.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO results SELECT * FROM unnest($1::text[]::bigint[], $2::text[])`, ids(done), texts)
 		return err
 	})
 }
 
-func (s *server) nack(ctx context.Context, back setBack) (any, error) {
-	return nil, s.rows.ReleaseAfter(ctx, back.After, back.Claims...)
+func (s *server) nack(ctx context.Context, back giveBack) (any, error) {
+	return nil, s.queue.ReleaseAfter(ctx, back.After, back.Claims...)
 }
 
-func (s *server) abandon(ctx context.Context, back setBack) (any, error) {
-	return nil, s.rows.Release(ctx, back.Claims...)
+func (s *server) abandon(ctx context.Context, back giveBack) (any, error) {
+	return nil, s.queue.Release(ctx, back.Claims...)
 }
 
-// goodbye ends a worker's session, after the worker has stopped all it did.
+// goodbye ends a worker's session once the worker has stopped all its work.
 func (s *server) goodbye(ctx context.Context, of session) (any, error) {
 	lease, err := s.lease(of.ID, "")
 	if err != nil {
 		return nil, err
 	}
-	term, err := lease.Resume(ctx, of.Term, of.Token) // it is the worker's
+	term, err := lease.Resume(ctx, of.Term, of.Token) // fails if it is not the worker's
 	if err != nil {
 		return nil, err
 	}
-	left, err := s.rows.OwnedBy(ctx, of.ID)
+	left, err := s.queue.OwnedBy(ctx, of.ID)
 	if err == nil && len(left) > 0 {
-		err = s.rows.Release(ctx, left...)
+		err = s.queue.Release(ctx, left...)
 	}
-	return nil, errors.Join(err, lease.Release(ctx, term)) // what is not freed yet becomes free all the same
+	return nil, errors.Join(err, lease.Release(ctx, term)) // tasks that were not released become free with the session
 }
 
 func ids(of []claims.Claim) (ids []string) {

@@ -19,25 +19,25 @@ import (
 	"github.com/tenurelib/tenure/claims"
 )
 
-const atOnce = 8 // tasks of one worker
+const atOnce = 8 // how many tasks a worker works on at the same time
 
 // worker is a process that reaches the servers, and no database.
 type worker struct {
 	servers []string
 	do      func(ctx context.Context, payload string) (string, error)
-	sending context.Context // ends a while after run's does
+	sending context.Context // ends a while after that of run
 
-	mu   sync.Mutex
-	have map[claims.Claim]bool
-	less chan struct{} // receives when it has one less
+	mu      sync.Mutex
+	have    map[claims.Claim]bool
+	dropped chan struct{} // receives when a claim was dropped
 }
 
 func newWorker(servers []string, do func(context.Context, string) (string, error)) *worker {
-	return &worker{servers: servers, do: do, have: make(map[claims.Claim]bool), less: make(chan struct{}, 1)}
+	return &worker{servers: servers, do: do, have: make(map[claims.Claim]bool), dropped: make(chan struct{}, 1)}
 }
 
-// run works until ctx is done. When a session is lost, all that was done under it has returned
-// before the next one begins.
+// run works until ctx is done. When a session is lost, all work under it has returned before
+// the next session begins.
 func (w *worker) run(ctx context.Context) {
 	var cancel context.CancelFunc
 	w.sending, cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -66,7 +66,7 @@ func (w *worker) work(ctx context.Context, s session, sent time.Time) {
 		have := w.has()
 		if len(have) == atOnce {
 			select {
-			case <-w.less:
+			case <-w.dropped:
 			case <-live.Done():
 			}
 			continue
@@ -89,8 +89,8 @@ func (w *worker) work(ctx context.Context, s session, sent time.Time) {
 	}
 }
 
-// renew sends heartbeats, and calls lose once the worker can't be sure any more that the session
-// lives: that counts from before the last heartbeat that was answered was sent.
+// renew sends heartbeats, and calls lose once the worker cannot be sure that its session is
+// alive: a TTL, less a margin, after it sent the last heartbeat that was answered.
 func (w *worker) renew(ctx context.Context, lose func(), s session, sent time.Time) {
 	const trusted = ttl - ttl/30 // clocks may differ in their rates
 	trust := time.AfterFunc(time.Until(sent.Add(trusted)), lose)
@@ -110,8 +110,8 @@ func (w *worker) renew(ctx context.Context, lose func(), s session, sent time.Ti
 func (w *worker) workOn(ctx context.Context, t task) {
 	defer w.drop(t.Claim)
 	text, err := w.do(ctx, t.Payload)
-	// It is the database that finds out whether a result comes too late.
-	switch back := (setBack{Claims: []claims.Claim{t.Claim}, After: time.Second}); {
+	// The database decides whether the result comes too late.
+	switch back := (giveBack{Claims: []claims.Claim{t.Claim}, After: time.Second}); {
 	case err == nil:
 		err = w.call(w.sending, "/submit", []result{{t.Claim, text}}, nil)
 	case ctx.Err() != nil:
@@ -142,15 +142,15 @@ func (w *worker) drop(c claims.Claim) {
 	defer w.mu.Unlock()
 	delete(w.have, c)
 	select {
-	case w.less <- struct{}{}:
+	case w.dropped <- struct{}{}:
 	default:
 	}
 }
 
-// errRefused is a server's 409.
+// errRefused stands for the status 409.
 var errRefused = errors.New("refused: the claim or session has ended")
 
-// call sends a request to any server, until one has answered or ctx is done.
+// call sends a request to servers chosen at random, until one answers or ctx is done.
 func (w *worker) call(ctx context.Context, path string, in, out any) error {
 	for {
 		err := post(ctx, w.servers[rand.IntN(len(w.servers))]+path, in, out)
@@ -192,7 +192,7 @@ func post(ctx context.Context, url string, in, out any) error {
 	return fmt.Errorf("%s: %s: %s", url, response.Status, text)
 }
 
-// sleep reports whether ctx is not done meanwhile.
+// sleep reports whether d has passed before ctx was done.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

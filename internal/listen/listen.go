@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	patience  = 5 * time.Second  // with anything that should take milliseconds
-	heartbeat = 30 * time.Second // a silent connection is pinged this often, so that nothing on its way forgets it
+	patience  = 5 * time.Second  // limit of anything that should take milliseconds
+	heartbeat = 30 * time.Second // interval of pings on a silent connection, so that no firewall forgets it
 
-	// Pauses before the next connection: after errors, and if nothing is delivered, which
-	// a pooler won't change soon, but a server that was just slow will.
+	// Pauses before the next connection: after errors, and if nothing is delivered. A pooler will not
+	// deliver soon, but a server that was merely slow will.
 	firstPause         = 100 * time.Millisecond
 	longestPause       = 10 * time.Second
 	firstUndelivered   = 10 * time.Second
 	longestUndelivered = 10 * time.Minute
 )
 
-// errUndelivered says that the connection accepts LISTEN and receives nothing.
+// errUndelivered means that the connection accepts LISTEN and receives nothing.
 var errUndelivered = errors.New("a notification was sent and did not arrive")
 
 // Listener passes the notifications of one channel on to a hub.
@@ -43,7 +43,7 @@ type Listener struct {
 	// Connect opens the connection to listen on.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
 
-	// Key returns the key in the hub that a payload means; false if it is not for this hub.
+	// Key returns the key of the hub that a payload is about, and whether it is for this hub.
 	Key func(payload string) (key string, ours bool)
 
 	// Notify notifies the channel, through another connection.
@@ -52,8 +52,8 @@ type Listener struct {
 	closing sync.WaitGroup // for connections that pgx has yet to close
 }
 
-// Run listens until ctx is done. Then it closes its connections, for which it waits a few
-// seconds if the server does not answer. It may be called once.
+// Run listens until ctx is done. Then it closes its connections, and waits a few seconds for that if the
+// server does not answer. It may be called once.
 func (l *Listener) Run(ctx context.Context) {
 	defer l.closing.Wait()
 	pause, undelivered, failed := firstPause, firstUndelivered, false
@@ -83,7 +83,8 @@ func (l *Listener) Run(ctx context.Context) {
 	}
 }
 
-// listen is the life of one connection. It returns how long it was live, and why it ended.
+// listen uses one connection until it breaks. It returns how long the connection was live, and why it
+// ended.
 func (l *Listener) listen(ctx context.Context, again bool) (lasted time.Duration, err error) {
 	conn, err := l.prepare(ctx)
 	if err != nil {
@@ -121,7 +122,7 @@ func (l *Listener) receive(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// prepare connects, and returns a connection on which notifications arrive.
+// prepare opens a connection on which notifications arrive.
 func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 	var conn *pgx.Conn
 	err := within(ctx, func(ctx context.Context) (err error) {
@@ -139,9 +140,8 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 		if err := l.checkDelivery(ctx, conn); err != nil {
 			return err
 		}
-		// This session is meant to be idle. It is our own and not shared by a pooler, or
-		// nothing would have arrived. LISTEN is repeated because pg_stat_activity shows the
-		// last query.
+		// This session is meant to be idle. It is ours alone: through a pooler nothing would have
+		// arrived. LISTEN is repeated because pg_stat_activity shows the last query.
 		_, err := conn.Exec(ctx, listen+"; SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout' AND setting <> '0'")
 		return err
 	})
@@ -152,8 +152,8 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// checkDelivery makes sure that what another connection sends arrives on this one. Through a
-// pooler in transaction mode LISTEN succeeds, and nothing ever arrives.
+// checkDelivery makes sure that notifications of another connection arrive on this one. Through a pooler
+// in transaction mode LISTEN succeeds, and nothing ever arrives.
 func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 	word := uuid.NewString()
 	if err := l.Notify(ctx, word); err != nil {
@@ -173,8 +173,8 @@ func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// close ends the connection. UNLISTEN is for poolers, which give the server's connection to
-// other clients: it would go on collecting notifications that nobody receives.
+// close ends the connection. UNLISTEN is for poolers, which pass the server's connection on to other
+// clients: it would continue to collect notifications that no client receives.
 func (l *Listener) close(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -187,8 +187,8 @@ func (l *Listener) close(conn *pgx.Conn) {
 	l.closing.Go(func() { <-conn.PgConn().CleanupDone() })
 }
 
-// await returns the next notification, or an error that is a [pgconn.Timeout] if none comes
-// in time; the connection stays usable.
+// await returns the next notification, or a [pgconn.Timeout] if none arrives in time; the connection stays
+// usable.
 func await(ctx context.Context, conn *pgx.Conn, longest time.Duration) (*pgconn.Notification, error) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()

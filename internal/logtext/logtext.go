@@ -8,8 +8,7 @@ import (
 	"unicode"
 )
 
-// OneLine returns an error whose text is one line, for logs. The errors of pgx have several,
-// and so have joined ones.
+// OneLine returns an error whose text is one line, for logs. Errors of pgx and joined errors have several.
 func OneLine(err error) error {
 	if err = Sound(err); err == nil || !strings.Contains(err.Error(), "\n") {
 		return err
@@ -17,8 +16,8 @@ func OneLine(err error) error {
 	return oneLine{err}
 }
 
-// Sound returns the error, or one with its text if its methods panic, as those of a nil pointer
-// in an error do. Errors of the user's come through it before anything looks at them.
+// Sound returns the error, or another one with its text if its methods panic, as the methods of a nil pointer
+// do. Every error from the user's code passes through Sound before anything else uses it.
 func Sound(err error) (sound error) {
 	if err == nil {
 		return nil
@@ -29,7 +28,7 @@ func Sound(err error) (sound error) {
 		}
 	}()
 	_ = err.Error()
-	errors.Is(err, errProbe) // which calls Is and Unwrap of all that it wraps
+	errors.Is(err, errProbe) // calls Is and Unwrap of every error in the chain
 	errors.As(err, new(*probe))
 	return err
 }
@@ -59,8 +58,8 @@ func (e oneLine) Error() string {
 	return text.String()
 }
 
-// Gist returns an error's text without its numbers: a port that differs each time does not
-// make it another error.
+// Gist returns a text without its digits, because a port that differs each time does not make an error another
+// one.
 func Gist(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsDigit(r) {

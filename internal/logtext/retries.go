@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	// again is when a class of errors may be logged again.
+	// again is how long a class of errors is not logged again.
 	again = 10 * time.Minute
 
 	mostClasses = 32 // that are remembered
 )
 
-// Retries logs the errors of something that is tried again and again: when their class changes, but
-// each class at most every ten minutes. In between they are logged at debug level. The zero value is
-// ready for use. All methods are safe for concurrent use.
+// Retries logs the errors of an operation that is retried. It logs an error when the class of errors
+// changes, but each class at most every ten minutes; other errors it logs at debug level. The zero value
+// is ready for use. All methods are safe for concurrent use.
 type Retries struct {
-	Repeat bool // logs errors that stay the same every ten minutes, too
+	Repeat bool // logs an unchanged class every ten minutes, too
 
 	mu   sync.Mutex
 	told map[string]time.Time
 	last string
 }
 
-// Log logs an error at a level, or at debug level if that was done lately.
+// Log logs an error at a level, or at debug level if its class was logged recently.
 func (r *Retries) Log(logger *slog.Logger, level slog.Level, msg string, err error, attrs ...any) {
 	if !r.IsNew(fmt.Sprint(msg, attrs, Class(err))) {
 		level = slog.LevelDebug
@@ -42,7 +42,7 @@ func (r *Retries) Log(logger *slog.Logger, level slog.Level, msg string, err err
 	logger.Log(context.Background(), level, msg, append(attrs, "error", OneLine(err))...)
 }
 
-// IsNew reports whether an error is to be logged, and assumes that it is.
+// IsNew reports whether an error of a class should be logged, and records that it was.
 func (r *Retries) IsNew(class string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,9 +67,9 @@ func (r *Retries) Reset() {
 	r.told = nil
 }
 
-// Class returns what errors of one outage have in common. While a database is restarted or a
-// balancer resets connections, each attempt may fail in another way: those are one class. Otherwise
-// it is the SQLSTATE, or the text.
+// Class returns the class of an error. While a database restarts or a balancer resets connections, each
+// attempt may fail in a different way: these errors are one class. The class of any other error is its
+// SQLSTATE, or its text without digits.
 func Class(err error) string {
 	if err = Sound(err); err == nil {
 		return ""
@@ -97,8 +97,8 @@ const unreachable = "unreachable"
 var lostConnection = []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, context.DeadlineExceeded, os.ErrDeadlineExceeded,
 	syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.EPIPE}
 
-// isOutage reports whether a server says with this SQLSTATE that it is not there for anyone, or
-// that the connection is gone: it shuts down, starts up, has no slot.
+// isOutage reports whether this SQLSTATE means that the server serves no client, because it shuts down, starts
+// up or has no free slot, or that the connection is gone.
 func isOutage(code string) bool {
 	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P")
 }

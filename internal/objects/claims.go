@@ -7,14 +7,6 @@ const SessionType = "tenure.session"
 // workers keep may have more.
 const SessionLength = 36
 
-// ClaimsSuffix is appended to the name of the objects' table to get the name of the claims'
-// table.
-const ClaimsSuffix = "_claims"
-
-// RequestsSuffix is appended to the name of the objects' table to get the name of the table of
-// requests for claims.
-const RequestsSuffix = "_requests"
-
 // Claim is a row of the claims' table.
 type Claim struct {
 	Kind, ID string

@@ -5,18 +5,52 @@ import (
 	"time"
 )
 
-// ClaimsTable is the table of claims of either database.
-type ClaimsTable interface {
+// ClaimStore is a table that records owners: the claims' table of either database, or one of the
+// user's. All methods are safe for concurrent use. Each statement has a time limit, after which one
+// whose answer was lost has ended.
+type ClaimStore interface {
+	// Look returns those of the rows that exist.
 	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
-	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
+
+	// Free frees the rows that a session owns under these tokens, and returns those that it could not
+	// free because another transaction has locked them.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []Claim, err error)
+
+	// Owned returns at most n rows that a session owns, those after another row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
-	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
-	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
-	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
-	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
-	Forget(ctx context.Context, kind string, limit time.Duration) error
+
 	// LongestKey returns how many bytes a key may have together with its kind; 0: any number.
 	LongestKey() int
+
+	// Sessions returns the sessions that rows name.
+	Sessions(ctx context.Context, limit time.Duration) ([]Session, error)
+}
+
+// ClaimsTable is the table of claims of either database.
+type ClaimsTable interface {
+	ClaimStore
+
+	// Take makes a session the owner of rows: of those among ids that are free, or whose session is one of
+	// those that are gone, and of the missing ones, which it creates. It leaves rows that another
+	// transaction has locked, and returns those that the session owns now and did not own before.
+	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
+
+	// Request asks the owners of rows to give them back, and returns these rows.
+	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
+
+	// Wanted returns at most n claims of a session that were requested, those after another one. Gone
+	// means that the claim has ended and that the request was deleted.
+	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
+
+	// OfKinds returns the rows of some kinds whose sessions have records, and the time by the store's
+	// clock, which is zero if there are no such rows.
+	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
+
+	// Forget deletes free rows of a kind.
+	Forget(ctx context.Context, kind string, limit time.Duration) error
+
+	// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as many
+	// requests for claims that have ended. It returns how many, and the token after which the next call
+	// should begin.
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
 }

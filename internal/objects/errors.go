@@ -82,27 +82,6 @@ func (e *Conflict) Error() string {
 // Is makes the error match [ErrConflict].
 func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 
-// FencedOut is the error of a fenced write whose fence did not hold.
-type FencedOut struct {
-	Now   *Row  // what is stored in place of the record; nil if nothing is, or it is unknown
-	Cause error // why what is stored is unknown
-}
-
-func (e *FencedOut) Error() string {
-	if e.Cause != nil {
-		return fmt.Sprintf("%v (its record can't be read: %v)", ErrLost, e.Cause)
-	}
-	return ErrLost.Error()
-}
-
-// Is makes the error match [ErrLost].
-func (e *FencedOut) Is(target error) bool { return target == ErrLost }
-
-func (e *FencedOut) Unwrap() error { return e.Cause }
-
-// OtherTable is the remedy for a table that does not fit because it is another program's.
-const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
-
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "tenure: the term is over; records that stand: "
 

@@ -65,50 +65,81 @@ const (
 	Unconditional
 )
 
-// Fence makes a write depend on a lease's record, or on a claim.
+// Fence is what a write depends on: the record of a lease, or the row of a claim. It is a value of
+// its caller, and does no I/O.
 type Fence struct {
-	ID     ID
-	Record []byte // the payload that the record must have
+	ID     ID     // of the lease's object; of a claim, its kind and its key
+	Record []byte // of a lease: the payload that must stand
+	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
 
-	Claim *Claim // the row that must stand as it is; nil: the fence depends on a record
+	// Idle is how long a transaction may idle before the server ends it.
+	Idle time.Duration
 
 	// Yield waits for a renewal of the lease that is in progress, because the two would
 	// wait for each other's locks in the database.
 	Yield func(ctx context.Context)
+
+	// Refused makes the error of a write whose fence did not hold, which is [ErrLost], and ends
+	// what is lost. Now is the record that stands instead of a lease's; nil: none, or the fence is
+	// a claim's. Why says why that is not known.
+	Refused func(now *Row, why error) error
 }
 
-type leaseCallKey struct{}
+// Statement returns the statement that the fence needs, of one for a record and one for a claim, with its
+// arguments.
+func (f *Fence) Statement(ofRecord, ofClaim string) (statement string, args []any) {
+	if c := f.Claim; c != nil {
+		return ofClaim, []any{c.Kind, c.ID, c.Session, c.Token}
+	}
+	return ofRecord, []any{f.ID.Type, f.ID.ID, f.Record}
+}
 
-// WithLeaseCall marks a call to the store as one of a lease. The mark passes through
-// wrappers to the store on Postgres, which has connections that only leases use.
+// Table is a table of objects, in either database.
+type Table interface {
+	Get(ctx context.Context, id ID) (Row, error)
+	List(ctx context.Context, objectType, after string, limit int) ([]Row, error)
+	Put(ctx context.Context, obj Row, cond Condition, fence *Fence) (Row, error)
+	Delete(ctx context.Context, id ID, version int64, fence *Fence, wake bool) error
+	Wake(ctx context.Context, id ID) error
+	FenceStatement(fence *Fence) (query string, args []any, err error)
+	PutStatement(obj Row, version int64) (query string, args []any, err error)
+}
+
+// mark is the key of a mark in a context. Marks pass through wrappers to the store.
+type mark string
+
+const (
+	leaseCall   mark = "lease call"
+	claimCall   mark = "claim call"
+	withoutSync mark = "without sync"
+)
+
+// WithLeaseCall marks a call to the store as one of a lease. The store on Postgres has connections that
+// only leases use.
 func WithLeaseCall(ctx context.Context) context.Context {
-	return context.WithValue(ctx, leaseCallKey{}, true)
+	return context.WithValue(ctx, leaseCall, true)
 }
 
 // IsLeaseCall reports whether a call is one of a lease.
-func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCallKey{}) != nil }
+func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCall) != nil }
 
-type claimCallKey struct{}
-
-// WithClaimCall marks a call to the store as one of claims, which have connections of their own
-// on Postgres as well.
+// WithClaimCall marks a call to the store as one of claims, which also have connections of their own
+// on Postgres.
 func WithClaimCall(ctx context.Context) context.Context {
-	return context.WithValue(ctx, claimCallKey{}, true)
+	return context.WithValue(ctx, claimCall, true)
 }
 
 // IsClaimCall reports whether a call is one of claims.
-func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCallKey{}) != nil }
+func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCall) != nil }
 
-type withoutSyncKey struct{}
-
-// WithoutSync marks writes of claims that need not wait for the disk: if a crash of the database
-// undoes them, they are done again.
+// WithoutSync marks writes of claims that need not wait for the disk, because they are repeated if a
+// crash of the database undoes them.
 func WithoutSync(ctx context.Context) context.Context {
-	return context.WithValue(ctx, withoutSyncKey{}, true)
+	return context.WithValue(ctx, withoutSync, true)
 }
 
 // IsWithoutSync reports whether a write need not wait for the disk.
-func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSyncKey{}) != nil }
+func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != nil }
 
 // Stamp returns a row's time, or the zero time if the column is NULL.
 func Stamp(ms sql.NullInt64) time.Time {

@@ -11,10 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ExplainConnecting returns the error of an attempt to connect with a text of one line that
-// begins with the cause; it returns any other error as it is. The driver's own text has a line
-// for each address and kind of connection that was tried, and the cause behind them. The
-// driver's error stays reachable.
+// ExplainConnecting gives the error of an attempt to connect a text of one line that begins with the cause,
+// and returns any other error as it is. The driver's own text has a line for each address and kind of
+// connection that was tried, and then the cause. The driver's error stays reachable.
 func ExplainConnecting(err error) error {
 	var failed *pgconn.ConnectError
 	if errors.As(err, new(*connectingError)) || !errors.As(err, &failed) {
@@ -58,8 +57,8 @@ func addresses(cfg *pgconn.Config) []string {
 	return all
 }
 
-// attempts returns why each attempt to connect failed, without repetitions. That a server has
-// no TLS is not why, if a connection without it was tried next.
+// attempts returns why each attempt to connect failed, without repetitions. That a server has no TLS is no
+// reason if a connection without TLS was tried next.
 func attempts(failed *pgconn.ConnectError) []string {
 	const noTLS = "tls error: server refused TLS connection"
 	var all []string

@@ -64,8 +64,8 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	return c, nil
 }
 
-// newConns returns connections that are as in a config, but dialed with dial and cut off with
-// cutter, except those of the pool.
+// newConns returns the connections of a store. All but those of the pool are dialed with dial and cut off by
+// cutter.
 func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter}
@@ -76,8 +76,8 @@ func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial p
 	return c
 }
 
-// checkNew has a pool's connections checked as OnConnect says: after the caller's own hooks, which may
-// choose a role or a search_path, some of them for each call.
+// checkNew makes a pool check its connections as [Conns.OnConnect] says. The check follows the caller's own
+// hooks, which may choose a role or a search_path, some of them for each call.
 func (c *Conns) checkNew(config *pgxpool.Config) {
 	check := func(ctx context.Context, conn *pgx.Conn) error {
 		if c.connected == nil {
@@ -117,13 +117,14 @@ func (c *Conns) checkNew(config *pgxpool.Config) {
 	}
 }
 
-// OnConnect has each new connection of the leases and claims checked, before a call uses it. If check fails, the connection is closed and the call that needed it returns the error.
-// It must be called before the first call.
+// OnConnect sets the check of each new connection for leases and claims, which precedes its first use. If the
+// check fails, the connection is closed and the call that needed it returns the error. OnConnect must precede
+// the first call.
 func (c *Conns) OnConnect(check func(ctx context.Context, conn *pgx.Conn) error) { c.connected = check }
 
-// Close closes the connections, and the pool if it is not the caller's. It calls stop to
-// end background users of them. It waits a few seconds for calls in progress and for a
-// server that does not answer; then it cuts these connections off.
+// Close closes the connections, and the pool unless it is the caller's. It calls stop to end what uses
+// connections in the background. It waits a few seconds for calls in progress and for a server that
+// does not answer; then it cuts their connections off.
 func (c *Conns) Close(stop func()) {
 	defer time.AfterFunc(closeTimeout, c.cutter.Cut).Stop()
 	var all sync.WaitGroup
@@ -142,7 +143,7 @@ func (c *Conns) Reached() bool { return c.reached.Load() }
 // MayGroup reports whether the writes of several leases may share a transaction.
 func (c *Conns) MayGroup() bool { return c.leases.groups }
 
-// own returns the connections of the store that a call uses; nil: it uses the application's pool.
+// own returns the store's connections for a call, or nil if the call uses the application's pool.
 func (c *Conns) own(ctx context.Context) *leases {
 	switch {
 	case objects.IsClaimCall(ctx):
@@ -153,9 +154,9 @@ func (c *Conns) own(ctx context.Context) *leases {
 	return nil
 }
 
-// For returns the pool for a call: that of the leases or the claims, or the application's. bounded
-// reports whether the sessions have a lock_timeout that suits the call. The caller must
-// call done when it has finished with the pool.
+// For returns the pool for a call: that of leases, of claims, or of the application. bounded reports
+// whether its sessions have a lock_timeout that suits the call. The caller must call done when it has
+// finished with the pool.
 func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done func(), err error) {
 	own := c.own(ctx)
 	if own == nil {
@@ -198,9 +199,8 @@ type Statement struct {
 	Dest []any // where to scan the row that it returns; nil if it returns none
 }
 
-// Queue adds the statement to a batch. If its row is missing, it sets noRow to
-// [pgx.ErrNoRows] instead of failing, because an error would keep the results of later
-// statements from being read.
+// Queue adds the statement to a batch. If its row is missing, Queue sets noRow to [pgx.ErrNoRows]
+// instead of failing, because after an error the results of later statements would not be read.
 func (s Statement) Queue(batch *pgx.Batch, noRow *error) {
 	queued := batch.Queue(s.SQL, s.Args...)
 	if s.Dest == nil {
@@ -215,10 +215,9 @@ func (s Statement) Queue(batch *pgx.Batch, noRow *error) {
 	})
 }
 
-// Write sends statements as one transaction, in one round trip. It waits for locks no
-// longer than ctx allows: if the session's own limit has ended a wait before, it sends
-// the statements again, with a limit of their own. It returns [pgx.ErrNoRows] if a row is
-// missing.
+// Write sends statements as one transaction, in one round trip. It waits for locks as long as ctx allows:
+// if the session's own limit ends a wait before, Write sends the statements again with their own limit. It
+// returns [pgx.ErrNoRows] if a row is missing.
 func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		for {
@@ -246,10 +245,9 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 	return cmp.Or(pool.SendBatch(ctx, batch).Close(), noRow)
 }
 
-// LimitLockWait makes the transaction of a batch wait for locks a little less long than
-// ctx allows, so that the server ends the wait and the connection survives. Without a deadline
-// it may take as long as any call. The limit
-// applies only to this transaction, so it works behind a pooler, too.
+// LimitLockWait lets the transaction of a batch wait for locks slightly shorter than ctx allows, so that the
+// server ends the wait and the connection survives. Without a deadline it may wait as long as any call may
+// take. The limit applies only to this transaction, so it also works behind a pooler.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
 	left := objects.CallLimit()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -260,8 +258,8 @@ func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
 	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
 }
 
-// QueryRow reads one row, or returns [pgx.ErrNoRows]. It keeps waiting for a lock after the
-// session's own limit has ended the wait.
+// QueryRow reads one row, or returns [pgx.ErrNoRows]. After the session's own limit has ended a wait for a
+// lock, it waits again.
 func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest ...any) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
@@ -273,11 +271,10 @@ func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest
 	})
 }
 
-// NoteResult draws conclusions from how a call ended. If the server did not answer, the
-// other connections of the leases may be dead too, and noticing that would cost a call for
-// each, so they are replaced. If the server rejected the call because it is read-only, it
-// may no longer be the primary: its connections still work, and only new ones find the
-// current primary.
+// NoteResult draws conclusions from the result of a call. If the server did not answer, the other
+// connections of the leases may be dead too. Each would cost a call before that is noticed, so they
+// are replaced. A server that rejected the call because it is read-only may no longer be the primary:
+// its connections still work, and only new ones find the current primary.
 func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	switch {
 	case err == nil || errors.Is(err, pgx.ErrNoRows):
@@ -292,16 +289,16 @@ func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.T
 	}
 }
 
-// NoteAbandoned is NoteResult for a call that one caller gave up with err while others are
-// still waiting for its answer.
+// NoteAbandoned is NoteResult for a call that one caller gave up with err while others still wait for
+// the answer.
 func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	if gaveUp(err, time.Since(began)) {
 		c.leases.replace(ctx, pool)
 	}
 }
 
-// unanswered reports whether a call was sent and the server did not answer it. A call
-// that got no connection was not sent, and an answer that can't be decoded is one.
+// unanswered reports whether a call was sent and not answered. A call that got no connection was not sent,
+// and an answer that can't be decoded is an answer.
 func unanswered(err error, took time.Duration) bool {
 	switch {
 	case SQLState(err) != "", errors.As(err, new(pgx.ScanArgError)), IsConnecting(err), errors.Is(err, objects.ErrSetup):
@@ -315,8 +312,8 @@ func unanswered(err error, took time.Duration) bool {
 	}
 }
 
-// gaveUp reports whether a call that its context ended with err had waited long enough to
-// blame the server. A caller that cancels a call early has other reasons.
+// gaveUp reports whether a call whose context ended had waited long enough to blame the server. A caller
+// that cancels a call early has other reasons.
 func gaveUp(err error, took time.Duration) bool {
 	return !errors.Is(err, context.Canceled) || took >= time.Second
 }
@@ -337,8 +334,7 @@ func (c *Conns) Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
-	// The caller handles notifications itself, and a wait that ends must leave the connection
-	// open.
+	// The caller handles notifications itself, and the end of a wait must leave the connection open.
 	conn.OnNotification = nil
 	conn.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}

@@ -17,7 +17,7 @@ import (
 const ClaimConns = 4
 
 const (
-	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
+	leaseConns       = 4           // at least as many may be open, or leases would wait for one that waits for a lock
 	leaseLockTimeout = time.Second // of the leases' sessions, unless there is a pooler in between
 	connectTimeout   = 5 * time.Second
 )
@@ -27,9 +27,9 @@ var errClosed = errors.New("the store is closed")
 // leases are the connections that only leases use, so that no renewal ever waits behind the
 // application's queries. They are opened when needed.
 //
-// They connect with a lock_timeout and a preference for indexes, so that no statement
-// needs to set them. A pooler shares its sessions among clients and refuses both; then
-// each transaction sets its own lock_timeout.
+// Their sessions begin with a lock_timeout and a preference for indexes, so that no statement needs to
+// set these. A pooler, which shares its sessions among clients, refuses both; then each transaction
+// sets its own lock_timeout.
 //
 // No connection is closed because it is old, or because it may be dead, until another
 // one is open: the server may have no slot for a new one, and then the term would be
@@ -84,8 +84,7 @@ const (
 	sessionPooled
 )
 
-// newLeases takes over the settings of another pool, including its hooks except
-// ShouldPing.
+// newLeases adopts the settings of another pool, including its hooks except ShouldPing.
 func newLeases(config *pgxpool.Config) *leases {
 	l := &leases{config: config, lifetime: config.MaxConnLifetime, jitter: config.MaxConnLifetimeJitter}
 	l.closing, l.cancel = context.WithCancel(context.Background())
@@ -101,8 +100,8 @@ func newLeases(config *pgxpool.Config) *leases {
 	// The pool's health check takes all idle connections for an instant, in which a call
 	// would have to open a new one.
 	config.HealthCheckPeriod = max(config.HealthCheckPeriod, leastIdle)
-	// Unless the socket shows that the connection is dead, no round trip is spent on a
-	// ping: a call that fails is retried in any case.
+	// Unless the socket shows that the connection is dead, a ping is not worth a round trip: a failed
+	// call is retried in any case.
 	config.ShouldPing = func(_ context.Context, params pgxpool.ShouldPingParams) bool {
 		return params.IdleDuration > time.Second && !IsQuiet(params.Conn.PgConn().Conn())
 	}
@@ -143,8 +142,8 @@ func (l *leases) sessions() (state sessionState, endless bool) {
 	return l.state, l.endless
 }
 
-// get returns the current set, and whether its sessions have a lock_timeout, for which
-// the first call has to connect. The caller must give the set back with put.
+// get returns the current set, and whether its sessions have a lock_timeout. The first call connects to find
+// that out. The caller must return the set with put.
 func (l *leases) get(ctx context.Context) (set *leaseSet, bounded bool, err error) {
 	l.mu.Lock()
 	if l.closed {
@@ -202,9 +201,8 @@ func (l *leases) openLocked(ctx context.Context) (*leaseSet, error) {
 	return set, nil
 }
 
-// retire closes a set as soon as no call uses it. Until then its idle connections stay open
-// too, because a call may be about to take one, and the server may have no slot for
-// another. It must be called only once for each set.
+// retire closes a set as soon as no call uses it. Until then its idle connections stay open too, because a
+// call may be about to take one, and the server may have no slot for another. A set is retired once.
 func (l *leases) retire(set *leaseSet) {
 	l.mu.Lock()
 	set.retired = true
@@ -258,8 +256,8 @@ func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, err
 	return sessionOurs, nil
 }
 
-// replace opens a new set in the background, which then replaces the one with this pool.
-// Until it is open, and if the server has no slot for it, the old one stays in use.
+// replace opens a new set in the background, which then replaces the set with this pool. The old set stays in
+// use until the new one is open, and if the server has no slot for that.
 func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -318,8 +316,8 @@ func (l *leases) succeed(next *leaseSet, err error) (last *leaseSet) {
 	return last
 }
 
-// forget makes the next call determine again what kind of sessions these are, unless they
-// are known to be a pooler's.
+// forget makes the next call find out again what kind of sessions these are, unless they are known to be a
+// pooler's.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

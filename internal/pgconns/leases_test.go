@@ -8,16 +8,15 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tenurelib/tenure/internal/verify/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// PostgresURL is the kit's. TestMain sets it, because the kit imports this package.
+var PostgresURL func(t testing.TB) string
 
 // The server may have no slot for a new connection, so a call that is about to take one from
 // a set must find it there, even while the set is being replaced.
 func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
-	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
 	pool := newLeases(config)
 	defer pool.close()
@@ -40,7 +39,7 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 }
 
 func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
-	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
 	config.HealthCheckPeriod, config.MaxConnIdleTime = time.Nanosecond, time.Nanosecond
 	pool := newLeases(config)

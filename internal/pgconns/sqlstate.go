@@ -50,8 +50,7 @@ func RefusesSetting(err error) bool {
 	}
 }
 
-// IsDown reports whether err means that the server can't be reached, or does not accept
-// connections or writes yet.
+// IsDown reports whether the server can't be reached, or does not yet accept connections or writes.
 func IsDown(err error) bool {
 	if code := SQLState(err); code != "" {
 		return code == stateReadOnly || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
@@ -59,9 +58,9 @@ func IsDown(err error) bool {
 	return IsConnecting(err)
 }
 
-// MayBeOfOneRow reports whether a statement may have failed because of one of its rows: by a
-// constraint, by its data, by its size, or by a trigger, which can raise a code of its own. The classes here
-// are about connections, transactions, locks, names, rights and the server.
+// MayBeOfOneRow reports whether a statement may have failed because of one of its rows: because of a
+// constraint, its data, its size, or a trigger, which can raise a code of its own. The classes below concern
+// connections, transactions, locks, names, rights and the server.
 func MayBeOfOneRow(err error) bool {
 	code := SQLState(err)
 	if len(code) < 2 || IsConnecting(err) {
@@ -73,8 +72,8 @@ func MayBeOfOneRow(err error) bool {
 	return !slices.Contains([]string{"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "F0", "XX"}, code[:2])
 }
 
-// IsCanceled reports whether the server has ended a statement, for example at its time limit. Its
-// transaction was rolled back.
+// IsCanceled reports whether the server ended a statement, for example at its time limit, and rolled its
+// transaction back.
 func IsCanceled(err error) bool { return SQLState(err) == stateCanceled }
 
 // IsReadOnly reports whether a write was rejected because the server or the session is

@@ -11,10 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ParseURL parses a connection string, either a URL or keywords and values. Its error shows
-// nothing of the string, because the password can't be distinguished from the rest of a
-// string that does not parse. For the same reason it does not wrap the driver's error, which
-// contains the string and quotes parts of it.
+// ParseURL parses a connection string, either a URL or keywords and values. Its error shows nothing of the
+// string, because in a string that does not parse the password can't be told from the rest. For the same
+// reason it does not wrap the driver's error, which contains the string and quotes parts of it.
 func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -34,9 +33,9 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// misplaced reports whether a part of the password seems to have been parsed as something
-// that errors show. A password with an @ or a slash that is not written as %XX parses, and
-// its rest becomes the host, the database or the name of a setting.
+// misplaced reports whether a part of the password seems to have been parsed as something that errors show.
+// A password with an @ or a slash that is not written as %XX parses, and the rest of it becomes the host,
+// the database or the name of a setting.
 func misplaced(url string, cfg *pgxpool.Config) bool {
 	for name := range cfg.ConnConfig.RuntimeParams {
 		if strings.Contains(name, "@") {
@@ -63,9 +62,8 @@ func misplaced(url string, cfg *pgxpool.Config) bool {
 	return false
 }
 
-// hidesSecret reports whether a password seems to have become a part of the user, of a host, of
-// the database or of a setting, because one character of the string is wrong: the server and
-// errors show those.
+// hidesSecret reports whether a password seems to have become a part of the user, a host, the database or a
+// setting, because one character of the string is wrong. The server and errors show these.
 func hidesSecret(cfg *pgxpool.Config) bool {
 	conn := cfg.ConnConfig
 	shown := []string{conn.User, conn.Host, conn.Database}
@@ -87,8 +85,7 @@ var (
 	setting     = regexp.MustCompile(`(?i)[?&]\w+=|pass\w*\s*=`)
 )
 
-// parseProblem returns what the driver could not parse, but only from a fixed list of its
-// messages.
+// parseProblem returns what the driver could not parse, if it is one of a fixed list of messages.
 func parseProblem(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {

@@ -2,7 +2,7 @@ package pgobjects
 
 import (
 	"context"
-	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -27,8 +27,6 @@ type Claims struct {
 // Claims returns the table of claims.
 func (t *Table) Claims() *Claims { return &t.claims }
 
-type claimStatements struct{ look, take, free, owned, request, wanted, sessions, prune, fence, counts, list, forget string }
-
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an
 // insert waits, for another of the same key. It names the key, so that it fails if a table was
@@ -37,18 +35,17 @@ type claimStatements struct{ look, take, free, owned, request, wanted, sessions,
 // IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
 // knows, or of a join, it may expect so many that it walks all rows of the kind. What is locked is
 // updated by its ctid: to look it up by its key again costs a fifth more.
-func newClaimStatements(n names) *claimStatements {
-	const isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
-	const hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
-	return &claimStatements{
-		counts: n.in(claimCounts), list: n.in(claimList), forget: n.in(claimForget),
-		look: n.in(`
-			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
-			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`),
+const (
+	isGone   = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
+	hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
-		// A row whose session changes while the statement runs is judged again, as it is now,
-		// when it is locked. The update does not find it by its ctid, so it is left.
-		take: n.in(`
+	lookAtClaims = `
+			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
+			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`
+
+	// A row whose session changes while the statement runs is judged again, as it is now,
+	// when it is locked. The update does not find it by its ctid, so it is left.
+	takeClaims = `
 			WITH locked AS MATERIALIZED (
 				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
 				FOR NO KEY UPDATE SKIP LOCKED),
@@ -60,13 +57,13 @@ func newClaimStatements(n names) *claimStatements {
 				INSERT INTO {claims} (kind, id, session, token)
 				SELECT $1, id, $2, {now_us} FROM unnest($5::text[]) missing(id) ORDER BY id
 				ON CONFLICT (kind, id) DO NOTHING RETURNING kind, id, session, token)
-			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`),
+			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`
 
-		// Returns the rows that should be free and are not, because somebody has locked them.
-		// A row that was freed and claimed again since the statement began has another ctid.
-		// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
-		// rows that were just freed are still in the way.
-		free: n.in(`
+	// Returns the rows that should be free and are not, because another transaction has locked them.
+	// A row that was freed and claimed again since the statement began has another ctid.
+	// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
+	// rows that were just freed are still in the way.
+	freeClaims = `
 			WITH wanted AS MATERIALIZED (
 				SELECT ctid, c.* FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
 					AND (id, token) IN (SELECT * FROM unnest($3::text[], $4::bigint[]))),
@@ -74,23 +71,23 @@ func newClaimStatements(n names) *claimStatements {
 				SELECT ctid FROM {claims} WHERE ctid = ANY(ARRAY(SELECT ctid FROM wanted)) FOR NO KEY UPDATE SKIP LOCKED),
 			freed AS (
 				UPDATE {claims} SET session = NULL WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
-			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`),
+			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`
 
-		owned: n.in(`
+	ownedClaims = `
 			SELECT kind, id, session, token, false FROM {claims}
-			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`),
+			WHERE session = $1 AND (kind, id) > ($2, $3) ORDER BY session, kind, id LIMIT $4`
 
-		request: n.in(`
+	requestClaims = `
 			WITH owned AS MATERIALIZED (
 				SELECT * FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[]))) AND session IS NOT NULL),
 			asked AS (
 				INSERT INTO {requests} (session, kind, id, token)
 				SELECT session, kind, id, token FROM owned ORDER BY session, id ON CONFLICT (session, kind, id, token) DO NOTHING)
-			SELECT kind, id, session, token, false FROM owned`),
+			SELECT kind, id, session, token, false FROM owned`
 
-		// Deletes the requests for claims that have ended, and says of each whether it is one. A
-		// claim that does not stand when its request is visible never stands again.
-		wanted: n.in(`
+	// Deletes the requests for claims that have ended, and returns for each whether it has. A
+	// claim that does not stand when its request is visible never stands again.
+	wantedClaims = `
 			WITH page AS MATERIALIZED (
 				SELECT r.*, ` + hasEnded + ` AS ended FROM {requests} r
 				WHERE session = $1 AND (kind, id, token) > ($2, $3, $4) ORDER BY session, kind, id, token LIMIT $5),
@@ -99,10 +96,10 @@ func newClaimStatements(n names) *claimStatements {
 				WHERE session = $1 AND (kind, id, token) IN (SELECT kind, id, token FROM page WHERE ended) FOR UPDATE SKIP LOCKED),
 			deleted AS (
 				DELETE FROM {requests} WHERE session = $1 AND (kind, id, token) IN (SELECT * FROM locked))
-			SELECT kind, id, session, token, ended FROM page ORDER BY kind, id, token`),
+			SELECT kind, id, session, token, ended FROM page ORDER BY kind, id, token`
 
-		// Looks up the next session in the index, and not at each row.
-		sessions: n.in(`
+	// Looks up the next session in the index, and not at each row.
+	sessionsOfClaims = `
 			WITH RECURSIVE named AS (
 				(SELECT session FROM {claims} WHERE session IS NOT NULL ORDER BY session LIMIT 1)
 				UNION ALL
@@ -111,11 +108,11 @@ func newClaimStatements(n names) *claimStatements {
 			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
 				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session), {server}
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
-			WHERE session IS NOT NULL`),
+			WHERE session IS NOT NULL`
 
-		// The next claim of a row that is gone gets a greater token all the same: the time, of
-		// which the row's was a day behind.
-		prune: n.in(`
+	// The next claim of a row that is gone gets a greater token all the same: the time, of
+	// which the row's was a day behind.
+	pruneClaims = `
 			WITH old AS MATERIALIZED (
 				SELECT ctid, token FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us}) AND token >= $1
 				ORDER BY token LIMIT $2 FOR UPDATE SKIP LOCKED),
@@ -125,146 +122,153 @@ func newClaimStatements(n names) *claimStatements {
 				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
 			forgotten AS (
 				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
-			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`),
+			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`
 
-		fence: n.in(claimFence),
-	}
-}
+	// Looks up the next session and kind in the index, and not at each row. Only what is counted is
+	// read one by one, in the index as well.
+	countClaims = `
+	WITH RECURSIVE named AS (
+		(SELECT session, kind FROM {claims} WHERE session IS NOT NULL ORDER BY session, kind LIMIT 1)
+		UNION ALL
+		SELECT next.session, next.kind FROM named CROSS JOIN LATERAL (
+			SELECT c.session, c.kind FROM {claims} c WHERE (c.session, c.kind) > (named.session, named.kind)
+			ORDER BY c.session, c.kind LIMIT 1) next)
+	SELECT session, kind, (
+		SELECT count(*) FROM (SELECT FROM {claims} c WHERE c.session = named.session AND c.kind = named.kind LIMIT $1) counted)
+	FROM named`
 
-// claimFence locks the row of the claim, which the next owner has to update. All the writers of
-// a session would lock the session's record.
-const claimFence = failUnlessOne + `(
+	// One plain SELECT has one snapshot, so a session without a record is gone: see [objects.Claim].
+	// A row for each claim would take a third longer.
+	listClaims = `
+	SELECT c.kind, c.session, array_agg(c.id), array_agg(c.token), {now_us}
+	FROM {claims} c JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = c.session
+	WHERE c.kind = ANY($1) GROUP BY c.kind, c.session`
+
+	forgetClaims = `
+	DELETE FROM {claims} WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM {claims} WHERE kind = $1 AND session IS NULL LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`
+
+	// claimFence locks the row of the claim, which the next owner has to update. All the writers of
+	// a session would lock the session's record.
+	claimFence = failUnlessOne + `(
 			SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
-
-func claimArgs(c *objects.Claim) []any { return []any{c.Kind, c.ID, c.Session, c.Token} }
+)
 
 // longestKey is how many bytes the columns of a key may have together: an entry of an index has at most
 // 2,704, in which an ID of a session and a token must find room as well.
 const longestKey = 2600
 
-// LongestKey returns how many bytes a key may have together with its kind.
 func (c *Claims) LongestKey() int { return longestKey }
 
-// Look returns those of the rows that exist.
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.look }, kind, ids)
+	return query(ctx, c, limit, scanClaim, lookAtClaims, kind, ids)
 }
 
-// Take makes a session the owner of rows: of those that are free, or whose session is one of
-// those that are gone, and of those that are missing. It returns the rows that the session now
-// owns and has not owned before. Rows that somebody has locked it leaves.
 func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.take }, kind, session, ids, gone, missing)
+	return query(ctx, c, limit, scanClaim, takeClaims, kind, session, ids, gone, missing)
 }
 
-// Free frees the rows that a session owns under these tokens, and returns those that it could
-// not free because somebody has locked them.
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.free }, kind, session, ids, tokens)
+	return query(ctx, c, limit, scanClaim, freeClaims, kind, session, ids, tokens)
 }
 
-// Owned returns at most n rows that a session owns, those after another row.
 func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.owned }, session, afterKind, afterID, n)
+	return query(ctx, c, limit, scanClaim, ownedClaims, session, afterKind, afterID, n)
 }
 
-// Request asks the owners of rows to give them back, and returns these rows. It waits for no
-// fenced write.
+// Request waits for no fenced write.
 func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.request }, kind, ids)
+	return query(ctx, c, limit, scanClaim, requestClaims, kind, ids)
 }
 
-// Wanted returns at most n claims of a session that somebody asks for, those after another one.
-// Gone says that the claim has ended, and that the request was deleted.
 func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	return c.claims(ctx, limit, func(s *claimStatements) string { return s.wanted }, session, after.Kind, after.ID, after.Token, n)
+	return query(ctx, c, limit, scanClaim, wantedClaims, session, after.Kind, after.ID, after.Token, n)
 }
 
-// Sessions returns the sessions that rows name.
 func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	return namedBy(func(row func(pgx.Rows) error) error {
-		return c.query(ctx, limit, func(s *claimStatements) string { return s.sessions }, nil, row)
-	})
-}
-
-// namedBy returns the sessions that a statement returns.
-func namedBy(query func(row func(pgx.Rows) error) error) (sessions []objects.Session, err error) {
-	err = query(func(rows pgx.Rows) error {
-		var s objects.Session
-		var r objects.Row
-		var gone bool
-		var nowUS int64
-		if err := rows.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted, &s.Server); err != nil {
-			return err
-		}
-		if !gone {
-			r.ID = objects.ID{Type: objects.SessionType, ID: s.ID}
-			r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
-			s.Record = &r
-		}
-		sessions = append(sessions, s)
-		return nil
-	})
+	sessions, err := query(ctx, c, limit, scanSession, sessionsOfClaims)
 	return sessions, unreadable(err)
 }
 
-// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as
-// many requests for claims that have ended. It returns how many, and the token behind which the
-// next call begins: where the dead rows are that this one leaves in the index.
+// OfKinds returns the time by the server's clock.
+func (c *Claims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) (claims []objects.Claim, at time.Time, err error) {
+	var nowUS int64
+	bySession, err := query(ctx, c, limit, func(row pgx.CollectableRow) (owned []objects.Claim, err error) {
+		var kind, session string
+		var ids []string
+		var tokens []int64
+		err = row.Scan(&kind, &session, &ids, &tokens, &nowUS)
+		for i, id := range ids {
+			owned = append(owned, objects.Claim{Kind: kind, ID: id, Session: session, Token: tokens[i]})
+		}
+		return owned, err
+	}, listClaims, kinds)
+	if err != nil || len(bySession) == 0 {
+		return nil, time.Time{}, err
+	}
+	return slices.Concat(bySession...), time.UnixMicro(nowUS), nil
+}
+
+func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) error {
+	_, err := query(ctx, c, limit, scanClaim, forgetClaims, kind)
+	return err
+}
+
+// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+// are in order, and so are the kinds of each.
+func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	return query(ctx, c, limit, func(row pgx.CollectableRow) (n objects.ClaimCount, err error) {
+		return n, row.Scan(&n.Session, &n.Kind, &n.Claims)
+	}, countClaims, most)
+}
+
+// Prune returns the token behind which the next call begins, because dead rows stay in the index.
 func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
-	err = c.query(ctx, limit, func(s *claimStatements) string { return s.prune }, []any{after, n}, func(rows pgx.Rows) error { return rows.Scan(&last, &pruned) })
+	_, err = query(ctx, c, limit, func(row pgx.CollectableRow) (none struct{}, err error) {
+		return none, row.Scan(&last, &pruned)
+	}, pruneClaims, after, n)
 	return last, pruned, err
 }
 
-func (c *Claims) claims(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args ...any) (claims []objects.Claim, err error) {
-	err = c.query(ctx, limit, statement, args, func(rows pgx.Rows) error {
-		var r objects.Claim
-		err := rows.Scan(&r.Kind, &r.ID, &r.Session, &r.Token, &r.Gone)
-		claims = append(claims, r)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return claims, nil
+func scanClaim(row pgx.CollectableRow) (c objects.Claim, err error) {
+	return c, row.Scan(&c.Kind, &c.ID, &c.Session, &c.Token, &c.Gone)
 }
 
-// query runs one statement in a transaction of its own, which has the settings of the statement.
-// A plan that was made while the table had few rows would be wrong for a million, and one that
-// gathers and sorts all rows of a session would be wrong for a thousand of them.
+func scanSession(row pgx.CollectableRow) (s objects.Session, err error) {
+	var r objects.Row
+	var gone bool
+	var nowUS int64
+	err = row.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted, &s.Server)
+	if !gone {
+		r.ID = objects.ID{Type: objects.SessionType, ID: s.ID}
+		r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
+		s.Record = &r
+	}
+	return s, err
+}
+
+// query returns what scan makes of the rows that a statement returns. It runs in a transaction of its
+// own, which has the settings of the statement. A plan that was made while the table had few rows would
+// be wrong for a million, and one that gathers and sorts all rows of a session would be wrong for a
+// thousand of them.
 //
 // The server ends the statement before ctx does, so that there is time for its answer, which says that
 // nothing is written.
-func (c *Claims) query(ctx context.Context, limit time.Duration, statement func(*claimStatements) string, args []any, row func(pgx.Rows) error) error {
+func query[T any](ctx context.Context, c *Claims, limit time.Duration, scan pgx.RowToFunc[T], text string, args ...any) (found []T, err error) {
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
-	s, answered := &c.table.setups, false
-	send := func(found *setup) error {
-		return c.send(ctx, 0, statement(found.claims), args, func() error {
+	s := &c.table.setups
+	_, err = s.call(ctx, (*setup).mayClaim, func(set *setup) (err error) {
+		found, err = send(ctx, c, 0, func() error {
 			// The connection may be a new one, by which the tables were looked at again.
 			if now := s.found.Load(); now != nil {
 				return now.mayClaim()
 			}
 			return nil
-		}, func(rows pgx.Rows) error {
-			answered = true
-			return row(rows)
-		})
-	}
-	found, err := s.claiming(ctx)
-	if err == nil {
-		err = send(found)
-	}
-	if outdated(err) && !answered {
-		if again, lookErr := s.look(ctx); errors.Is(lookErr, objects.ErrSetup) {
-			err = lookErr
-		} else if lookErr == nil && again.mayClaim() != nil {
-			err = again.mayClaim()
-		} else if lookErr == nil && !again.equal(found) {
-			err = send(again)
-		}
-	}
-	return c.explain(err)
+		}, scan, set.in(text), args)
+		return err
+	})
+	return found, c.explain(err)
 }
 
 // claimCall returns the context of a call that may take limit.
@@ -285,14 +289,14 @@ func (c *Claims) explain(err error) error {
 
 // send sends a statement as query does, when there is a connection and may returns nil. It waits for
 // locks only for a while; 0: for as long as the statement may take. The context is one of claimCall.
-func (c *Claims) send(ctx context.Context, lock time.Duration, sql string, args []any, may func() error, row func(pgx.Rows) error) error {
+func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() error, scan pgx.RowToFunc[T], sql string, args []any) (found []T, err error) {
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
 	}
 	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
-	return c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+	err = c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		conn, err := pool.Acquire(ctx)
 		if err != nil {
 			return err
@@ -306,29 +310,20 @@ func (c *Claims) send(ctx context.Context, lock time.Duration, sql string, args 
 		left -= min(left/4, 500*time.Millisecond)
 		batch := &pgx.Batch{}
 		batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
-		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-			for rows.Next() {
-				if err := row(rows); err != nil {
-					return err
-				}
-			}
-			return rows.Err()
+		batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
+			found, err = pgx.AppendRows([]T(nil), rows, scan)
+			return err
 		})
 		return conn.SendBatch(ctx, batch).Close()
 	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
 }
 
-// fencedOut explains the failure of a transaction that depended on a claim.
-func (c *Claims) fencedOut(ctx context.Context, claim *objects.Claim, cause error) error {
+// stands reports whether the row of a claim stands as it is.
+func (c *Claims) stands(ctx context.Context, claim *objects.Claim) (bool, error) {
 	rows, err := c.Look(ctx, claim.Kind, []string{claim.ID}, time.Minute)
-	switch {
-	case err == nil && len(rows) == 1 && rows[0].Session == claim.Session && rows[0].Token == claim.Token: // it idled too long
-		return cause
-	case err == nil:
-		return &objects.FencedOut{}
-	case isRefusal(cause):
-		return &objects.FencedOut{Cause: err}
-	default:
-		return cause
-	}
+	return len(rows) == 1 && rows[0].Session == claim.Session && rows[0].Token == claim.Token, err
 }

@@ -18,9 +18,9 @@ import (
 )
 
 // Fenced runs fn in a transaction that commits only if the fence holds. It returns the
-// error of fn, or otherwise that of the transaction around it. The transaction may be idle
-// for at most idle, or less if the session allows less.
-func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Duration, fn func(tx pgx.Tx) error) (fnErr, err error) {
+// error of fn, or otherwise that of the transaction around it. The session may allow the
+// transaction to idle for less time than the fence does.
+func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(tx pgx.Tx) error) (fnErr, err error) {
 	limited, cancel := objects.Limited(ctx)
 	defer cancel()
 	find := t.setups.get
@@ -31,7 +31,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, idle time.Dura
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
-	idle = min(idle, math.MaxInt32*time.Millisecond)
+	idle := min(fence.Idle, math.MaxInt32*time.Millisecond)
 	if found.idleTimeout > 0 {
 		idle = min(idle, found.idleTimeout)
 	}
@@ -141,20 +141,19 @@ var errEnding = fmt.Errorf("tenure: fenced: %w: the transaction is committed or 
 func (unendingTx) Commit(context.Context) error   { return errEnding }
 func (unendingTx) Rollback(context.Context) error { return errEnding }
 
-// FenceStatement returns a statement that fails unless the fence holds. Only if nothing has yet
-// found out in which schema the tables are, it does.
+// FenceStatement returns a statement that fails unless the fence holds; one that always succeeds
+// for a nil fence. Only if nothing has yet found out in which schema the tables are, it does.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, err error) {
+	if fence == nil {
+		return "SELECT 1", nil, nil
+	}
 	n, err := t.placed()
 	if err != nil {
 		return "", nil, err
 	}
-	if fence.Claim != nil {
-		return n.in(claimFence), claimArgs(fence.Claim), nil
-	}
-	return n.in(recordFence), recordArgs(fence), nil
+	query, args = fence.Statement(recordFence, claimFence)
+	return n.in(query), args, nil
 }
-
-func recordArgs(fence *objects.Fence) []any { return []any{fence.ID.Type, fence.ID.ID, fence.Record} }
 
 // PutStatement returns a statement that replaces an object, or fails unless it is at a
 // version. Of I/O it does what FenceStatement does.
@@ -178,7 +177,7 @@ func (t *Table) placed() (names, error) {
 	if found := t.setups.told.Load(); found != nil {
 		return found.placed, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), placeAtMost)
+	ctx, cancel := context.WithTimeout(context.Background(), lookAtMost)
 	defer cancel()
 	return t.Place(ctx)
 }
@@ -195,32 +194,41 @@ func (t *Table) Place(ctx context.Context) (names, error) {
 // checkFence checks that a fence holds, as the last statement of a transaction. If it does
 // not hold, the check fails, and the transaction with it.
 func checkFence(found *setup, fence *objects.Fence) pgconns.Statement {
-	if fence.Claim != nil {
-		return pgconns.Statement{SQL: found.claims.fence, Args: claimArgs(fence.Claim)}
-	}
-	return pgconns.Statement{SQL: found.sql.fence, Args: recordArgs(fence)}
+	text, args := fence.Statement(recordFence, claimFence)
+	return pgconns.Statement{SQL: found.in(text), Args: args}
 }
 
 // isRefusal reports whether a transaction failed because its fence did not hold.
 func isRefusal(err error) bool { return err != nil && objects.IsFenceFailure(err) }
 
 // fencedOut explains the failure of a transaction that the server has rolled back: it
-// returns an [*objects.FencedOut] unless the fence still holds.
+// returns the fence's own error unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
-	if fence.Claim != nil {
-		return t.claims.fencedOut(ctx, fence.Claim, cause)
-	}
-	now, err := t.Get(ctx, fence.ID)
+	now, stands, err := t.read(ctx, fence)
 	switch {
-	case err == nil && bytes.Equal(now.Payload, fence.Record): // it idled too long
+	case err == nil && stands: // it idled too long
 		return cause
 	case err == nil:
-		return &objects.FencedOut{Now: &now}
-	case errors.Is(err, objects.ErrNotFound):
-		return &objects.FencedOut{}
-	case isRefusal(cause): // lost, but the current holder is unknown
-		return &objects.FencedOut{Cause: err}
+		return fence.Refused(now, nil)
+	case isRefusal(cause): // lost, but nothing is known of the current holder
+		return fence.Refused(nil, err)
 	default:
 		return cause
+	}
+}
+
+// read reports whether what a fence depends on stands, and returns the record that does.
+func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
+	if fence.Claim != nil {
+		stands, err := t.claims.stands(ctx, fence.Claim)
+		return nil, stands, err
+	}
+	switch now, err := t.Get(ctx, fence.ID); {
+	case err == nil:
+		return &now, bytes.Equal(now.Payload, fence.Record), nil
+	case errors.Is(err, objects.ErrNotFound):
+		return nil, false, nil
+	default:
+		return nil, false, err
 	}
 }

@@ -49,13 +49,12 @@ type writeGroups struct{ create, replace, remove writeGroup }
 
 func (g *writeGroups) all() []*writeGroup { return []*writeGroup{&g.create, &g.replace, &g.remove} }
 
-// writeGroup sends writes of one kind. A write that comes while none is in flight is sent
-// immediately, alone. Writes that come in the meantime are sent as one transaction as soon
-// as that one is answered.
+// writeGroup sends writes of one kind. A write that arrives while none is in flight is sent immediately and
+// alone. Writes that arrive in the meantime are sent as one transaction as soon as the first is answered.
 //
-// No write delays another for long: if the server rejects a group, or is slow with one of
-// its writes, each is sent alone, as if there were no groups; and if the answer that they
-// wait for does not come soon, they are sent without it.
+// No write delays another for long. If the server rejects a group, or is slow with one of its writes, each
+// is sent alone, as if there were no groups. If the answer for which they wait does not come soon, they are
+// sent without it.
 type writeGroup struct {
 	table *Table
 
@@ -150,8 +149,7 @@ func (g *writeGroup) next() {
 	}()
 }
 
-// leave is called when the caller of a write has given up. It reports whether an answer has
-// come after all.
+// leave removes a write that its caller has given up. It reports whether an answer has come after all.
 func (g *writeGroup) leave(ctx context.Context, w *groupedWrite) (answered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -225,8 +223,8 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	return err
 }
 
-// remaining returns the writes whose callers are still waiting, and marks them as sent. A
-// record that appeared after its acquire was given up would be an orphan.
+// remaining returns the writes whose callers still wait, and marks them as sent. If an abandoned acquire were
+// sent, its record would be an orphan.
 func (g *writeGroup) remaining(group []*groupedWrite, pool *pgxpool.Pool) []*groupedWrite {
 	g.mu.Lock()
 	defer g.mu.Unlock()

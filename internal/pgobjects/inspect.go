@@ -12,20 +12,139 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
+// tableState is what was found out about one of the library's tables. The names are those of its
+// JSON.
+type tableState struct {
+	Schema      string // empty: there is no such table
+	Ahead       string // schema of another one that search_path finds now
+	Kind        string // pg_class.relkind
+	Persistence string // of the table, or the worst of its parts: see tableUnlogged
+	Parts       bool   // it is partitioned, or others inherit from it
+	Hidden      bool   // row-level security keeps commands from this role
+	Denied      bool   // a privilege on the whole table is missing
+	Lacks       string // privileges without which no statement works
+	Columns     map[string]string
+	Keys        []keyState
+}
+
+// keyState is a unique index.
+type keyState struct {
+	Columns []string
+	Valid   bool
+	Full    bool // it rejects every second row with the same values, and at once
+}
+
+// Values of pg_class.relpersistence for a table that does not survive a crash or a
+// session.
+const (
+	tableUnlogged  = "u"
+	tableTemporary = "t"
+)
+
+// inspectTables asks for the state of each table: of $1, or of the schema in which it was found last, or
+// of the first one in search_path that has one of that name, and for the schema where a table is
+// created. A table that was found stays the one that is used, because other replicas use it, too,
+// whatever a later session has in its search_path. A temporary table would be found before any other,
+// and only by this session, so it does not count.
+const inspectTables = `
+	WITH RECURSIVE path AS MATERIALIZED (
+		SELECT n.oid AS schema, nspname, at FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
+			JOIN pg_catalog.pg_namespace n ON nspname = name WHERE name::text !~ '^pg_temp_'),
+	looked AS MATERIALIZED (
+		SELECT number, first, CASE WHEN $1 <> '' THEN to_regclass(format('%I.%I', $1::text, name))::oid ELSE coalesce(
+			(SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON relnamespace = n.oid AND relname = wanted.name
+				WHERE nspname = last AND has_schema_privilege(n.oid, 'USAGE')), first) END AS rel
+		FROM unnest($2::text[], $3::text[]) WITH ORDINALITY wanted(name, last, number) CROSS JOIN LATERAL (SELECT (
+			SELECT c.oid FROM path JOIN pg_catalog.pg_class c ON relnamespace = schema AND relname = wanted.name ORDER BY at LIMIT 1) AS first) f),
+	parts(root, part) AS (
+		SELECT rel, rel FROM looked UNION SELECT root, inhrelid FROM parts JOIN pg_catalog.pg_inherits ON inhparent = part),
+	-- Tables under row-level security without a policy for some command.
+	closed(root) AS (
+		SELECT DISTINCT root FROM parts, unnest(ARRAY['r', 'a', 'w', 'd']) command
+		WHERE part = root AND row_security_active(root) AND NOT EXISTS (
+			SELECT FROM pg_catalog.pg_policy WHERE polrelid = root AND polpermissive AND polcmd::text IN (command, '*')
+				AND EXISTS (SELECT FROM unnest(polroles) member WHERE member = 0 OR pg_has_role(member, 'USAGE'))))
+	SELECT (SELECT jsonb_agg(CASE WHEN c.oid IS NULL THEN '{}' ELSE jsonb_build_object(
+			'Schema', nspname, 'Kind', relkind,
+			'Ahead', CASE WHEN $1 = '' AND first <> rel THEN (SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = first) END,
+			'Persistence', (SELECT max(p.relpersistence::text) FROM parts JOIN pg_catalog.pg_class p ON p.oid = part WHERE root = rel),
+			'Parts', relkind = 'p' OR EXISTS (SELECT FROM parts WHERE root = rel AND part <> rel),
+			'Hidden', EXISTS (SELECT FROM closed WHERE root = rel),
+			'Denied', EXISTS (SELECT FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p WHERE NOT has_table_privilege(rel, p)),
+			'Lacks', coalesce((SELECT string_agg(p, ', ') FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+				WHERE NOT has_table_privilege(rel, p) AND NOT (p <> 'DELETE' AND has_any_column_privilege(rel, CASE p WHEN 'DELETE' THEN 'SELECT' ELSE p END))), ''),
+			'Columns', coalesce((SELECT jsonb_object_agg(attname, format_type(atttypid, NULL))
+				FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND NOT attisdropped), '{}'),
+			'Keys', (SELECT jsonb_agg(jsonb_build_object('Valid', indisvalid,
+				'Columns', ARRAY(SELECT attname FROM pg_catalog.pg_attribute
+					WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1])),
+				'Full', indisvalid AND indimmediate AND indpred IS NULL AND indexprs IS NULL))
+				FROM pg_catalog.pg_index WHERE indrelid = rel AND indisunique)) END ORDER BY number)
+		FROM looked LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace) ON c.oid = rel),
+		coalesce(nullif($1, ''), (SELECT nspname::text FROM path WHERE nspname = ANY (current_schemas(false)) ORDER BY at LIMIT 1), ''),
+		(SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
+		current_setting('synchronous_commit'),
+		current_setting('default_transaction_isolation')`
+
+// exists reports whether there is such a table. Without columns, it was created while the statement
+// ran.
+func (is *tableState) exists() bool { return is.Schema != "" && len(is.Columns) > 0 }
+
+// wrong returns why promises cannot be kept on an existing table, with the remedies.
+func (is *tableState) wrong(want *objects.OwnTable, name string) []string {
+	found := objects.FoundTable{Name: name, Columns: is.Columns, NoTable: is.Kind != "r" && is.Kind != "p"}
+	for _, k := range is.Keys {
+		if k.Full {
+			found.Keys = append(found.Keys, k.Columns)
+		}
+	}
+	say := func(format string) { found.Wrong = append(found.Wrong, fmt.Sprintf(format, name)) }
+	switch is.Persistence {
+	case tableUnlogged:
+		say("table %s, or a partition of it, is UNLOGGED: a crash of the server empties it, and then {harm} (ALTER TABLE %[1]s SET LOGGED)")
+	case tableTemporary:
+		say("table %s is TEMPORARY: each connection has one of its own, and {harm}")
+	}
+	if want.Whole && is.Parts {
+		say("table %s is partitioned, or other tables inherit from it: its rows could be taken for others (it must be one table)")
+	}
+	if is.Hidden {
+		say("table %s is under row-level security, and there are no policies that let this role SELECT, INSERT, UPDATE and DELETE rows")
+	}
+	return want.Wrong(found, mustBe)
+}
+
+// mustBe returns the types of which a column must be one, or "" if it is. The server's own errors come
+// late or don't name the column.
+func mustBe(kind objects.ColumnKind, declared string) string {
+	types := []string{"bigint"}
+	switch kind {
+	case objects.KeyText, objects.Text:
+		types = []string{"text", "character varying"}
+	case objects.JSON:
+		types = []string{"jsonb"}
+	case objects.Bytes:
+		types = []string{"bytea"}
+	}
+	if slices.Contains(types, declared) {
+		return ""
+	}
+	return strings.Join(types, " or ")
+}
+
 // queryRow sends a query that returns one row.
 type queryRow func(ctx context.Context, sql string, args []any, dest ...any) error
 
-// inspect checks whether the tables are suitable. It compares types because the server's
-// own errors come late or don't name the column. What was found is returned together with an
+// inspect checks whether the tables are suitable. What was found is returned together with an
 // [objects.ErrSetup], too.
 func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	found := &setup{at: time.Now()}
 	var tables []tableState
 	var creates, isolation string
 	var idleMS int64
-	wanted, last := make([]string, 0, tableCount), []string{}
-	for _, t := range ownTables {
-		wanted = append(wanted, s.cfg.Table+t.suffix)
+	wanted, last := make([]string, 0, objects.TableCount), []string{}
+	for _, own := range objects.OwnTables {
+		wanted = append(wanted, s.cfg.Table+own.Suffix)
 	}
 	if told := s.told.Load(); told != nil {
 		last = told.schemas[:]
@@ -35,46 +154,39 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 		return nil, err
 	}
 	found.idleTimeout = time.Duration(idleMS) * time.Millisecond
-	var wrong [tableCount][]string
+	own, tombstones := &tables[objects.TableOfObjects], &tables[objects.TableOfTombstones]
+	// As long as there is no crash, unlogged tombstones are better than none.
+	unlogged := tombstones.Persistence == tableUnlogged
+	if unlogged {
+		tombstones.Persistence = ""
+	}
+	var wrong [objects.TableCount][]string
 	for i := range tables {
 		found.schemas[i] = cmp.Or(tables[i].Schema, creates)
-		if tables[i].exists() {
-			wrong[i] = ownTables[i].wrong(&tables[i], s.names.table(i))
+		if found.exists[i] = tables[i].exists(); found.exists[i] {
+			wrong[i] = tables[i].wrong(&objects.OwnTables[i], s.names.tables[i])
+			found.wrong[i] = strings.Join(wrong[i], "; ")
 		}
 	}
-	found.place(s.cfg.Table, s.found.Load())
-
-	own, tombstones := &tables[tableOfObjects], &tables[tableOfTombstones]
-	found.exists = own.exists()
-	found.schema, found.ahead, found.lacks = own.Schema, own.Ahead, own.Lacks
-	found.idAlone = slices.ContainsFunc(own.Keys, func(k keyState) bool { return k.isOf([]string{"id"}) })
+	if last := s.found.Load(); last != nil && last.schemas == found.schemas { // nothing has moved
+		found.placed = last.placed
+	} else {
+		found.placed = newNames(s.cfg.Table, found.schemas)
+	}
+	found.ahead, found.lacks = own.Ahead, own.Lacks
+	found.idAlone = slices.ContainsFunc(own.Keys, func(k keyState) bool { return slices.Equal(k.Columns, []string{"id"}) })
 	found.uniqueNames = slices.ContainsFunc(own.Keys, func(k keyState) bool {
 		return k.Valid && slices.Contains(k.Columns, "name") && !slices.Contains(k.Columns, "id")
 	})
-	found.hasTombstones = tombstones.exists()
-	// As long as there is no crash, unlogged tombstones are better than none.
-	found.unlogged = tombstones.Persistence == tableUnlogged
-	if found.unlogged {
-		logged := *tombstones
-		logged.Persistence = ""
-		wrong[tableOfTombstones] = ownTables[tableOfTombstones].wrong(&logged, s.names.tombstones)
-	}
-	found.misburied = strings.Join(wrong[tableOfTombstones], "; ")
-	found.tombstones = found.hasTombstones && found.misburied == "" && !tombstones.Denied
-	found.unlogged = found.unlogged && found.tombstones
-	for _, i := range []int{tableOfClaims, tableOfRequests} {
-		if !tables[i].exists() {
-			found.unclaimed = s.names.table(i)
-		}
-	}
-	found.misclaimed = strings.Join(slices.Concat(wrong[tableOfClaims], wrong[tableOfRequests]), "; ")
-	return found, s.unfit(found, isolation, wrong[tableOfObjects])
+	found.tombstones = found.exists[objects.TableOfTombstones] && len(wrong[objects.TableOfTombstones]) == 0 && !tombstones.Denied
+	found.unlogged = unlogged && found.tombstones
+	return found, s.unfit(found, isolation, wrong[objects.TableOfObjects])
 }
 
 // unfit returns why no lease can be kept.
 func (s *setups) unfit(found *setup, isolation string, wrong []string) error {
-	if !found.exists {
-		return &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.names.objects, errNoTable)}
+	if !found.exists[objects.TableOfObjects] {
+		return &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.names.tables[objects.TableOfObjects], errNoTable)}
 	}
 	var errs []error
 	if isolation != "read committed" {
@@ -86,15 +198,4 @@ func (s *setups) unfit(found *setup, isolation string, wrong []string) error {
 		errs = append(errs, fmt.Errorf("%w: %s", objects.ErrSetup, what))
 	}
 	return errors.Join(errs...)
-}
-
-// mayClaim returns an error if no promise about claims can be kept.
-func (s *setup) mayClaim() error {
-	switch {
-	case s.misclaimed != "":
-		return fmt.Errorf("%w: %s", objects.ErrSetup, s.misclaimed)
-	case s.unclaimed != "":
-		return &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.unclaimed, errNoTable)}
-	}
-	return nil
 }

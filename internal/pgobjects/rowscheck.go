@@ -9,36 +9,27 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // RowsDDL returns what a table lacks for claims on its rows.
 func RowsDDL(cfg objects.RowsConfig) string {
-	var b strings.Builder
-	n := rowNames(cfg, "", "", names{})
-	b.WriteString(n.Replace("ALTER TABLE {rows}\n\tADD COLUMN IF NOT EXISTS {session} text,\n\tADD COLUMN IF NOT EXISTS {token} bigint NOT NULL DEFAULT 0"))
-	if cfg.Attempts != "" {
-		b.WriteString(",\n\tADD COLUMN IF NOT EXISTS " + pgx.Identifier{cfg.Attempts}.Sanitize() + " integer NOT NULL DEFAULT 0")
+	var add []string
+	for _, column := range []struct{ name, definition string }{
+		{cfg.Session, "text"}, {cfg.Token, "bigint NOT NULL DEFAULT 0"}, {cfg.Attempts, "integer NOT NULL DEFAULT 0"}, {cfg.NotBefore, "timestamptz"},
+	} {
+		if column.name != "" {
+			add = append(add, "\n\tADD COLUMN IF NOT EXISTS "+objects.Quoted(column.name)+" "+column.definition)
+		}
 	}
-	if cfg.NotBefore != "" {
-		b.WriteString(n.Replace(",\n\tADD COLUMN IF NOT EXISTS {not_before} timestamptz"))
-	}
-	b.WriteString(";\n" + bySession(cfg) + ";\n")
-	b.WriteString("-- If Ready depends on the time, leave that part of it out here.\n")
-	ready := ""
-	if cfg.Ready != "" {
-		ready = " AND (" + objects.Commented(cfg.Ready) + ")"
-	}
-	b.WriteString(n.Replace("CREATE INDEX IF NOT EXISTS "+rowIndex(cfg, "_ready")+" ON {rows} (") +
-		objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) + n.Replace(") WHERE {session} IS NULL") + ready + ";\n")
-	return b.String()
+	bySession, ready := rowIndexes(cfg)
+	return "ALTER TABLE " + quoted(cfg.Schema, cfg.Table) + strings.Join(add, ",") + ";\n" + bySession + ";\n" + ready + ";\n"
 }
 
-func bySession(cfg objects.RowsConfig) string {
-	return rowNames(cfg, "", "", names{}).Replace(
-		"CREATE INDEX IF NOT EXISTS " + rowIndex(cfg, "_by_session") + " ON {rows} ({session}, {id}) WHERE {session} IS NOT NULL")
+func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
+	return cfg.Indexes(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) })
 }
 
 // rowIndex is the name of an index, which Postgres must not cut off.
@@ -48,7 +39,7 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 	for !utf8.ValidString(name) {
 		name = name[:len(name)-1]
 	}
-	return pgx.Identifier{name + suffix}.Sanitize()
+	return objects.Quoted(name + suffix)
 }
 
 // rowTable is what was found out about a table of the user.
@@ -90,8 +81,14 @@ const inspectRows = `
 		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0)
 	FROM looked`
 
-// idTypes are the types that an ID may have, as Postgres writes them.
-var idTypes = []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"}
+// rowTypes are as Postgres writes them.
+var rowTypes = objects.RowsTypes{
+	ID:        []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"},
+	Session:   []string{"text", "character varying"},
+	Token:     []string{"bigint"},
+	Attempts:  []string{"integer", "bigint", "smallint"},
+	NotBefore: []string{"timestamp with time zone"},
+}
 
 // Check returns an [objects.ErrSetup] that names everything that is wrong with the table. It does
 // not need the library's own tables.
@@ -107,7 +104,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 }
 
 // check returns the statements for the table as it is. Without own it does not remember them.
-func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
+func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	t, cfg := r.claims.table, r.cfg
 	ctx = objects.WithClaimCall(ctx) // a table that is locked must not keep a lease waiting
 	done, err := r.claims.other(ctx, time.Minute)
@@ -123,114 +120,79 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowStatements, error) {
 		return nil, t.setups.explain(err)
 	}
 	before := r.found.Load()
-	if wrong := found.wrong(cfg); len(wrong) > 0 {
+	if err := objects.RefusedRows(quoted(cfg.Schema, cfg.Table), found.wrong(cfg)); err != nil {
 		r.found.CompareAndSwap(before, nil)
-		return nil, objects.SetupError(fmt.Errorf("%w: table %s can't have claims on its rows: %s", objects.ErrSetup, rowsName(cfg), strings.Join(wrong, "; ")))
+		return nil, err
 	}
-	idType := found.types[cfg.ID]
-	if idType == "character varying" {
-		idType = "text"
-	}
-	cfg.Schema = found.schema
 	names := t.setups.names
 	if own != nil {
 		names = own.placed
 	}
-	statements := newRowStatements(cfg, idType, found.types[cfg.Attempts], names)
-	statements.sessionLength = found.sessionLength
-	if before == nil || !before.equal(statements) {
-		if err := r.parse(ctx, &statements); err != nil {
+	now := &rowSetup{own: own, rowFacts: rowFacts{
+		schema: found.schema, objects: names.tables[objects.TableOfObjects], id: found.types[cfg.ID], attempts: found.types[cfg.Attempts], sessionLength: found.sessionLength,
+	}}
+	if now.id == "character varying" {
+		now.id = "text"
+	}
+	now.texts = newRowTexts(cfg, now.rowFacts)
+	if before == nil || before.rowFacts != now.rowFacts {
+		if err := r.parse(ctx, now); err != nil {
 			return nil, err
 		}
 	}
 	if len(found.triggers) > 0 && before == nil {
 		r.logger.Warn("triggers run before each update of a row, also when it is claimed and freed", "table", cfg.Table, "triggers", found.triggers)
 	}
-	r.placed.Store(&cfg.Schema)
-	if statements.own = own; own != nil {
-		r.found.Store(&statements)
+	r.placed.Store(&found.schema)
+	if own != nil {
+		r.found.Store(now)
 	}
-	return &statements, nil
-}
-
-// equal reports whether two tables have the same statements.
-func (s *rowStatements) equal(other rowStatements) bool {
-	other.own = s.own
-	return *s == other
-}
-
-// rowsName is the quoted name of the table, as configured.
-func rowsName(cfg objects.RowsConfig) string {
-	return rowNames(cfg, "", "", names{}).Replace("{rows}")
+	return now, nil
 }
 
 func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
+	switch {
+	case found.schema == "":
+		return []string{"it does not exist (set Schema if search_path does not find it)"}
+	case found.kind != "r" && found.kind != "p":
+		return []string{"it is a view or a foreign table (name the table behind it)"}
+	case found.persistence == tableTemporary:
+		return []string{"it is TEMPORARY: each connection has one of its own"}
+	}
 	say := func(is bool, format string, args ...any) {
 		if is {
 			wrong = append(wrong, fmt.Sprintf(format, args...))
 		}
 	}
-	if found.schema == "" {
-		return []string{"it does not exist (set Schema if search_path does not find it)"}
+	say(found.sessionLength > 0 && found.sessionLength < objects.SessionLength,
+		"column %q holds only %d characters, and the ID of a session has %d (ALTER TABLE … ALTER COLUMN … TYPE text)", cfg.Session, found.sessionLength, objects.SessionLength)
+	for _, name := range []string{cfg.Session, cfg.Token} {
+		say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
 	}
-	if found.kind != "r" && found.kind != "p" {
-		return []string{"it is a view or a foreign table (name the table behind it)"}
-	}
-	if found.persistence == tableTemporary {
-		return []string{"it is TEMPORARY: each connection has one of its own"}
-	}
-	missing := false
-	column := func(name, what string, types ...string) {
-		if name == "" {
-			return
-		}
-		is, exists := found.types[name]
-		missing = missing || !exists
-		say(!exists, "column %q for the %s is missing", name, what)
-		say(exists && !slices.Contains(types, is), "column %q for the %s is of type %s (it must be %s)", name, what, is, strings.Join(types, " or "))
-	}
-	column(cfg.ID, "ID", idTypes...)
-	column(cfg.Session, "session", "text", "character varying")
-	column(cfg.Token, "token", "bigint")
-	column(cfg.Attempts, "attempts", "integer", "bigint", "smallint")
-	column(cfg.NotBefore, "time before which a row is not ready", "timestamp with time zone")
-	if !missing {
-		say(!found.unique || !slices.Contains(found.notNull, cfg.ID), "column %q does not identify a row (it must be NOT NULL and alone in a unique index)", cfg.ID)
-		say(found.sessionLength > 0 && found.sessionLength < objects.SessionLength,
-			"column %q holds only %d characters, and the ID of a session has %d (ALTER TABLE … ALTER COLUMN … TYPE text)", cfg.Session, found.sessionLength, objects.SessionLength)
-		say(slices.Contains(found.notNull, cfg.Session), "column %q is NOT NULL (NULL is a free row: ALTER TABLE … ALTER COLUMN … DROP NOT NULL)", cfg.Session)
-		for _, name := range []string{cfg.Session, cfg.Token} {
-			say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
-		}
-	}
-	say(!missing && !found.bySession, "no index finds the rows of a session (%s)", bySession(cfg))
 	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
 	say(found.lacks != "", "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
-	if missing {
-		wrong = append(wrong, "this adds what is missing:\n"+RowsDDL(cfg))
-	}
-	return wrong
+	bySession, _ := rowIndexes(cfg)
+	return cfg.Wrong(objects.FoundRows{
+		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, Wrong: wrong,
+	}, rowTypes, RowsDDL(cfg), bySession)
 }
 
 // parse has the server read the statements that contain the user's SQL.
-func (r *Rows) parse(ctx context.Context, s *rowStatements) error {
-	pool, _, done, err := r.claims.table.conns.For(ctx)
-	if err != nil {
-		return r.claims.table.setups.explain(err)
-	}
-	defer done()
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return r.claims.table.setups.explain(err)
-	}
-	defer conn.Release()
-	for _, part := range []struct{ what, sql string }{{"Ready and OrderBy", s.take}, {"Done", s.done.any}, {"Exhausted", s.exhausted.any}} {
-		// Without a name, it needs no closing, and passes through poolers.
-		if _, err := conn.Conn().PgConn().Prepare(ctx, "", part.sql, nil); err != nil {
-			err = r.claims.table.setups.explain(err)
-			if errors.Is(err, objects.ErrSetup) {
-				err = fmt.Errorf("the statement with the SQL of %s: %w", part.what, err)
-			}
+func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
+	done, _ := ending(objects.Ending{Done: true}, nil)
+	exhausted, _ := ending(objects.Ending{Exhausted: true}, nil)
+	for _, part := range []struct{ what, text string }{{"Ready and OrderBy", takeRows}, {"Done", done}, {"Exhausted", exhausted}} {
+		err := r.claims.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+				// Without a name, it needs no closing, and passes through poolers.
+				_, err := conn.Conn().PgConn().Prepare(ctx, "", s.texts.In(part.text), nil)
+				return err
+			})
+		})
+		if err = r.claims.table.setups.explain(err); errors.Is(err, objects.ErrSetup) {
+			err = fmt.Errorf("the statement with the SQL of %s: %w", part.what, err)
+		}
+		if err != nil {
 			return err
 		}
 	}

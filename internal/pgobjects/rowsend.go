@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,33 +16,26 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// ending returns the statement that ends claims, and its arguments.
-func (s *rowStatements) ending(how objects.Ending, claims []objects.Claim) (sql string, args []any) {
-	end := s.release
-	var more []any
-	switch {
-	case how.Done:
-		end = s.done
-	case how.Exhausted:
-		end = s.exhausted
-	case how.After > 0:
-		end, more = s.after, []any{how.After.Microseconds()}
-	}
+// ending returns the text of the statement that ends claims, and its arguments.
+func ending(how objects.Ending, claims []objects.Claim) (text string, args []any) {
 	if len(claims) == 1 && !how.Unlocked {
 		c := claims[0]
-		return end.one, append([]any{c.ID, c.Session, c.Token}, more...)
+		text, args = endRow, []any{c.ID, c.Session, c.Token}
+	} else {
+		ids, sessions, tokens := make([]string, len(claims)), make([]string, len(claims)), make([]int64, len(claims))
+		for i, c := range claims {
+			ids[i], sessions[i], tokens[i] = c.ID, c.Session, c.Token
+		}
+		if text, args = endRows, []any{ids, sessions, tokens}; how.Unlocked {
+			text = endUnlockedRows
+		}
 	}
-	ids, sessions, tokens := make([]string, len(claims)), make([]string, len(claims)), make([]int64, len(claims))
-	for i, c := range claims {
-		ids[i], sessions[i], tokens[i] = c.ID, c.Session, c.Token
+	if how.After > 0 && !how.Done && !how.Exhausted {
+		args = append(args, how.After.Microseconds())
 	}
-	if how.Unlocked {
-		return end.unlocked, append([]any{ids, sessions, tokens}, more...)
-	}
-	return end.any, append([]any{ids, sessions, tokens}, more...)
+	return strings.Replace(text, "{set}", how.Set(`, {not_before} = clock_timestamp() + $4 * interval '1 microsecond'`), 1), args
 }
 
-// End frees rows, and returns the claims that had ended before.
 func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) (lost []objects.Claim, err error) {
 	if how.All && len(claims) > 1 {
 		ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
@@ -53,12 +47,12 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	if err != nil {
 		return nil, err
 	}
-	sql, args := s.ending(how, claims)
-	ended, err := r.send(ctx, limit, 0, s, sql, args...)
+	text, args := ending(how, claims)
+	ended, err := r.send(ctx, limit, 0, s, text, args...)
 	if err != nil {
 		return nil, invalidID(err)
 	}
-	return objects.Without(claims, ended), nil
+	return objects.Subtract(claims, ended), nil
 }
 
 // Finish ends the claims of rows, and what fn writes is written with it, in one transaction.
@@ -75,19 +69,38 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 		return nil, nil, err
 	}
 	idle = max(min(idle, math.MaxInt32*time.Millisecond), time.Millisecond)
-	if found, err := t.setups.known(ctx); err != nil {
-		return nil, nil, t.setups.explain(err)
-	} else if found.idleTimeout > 0 {
-		idle = min(idle, found.idleTimeout)
+	if s.own.idleTimeout > 0 {
+		idle = min(idle, s.own.idleTimeout)
 	}
 	var id txID
 	var sent bool
-	guard, args := s.ending(how, claims)
+	guard, args := ending(how, claims)
+	begin := func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, s.texts.In(guard)+selectTxID, append([]any{replanned(tx.Conn())}, args...)...)
+		if err != nil {
+			return err
+		}
+		ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
+			return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, &id.xid, &id.server, &id.began)
+		})
+		if lost = objects.Subtract(claims, ended); err == nil && len(lost) > 0 {
+			err = objects.ErrEnded
+		}
+		return err
+	}
+	write := fn
+	if fn == nil {
+		write = func(pgx.Tx) error { return nil }
+	}
 	send := func(pool *pgxpool.Pool, _ bool) error {
 		conn, err := pool.Acquire(ctx)
 		if err == nil {
-			lost, fnErr, sent, err = endTx(ctx, conn, idle, guard, args, claims, &id, fn)
+			fnErr, sent, err = funcTx(ctx, conn, idle, begin, write, nil)
 		}
+		if errors.Is(err, objects.ErrEnded) {
+			return nil
+		}
+		lost = nil
 		return err
 	}
 	if fn != nil {
@@ -114,34 +127,6 @@ type txID struct {
 
 const selectTxID = `, pg_current_xact_id()::text,
 	(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, (extract(epoch FROM now()) * 1000000)::bigint`
-
-// endTx runs fn between the statement that ends claims, the guard, and COMMIT. It reports whether
-// COMMIT was sent.
-func endTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, guard string, args []any, claims []objects.Claim, id *txID, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
-	if fn == nil {
-		fn = func(pgx.Tx) error { return nil }
-	}
-	fnErr, sent, err = funcTx(ctx, conn, idle, func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, guard+selectTxID, append([]any{replanned(conn.Conn())}, args...)...)
-		if err != nil {
-			return err
-		}
-		ended, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c objects.Claim, err error) {
-			return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts, &id.xid, &id.server, &id.began)
-		})
-		if lost = objects.Without(claims, ended); err == nil && len(lost) > 0 {
-			err = errEnded
-		}
-		return err
-	}, fn, nil)
-	if errors.Is(err, errEnded) {
-		return lost, nil, false, nil
-	}
-	return nil, fnErr, sent, err
-}
-
-// errEnded rolls back because a claim has ended.
-var errEnded = errors.New("a claim has ended")
 
 // replanned returns how to send a statement that is planned each time. The plan of a prepared
 // statement, made while the table was small, would read the whole table long after it has grown.
@@ -179,7 +164,7 @@ func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
 
 const stateInvalidText = "22P02"
 
-// invalidID explains that an ID is none of the column's type.
+// invalidID marks the error of an ID that does not have the column's type.
 func invalidID(err error) error {
 	if code := pgconns.SQLState(err); code == stateInvalidText || code == stateOutOfRange {
 		return fmt.Errorf("%w: %w", objects.ErrInvalid, err)
@@ -187,21 +172,21 @@ func invalidID(err error) error {
 	return err
 }
 
-// EndStatement returns a statement that ends the claim of a row as Finish does, or fails. Only if
-// nothing has yet found out in which schema the table is, it does.
+// EndStatement returns a statement that ends the claim of a row as Finish does, or fails. It does I/O only if
+// it is not yet known in which schema the table is.
 func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
 	cfg := r.cfg
 	if cfg.Schema == "" {
 		placed := r.placed.Load()
 		if placed == nil {
-			if err := r.Check(context.Background(), placeAtMost); err != nil {
+			if err := r.Check(context.Background(), lookAtMost); err != nil {
 				return "", nil, err
 			}
 			placed = r.placed.Load()
 		}
 		cfg.Schema = *placed
 	}
-	return rowNames(cfg, "", "", names{}).Replace(`
+	return newRowTexts(cfg, rowFacts{schema: cfg.Schema}).In(`
 		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{done}
 			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
@@ -50,14 +51,14 @@ func (cfg Config) DDL() string {
 	n := cfg.names()
 	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones) + n.in(objects.PostgresClaims)
 	if cfg.Schema != "" {
-		ddl = "CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{cfg.Schema}.Sanitize() + ";\n" + ddl
+		ddl = "CREATE SCHEMA IF NOT EXISTS " + objects.Quoted(cfg.Schema) + ";\n" + ddl
 	}
 	return ddl
 }
 
 // names returns the names of the tables as far as the config says where they are.
 func (cfg Config) names() names {
-	return newNames(cfg.Table, [tableCount]string{cfg.Schema, cfg.Schema, cfg.Schema, cfg.Schema})
+	return newNames(cfg.Table, [objects.TableCount]string{cfg.Schema, cfg.Schema, cfg.Schema, cfg.Schema})
 }
 
 // Table is a table of objects, and the table of tombstones that belongs to it. All
@@ -69,7 +70,7 @@ type Table struct {
 	watches watches
 	groups  writeGroups
 	claims  Claims
-	lockers lockers
+	locker  atomic.Pointer[locker]
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
@@ -89,7 +90,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 }
 
 // String is the quoted name of the table.
-func (t *Table) String() string { return t.setups.names.objects }
+func (t *Table) String() string { return t.setups.names.tables[objects.TableOfObjects] }
 
 // Close closes the connections.
 func (t *Table) Close() {
@@ -128,8 +129,8 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 	defer cancel()
 	r := objects.Row{ID: id}
 	var nowUS int64
-	err := t.setups.call(ctx, func(found *setup) error {
-		return t.conns.QueryRow(ctx, found.sql.get, []any{id.Type, id.ID},
+	_, err := t.setups.call(ctx, mayRead, func(found *setup) error {
+		return t.conns.QueryRow(ctx, found.in(getObject), []any{id.Type, id.ID},
 			&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
 	})
 	r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
@@ -140,30 +141,23 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) (listed []objects.Row, err error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
-	err = t.setups.call(ctx, func(found *setup) (err error) {
-		listed, err = t.list(ctx, found, objectType, after, limit)
-		return err
+	_, err = t.setups.call(ctx, mayRead, func(found *setup) error {
+		return t.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+			rows, err := pool.Query(ctx, found.in(listObjects), objectType, after, limit)
+			if err != nil {
+				return err
+			}
+			listed, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (objects.Row, error) {
+				r := objects.Row{ID: objects.ID{Type: objectType}}
+				var nowUS int64
+				err := row.Scan(&r.ID.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
+				r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
+				return r, err
+			})
+			return err
+		})
 	})
 	return listed, t.setups.explain(unreadable(err))
-}
-
-func (t *Table) list(ctx context.Context, found *setup, objectType, after string, limit int) ([]objects.Row, error) {
-	pool, _, done, err := t.conns.For(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	rows, err := pool.Query(ctx, found.sql.list, objectType, after, limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(rows pgx.CollectableRow) (objects.Row, error) {
-		r := objects.Row{ID: objects.ID{Type: objectType}}
-		var nowUS int64
-		err := rows.Scan(&r.ID.ID, &r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
-		r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
-		return r, err
-	})
 }
 
 // Watch returns a watch of an object, or nil if the config is PollOnly.
@@ -186,12 +180,10 @@ func (t *Table) Wake(ctx context.Context, id objects.ID) error {
 }
 
 func (t *Table) notify(ctx context.Context, hint string) error {
-	pool, _, done, err := t.conns.For(objects.WithLeaseCall(ctx))
-	if err != nil {
+	ctx = objects.WithLeaseCall(ctx)
+	return t.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		// Transactions that notify commit one after another, so none should wait for the disk.
+		_, err := pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, t.watches.channel, hint)
 		return err
-	}
-	defer done()
-	// Transactions that notify commit one after another, so none should wait for the disk.
-	_, err = pool.Exec(ctx, `SELECT pg_notify($1, $2), set_config('synchronous_commit', 'off', true)`, t.watches.channel, hint)
-	return err
+	})
 }

@@ -1,6 +1,10 @@
 package pgobjects
 
-import "time"
+import (
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
 
 // The root package's tests use these to bring about what otherwise takes an hour or a
 // coincidence.
@@ -31,16 +35,25 @@ func (t *Table) ForceGroups() {
 // Statements returns the statements on rows, by name, with arguments for them. The table must have
 // been checked.
 func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map[string]string, args map[string][]any) {
-	s := r.found.Load()
-	sessions := make([]string, len(ids))
-	for i := range sessions {
-		sessions[i] = session
+	texts, claims := r.found.Load().texts, make([]objects.Claim, len(ids))
+	for i, id := range ids {
+		claims[i] = objects.Claim{ID: id, Session: session, Token: tokens[i]}
 	}
-	return map[string]string{
-			"take": s.take, "free": s.free, "owned": s.owned, "sessions": s.sessions, "stand": s.stand,
-			"done, one": s.done.one, "done": s.done.any, "done, unlocked": s.done.unlocked, "after": s.after.any, "release": s.release.any,
-		}, map[string][]any{
-			"take": {session, 10, []string{}, nil}, "free": {session, ids, tokens}, "owned": {session, ids[0], 1000}, "sessions": nil, "stand": {ids},
-			"done, one": {ids[0], session, tokens[0]}, "done": {ids, sessions, tokens}, "done, unlocked": {ids, sessions, tokens}, "after": {ids, sessions, tokens, 1}, "release": {ids, sessions, tokens},
-		}
+	sql, args = make(map[string]string), make(map[string][]any)
+	add := func(name, text string, with ...any) { sql[name], args[name] = texts.In(text), with }
+	add("take", takeRows, session, 10, []string{}, nil)
+	add("free", freeRows, session, ids, tokens)
+	add("owned", ownedRows, session, ids[0], 1000)
+	add("sessions", sessionsOfRows)
+	add("stand", lookAtRows, ids)
+	end := func(name string, how objects.Ending, claims []objects.Claim) {
+		text, with := ending(how, claims)
+		add(name, text, with...)
+	}
+	end("done, one", objects.Ending{Done: true}, claims[:1])
+	end("done", objects.Ending{Done: true}, claims)
+	end("done, unlocked", objects.Ending{Done: true, Unlocked: true}, claims)
+	end("after", objects.Ending{After: time.Microsecond}, claims)
+	end("release", objects.Ending{}, claims)
+	return sql, args
 }

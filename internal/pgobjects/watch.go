@@ -14,9 +14,8 @@ import (
 
 const longestWakeName = 1000 // bytes; a notification has room for 8000
 
-// watches listens for all watches of one table. It connects at the first watch and stays
-// connected until the table is closed, because a replica that loses the lease needs the
-// hint of its next release.
+// watches listens on behalf of all watches of one table. It connects at the first watch and stays connected
+// until the table is closed, because a replica that loses the lease needs the hint of its next release.
 type watches struct {
 	hub     *wake.Hub[string]
 	listen  listen.Listener
@@ -30,7 +29,7 @@ type watches struct {
 
 func (w *watches) init(t *Table) {
 	w.hub = wake.NewHub[string](false)
-	w.channel = "tenure:" + t.cfg.Table
+	w.channel = channelOf(t.cfg.Table)
 	w.listen = listen.Listener{
 		Channel: w.channel,
 		Hub:     w.hub,
@@ -44,10 +43,13 @@ func (w *watches) init(t *Table) {
 		},
 		Notify: t.notify,
 		Key: func(payload string) (string, bool) {
-			return strings.CutPrefix(payload, *t.setups.prefix.Load())
+			return strings.CutPrefix(payload, t.setups.told.Load().hintPrefix())
 		},
 	}
 }
+
+// channelOf names the channel of a table.
+func channelOf(table string) string { return "tenure:" + table }
 
 func (w *watches) watch(id objects.ID) *wake.Watch[string] {
 	w.mu.Lock()
@@ -75,10 +77,10 @@ func (w *watches) close() {
 // schemas.
 func (s *setup) hint(id objects.ID) string { return s.hintPrefix() + wakeName(id) }
 
-func (s *setup) hintPrefix() string { return s.schema + "." }
+func (s *setup) hintPrefix() string { return s.schemas[objects.TableOfObjects] + "." }
 
-// wakeName is an object's name in a notification. If two objects have the same one, a hint
-// for one is a spurious wake-up for the watches of the other.
+// wakeName is an object's name in a notification. If two objects have the same name, a hint for one
+// needlessly wakes the watches of the other.
 func wakeName(id objects.ID) string {
 	name := id.String()
 	return strings.ToValidUTF8(name[:min(len(name), longestWakeName)], "")

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -26,8 +26,8 @@ type write struct {
 }
 
 // Put writes an object if the condition holds, and returns its new version and times. It
-// returns [objects.ErrExists], an [*objects.Conflict], [objects.ErrTaken], or an
-// [*objects.FencedOut].
+// returns [objects.ErrExists], an [*objects.Conflict], [objects.ErrTaken], or the
+// fence's error.
 func (t *Table) Put(ctx context.Context, obj objects.Row, cond objects.Condition, fence *objects.Fence) (r objects.Row, err error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -51,7 +51,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 		return r, &objects.Conflict{Wanted: cond.Version, Current: current}
 	}
 	if objects.IsLeaseCall(ctx) {
-		if err := t.setups.mayHold(ctx, found); err != nil {
+		if _, err := t.setups.which(ctx, (*setup).mayHold); err != nil {
 			return objects.Row{}, err
 		}
 	}
@@ -88,7 +88,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
 	err := t.write(ctx, &t.groups.replace, &write{found: found, id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
-		{SQL: found.sql.replace, Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
+		{SQL: found.in(replaceObject), Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
 	}})
 	if err != nil {
 		return objects.Row{}, err
@@ -104,7 +104,7 @@ func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label st
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(found *setup) error {
 		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
-			SQL: found.sql.resume, Args: []any{id.Type, id.ID, part, label, others},
+			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})
@@ -122,8 +122,8 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	if found.tombstones && fence == nil {
 		var stands int64
 		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
-			{SQL: found.sql.insertNumbered, Args: args, Dest: dest},
-			{SQL: found.sql.checkNumber, Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
+			{SQL: found.in(insertNumbered), Args: args, Dest: dest},
+			{SQL: found.in(checkNumber), Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
 		}})
 		switch {
 		case err == nil:
@@ -137,13 +137,13 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	// The insert may have waited for another transaction that deleted the object, and then
 	// its version, computed before the wait, is below the deleted one's. So a separate
 	// statement, which sees that deletion, assigns the version.
-	number := found.sql.number
+	number := numberObject
 	if !found.tombstones {
-		number = found.sql.numberByClock
+		number = numberByClock
 	}
 	err := t.alone(ctx, &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{
-		{SQL: found.sql.insert, Args: args},
-		{SQL: number, Args: []any{id.Type, id.ID}, Dest: dest},
+		{SQL: found.in(insertObject), Args: args},
+		{SQL: found.in(number), Args: []any{id.Type, id.ID}, Dest: dest},
 	}})
 	return r, err
 }
@@ -192,9 +192,9 @@ func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, con
 		return err
 	}
 	var other objects.ID
-	err := t.conns.QueryRow(ctx, found.sql.nameTaken, []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
+	err := t.conns.QueryRow(ctx, found.in(whoHasName), []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
 	if errors.Is(err, pgx.ErrNoRows) && found.idAlone {
-		err = t.conns.QueryRow(ctx, found.sql.idTaken, []any{obj.ID.Type, obj.ID.ID}, &other.Type, &other.ID)
+		err = t.conns.QueryRow(ctx, found.in(whoHasID), []any{obj.ID.Type, obj.ID.ID}, &other.Type, &other.ID)
 	}
 	switch {
 	case err == nil:
@@ -208,13 +208,13 @@ func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, con
 
 // version returns the object's current version, or [pgx.ErrNoRows].
 func (t *Table) version(ctx context.Context, found *setup, id objects.ID) (v int64, err error) {
-	err = t.conns.QueryRow(ctx, found.sql.version, []any{id.Type, id.ID}, &v)
+	err = t.conns.QueryRow(ctx, found.in(objectVersion), []any{id.Type, id.ID}, &v)
 	return v, err
 }
 
 // Delete deletes an object if it is at that version. If wake is set, it wakes every watch
 // of the object, and the deletion need not be durable. It returns [objects.ErrNotFound], an
-// [*objects.Conflict] or an [*objects.FencedOut].
+// [*objects.Conflict] or the fence's error.
 func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -225,11 +225,17 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {
 	var gone int
 	args := []any{id.Type, id.ID, version}
-	if wake {
-		args = append(args, t.watches.channel, found.hint(id))
+	text := removeObject
+	if found.tombstones {
+		text += andBury
 	}
-	statement := found.sql.remove[removal{buries: found.tombstones, wakes: wake}]
-	w := &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{{SQL: statement, Args: args, Dest: []any{&gone, nil, nil}}}}
+	if wake {
+		text += andNotify
+		args = append(args, t.watches.channel, found.hint(id))
+	} else {
+		text += andCount
+	}
+	w := &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{{SQL: found.in(text), Args: args, Dest: []any{&gone, nil, nil}}}}
 	if wake {
 		err = t.write(ctx, &t.groups.remove, w)
 	} else { // this one must be durable, unlike deletions in a group
@@ -266,16 +272,14 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 	if !found.tombstones || now-last < int64(lately.Seconds()) || !t.pruned.CompareAndSwap(last, now) {
 		return
 	}
-	pool, _, done, err := t.conns.For(ctx)
-	if err == nil {
-		defer done()
-		var pruned pgconn.CommandTag
-		pruned, err = pool.Exec(ctx, found.sql.prune)
+	err := t.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		pruned, err := pool.Exec(ctx, found.in(pruneTombstones))
 		if pruned.RowsAffected() == pruneAtMost {
 			t.pruned.Store(0) // the next delete continues
 		}
-	}
+		return err
+	})
 	if err != nil {
-		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tombstones, "error", logtext.OneLine(err))
+		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tables[objects.TableOfTombstones], "error", logtext.OneLine(err))
 	}
 }

@@ -15,8 +15,12 @@ import (
 )
 
 const (
-	driverName  = "sqlite" // under which modernc.org/sqlite registers
-	busyCode    = 5        // SQLITE_BUSY, the low byte of an error's code
+	driverName = "sqlite" // under which modernc.org/sqlite registers
+
+	// The low bytes of errors' codes.
+	busyCode       = 5  // SQLITE_BUSY
+	constraintCode = 19 // SQLITE_CONSTRAINT
+
 	busyTimeout = 25 * time.Millisecond
 	lockTimeout = 5 * time.Second
 )
@@ -47,7 +51,7 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 	return db, nil
 }
 
-// fileURL returns a path as SQLite takes it with parameters.
+// fileURL returns a path as a URL to which parameters can be added.
 func fileURL(path string) string {
 	file := (&url.URL{Path: path}).EscapedPath()
 	if strings.HasPrefix(file, "/") {
@@ -67,9 +71,9 @@ func dsn(path string) string {
 	}.Encode()
 }
 
-// whenFree calls a func that takes a lock, repeatedly while the lock is held elsewhere, until
-// ctx ends or lockTimeout has passed. SQLite itself waits only for busyTimeout, because it
-// does not notice that ctx has ended.
+// whenFree calls a func that takes a lock. While another connection holds the lock, it repeats the call until
+// ctx ends or lockTimeout has passed. SQLite itself waits only for busyTimeout, because it does not
+// notice the end of ctx.
 func whenFree(ctx context.Context, take func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
@@ -81,26 +85,21 @@ func whenFree(ctx context.Context, take func() error) error {
 	}
 }
 
-func isBusy(err error) bool {
-	var coded interface{ Code() int }
-	if errors.As(err, &coded) {
-		return coded.Code()&0xff == busyCode
-	}
-	return strings.Contains(err.Error(), "database is locked") // of a driver whose errors have no code
-}
+func isBusy(err error) bool { return isOf(err, busyCode, "database is locked") }
 
 // isConstraint reports whether a constraint, or RAISE in a trigger, has refused a row.
-func isConstraint(err error) bool {
-	const code = 19 // SQLITE_CONSTRAINT
+func isConstraint(err error) bool { return isOf(err, constraintCode, "constraint failed") }
+
+// isOf reports whether an error has a code, or if it is one of a driver whose errors have none, a text.
+func isOf(err error, code int, text string) bool {
 	var coded interface{ Code() int }
 	if errors.As(err, &coded) {
 		return coded.Code()&0xff == code
 	}
-	return err != nil && strings.Contains(err.Error(), "constraint failed") // of a driver whose errors have no code
+	return err != nil && strings.Contains(err.Error(), text)
 }
 
-// explain wraps a driver's error with what it means here. Drivers have different error
-// types, so it goes by the text.
+// explain wraps a driver's error with its meaning. Drivers have different error types, so the text decides.
 func explain(err error) error {
 	if err == nil {
 		return nil

@@ -19,101 +19,66 @@ import (
 type Rows struct {
 	claims  *Claims
 	cfg     objects.RowsConfig
-	logger  *slog.Logger
-	sql     rowStatements
+	texts   *objects.Texts
 	checked atomic.Bool
 }
 
-// Rows returns the table of a valid config. It does no I/O.
-func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) *Rows {
-	return &Rows{claims: &t.claims, cfg: cfg, logger: logger, sql: newRowStatements(cfg, t.name)}
+// Rows returns the table of a valid config. It does no I/O, and logs nothing.
+func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) *Rows {
+	return &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
 }
 
-type rowStatements struct{ ready, take, free, owned, ownedAfter, sessions, stand, done, exhausted, after, release, statement string }
-
-func quoted(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
-
-// rowNames returns what puts names and the user's SQL into a statement.
-func rowNames(cfg objects.RowsConfig) *strings.Replacer {
-	line := func(sql string) string { return sql + "\n" } // it may end in a comment
-	ready, attempts, count, order := "", "0", "", quoted(cfg.ID)
-	if cfg.Ready != "" {
-		ready += " AND (" + line(cfg.Ready) + ")"
-	}
-	if cfg.NotBefore != "" {
-		ready += " AND (" + quoted(cfg.NotBefore) + " IS NULL OR " + quoted(cfg.NotBefore) + " <= ?3)"
-	}
-	if cfg.OrderBy != "" {
-		order = line(cfg.OrderBy)
-	}
-	if cfg.Attempts != "" {
-		// The column may have a value of any type, or the most attempts.
-		attempts = "coalesce(CAST(" + quoted(cfg.Attempts) + " AS INTEGER), 0)"
-		count = ", " + quoted(cfg.Attempts) + " = min(" + attempts + ", 9223372036854775806) + 1"
-	}
-	set := func(sql string) string {
-		if sql == "" {
-			return ""
-		}
-		return ", " + line(sql)
-	}
-	return strings.NewReplacer(
-		"{rows}", "main."+quoted(cfg.Table), "{rows_table}", quoted(cfg.Table), "{id}", quoted(cfg.ID), "{session}", quoted(cfg.Session), "{token}", quoted(cfg.Token),
-		"{attempts}", attempts, "{count}", count, "{and_ready}", ready, "{order}", order, "{not_before}", quoted(cfg.NotBefore),
-		"{done}", set(cfg.Done), "{exhausted}", set(cfg.Exhausted),
-	)
+// newRowTexts returns what makes statements on rows. The column of the attempts may have a value of any
+// type, or the most attempts.
+func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
+	return objects.NewTexts(slices.Concat([]string{"{rows}", "main." + objects.Quoted(cfg.Table)}, tableWords("main.", table), cfg.Words(objects.RowsDialect{
+		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1",
+	}))...)
 }
 
-// newRowStatements returns the statements. An ID is text in all of them: where it meets a column
-// of integers, SQLite compares it as a number.
-func newRowStatements(cfg objects.RowsConfig, table string) rowStatements {
-	own, rows := newNames(table), rowNames(cfg)
-	in := func(sql string) string { return rows.Replace(own.Replace(sql)) }
-	const columns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
-	end := func(set string) string {
-		return in(`
-			UPDATE {rows} SET {session} = NULL` + set + `
-			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
-				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
-			RETURNING CAST({id} AS TEXT), '', {token}, 0`)
-	}
-	return rowStatements{
-		ready: in(`
+// An ID is text in all statements: where it meets a column of integers, SQLite compares it as a number.
+const (
+	rowColumns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
+
+	readyRows = `
 			SELECT CAST({id} AS TEXT) FROM {rows}
 			WHERE {session} IS NULL{and_ready} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
 				AND (?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))
-			ORDER BY {order} LIMIT ?1`),
-		take: in(`
+			ORDER BY {order} LIMIT ?1`
+	takeRows = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
-			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + columns),
-		// The + keeps it from the index on the session.
-		free: in(`
+			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
+	// The + keeps it from the index on the session.
+	freeRows = `
 			UPDATE {rows} SET {session} = NULL WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
-				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`),
-		// An ID of another type is not the one that its text names: pages would not come to an end.
-		owned:      in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`),
-		ownedAfter: in(`SELECT ` + columns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`),
-		// Looks up the next session in the index, and not at each row.
-		sessions: in(`
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
+	// An ID of another type is not the one that its text names: pages would not come to an end.
+	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
+	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
+	// Looks up the next session in the index, and not at each row.
+	sessionsOfRows = `
 			WITH RECURSIVE tenure_named(session) AS (
 				SELECT min({session}) FROM {rows} WHERE {session} IS NOT NULL
 				UNION ALL
 				SELECT (SELECT min(r.{session}) FROM {rows} r WHERE r.{session} > tenure_named.session) FROM tenure_named WHERE tenure_named.session IS NOT NULL)
 			SELECT tenure_named.session, o.id IS NULL, 0, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
-			WHERE tenure_named.session IS NOT NULL`),
-		stand:     in(`SELECT ` + columns + ` FROM {rows} WHERE {id} IN (SELECT value FROM json_each(?1))`),
-		done:      end(`{done}`),
-		exhausted: end(`{exhausted}`),
-		after:     end(`, {not_before} = ?2`),
-		release:   end(``),
-		// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
-		statement: in(`
+			WHERE tenure_named.session IS NOT NULL`
+	lookAtRows = `SELECT ` + rowColumns + ` FROM {rows} WHERE {id} IN (SELECT value FROM json_each(?1))`
+	endRows    = `
+			UPDATE {rows} SET {session} = NULL{set}
+			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
+			RETURNING CAST({id} AS TEXT), '', {token}, 0`
+	// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
+	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{done} WHERE {id} = (
 				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3)
-					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`),
-	}
-}
+					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
+)
+
+// endText returns the text of the statement that ends claims and assigns to columns besides.
+func endText(set string) string { return strings.Replace(endRows, "{set}", set, 1) }
 
 // ready checks the table unless that was done.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) error {
@@ -123,55 +88,37 @@ func (r *Rows) ready(ctx context.Context, limit time.Duration) error {
 	return r.Check(ctx, limit)
 }
 
-func (r *Rows) read(ctx context.Context, limit time.Duration, query string, args ...any) ([]objects.Claim, error) {
+// write runs fn in a transaction when the table is ready.
+func (r *Rows) write(ctx context.Context, limit time.Duration, fn func(context.Context, *sql.Tx) error) error {
+	if err := r.ready(ctx, limit); err != nil {
+		return err
+	}
+	return r.claims.writeAny(ctx, limit, fn)
+}
+
+func (r *Rows) read(ctx context.Context, limit time.Duration, text string, args ...any) ([]objects.Claim, error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	rows, err := r.claims.table.db.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, explain(err)
-	}
-	claims, err := r.scan(rows)
-	return claims, explain(err)
+	return allWithin(ctx, r.claims.table, limit, r.scan, r.texts.In(text), args...)
 }
 
-func (r *Rows) scan(rows *sql.Rows) (claims []objects.Claim, err error) {
-	defer rows.Close()
-	for rows.Next() {
-		c := objects.Claim{Kind: r.cfg.Table}
-		var token any // NULL and 0 are read alike, and freed alike
-		if err := rows.Scan(&c.ID, &c.Session, &token, &c.Attempts); err != nil {
-			return nil, err
-		}
-		c.Token = integer(token).Int64
-		claims = append(claims, c)
-	}
-	return claims, rows.Err()
+func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
+	c := objects.Claim{Kind: r.cfg.Table}
+	var token any // NULL and 0 are read alike, and freed alike
+	err := rows.Scan(&c.ID, &c.Session, &token, &c.Attempts)
+	c.Token = integer(token).Int64
+	return c, err
 }
 
 // readyIDs returns the IDs of the rows that may be taken.
-func (r *Rows) readyIDs(ctx context.Context, conn interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}, n int, skip, only []string) (ids []string, err error) {
+func (r *Rows) readyIDs(ctx context.Context, db reader, n int, skip, only []string) ([]string, error) {
 	var among any
 	if only != nil {
 		among = list(hexed(only))
 	}
-	rows, err := conn.QueryContext(ctx, r.sql.ready, n, list(hexed(skip)), time.Now().UnixMilli(), among)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
+	return all(ctx, db, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) },
+		r.texts.In(readyRows), n, list(hexed(skip)), time.Now().UnixMilli(), among)
 }
 
 // hexed returns the bytes of IDs, which JSON can't name if they are no text.
@@ -183,9 +130,7 @@ func hexed(ids []string) []string {
 	return all
 }
 
-// TakeReady makes a session the owner of at most n rows that are ready, in their order, except
-// those to skip; of the rows in only, if that is not nil. It takes the write lock only if there
-// are any.
+// TakeReady takes the write lock only if there are rows to take.
 func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) (taken []objects.Claim, err error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
@@ -199,11 +144,8 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 			return err
 		}
 		valid := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return objects.ValidText("ID", id) != nil })
-		rows, err := tx.QueryContext(ctx, r.sql.take, session, time.Now().UnixMicro(), list(valid))
-		if err != nil {
-			return err
-		}
-		if taken, err = r.scan(rows); err == nil && len(taken) == 0 && len(ids) > 0 {
+		taken, err = all(ctx, tx, r.scan, r.texts.In(takeRows), session, time.Now().UnixMicro(), list(valid))
+		if err == nil && len(taken) == 0 && len(ids) > 0 {
 			return errUntaken
 		}
 		return err
@@ -222,7 +164,8 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 	return taken, nil
 }
 
-// Ready returns the IDs of the rows that TakeReady would take.
+var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID is none of the column's type")
+
 func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
@@ -233,59 +176,43 @@ func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Durat
 	return ids, explain(err)
 }
 
-// Look returns those of the rows that exist.
-func (r *Rows) Look(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return r.read(ctx, limit, r.sql.stand, list(ids))
+// LongestKey is that of the claims' table, which holds the names of sessions.
+func (r *Rows) LongestKey() int { return 0 }
+
+func (r *Rows) Look(ctx context.Context, _ string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return r.read(ctx, limit, lookAtRows, list(ids))
 }
 
-// Owned returns at most n rows that a session owns, those after another row.
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	if afterID == "" {
-		return r.read(ctx, limit, r.sql.owned, session, n)
+		return r.read(ctx, limit, ownedRows, session, n)
 	}
-	return r.read(ctx, limit, r.sql.ownedAfter, session, n, afterID)
+	return r.read(ctx, limit, ownedRowsAfter, session, n, afterID)
 }
 
-// Free frees the rows that a session owns under these tokens. No row is ever locked for long, so
-// it always returns none.
+// Free always returns nil, because no row is ever locked for long.
 func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	if err := r.ready(ctx, limit); err != nil {
-		return nil, err
-	}
-	rows := make([][2]any, 0, len(ids))
-	for i, id := range ids {
-		rows = append(rows, [2]any{id, tokens[i]})
-	}
-	return nil, r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, r.sql.free, session, list(rows))
+	return nil, r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, r.texts.In(freeRows), session, idsAndTokens(ids, tokens))
 		return err
 	})
 }
 
-// Sessions returns the sessions that rows name.
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	return r.claims.namedBy(ctx, limit, r.sql.sessions)
+	return allWithin(ctx, r.claims.table, limit, scanSession, r.texts.In(sessionsOfRows))
 }
 
-var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID is none of the column's type")
-
-var errEnded = errors.New("a claim has ended")
-
-// End frees rows, and returns the claims that had ended before.
 func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) (lost []objects.Claim, err error) {
-	if err := r.ready(ctx, limit); err != nil {
-		return nil, err
-	}
-	err = r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		if lost, err = r.end(ctx, tx, how, claims); err == nil && how.All && len(lost) > 0 {
-			return errEnded
+			return objects.ErrEnded
 		}
 		return err
 	})
-	if errors.Is(err, errEnded) {
+	if errors.Is(err, objects.ErrEnded) {
 		return lost, nil
 	}
 	return lost, err
@@ -296,21 +223,12 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 	for _, c := range claims {
 		given = append(given, [3]any{c.ID, c.Session, c.Token})
 	}
-	query, args := r.sql.release, []any{list(given)}
-	switch {
-	case how.Done:
-		query = r.sql.done
-	case how.Exhausted:
-		query = r.sql.exhausted
-	case how.After > 0:
-		query, args = r.sql.after, append(args, time.Now().Add(how.After).UnixMilli())
+	args := []any{list(given)}
+	if how.After > 0 && !how.Done && !how.Exhausted {
+		args = append(args, time.Now().Add(how.After).UnixMilli())
 	}
-	rows, err := tx.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	ended, err := r.scan(rows)
-	return objects.Without(claims, ended), err
+	ended, err := all(ctx, tx, r.scan, r.texts.In(endText(how.Set(", {not_before} = ?2"))), args...)
+	return objects.Subtract(claims, ended), err
 }
 
 // Finish ends the claims of rows, and what fn writes is written with it, in one transaction.
@@ -324,7 +242,7 @@ func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.
 			return err
 		}
 		if len(lost) > 0 {
-			return errEnded
+			return objects.ErrEnded
 		}
 		fnErr, err = objects.InOneTx(ctx, tx, fn)
 		return cmp.Or(fnErr, err)
@@ -332,13 +250,12 @@ func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.
 	switch {
 	case fnErr != nil:
 		return nil, fnErr, nil
-	case errors.Is(err, errEnded):
+	case errors.Is(err, objects.ErrEnded):
 		return lost, nil, nil
 	}
 	return nil, nil, explain(err)
 }
 
-// EndStatement returns a statement that ends the claim of a row as Finish does, or fails.
 func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
-	return r.sql.statement, []any{c.ID, c.Session, c.Token}, nil
+	return r.texts.In(endRowOrFail), []any{c.ID, c.Session, c.Token}, nil
 }

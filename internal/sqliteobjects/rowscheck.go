@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,42 +15,20 @@ import (
 
 // RowsDDL returns what a table lacks for claims on its rows.
 func RowsDDL(cfg objects.RowsConfig) string {
-	n := rowNames(cfg)
-	add := func(column, definition string) string {
-		return n.Replace("ALTER TABLE {rows_table} ADD COLUMN ") + quoted(column) + " " + definition + ";\n"
+	ddl := ""
+	for _, column := range []struct{ name, definition string }{
+		{cfg.Session, "TEXT"}, {cfg.Token, "INTEGER NOT NULL DEFAULT 0"}, {cfg.Attempts, "INTEGER NOT NULL DEFAULT 0"}, {cfg.NotBefore, "INTEGER"},
+	} {
+		if column.name != "" {
+			ddl += fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s;\n", objects.Quoted(cfg.Table), objects.Quoted(column.name), column.definition)
+		}
 	}
-	ddl := add(cfg.Session, "TEXT") + add(cfg.Token, "INTEGER NOT NULL DEFAULT 0")
-	if cfg.Attempts != "" {
-		ddl += add(cfg.Attempts, "INTEGER NOT NULL DEFAULT 0")
-	}
-	if cfg.NotBefore != "" {
-		ddl += add(cfg.NotBefore, "INTEGER")
-	}
-	ready := ""
-	if cfg.Ready != "" {
-		ready = " AND (" + objects.Commented(cfg.Ready) + ")"
-	}
-	return ddl + bySession(cfg) + ";\n-- If Ready depends on the time, leave that part of it out here.\n" +
-		"CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_ready") + n.Replace(" ON {rows_table} (") + objects.Commented(strings.TrimSuffix(n.Replace("{order}"), "\n")) +
-		n.Replace(") WHERE {session} IS NULL") + ready + ";\n"
+	bySession, ready := rowIndexes(cfg)
+	return ddl + bySession + ";\n" + ready + ";\n"
 }
 
-func bySession(cfg objects.RowsConfig) string {
-	return "CREATE INDEX IF NOT EXISTS " + quoted(cfg.Table+"_by_session") + rowNames(cfg).Replace(" ON {rows_table} ({session}, {id}) WHERE {session} IS NOT NULL")
-}
-
-// rowColumn is a column of a table of the user.
-type rowColumn struct {
-	affinity string
-	notNull  bool
-	alone    bool // it is the primary key
-}
-
-// rowKey is an index of such a table.
-type rowKey struct {
-	unique    bool
-	columns   []string
-	predicate string
+func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
+	return cfg.Indexes(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })
 }
 
 // Check returns an [objects.ErrSetup] that names everything that is wrong with the table.
@@ -60,11 +39,11 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	if err != nil {
 		return explain(err)
 	}
-	if len(wrong) > 0 {
-		return objects.SetupError(fmt.Errorf("%w: table %q can't have claims on its rows: %s", objects.ErrSetup, r.cfg.Table, strings.Join(wrong, "; ")))
+	if err := objects.RefusedRows(fmt.Sprintf("%q", r.cfg.Table), wrong); err != nil {
+		return err
 	}
-	for _, part := range []struct{ what, sql string }{{"Ready and OrderBy", r.sql.ready}, {"Done", r.sql.done}, {"Exhausted", r.sql.exhausted}} {
-		statement, err := r.claims.table.db.PrepareContext(ctx, part.sql)
+	for _, part := range []struct{ what, text string }{{"Ready and OrderBy", readyRows}, {"Done", endText("{done}")}, {"Exhausted", endText("{exhausted}")}} {
+		statement, err := r.claims.table.db.PrepareContext(ctx, r.texts.In(part.text))
 		if err != nil {
 			if ctx.Err() != nil || isBusy(err) {
 				return explain(err)
@@ -76,6 +55,12 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	r.checked.Store(true)
 	return nil
 }
+
+var rowTypes = objects.RowsTypes{
+	ID: []string{"TEXT", "INTEGER"}, Session: []string{"TEXT"}, Token: []string{"INTEGER"}, Attempts: []string{"INTEGER"}, NotBefore: []string{"INTEGER"},
+}
+
+var where = regexp.MustCompile(`(?is)\)\s*WHERE\s+(.*)$`)
 
 func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 	cfg, db := r.cfg, r.claims.table.db
@@ -89,103 +74,55 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 	case kind != "table":
 		return []string{"it is a view (name the table behind it)"}, nil
 	}
-	columns, keys, err := r.inspect(ctx)
+	type column struct {
+		name, declared string
+		notNull        bool
+		pk, pks        int
+	}
+	columns, err := all(ctx, db, func(rows *sql.Rows) (c column, err error) {
+		return c, rows.Scan(&c.name, &c.declared, &c.notNull, &c.pk, &c.pks)
+	}, `SELECT name, upper(type), "notnull", pk, (SELECT count(*) FROM pragma_table_info(?1, 'main') WHERE pk > 0) FROM pragma_table_info(?1, 'main')`, cfg.Table)
 	if err != nil {
 		return nil, err
 	}
-	missing := false
-	column := func(name, what string, affinities ...string) {
-		if name == "" {
-			return
-		}
-		is, exists := columns[name]
-		if !exists {
-			missing = true
-			wrong = append(wrong, fmt.Sprintf("column %q for the %s is missing", name, what))
-			return
-		}
-		for _, affinity := range affinities {
-			if is.affinity == affinity {
-				return
-			}
-		}
-		wrong = append(wrong, fmt.Sprintf("column %q for the %s has another type (it must be %s)", name, what, strings.Join(affinities, " or ")))
+	type index struct {
+		name   string
+		unique bool
+		ddl    string // of a partial one
 	}
-	column(cfg.ID, "ID", "TEXT", "INTEGER")
-	column(cfg.Session, "session", "TEXT")
-	column(cfg.Token, "token", "INTEGER")
-	column(cfg.Attempts, "attempts", "INTEGER")
-	column(cfg.NotBefore, "time before which a row is not ready", "INTEGER")
-	if missing {
-		return append(wrong, "this adds what is missing:\n"+RowsDDL(cfg)), nil
-	}
-	unique, indexed := columns[cfg.ID].alone, false
-	ownedOnly := regexp.MustCompile(`(?i)^"?` + regexp.QuoteMeta(cfg.Session) + `"?\s+IS\s+NOT\s+NULL$`)
-	for _, k := range keys {
-		unique = unique || k.unique && k.predicate == "" && len(k.columns) == 1 && k.columns[0] == cfg.ID && columns[cfg.ID].notNull
-		indexed = indexed || len(k.columns) >= 2 && k.columns[0] == cfg.Session && k.columns[1] == cfg.ID && (k.predicate == "" || ownedOnly.MatchString(k.predicate))
-	}
-	if !unique {
-		wrong = append(wrong, fmt.Sprintf("column %q does not identify a row (it must be the primary key, or NOT NULL and alone in a unique index)", cfg.ID))
-	}
-	if columns[cfg.Session].notNull {
-		wrong = append(wrong, fmt.Sprintf("column %q is NOT NULL (NULL is a free row)", cfg.Session))
-	}
-	if !indexed {
-		wrong = append(wrong, fmt.Sprintf("no index finds the rows of a session (%s)", bySession(cfg)))
-	}
-	return wrong, nil
-}
-
-func (r *Rows) inspect(ctx context.Context) (columns map[string]rowColumn, keys map[string]*rowKey, err error) {
-	db := r.claims.table.db
-	rows, err := db.QueryContext(ctx, `SELECT name, upper(type), "notnull", pk, (SELECT count(*) FROM pragma_table_info(?1, 'main') WHERE pk > 0) FROM pragma_table_info(?1, 'main')`, r.cfg.Table)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer rows.Close()
-	columns, keys = make(map[string]rowColumn), make(map[string]*rowKey)
-	for rows.Next() {
-		var name, declared string
-		var notNull bool
-		var pk, pks int
-		if err := rows.Scan(&name, &declared, &notNull, &pk, &pks); err != nil {
-			return nil, nil, err
-		}
-		affinity := affinityOf(declared)
-		if affinity != "INTEGER" && affinity != "TEXT" {
-			affinity = ""
-		}
-		columns[name] = rowColumn{affinity: affinity, notNull: notNull, alone: pk == 1 && pks == 1}
-	}
-	if err := rows.Err(); err != nil {
-		return nil, nil, err
-	}
-	rows.Close() // it may be the only connection
-	indexes, err := db.QueryContext(ctx, `
+	columnsOf := make(map[index][]string)
+	_, err = all(ctx, db, func(rows *sql.Rows) (i index, err error) {
+		var column string
+		err = rows.Scan(&i.name, &i.unique, &column, &i.ddl)
+		columnsOf[i] = append(columnsOf[i], column)
+		return i, err
+	}, `
 		SELECT l.name, l."unique", coalesce(i.name, ''), CASE WHEN l.partial THEN coalesce(s.sql, '') ELSE '' END
 		FROM pragma_index_list(?1, 'main') l JOIN pragma_index_info(l.name, 'main') i LEFT JOIN main.sqlite_schema s ON s.name = l.name AND s.type = 'index'
-		ORDER BY l.name, i.seqno`, r.cfg.Table)
+		ORDER BY l.name, i.seqno`, cfg.Table)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	defer indexes.Close()
-	where := regexp.MustCompile(`(?is)\)\s*WHERE\s+(.*)$`)
-	for indexes.Next() {
-		var name, column, ddl string
-		var unique bool
-		if err := indexes.Scan(&name, &unique, &column, &ddl); err != nil {
-			return nil, nil, err
+	found := objects.FoundRows{Types: make(map[string]string)}
+	for _, c := range columns {
+		found.Types[c.name] = c.declared
+		if affinity := affinityOf(c.declared); affinity == "INTEGER" || affinity == "TEXT" {
+			found.Types[c.name] = affinity
 		}
-		k := keys[name]
-		if k == nil {
-			k = &rowKey{unique: unique}
-			if found := where.FindStringSubmatch(ddl); found != nil {
-				k.predicate = strings.TrimSpace(found[1])
-			}
-			keys[name] = k
+		if c.notNull {
+			found.NotNull = append(found.NotNull, c.name)
 		}
-		k.columns = append(k.columns, column)
+		found.Unique = found.Unique || c.name == cfg.ID && c.pk == 1 && c.pks == 1
 	}
-	return columns, keys, indexes.Err()
+	ownedOnly := regexp.MustCompile(`(?i)^"?` + regexp.QuoteMeta(cfg.Session) + `"?\s+IS\s+NOT\s+NULL$`)
+	for i, columns := range columnsOf {
+		predicate := ""
+		if matched := where.FindStringSubmatch(i.ddl); matched != nil {
+			predicate = strings.TrimSpace(matched[1])
+		}
+		found.Unique = found.Unique || i.unique && predicate == "" && slices.Equal(columns, []string{cfg.ID}) && slices.Contains(found.NotNull, cfg.ID)
+		found.BySession = found.BySession || len(columns) >= 2 && slices.Equal(columns[:2], []string{cfg.Session, cfg.ID}) && (predicate == "" || ownedOnly.MatchString(predicate))
+	}
+	bySession, _ := rowIndexes(cfg)
+	return cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession), nil
 }

@@ -21,7 +21,9 @@ type Table struct {
 	db    *sql.DB
 	owned bool // opened by Open
 	name  string
-	sql   statements
+	texts *objects.Texts
+
+	takeLock string // the statement with which a transaction takes the write lock; empty: it begins with it
 
 	claims Claims
 
@@ -31,7 +33,8 @@ type Table struct {
 
 	fits, fitsClaims atomic.Bool // what fit has found
 
-	check   atomic.Pointer[sql.Stmt] // checks the fence; nil until it is needed
+	check, checkClaim atomic.Pointer[sql.Stmt] // of fences; nil until they are needed
+
 	watches *watches
 	logger  *slog.Logger
 
@@ -46,21 +49,24 @@ type Table struct {
 func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 	logger, _ = report.Logger(logger)
 	logger = logger.With("table", name)
-	statements := newStatements(name)
 	t := &Table{
-		db:      db,
-		name:    name,
-		sql:     statements,
-		turn:    make(chan struct{}, 1),
-		watches: newWatches(db, statements.content, logger),
-		logger:  logger,
+		db:     db,
+		name:   name,
+		texts:  objects.NewTexts(tableWords("main.", name)...),
+		turn:   make(chan struct{}, 1),
+		logger: logger,
 	}
-	t.claims = Claims{table: t, sql: newClaimStatements(newNames(name).Replace)}
+	t.takeLock = t.in(takeWriteLock)
+	t.watches = newWatches(db, t.in(objectContent), logger)
+	t.claims = Claims{table: t}
 	return t
 }
 
+// in returns the statement of a text.
+func (t *Table) in(text string) string { return t.texts.In(text) }
+
 // DDL returns the statements that create everything that [Table.Migrate] creates.
-func DDL(name string) string { return namesIn("", name).Replace(objects.SQLite) }
+func DDL(name string) string { return objects.NewTexts(tableWords("", name)...).In(objects.SQLite) }
 
 // Open returns a table in a database of its own: the file at path, which it creates if
 // necessary, or a new one in memory if path is ":memory:".
@@ -71,7 +77,7 @@ func Open(ctx context.Context, path, name string, logger *slog.Logger) (*Table, 
 	}
 	t := New(db, name, logger)
 	t.owned = true
-	t.sql.lock = "" // its transactions take the write lock when they begin
+	t.takeLock = "" // its transactions take the write lock when they begin
 	return t, nil
 }
 
@@ -87,8 +93,10 @@ func (t *Table) Close() error {
 	defer report.Flush(t.logger)
 	defer t.unclaim()
 	var err error
-	if check := t.check.Load(); check != nil {
-		err = check.Close()
+	for _, check := range []*sql.Stmt{t.check.Load(), t.checkClaim.Load()} {
+		if check != nil {
+			err = errors.Join(err, check.Close())
+		}
 	}
 	if t.owned {
 		err = errors.Join(err, t.db.Close())
@@ -101,7 +109,7 @@ func (t *Table) Migrate(ctx context.Context) error {
 	if err := t.fit(ctx, true); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
 		return explain(err)
 	}
-	return explain(t.transact(ctx, t.sql.migrate, func(tx *sql.Tx) error {
+	return explain(t.transact(ctx, t.in(objects.SQLite), func(tx *sql.Tx) error {
 		unfit, misclaimed, err := t.inspect(ctx, tx)
 		return errors.Join(unfit, misclaimed, err)
 	}))
@@ -118,22 +126,17 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (r objects.Row, err erro
 	return r, explain(err)
 }
 
-// querier is a *sql.DB, *sql.Conn or *sql.Tx.
-type querier interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
 // get returns the object, or [sql.ErrNoRows].
-func (t *Table) get(ctx context.Context, conn querier, id objects.ID) (objects.Row, error) {
+func (t *Table) get(ctx context.Context, conn reader, id objects.ID) (objects.Row, error) {
 	r := objects.Row{ID: id}
-	err := conn.QueryRowContext(ctx, t.sql.get, id.Type, id.ID).Scan(columns(&r)...)
+	err := conn.QueryRowContext(ctx, t.in(getObject), id.Type, id.ID).Scan(columns(&r)...)
 	r.Age = objects.Age(r.Updated, time.Now())
 	return r, err
 }
 
 // version returns the object's current version, or [sql.ErrNoRows].
-func (t *Table) version(ctx context.Context, conn querier, id objects.ID) (v int64, err error) {
-	err = conn.QueryRowContext(ctx, t.sql.version, id.Type, id.ID).Scan(versionColumn{&v})
+func (t *Table) version(ctx context.Context, conn reader, id objects.ID) (v int64, err error) {
+	err = conn.QueryRowContext(ctx, t.in(objectVersion), id.Type, id.ID).Scan(versionColumn{&v})
 	return v, err
 }
 
@@ -141,7 +144,7 @@ func (t *Table) version(ctx context.Context, conn querier, id objects.ID) (v int
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
-	rows, err := t.db.QueryContext(ctx, t.sql.list, objectType, after)
+	rows, err := t.db.QueryContext(ctx, t.in(listObjects), objectType, after)
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -166,4 +169,10 @@ func (t *Table) Watch(id objects.ID) *Watch { return t.watches.watch(id) }
 
 // Wake wakes every watch of an object through this table. Other processes notice the change
 // itself.
-func (t *Table) Wake(id objects.ID) { t.watches.hub.Wake(id) }
+func (t *Table) Wake(ctx context.Context, id objects.ID) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	t.watches.hub.Wake(id)
+	return nil
+}

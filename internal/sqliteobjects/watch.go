@@ -22,8 +22,8 @@ const (
 	pollPause    = time.Second // after a poll has failed
 )
 
-// watches wakes the watches of an object: immediately after a change through the same table,
-// and at the next poll after a change by others to the file.
+// watches wakes the watches of an object: immediately after a change through the same table, and at the next
+// poll after another connection has changed the file.
 type watches struct {
 	hub     *wake.Hub[objects.ID]
 	db      *sql.DB
@@ -87,7 +87,7 @@ func (w *watches) close() {
 	w.done.Wait()
 }
 
-// poll looks for changes by others until ctx is done.
+// poll looks for changes by other connections until ctx is done.
 func (w *watches) poll(ctx context.Context) {
 	w.polling.Lock()
 	defer w.polling.Unlock()
@@ -139,9 +139,9 @@ func (w *watches) pollFile(ctx context.Context) error {
 	}
 }
 
-// pollConn returns a connection to poll on, or nil if none can be spared or polling would
-// not notice what others write. In that case the watches are not live, and are woken only by
-// changes through the same table.
+// pollConn returns a connection to poll on, or nil if none can be spared or if polling would not notice
+// other connections' changes. Then the watches are not live, and only changes through the same table wake
+// them.
 func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
 	if most := w.db.Stats().MaxOpenConnections; most == 1 || most == 2 {
 		return nil, nil // a program may need two at the same time
@@ -158,10 +158,10 @@ func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// wakeChanged wakes the watches of objects that are missing, have different labels or a
-// different payload than before, or are read for the first time. The renewal of a lease
-// changes only version and time, so it wakes no watch.
-func (w *watches) wakeChanged(ctx context.Context, conn querier, contents map[objects.ID][]byte) error {
+// wakeChanged wakes the watches of objects that are missing, whose labels or payload have changed, or that
+// are read for the first time. The renewal of a lease changes only version and time, so it wakes no
+// watch.
+func (w *watches) wakeChanged(ctx context.Context, conn reader, contents map[objects.ID][]byte) error {
 	watched := w.hub.Keys()
 	maps.DeleteFunc(contents, func(id objects.ID, _ []byte) bool { return !slices.Contains(watched, id) })
 	for _, id := range watched {

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -38,7 +39,7 @@ func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, 
 
 // create inserts an object, or replaces an existing one if that is allowed.
 func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond objects.Condition) error {
-	done, err := tx.ExecContext(ctx, t.sql.insert, r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload)
+	done, err := tx.ExecContext(ctx, t.in(insertObject), r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload)
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond obj
 	now := time.Now()
 	r.Created = sql.NullInt64{Int64: now.UnixMilli(), Valid: true}
 	r.Updated = r.Created
-	return tx.QueryRowContext(ctx, t.sql.number, r.ID.Type, r.ID.ID, r.Created, now.UnixMicro()).Scan(versionColumn{&r.Version})
+	return tx.QueryRowContext(ctx, t.in(numberObject), r.ID.Type, r.ID.ID, r.Created, now.UnixMicro()).Scan(versionColumn{&r.Version})
 }
 
 // replace writes an object that exists at a version. It returns [sql.ErrNoRows] if there is
@@ -67,7 +68,7 @@ func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond obj
 func (t *Table) replace(ctx context.Context, tx *sql.Tx, r *objects.Row, version int64) error {
 	next := stamp(r, version)
 	err := t.atVersion(ctx, tx, r.ID, version, func(version int64) error {
-		return tx.QueryRowContext(ctx, t.sql.replace, r.ID.Type, r.ID.ID, r.Name, string(r.Labels),
+		return tx.QueryRowContext(ctx, t.in(replaceObject), r.ID.Type, r.ID.ID, r.Name, string(r.Labels),
 			r.Payload, r.Updated, next, version).Scan(versionColumn{&r.Version}, millisColumn{&r.Created})
 	})
 	if err == nil && r.Version != next {
@@ -91,14 +92,14 @@ func stamp(r *objects.Row, version int64) (next int64) {
 // version.
 func (t *Table) PutStatement(r objects.Row, version int64) (query string, args []any, err error) {
 	next := stamp(&r, version)
-	return t.sql.putStatement, []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}, nil
+	return t.in(putStatement), []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}, nil
 }
 
 // takenBy returns an error that names the object that has this one's name, or in another
 // program's table its ID.
 func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 	var other objects.ID
-	err := tx.QueryRowContext(ctx, t.sql.taken, r.ID.Type, r.ID.ID, r.Name.String).Scan(&other.Type, &other.ID)
+	err := tx.QueryRowContext(ctx, t.in(whoIsInTheWay), r.ID.Type, r.ID.ID, r.Name.String).Scan(&other.Type, &other.ID)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: %s", objects.ErrTaken, other)
@@ -116,7 +117,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 	defer cancel()
 	err := t.write(ctx, fence, func(tx *sql.Tx) error {
 		err := t.atVersion(ctx, tx, id, version, func(version int64) error {
-			done, err := tx.ExecContext(ctx, t.sql.remove, id.Type, id.ID, version)
+			done, err := tx.ExecContext(ctx, t.in(removeObject), id.Type, id.ID, version)
 			if err != nil {
 				return err
 			}
@@ -128,14 +129,14 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, t.sql.bury, id.Type, id.ID, version); err != nil {
+		if _, err := tx.ExecContext(ctx, t.in(buryObject), id.Type, id.ID, version); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, t.sql.prune, time.Now().Add(-objects.TombstoneAge).UnixMicro())
+		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro())
 		return err
 	})
 	if err == nil && wake {
-		t.Wake(id)
+		t.watches.hub.Wake(id)
 	}
 	return explain(err)
 }
@@ -173,15 +174,14 @@ func inOneTx(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 	return cmp.Or(fnErr, err)
 }
 
-// FenceStatement returns a statement that fails unless the fence holds.
-func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any) {
+// FenceStatement returns a statement that fails unless the fence holds; one that always succeeds
+// for a nil fence.
+func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, err error) {
 	if fence == nil {
-		return "SELECT 1", nil
+		return "SELECT 1", nil, nil
 	}
-	if fence.Claim != nil {
-		return t.claims.sql.fenceStatement, claimArgs(fence.Claim)
-	}
-	return t.sql.fenceStatement, []any{fence.ID.Type, fence.ID.ID, fence.Record}
+	query, args = fence.Statement(recordFenceStatement, claimFenceStatement)
+	return t.in(query), args, nil
 }
 
 // write runs fn in a transaction that has the write lock, if the fence holds or is nil.
@@ -191,23 +191,20 @@ func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx
 		return err
 	}
 	if fence == nil {
-		return t.transact(ctx, t.sql.lock, fn)
+		return t.transact(ctx, t.takeLock, fn)
 	}
+	query, args := fence.Statement(recordFence, claimFence)
+	kept := &t.check
 	if fence.Claim != nil {
-		return t.transact(ctx, t.sql.lock, func(tx *sql.Tx) error {
-			if err := t.claims.checkFence(ctx, tx, fence.Claim); err != nil {
-				return err
-			}
-			return fn(tx)
-		})
+		kept = &t.checkClaim
 	}
-	check, err := t.fenceCheck(ctx) // before the transaction, which may use the only connection
+	check, err := t.prepared(ctx, kept, t.in(query)) // before the transaction, which may use the only connection
 	if err != nil {
 		return err
 	}
-	return t.transact(ctx, t.sql.lock, func(tx *sql.Tx) error {
+	return t.transact(ctx, t.takeLock, func(tx *sql.Tx) error {
 		var held int
-		err := tx.StmtContext(ctx, check).QueryRowContext(ctx, fence.ID.Type, fence.ID.ID, fence.Record).Scan(&held)
+		err := tx.StmtContext(ctx, check).QueryRowContext(ctx, args...).Scan(&held)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
 			return t.fencedOut(ctx, tx, fence)
@@ -220,35 +217,38 @@ func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx
 
 // fencedOut returns the error of a fence that does not hold.
 func (t *Table) fencedOut(ctx context.Context, tx *sql.Tx, fence *objects.Fence) error {
+	if fence.Claim != nil {
+		return fence.Refused(nil, nil)
+	}
 	switch now, err := t.get(ctx, tx, fence.ID); {
 	case err == nil:
-		return &objects.FencedOut{Now: &now}
+		return fence.Refused(&now, nil)
 	case errors.Is(err, sql.ErrNoRows):
-		return &objects.FencedOut{}
+		return fence.Refused(nil, nil)
 	default:
 		return err
 	}
 }
 
-// fenceCheck returns the statement that checks a fence. It is prepared once, because parsing
+// prepared returns a statement that checks fences. It is prepared once, because parsing
 // it takes longer than running it. Calls that need it at the same moment each prepare one,
 // and the first is kept: a call must not wait for another whose context allows more time.
-func (t *Table) fenceCheck(ctx context.Context) (*sql.Stmt, error) {
-	if check := t.check.Load(); check != nil {
+func (t *Table) prepared(ctx context.Context, kept *atomic.Pointer[sql.Stmt], query string) (*sql.Stmt, error) {
+	if check := kept.Load(); check != nil {
 		return check, nil
 	}
 	var check *sql.Stmt
 	err := whenFree(ctx, func() (err error) {
-		check, err = t.db.PrepareContext(ctx, t.sql.fence)
+		check, err = t.db.PrepareContext(ctx, query)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if !t.check.CompareAndSwap(nil, check) {
+	if !kept.CompareAndSwap(nil, check) {
 		check.Close()
 	}
-	return t.check.Load(), nil
+	return kept.Load(), nil
 }
 
 // transact runs fn in a transaction, after a first statement unless that is empty, when the

@@ -1,0 +1,173 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
+// to another process. A session that detaches a claim stops using it, see [Keys.Detach].
+type Claim struct {
+	Key     tenure.Key `json:"key"` // its Type is the kind
+	Session string     `json:"session"`
+	Token   int64      `json:"token"` // of two claims of one key, the later always has the greater one
+
+	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] counts that.
+	Attempt int `json:"attempt,omitempty"`
+}
+
+func (c Claim) String() string { return c.Key.String() }
+
+func (c Claim) row() objects.Claim {
+	return objects.Claim{Kind: c.Key.Type, ID: c.Key.ID, Session: c.Session, Token: c.Token}
+}
+
+func claimOf(kind, session string, r objects.Claim) Claim {
+	return Claim{Key: tenure.Key{Type: kind, ID: r.ID}, Session: session, Token: r.Token, Attempt: r.Attempts}
+}
+
+func rowsOf(claims []Claim) []objects.Claim {
+	rows := make([]objects.Claim, 0, len(claims))
+	for _, c := range claims {
+		rows = append(rows, c.row())
+	}
+	return rows
+}
+
+var _ tenure.Guard = Claim{}
+
+// longestIdle is how long a fenced transaction on Postgres may idle.
+const longestIdle = time.Minute
+
+// Fence implements [tenure.Guard], so a claim fences writes as a term does: pass it to Fenced and
+// FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
+// [tenure.Fence]. They write only if the key was neither claimed by another session nor freed
+// since; otherwise they return [tenure.ErrLost] and nothing is written. Nothing is locked
+// meanwhile, and any process that was given the claim may write under it.
+func (c Claim) Fence() (*objects.Fence, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	row := c.row()
+	return &objects.Fence{
+		ID: objects.ID(c.Key), Claim: &row, Idle: longestIdle,
+		Yield: func(context.Context) {},
+		Refused: func(_ *objects.Row, why error) error {
+			if why != nil {
+				return fmt.Errorf("%w (its row can't be read: %w)", tenure.ErrLost, why)
+			}
+			return tenure.ErrLost
+		},
+	}, nil
+}
+
+func (c Claim) validate() error {
+	if c.Session == "" || c.Token <= 0 {
+		return fmt.Errorf("%w: no claim is given: %q has no session or no token", tenure.ErrInvalid, c)
+	}
+	return errors.Join(c.Key.Validate(), objects.ValidText("session", c.Session))
+}
+
+// validClaims rejects no claims, values that are none, and claims that are given twice.
+func validClaims(claims []Claim) error {
+	if len(claims) == 0 {
+		return fmt.Errorf("%w: no claims are given", tenure.ErrInvalid)
+	}
+	var errs []error
+	seen := make(map[tenure.Key]bool, len(claims))
+	for _, c := range claims {
+		if seen[c.Key] {
+			errs = append(errs, fmt.Errorf("%w: the claim of %s is given twice", tenure.ErrInvalid, c))
+		}
+		seen[c.Key] = true
+		errs = append(errs, c.validate())
+	}
+	return errors.Join(errs...)
+}
+
+// EndedError is the error of a call that depends on claims of which some have ended: the rows
+// were freed, or are another session's, or were deleted. Then the call has written nothing. It is
+// [tenure.ErrLost].
+type EndedError struct {
+	Claims []Claim // that have ended
+}
+
+func (e *EndedError) Error() string {
+	const most = 5 // named in the text
+	var names []string
+	for _, c := range e.Claims[:min(len(e.Claims), most)] {
+		names = append(names, c.String())
+	}
+	if more := len(e.Claims) - most; more > 0 {
+		names = append(names, fmt.Sprint(more, " more"))
+	}
+	return fmt.Sprintf("%v: finished, freed, deleted or taken by another: %s", tenure.ErrLost, strings.Join(names, ", "))
+}
+
+// Is makes the error match [tenure.ErrLost].
+func (e *EndedError) Is(target error) bool { return target == tenure.ErrLost }
+
+// valueLimit is the limit of a statement that no session sends.
+const valueLimit = 10 * time.Second
+
+// ReleaseDetached frees the keys of claims that another process has detached and handed to this one,
+// see [Keys.Detach]. A process releases its own claims with [Keys.Release]: otherwise its session would
+// not know that the keys are free, and a func that runs for one would go on while another process has it.
+//
+// If one of the claims has ended, [tenure.ErrLost], or is given twice, [tenure.ErrInvalid], none
+// is released. After any other error they may have been released or not.
+func ReleaseDetached(ctx context.Context, store tenure.Store, claims ...Claim) error {
+	return opError("release detached claims", releaseDetached(ctx, store, claims))
+}
+
+func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) error {
+	claimsTable, err := tableOf(store)
+	if err == nil {
+		err = validClaims(claims)
+	}
+	if err != nil {
+		return err
+	}
+	table := &ownerTable{claimsTable, new(groups), valueLimit}
+	type owner struct{ kind, session string }
+	owners := make(map[owner][]objects.Claim)
+	for _, c := range claims {
+		o := owner{c.Key.Type, c.Session}
+		owners[o] = append(owners[o], c.row())
+	}
+	for o, rows := range owners {
+		ended, _, err := table.standing(ctx, o.kind, rows)
+		if err != nil {
+			return err
+		}
+		if len(ended) > 0 {
+			return fmt.Errorf("%w: %s/%s was freed, or another has claimed it", tenure.ErrLost, o.kind, ended[0].ID)
+		}
+	}
+	for o, rows := range owners {
+		for tries := 0; len(rows) > 0; tries++ {
+			if rows, err = table.rows.Free(ctx, o.session, o.kind, idsOf(rows), tokensOf(rows), valueLimit); err != nil {
+				return err
+			}
+			if len(rows) > 0 && !awaitUnlocked(ctx, tries) { // by a write that is about to commit
+				return context.Cause(ctx)
+			}
+		}
+		wake(store, keyOf(o.kind), valueLimit)
+	}
+	return nil
+}
+
+// opError says which operation has failed; nil: none has.
+func opError(operation string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("claims: %s: %w", operation, err)
+}

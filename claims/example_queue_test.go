@@ -1,0 +1,155 @@
+package claims_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+// Workers take the rows of a table of the application, and each row's result is written once.
+func ExampleQueue() {
+	ctx, stop := context.WithCancel(context.Background()) // in a server: signal.NotifyContext
+	defer stop()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	cfg := claims.QueueConfig{
+		Table:    "mails",
+		Attempts: "attempts", NotBefore: "not_before", // both optional
+		Ready:       "status = 'queued'",
+		OrderBy:     "id",
+		Done:        "status = 'sent'",
+		MaxAttempts: 5, Exhausted: "status = 'failed'",
+	}
+	ddl, err := cfg.SQLiteDDL()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// What the application's migrations do.
+	const mails = `CREATE TABLE mails (id INTEGER PRIMARY KEY, address TEXT, status TEXT DEFAULT 'queued')`
+	for _, statement := range []string{mails, ddl, `INSERT INTO mails (address) VALUES ('ann@example.com'), ('bob@example.com')`} {
+		if _, err := store.DB().ExecContext(ctx, statement); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	session, err := claims.NewSession(store, claims.SessionConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	queue, err := claims.NewQueue(store, cfg)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	worker, err := claims.NewWorker(session, queue)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := session.Run(ctx); err != nil {
+			fmt.Println(err)
+		}
+	})
+	var sent sync.WaitGroup
+	sent.Add(2)
+	running.Go(func() {
+		err := worker.Serve(ctx, 16, func(ctx context.Context, claim claims.Claim) error {
+			fmt.Println("mail", claim.Key.ID, "attempt", claim.Attempt)
+			sent.Done()
+			return nil // Serve finishes the row
+		})
+		if err != nil {
+			fmt.Println(err)
+		}
+	})
+	sent.Wait()
+	stop()
+	running.Wait()
+	// Unordered output:
+	// mail 1 attempt 1
+	// mail 2 attempt 1
+}
+
+// The result of a row is written in the transaction that finishes it.
+func ExampleQueue_FinishPostgres() {
+	var queue *claims.Queue // see NewQueue
+	var worker *claims.Worker
+	err := worker.Serve(context.Background(), 16, func(ctx context.Context, claim claims.Claim) error {
+		total := 4200 // computed meanwhile
+		return queue.FinishPostgres(ctx, []claims.Claim{claim}, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO invoices (run, cents) VALUES ($1, $2)`, claim.Key.ID, total)
+			return err
+		})
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
+// A batch is taken and finished without Serve.
+func ExampleWorker_Take() {
+	ctx := context.Background()
+	var queue *claims.Queue // see NewQueue
+	var worker *claims.Worker
+	batch, err := worker.Take(ctx, 100) // waits until there is at least one
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = queue.FinishSQLite(ctx, batch, func(tx *sql.Tx) error {
+		for _, claim := range batch {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO invoices (run) VALUES (?)`, claim.Key.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err) // a *claims.EndedError lists the claims that have ended; nothing was written
+	}
+}
+
+// A server hands rows to workers that do not reach the database.
+func ExampleQueue_TryTakeFor() {
+	ctx := context.Background()
+	var queue *claims.Queue // see NewQueue
+	var lease *tenure.Lease
+	var worker struct { // the session that its first request began
+		Term, Session string
+		Token         int64
+	}
+	if _, err := lease.Resume(ctx, worker.Term, worker.Token); err != nil { // its heartbeat
+		fmt.Println(err)
+		return
+	}
+	batch, err := queue.TryTakeFor(ctx, worker.Session, 10)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("these go to the worker as JSON:", batch)
+	if err := queue.Finish(ctx, batch...); err != nil { // when it has submitted the results
+		fmt.Println(err)
+	}
+	_ = queue.ReleaseAfter(ctx, time.Minute, batch...) // if it says that it can't work on them
+}

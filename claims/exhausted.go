@@ -1,0 +1,149 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// errGoexit is the error of a func that has called runtime.Goexit.
+var errGoexit = errors.New("the func has ended by runtime.Goexit")
+
+// guarded calls a func of the user where no caller of the user's would get its panic, which would end
+// the process, and each replica in turn. The panic is its error, and so is a runtime.Goexit.
+func guarded(fn func() error) error {
+	err, done := errGoexit, make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				err = &tenure.JobPanic{Value: p, Stack: debug.Stack()}
+			}
+		}()
+		err = fn()
+	}()
+	<-done
+	return err
+}
+
+// backoff returns how long a row is left whose func has failed.
+func (q *Queue) backoff(c Claim) (d time.Duration) {
+	if err := guarded(func() error { d = q.cfg.Backoff(c); return nil }); err != nil {
+		q.cfg.Logger.Error("Backoff has failed; using the default", "table", q.cfg.Table, "id", c.Key.ID, "error", err)
+		return backoff(c)
+	}
+	return d
+}
+
+// split returns the claims that still have an attempt, and those that have had all.
+func (q *Queue) split(claims []Claim) (kept, exhausted []Claim) {
+	for _, c := range claims {
+		if q.cfg.MaxAttempts > 0 && c.Attempt > q.cfg.MaxAttempts {
+			exhausted = append(exhausted, c)
+		} else {
+			kept = append(kept, c)
+		}
+	}
+	return kept, exhausted
+}
+
+// onExhausted calls what the config says.
+func (q *Queue) onExhausted(ctx context.Context, c Claim) error {
+	err := guarded(func() error { return q.cfg.OnExhausted(ctx, c) })
+	if err != nil {
+		err = fmt.Errorf("OnExhausted: %w", err)
+	}
+	return err
+}
+
+// retire does with rows of this session that have had all their attempts what the config says.
+func (w *Worker) retire(l *ledger, exhausted []Claim) {
+	switch {
+	case len(exhausted) == 0:
+	case w.q.cfg.OnExhausted == nil:
+		w.kind.background(l, func(ctx context.Context) {
+			w.q.exhaust(ctx, exhausted, func(c Claim) { w.releaseAfter(c, w.q.backoff(c)) })
+		})
+	default:
+		for _, c := range exhausted {
+			w.kind.background(l, func(ctx context.Context) { w.runOne(ctx, c, w.q.onExhausted, nil) })
+		}
+	}
+}
+
+// retireFor is retire for rows that were taken for another session. Its worker does not learn of them,
+// so no other process would free the ones that cannot be retired.
+func (q *Queue) retireFor(ctx context.Context, exhausted []Claim) {
+	if q.cfg.OnExhausted == nil {
+		q.exhaust(ctx, exhausted, func(c Claim) { q.giveBack(ctx, c) })
+		return
+	}
+	for _, c := range exhausted {
+		if err := q.onExhausted(ctx, c); err != nil {
+			q.logUnretired(err, c)
+		}
+		q.giveBack(ctx, c) // unless it was finished
+	}
+}
+
+// giveBack frees a row that was taken for another session, and leaves it for a while.
+func (q *Queue) giveBack(ctx context.Context, c Claim) {
+	d := q.backoff(c)
+	if q.cfg.NotBefore != "" {
+		if err := q.ReleaseAfter(ctx, d, c); err == nil || errors.Is(err, tenure.ErrLost) {
+			return
+		}
+	}
+	q.taker.leave(c.Session, c.Key.ID, d)
+	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
+	defer cancel()
+	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.rows.limit)
+}
+
+// exhaust sets what the config says in rows that have had all their attempts, and frees them. If that
+// fails for one, it tells failed, and the others are retired all the same.
+func (q *Queue) exhaust(ctx context.Context, exhausted []Claim, failed func(Claim)) {
+	answered := make(map[string]bool)
+	fail := func(c Claim, err error) {
+		answered[c.Key.ID] = true
+		q.logUnretired(err, c)
+		failed(c)
+	}
+	err := inGroups(q.rows.groups, exhausted, func(some []Claim) error {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
+		defer cancel()
+		left, err := q.table.End(ending, objects.Ending{Exhausted: true, Unlocked: true}, rowsOf(some), q.rows.limit)
+		if err != nil {
+			return err
+		}
+		lost, locked := q.left(ctx, left)
+		_ = q.endedError(some, lost)
+		isLocked := make(map[string]bool)
+		for _, row := range locked {
+			isLocked[row.ID] = true
+		}
+		for _, c := range some {
+			if isLocked[c.Key.ID] {
+				fail(c, errLocked)
+				continue
+			}
+			answered[c.Key.ID] = true
+			q.ended(nil, c)
+		}
+		return nil
+	}, fail)
+	for _, c := range exhausted {
+		if err != nil && !answered[c.Key.ID] {
+			fail(c, err)
+		}
+	}
+}
+
+func (q *Queue) logUnretired(err error, c Claim) {
+	q.cfg.Logger.Warn("failed to retire a row without attempts left; retrying", "table", q.cfg.Table, "id", c.Key.ID, "error", err)
+}

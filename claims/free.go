@@ -1,0 +1,176 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// free has rows freed, unless their session is lost. Rows that come at the same moment share
+// statements. The caller holds the mutex, and either the term is not over or it is busy.
+func (k *kind) free(l *ledger, rows ...objects.Claim) (batches []*batch) {
+	batches = l.startFreeing(rows)
+	if len(rows) > 0 && !l.freesRows {
+		l.freesRows = true
+		l.term.busy.Go(func() { k.freeBatches(l) })
+	}
+	return batches
+}
+
+// freeBatches frees what is to be freed, until there is nothing more.
+func (k *kind) freeBatches(l *ledger) {
+	runtime.Gosched() // funcs that return at the same moment share a statement
+	var hinted time.Time
+	for {
+		k.s.mu.Lock()
+		b := l.nextBatch()
+		l.freesRows = b != nil
+		k.s.mu.Unlock()
+		if b == nil {
+			return
+		}
+		locked := k.freeBatch(l, b.rows)
+		k.s.mu.Lock()
+		l.freed(objects.Subtract(b.rows, locked))
+		last := len(l.toFree) == 0
+		k.s.mu.Unlock()
+		if len(locked) == 0 {
+			close(b.done)
+		} else { // by a fenced write, which may hang: others don't wait for it
+			l.term.busy.Go(func() { k.freeLocked(l, b, locked) })
+		}
+		if last || time.Since(hinted) > coalesce {
+			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // beside the next batch
+			hinted = time.Now()
+		}
+	}
+}
+
+// freeLocked frees the rest of a batch as soon as no other transaction locks it.
+func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
+	locked := rows
+	for tries := 0; len(rows) > 0 && awaitUnlocked(l.term.ctx, tries); tries++ {
+		rows = k.freeBatch(l, rows)
+	}
+	k.s.mu.Lock()
+	l.freed(locked)
+	k.s.mu.Unlock()
+	close(b.done)
+	k.s.wake(keyOf(k.name))
+}
+
+// freeBatch frees rows, and returns those that another transaction has locked. It tries until it has
+// an answer, because no other session would free them as long as this one lives. A row that the
+// database refuses to free is freed later.
+func (k *kind) freeBatch(l *ledger, rows []objects.Claim) (locked []objects.Claim) {
+	t := l.term
+	for failures := 0; t.ctx.Err() == nil; failures++ {
+		locked, refused, err := k.s.free(t.ctx, k.table, t.id, k.name, rows)
+		if err == nil {
+			if len(refused) > 0 {
+				k.s.mu.Lock()
+				k.doubt(l, doubt{until: time.Now()}, idsOf(refused)...)
+				k.s.mu.Unlock()
+			}
+			return locked
+		}
+		k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to free keys; retrying", err, "kind", k.name)
+		pace.Sleep(t.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
+	}
+	return nil
+}
+
+// reclaim frees those of the rows that name the session and are unknown, and returns which are free
+// now. They get new tokens when they are taken, because the old ones may have been used. The caller
+// has the turn.
+func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	k.s.mu.Lock()
+	rows = k.unknown(l, rows)
+	for _, r := range rows {
+		k.doubt(l, doubt{until: time.Now()}, r.ID) // it may be locked, for example
+	}
+	k.s.mu.Unlock()
+	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows)
+	if err != nil {
+		return nil, err
+	}
+	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
+}
+
+// freeAll frees all rows that name a session, except those to skip, and returns how many.
+func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
+	for _, table := range s.tables() { // one that fails does not keep the others
+		n, failed := s.freeRows(ctx, table, id, skip)
+		freed, err = freed+n, cmp.Or(err, failed)
+	}
+	return freed, err
+}
+
+func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, skip func(objects.Claim) bool) (freed int, err error) {
+	most := 20 // at first: they are free in a moment, however many there are
+	var last objects.Claim
+	var hinted time.Time
+	for {
+		var rows []objects.Claim
+		n, err := table.groups.page(ctx, most, func(n int) (err error) {
+			rows, err = table.rows.Owned(ctx, id, last.Kind, last.ID, n, s.limit)
+			return err
+		})
+		if err != nil || len(rows) == 0 {
+			return freed, err
+		}
+		last, most = rows[len(rows)-1], 2*n
+		ofKind := make(map[string][]objects.Claim)
+		for _, r := range rows {
+			if skip == nil || !skip(r) {
+				ofKind[r.Kind] = append(ofKind[r.Kind], r)
+			}
+		}
+		hint := len(rows) < n || time.Since(hinted) > coalesce
+		for kind, rows := range ofKind {
+			locked, refused, err := s.free(ctx, table, id, kind, rows)
+			if err != nil {
+				return freed, err
+			}
+			freed += len(rows) - len(locked) - len(refused)
+			if hint {
+				s.wake(keyOf(kind))
+				hinted = time.Now()
+			}
+		}
+	}
+}
+
+// free frees rows of a session, and returns those that it could not free because another transaction
+// has locked them, and those that the database refuses to have freed.
+func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
+	var why error
+	err = inGroups(table.groups, rows, func(rows []objects.Claim) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		freeing, cancel := s.writeContext(ctx)
+		defer cancel()
+		more, err := table.rows.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+		locked = append(locked, more...)
+		if errors.Is(err, context.DeadlineExceeded) { // to free a claim twice does no harm
+			return &objects.TooSlow{Cause: err}
+		}
+		return err
+	}, func(row objects.Claim, err error) {
+		refused, why = append(refused, row), err
+	})
+	if len(refused) > 0 { // one line, however many they are
+		s.cfg.Logger.Warn("the database refuses to free a key; retrying within a TTL", "session", id, "kind", kind, "key", refused[0].ID, "keys", len(refused), "error", why)
+	}
+	return locked, refused, err
+}

@@ -1,0 +1,361 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// kind owns the state of a session's claims of one kind, and runs their statements. [Keys] and [Worker]
+// are its two faces, and use only its methods.
+type kind struct {
+	s     *Session
+	name  string
+	table *ownerTable
+	turn  chan struct{} // held while a statement that takes rows is under way; comes before the session's mu
+
+	// The session's mu guards the fields below.
+	ledger  *ledger          // of the latest term; nil before the first
+	running map[string]*call // the funcs of do, also those of terms that were lost
+	strays  map[string]bool  // the keys of running whose claims have ended
+}
+
+// call is one call of do.
+type call struct {
+	of     *ledger
+	token  int64
+	cancel context.CancelCauseFunc
+	kept   bool          // of a row: it is not freed when the func returns, or is free already
+	freed  chan struct{} // closed when the func has returned and its key is free
+}
+
+func (call *call) isFor(session string, token int64) bool {
+	return call != nil && call.of.term.id == session && call.token == token
+}
+
+// newKind adds a kind to a session.
+func newKind(s *Session, name string, table *ownerTable) (*kind, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kinds[name] != nil {
+		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, name)
+	}
+	k := &kind{s: s, name: name, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+	s.kinds[name] = k
+	if s.term != nil {
+		k.enter(s.term)
+	}
+	return k, nil
+}
+
+// drop undoes newKind for a kind that has not been used.
+func (k *kind) drop() {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	delete(k.s.kinds, k.name)
+}
+
+// enter begins to claim under a term. The caller holds the mutex.
+func (k *kind) enter(t *term) {
+	for id := range k.running {
+		k.strays[id] = true
+	}
+	l := newLedger(t, 2*k.s.limit, k.s.cfg.TTL)
+	k.ledger = l
+	t.busy.Go(func() { k.reconcile(l) })
+}
+
+// stop tells the funcs that run under a term to return. The caller holds the mutex.
+func (k *kind) stop(t *term, cause error) {
+	for _, call := range k.running {
+		if call.of.term == t {
+			call.cancel(cause)
+		}
+	}
+}
+
+// begin waits for a session, and for the turn to take rows. The caller calls done when its
+// statements have been answered.
+func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
+	if err := k.s.await(ctx); err != nil {
+		return nil, nil, err
+	}
+	select {
+	case k.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return k.ledger, func() { <-k.turn }, nil
+}
+
+// over returns why nothing more may be claimed for a ledger: after its end, rows would name a session
+// that is gone.
+func (k *kind) over(l *ledger) error {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return k.s.over(l.term)
+}
+
+// claimable returns those of the keys that the session may claim. It runs no key twice: one whose
+// func still runs, for a session that was lost, is not claimable.
+func (k *kind) claimable(l *ledger, ids []string) ([]string, error) {
+	if err := k.over(l); err != nil {
+		return nil, err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return slices.DeleteFunc(l.claimable(ids), func(id string) bool { return k.running[id] != nil }), nil
+}
+
+// keep makes claims of rows that were taken, except those for which a func of this process still runs,
+// which it frees. An answer that comes after the trust in the session has ended counts as a refusal.
+func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if err := k.s.over(l.term); err != nil {
+		return nil, err
+	}
+	if l.add(rows) {
+		l.term.recheckRequests()
+	}
+	kept = make([]Claim, 0, len(rows))
+	for _, r := range rows {
+		if k.running[r.ID] != nil {
+			k.free(l, r)
+		} else {
+			kept = append(kept, claimOf(k.name, l.term.id, r))
+		}
+	}
+	return kept, nil
+}
+
+// do calls fn for a claim, see [Keys.Do].
+func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) error {
+	if fn == nil {
+		return opError("do "+c.String(), fmt.Errorf("%w: fn is nil", tenure.ErrInvalid))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	call, err := k.beginFunc(c, cancel)
+	if err != nil {
+		return opError("do "+c.String(), err)
+	}
+	defer k.endFunc(c, call) // also after a panic
+	err = fn(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) {
+		err = errors.Join(opError("do "+c.String(), cause), err)
+	}
+	return err
+}
+
+func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if err := k.check(c); err != nil {
+		return nil, err
+	}
+	if k.running[c.Key.ID] != nil {
+		return nil, fmt.Errorf("%w: a func runs for it", tenure.ErrInvalid)
+	}
+	call := &call{of: k.ledger, token: c.Token, cancel: cancel, freed: make(chan struct{})}
+	k.running[c.Key.ID] = call
+	if k.ledger.requested[c.Key.ID] {
+		cancel(errRequested)
+	}
+	k.ledger.term.busy.Add(1)
+	return call, nil
+}
+
+// endFunc frees the key of a func that has returned, unless its session is lost.
+func (k *kind) endFunc(c Claim, call *call) {
+	defer call.of.term.busy.Done()
+	defer close(call.freed)
+	k.s.mu.Lock()
+	delete(k.running, c.Key.ID)
+	delete(k.strays, c.Key.ID)
+	var batches []*batch
+	if !call.kept {
+		batches = k.free(call.of, c.row())
+	}
+	k.s.mu.Unlock()
+	for _, b := range batches {
+		<-b.done
+	}
+}
+
+// holds reports whether the session holds a claim, and may rely on it.
+func (k *kind) holds(c Claim) bool {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return k.check(c) == nil
+}
+
+// check returns nil if the session holds a claim. The caller holds the mutex.
+func (k *kind) check(c Claim) error {
+	switch {
+	case c.Key.Type != k.name:
+		return fmt.Errorf("%w: its kind is not %q", tenure.ErrInvalid, k.name)
+	case k.ledger == nil || c.Session != k.ledger.term.id:
+		return fmt.Errorf("%w: its session %s has ended, or is another's", tenure.ErrLost, c.Session)
+	}
+	if over := k.s.over(k.ledger.term); over != nil {
+		return fmt.Errorf("%w: its session has ended: %w", tenure.ErrLost, over)
+	}
+	if !k.ledger.holds(c.Key.ID, c.Token) {
+		return fmt.Errorf("%w: it was released or detached", tenure.ErrLost)
+	}
+	return nil
+}
+
+// size returns how many claims the session holds.
+func (k *kind) size() int {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return k.ledger.size()
+}
+
+// release frees keys, see [Keys.Release].
+func (k *kind) release(ctx context.Context, claims []Claim) error {
+	waits, err := k.startRelease(claims)
+	for _, freed := range waits {
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return opError("release "+k.name, context.Cause(ctx))
+		}
+	}
+	return opError("release "+k.name, err)
+}
+
+// startRelease returns what is closed when the keys are free. Among them may be keys for which funcs
+// still run while the session closes, which has told them to return.
+func (k *kind) startRelease(claims []Claim) (waits []chan struct{}, err error) {
+	if err := validClaims(claims); err != nil {
+		return nil, err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, c := range claims {
+		call := k.running[c.Key.ID]
+		closing := call.isFor(c.Session, c.Token) && !call.kept && errors.Is(call.of.term.over, tenure.ErrShutdown)
+		if err := k.check(c); err != nil && !closing {
+			return nil, fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	var idle []objects.Claim
+	for _, c := range claims {
+		if call := k.running[c.Key.ID]; call != nil {
+			call.cancel(tenure.ErrResigned)
+			waits = append(waits, call.freed)
+		} else {
+			idle = append(idle, c.row())
+		}
+	}
+	for _, b := range k.free(k.ledger, idle...) {
+		waits = append(waits, b.done)
+	}
+	return waits, nil
+}
+
+// detach ends the session's own use of claims, see [Keys.Detach].
+func (k *kind) detach(claims []Claim) error {
+	return opError("detach "+k.name, k.startDetach(claims))
+}
+
+func (k *kind) startDetach(claims []Claim) error {
+	if err := validClaims(claims); err != nil {
+		return err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, c := range claims {
+		err := k.check(c)
+		if err == nil && k.running[c.Key.ID] != nil {
+			err = fmt.Errorf("%w: a func runs for it", tenure.ErrInvalid)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	l := k.ledger
+	if l.detach(claims); len(l.detached) >= l.forgetAt {
+		l.forgetAt = math.MaxInt
+		l.term.busy.Go(func() { _ = k.forgetDetached(l) })
+	}
+	return nil
+}
+
+// ended notes that claims have ended. If that is a loss, it tells their funcs to return.
+func (k *kind) ended(lost error, claims ...Claim) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, c := range claims {
+		k.end(lost, c)
+	}
+}
+
+// end notes that a claim has ended. The caller holds the mutex.
+func (k *kind) end(lost error, c Claim) {
+	if l := k.ledger; l != nil && l.term.id == c.Session {
+		l.end(c.Key.ID, c.Token)
+	}
+	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
+		call.kept, k.strays[c.Key.ID] = true, true
+		if lost != nil {
+			call.cancel(lost)
+		}
+	}
+}
+
+// unended reports whether a func runs for a claim that it has not ended.
+func (k *kind) unended(c Claim) bool {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	call := k.running[c.Key.ID]
+	return call.isFor(c.Session, c.Token) && !call.kept
+}
+
+// strayIDs returns the keys for which a func runs whose claim has ended.
+func (k *kind) strayIDs() []string {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return slices.AppendSeq([]string{}, maps.Keys(k.strays))
+}
+
+// background runs fn as a part of the term, unless that is over. Then all rows are freed.
+func (k *kind) background(l *ledger, fn func(context.Context)) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if l.term.over == nil {
+		l.term.busy.Go(func() { fn(l.term.ctx) })
+	}
+}
+
+// freeAfter keeps a claim for a while although its func returns, and frees it then.
+func (k *kind) freeAfter(d time.Duration, c Claim) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if k.check(c) != nil {
+		return
+	}
+	l := k.ledger
+	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
+		call.kept = true
+	}
+	time.AfterFunc(d, func() {
+		k.s.mu.Lock()
+		defer k.s.mu.Unlock()
+		if l.term.over == nil && l.holds(c.Key.ID, c.Token) {
+			k.free(l, c.row())
+		}
+	})
+}

@@ -1,0 +1,277 @@
+package claims
+
+import (
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// ledger is what one term of a session knows about the claims of one kind. It does no I/O. The
+// session's mu guards it.
+type ledger struct {
+	term      *term
+	held      map[string]int64 // the tokens of the claims that are held
+	requested map[string]bool  // the held claims that another process has asked for
+	early     map[string]int64 // the tokens of requested claims that were not held when the request was read
+	freeing   map[string]int   // how many claims of a key are being freed: the key may have been taken again before the answer
+	detached  map[string]int64 // the tokens of claims whose rows name the session, and that it does not use any more
+	doubts    doubts
+
+	newest   int64 // the greatest token of a claim that was held, or of a row that was freed as unknown
+	changes  int   // how often a claim was added or dropped
+	forgetAt int   // how many detached claims there are when it is time to forget those that have ended
+
+	toFree    []*batch // in this order
+	freesRows bool     // a goroutine frees them
+}
+
+// batch is some rows that one statement frees.
+type batch struct {
+	rows []objects.Claim
+	done chan struct{} // closed when the rows are free, or the session is lost
+}
+
+func newLedger(t *term, settle, ttl time.Duration) *ledger {
+	return &ledger{
+		term: t, held: make(map[string]int64), requested: make(map[string]bool), early: make(map[string]int64),
+		freeing: make(map[string]int), detached: make(map[string]int64), forgetAt: perStatement,
+		doubts: doubts{settle: settle, ttl: ttl, rows: make(map[string]doubt), changed: make(chan struct{}, 1)},
+	}
+}
+
+// size returns how many claims are held.
+func (l *ledger) size() int {
+	if l == nil || l.term.over != nil {
+		return 0
+	}
+	return len(l.held)
+}
+
+// holds reports whether a claim is held.
+func (l *ledger) holds(id string, token int64) bool {
+	now, held := l.held[id]
+	return held && now == token
+}
+
+// owns reports whether a row is as it should be for a claim that is held or detached.
+func (l *ledger) owns(r objects.Claim) bool {
+	return r.Session == l.term.id && (l.holds(r.ID, r.Token) || l.detached[r.ID] == r.Token)
+}
+
+// knows reports whether the term still has to do with a row that names it.
+func (l *ledger) knows(r objects.Claim) bool {
+	_, held := l.held[r.ID]
+	return held || l.freeing[r.ID] > 0 || l.detached[r.ID] == r.Token
+}
+
+// claimable returns those of the keys that are neither held nor being freed.
+func (l *ledger) claimable(ids []string) (claimable []string) {
+	for _, id := range ids {
+		if _, held := l.held[id]; !held && l.freeing[id] == 0 {
+			claimable = append(claimable, id)
+		}
+	}
+	return claimable
+}
+
+// add notes rows that were taken. It reports whether another process has asked for one already.
+func (l *ledger) add(rows []objects.Claim) (requested bool) {
+	for _, r := range rows {
+		l.held[r.ID] = r.Token
+		l.changes++
+		l.newest = max(l.newest, r.Token)
+		delete(l.detached, r.ID)
+		if l.early[r.ID] == r.Token {
+			delete(l.early, r.ID)
+			requested = true
+		}
+	}
+	return requested
+}
+
+// request notes that another process asks for a claim. It reports whether the claim is held and
+// was not asked for before. Gone says that the claim has ended.
+func (l *ledger) request(r objects.Claim) (first bool) {
+	if l.requested[r.ID] {
+		return false
+	}
+	delete(l.early, r.ID)
+	if r.Gone {
+		return false
+	}
+	if !l.holds(r.ID, r.Token) { // it is detached, being freed, or its statement has not been answered yet
+		l.early[r.ID] = r.Token
+		return false
+	}
+	l.requested[r.ID] = true
+	return true
+}
+
+// drop notes that the claim of a key is held no more.
+func (l *ledger) drop(id string) {
+	if _, held := l.held[id]; held {
+		delete(l.held, id)
+		delete(l.requested, id)
+		l.changes++
+	}
+}
+
+// detach notes that held claims are not used any more. Their rows go on naming the session.
+func (l *ledger) detach(claims []Claim) {
+	for _, c := range claims {
+		l.drop(c.Key.ID)
+		l.detached[c.Key.ID] = c.Token
+	}
+}
+
+// end notes that a claim has ended, whether it was held or detached.
+func (l *ledger) end(id string, token int64) {
+	if l.holds(id, token) {
+		l.drop(id)
+	}
+	if l.detached[id] == token {
+		delete(l.detached, id)
+	}
+}
+
+// startFreeing puts rows into batches to be freed, and returns those batches.
+func (l *ledger) startFreeing(rows []objects.Claim) (batches []*batch) {
+	for _, r := range rows {
+		l.drop(r.ID)
+		l.freeing[r.ID]++
+		if n := len(l.toFree); n == 0 || len(l.toFree[n-1].rows) == perStatement {
+			l.toFree = append(l.toFree, &batch{done: make(chan struct{})})
+		}
+		b := l.toFree[len(l.toFree)-1]
+		b.rows = append(b.rows, r)
+		if n := len(batches); n == 0 || batches[n-1] != b {
+			batches = append(batches, b)
+		}
+	}
+	return batches
+}
+
+// nextBatch returns the next batch to free; nil: there is none.
+func (l *ledger) nextBatch() (b *batch) {
+	if len(l.toFree) > 0 {
+		b, l.toFree = l.toFree[0], l.toFree[1:]
+	}
+	return b
+}
+
+// freed notes that rows are free, or will not be freed any more.
+func (l *ledger) freed(rows []objects.Claim) {
+	for _, r := range rows {
+		if l.freeing[r.ID]--; l.freeing[r.ID] == 0 {
+			delete(l.freeing, r.ID)
+		}
+	}
+}
+
+// doubt is why a session looks at rows again.
+type doubt struct {
+	soon  time.Time // until then a statement whose answer was lost lands, unless it is very late; zero: there is none
+	until time.Time // a look that begins later, and finds nothing, ends the doubt
+}
+
+func (d doubt) and(other doubt) doubt {
+	return doubt{later(d.soon, other.soon), later(d.until, other.until)}
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// doubts say at which rows of one kind a session has to look, and when.
+type doubts struct {
+	settle time.Duration // after it a statement has ended, unless it was on its way for long
+	ttl    time.Duration
+
+	rows     map[string]doubt // about single rows
+	any      doubt            // about rows whose IDs are not known; a zero until: there is none
+	rowsAt   time.Time        // when to look at the single rows
+	anyAt    time.Time        // when to look at all that the session owns
+	lookedAt time.Time        // when that was done last
+	changed  chan struct{}    // receives when a doubt was added
+}
+
+// add has rows looked at, or, if none are given, all that the session owns.
+func (d *doubts) add(now time.Time, why doubt, ids ...string) {
+	at := now
+	switch {
+	case !why.soon.IsZero():
+		at = now.Add(d.settle)
+	case len(ids) > 0:
+		at = now.Add(d.ttl)
+	}
+	if len(ids) == 0 {
+		if at = later(at, d.lookedAt.Add(d.ttl)); d.any.until.IsZero() || at.Before(d.anyAt) {
+			d.anyAt = at
+		}
+		d.any = d.any.and(why)
+	} else if len(d.rows) == 0 || at.Before(d.rowsAt) {
+		d.rowsAt = at
+	}
+	for _, id := range ids {
+		d.rows[id] = d.rows[id].and(why)
+	}
+	notify(d.changed)
+}
+
+// due returns what has to be looked at now, and when something has to be; zero: nothing is in doubt.
+func (d *doubts) due(now time.Time) (rows, all bool, at time.Time) {
+	if len(d.rows) > 0 {
+		rows, at = !now.Before(d.rowsAt), d.rowsAt
+	}
+	if !d.any.until.IsZero() {
+		all = !now.Before(d.anyAt)
+		if at.IsZero() || d.anyAt.Before(at) {
+			at = d.anyAt
+		}
+	}
+	return rows, all, at
+}
+
+// unsure reports whether a statement whose answer was lost may land at any time, on rows whose IDs
+// are not known.
+func (d *doubts) unsure(now time.Time) bool { return now.Before(d.any.soon) }
+
+// looked ends the doubts about rows that were over when a look at them began.
+func (d *doubts) looked(began time.Time, ids []string) {
+	for _, id := range ids {
+		if why, doubtful := d.rows[id]; doubtful && !why.until.After(began) {
+			delete(d.rows, id)
+		}
+	}
+}
+
+// again says when to look at the single rows again, after a look that began at a time.
+func (d *doubts) again(began, now time.Time) {
+	pause := d.ttl
+	for _, why := range d.rows {
+		if why.soon.After(began) {
+			pause = d.settle
+			break
+		}
+	}
+	d.rowsAt = now.Add(pause)
+}
+
+// lookedAtAll notes a look at all that the session owns, and whether it came to its end.
+func (d *doubts) lookedAtAll(began, now time.Time, complete bool) {
+	if d.lookedAt = now; complete && !d.any.until.After(began) {
+		d.any = doubt{}
+	}
+	d.anyAt = now.Add(max(d.ttl, lookShare*now.Sub(began)))
+}
+
+// notify sends to a channel that has room for one, unless it is full.
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,110 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// ownerTable is a table whose rows name their owners: that of the claims, or one of the user.
+type ownerTable struct {
+	rows   objects.ClaimStore
+	groups *groups       // of its statements
+	limit  time.Duration // of a statement
+}
+
+// look returns those of the rows that exist.
+func (t *ownerTable) look(ctx context.Context, kind string, ids []string) (rows []objects.Claim, err error) {
+	err = inGroups(t.groups, ids, func(ids []string) error {
+		some, err := t.rows.Look(ctx, kind, ids, t.limit)
+		rows = append(rows, some...)
+		return err
+	}, nil)
+	return rows, err
+}
+
+// owned returns rows of a kind that a session owns, the ones after another row, and whether there may
+// be more.
+func (t *ownerTable) owned(ctx context.Context, kind, session, after string) (rows []objects.Claim, more bool, err error) {
+	n, err := t.groups.page(ctx, perStatement, func(n int) (err error) {
+		rows, err = t.rows.Owned(ctx, session, kind, after, n, t.limit)
+		return err
+	})
+	more = len(rows) == n
+	if i := slices.IndexFunc(rows, func(r objects.Claim) bool { return r.Kind != kind }); i >= 0 {
+		rows, more = rows[:i], false
+	}
+	return rows, more, err
+}
+
+// standing returns which of the claims have ended, and which have not.
+func (t *ownerTable) standing(ctx context.Context, kind string, rows []objects.Claim) (ended, stand []objects.Claim, err error) {
+	if len(rows) == 0 {
+		return nil, nil, nil
+	}
+	now, err := t.look(ctx, kind, idsOf(rows))
+	if err != nil {
+		return nil, nil, err
+	}
+	owners := make(map[string]objects.Claim, len(now))
+	for _, row := range now {
+		owners[row.ID] = row
+	}
+	for _, row := range rows {
+		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {
+			ended = append(ended, row)
+		} else {
+			stand = append(stand, row)
+		}
+	}
+	return ended, stand, nil
+}
+
+// fits rejects keys that are too long for the database.
+func (t *ownerTable) fits(kind string, ids ...string) error {
+	most := t.rows.LongestKey()
+	for _, id := range append([]string{""}, ids...) {
+		if n := len(kind) + len(id); most > 0 && n > most {
+			return fmt.Errorf("%w: key %q of kind %q has %d bytes together with its kind: the database's indexes allow %d (use a hash of it)",
+				tenure.ErrInvalid, shortened(id), shortened(kind), n, most)
+		}
+	}
+	return nil
+}
+
+// shortened returns the beginning of a text that may be long.
+func shortened(s string) string {
+	const most = 50
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
+// awaitUnlocked pauses before the next try to write rows that another transaction has locked, without
+// a connection. It returns false once ctx is done.
+func awaitUnlocked(ctx context.Context, tries int) bool {
+	return pace.Sleep(ctx, 5*time.Millisecond<<min(tries, 7))
+}
+
+func idsOf(rows []objects.Claim) []string {
+	ids := make([]string, 0, len(rows))
+	for _, r := range rows {
+		ids = append(ids, r.ID)
+	}
+	return ids
+}
+
+func tokensOf(rows []objects.Claim) []int64 {
+	tokens := make([]int64, 0, len(rows))
+	for _, r := range rows {
+		tokens = append(tokens, r.Token)
+	}
+	return tokens
+}

@@ -1,0 +1,230 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/reach"
+)
+
+// Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The claim of
+// a row stands in the row itself: which session owns it, and under which fencing token. A claim costs
+// nothing while it is held. A [Worker] takes rows for this process's session. A Queue goes by the
+// database alone: it finishes and releases claims by value, whichever session they are of.
+//
+// A [Claim] of a row has the table's name as its Key.Type, and the row's ID as text in Key.ID.
+//
+// All methods are safe for concurrent use.
+type Queue struct {
+	store tenure.Store
+	cfg   QueueConfig
+	table objects.RowsTable
+	rows  *ownerTable // the same
+	taker *taker      // for sessions of remote workers
+
+	mu      sync.Mutex // guards the fields below; never held across I/O, nor with a session's
+	workers []*Worker
+	ends    []*ending // rows to be finished one by one
+	busy    bool      // a goroutine finishes them
+}
+
+// queueLimit is the limit of a queue's statements: as of a session with the default TTL.
+const queueLimit = 5 * time.Second
+
+// NewQueue returns a queue in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no
+// I/O. An [tenure.ErrInvalid] names everything that is wrong with the config; any other store is
+// [errors.ErrUnsupported].
+func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
+	return newQueue(store, cfg, func(cfg objects.RowsConfig, logger *slog.Logger) (objects.RowsTable, error) {
+		if objects.IsNil(store) {
+			return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
+		}
+		switch store := store.(type) {
+		case *tenure.PostgresStore:
+			return reach.Postgres(store).Rows(cfg, logger), nil
+		case *tenure.SQLiteStore:
+			return reach.SQLite(store).Rows(cfg, logger), nil
+		}
+		return nil, fmt.Errorf("%w: %T has no rows", errors.ErrUnsupported, store)
+	})
+}
+
+func newQueue(store tenure.Store, cfg QueueConfig, open func(objects.RowsConfig, *slog.Logger) (objects.RowsTable, error)) (*Queue, error) {
+	cfg = cfg.withDefaults()
+	q := &Queue{store: store, cfg: cfg}
+	err := cfg.validate()
+	if err == nil {
+		q.table, err = open(cfg.statements(), cfg.Logger)
+	}
+	if err != nil {
+		return nil, opError("new queue", err)
+	}
+	q.rows = &ownerTable{q.table, new(groups), queueLimit}
+	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
+	return q, nil
+}
+
+// addWorker adds a worker, which is told of the claims that the queue ends.
+func (q *Queue) addWorker(w *Worker) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.workers = append(q.workers, w)
+}
+
+func (q *Queue) allWorkers() []*Worker {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.workers)
+}
+
+// ended tells the workers that claims have ended; lost says why, if that is a loss.
+func (q *Queue) ended(lost error, claims ...Claim) {
+	for _, w := range q.allWorkers() {
+		w.kind.ended(lost, claims...)
+	}
+}
+
+// Check returns a [tenure.ErrSetup] if the table is not fit for claims. Its text says what is
+// missing, with the DDL that adds it. The first statement checks that too; Check is for programs
+// that want to fail when they start.
+func (q *Queue) Check(ctx context.Context) error {
+	return q.failed("check", q.table.Check(ctx, q.rows.limit))
+}
+
+func (q *Queue) failed(what string, err error) error {
+	return opError(what+" rows of "+q.cfg.Table, err)
+}
+
+// OwnedBy returns all claims of a session on rows of the table, by its ID.
+func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, err error) {
+	for after, more := "", true; more; {
+		var rows []objects.Claim
+		if rows, more, err = q.rows.owned(ctx, q.cfg.Table, session, after); err != nil {
+			return nil, q.failed("list", err)
+		}
+		if claims = append(claims, q.claimsOf(rows)...); len(rows) > 0 {
+			after = rows[len(rows)-1].ID
+		}
+	}
+	return claims, nil
+}
+
+func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
+	claims := make([]Claim, 0, len(rows))
+	for _, row := range rows {
+		claims = append(claims, claimOf(q.cfg.Table, row.Session, row))
+	}
+	return claims
+}
+
+// Release gives rows back by value: any session may take them at once. A func of [Worker.Do] that runs
+// for one is not told; [Worker.Release] tells it, and waits.
+//
+// If one of the claims has ended, it returns an [*EndedError] and none is released.
+func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
+	err := q.valid(claims)
+	if err == nil {
+		if err = q.end(ctx, objects.Ending{}, claims); err == nil {
+			q.Wake()
+		}
+	}
+	return q.failed("release", err)
+}
+
+// ReleaseAfter gives rows back by value, and no session takes them for that long by the database's
+// clock. Without [QueueConfig.NotBefore] it is [tenure.ErrInvalid]. A func of [Worker.Do] that releases
+// its own row returns soon afterwards.
+//
+// If one of the claims has ended, it returns an [*EndedError] and none is released.
+func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Claim) error {
+	err := q.valid(claims)
+	switch {
+	case q.cfg.NotBefore == "":
+		err = fmt.Errorf("%w: ReleaseAfter needs a column that keeps the time: set NotBefore", tenure.ErrInvalid)
+	case d < 0:
+		err = fmt.Errorf("%w: %v is negative", tenure.ErrInvalid, d)
+	}
+	if err == nil {
+		err = q.end(ctx, objects.Ending{After: max(d, time.Microsecond)}, claims)
+	}
+	return q.failed("release", err)
+}
+
+// Wake wakes the callers that wait for rows, in other processes too. Call it after rows were added,
+// once for all of them. Errors don't matter: a hint may be lost in any case.
+func (q *Queue) Wake() { wake(q.store, keyOf(q.cfg.Table), q.rows.limit) }
+
+// valid rejects what can't be claims of rows of this table.
+func (q *Queue) valid(claims []Claim) error {
+	errs := []error{validClaims(claims)}
+	for _, c := range claims {
+		if c.Key.Type != q.cfg.Table {
+			errs = append(errs, fmt.Errorf("%w: %s is not of table %q", tenure.ErrInvalid, c, q.cfg.Table))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// TryTakeFor takes at most n rows that are free and ready for another session, by its ID, and does
+// not wait: it may return none. It is for the server of workers that don't reach the database
+// themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not
+// hold them. The session must not be one that a process runs by [Session.Run], which frees rows of
+// which it does not know. If the answer is lost, [Queue.OwnedBy] returns what was taken.
+func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session))
+	switch {
+	case session == "":
+		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
+	case n < 1:
+		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
+	}
+	if err != nil {
+		return nil, q.failed("take", err)
+	}
+	rows, err := q.taker.take(ctx, session, min(n, perStatement), nil, func(n int, skip, only []string) ([]objects.Claim, error) {
+		return q.table.TakeReady(ctx, session, n, skip, only, q.rows.limit)
+	})
+	if len(rows) == 0 && err != nil {
+		return nil, q.failed("take", err)
+	}
+	kept, exhausted := q.split(q.claimsOf(rows))
+	q.retireFor(ctx, exhausted)
+	return kept, nil
+}
+
+// TakeFor is [Queue.TryTakeFor], and waits until a row is ready. It returns none, and no error, if ctx
+// is done before. While it waits, the rows of a session that expires are free at once rather than
+// within a TTL, if this process has a [Worker] of the queue whose session runs.
+func (q *Queue) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+	take := func() ([]Claim, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may take rows all the same
+		defer cancel()
+		return q.TryTakeFor(ctx, session, n)
+	}
+	got, err := take()
+	if err != nil || len(got) > 0 {
+		return got, err
+	}
+	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // then it looks again before it waits, so that no hint is missed
+	defer hints.Stop()
+	for _, w := range q.allWorkers() {
+		defer w.s.sweeper.addWaiter()()
+	}
+	var spurious pace.Limiter
+	for woken := false; ctx.Err() == nil; {
+		if got, err := take(); err != nil || len(got) > 0 {
+			return got, err
+		}
+		pause := pace.Jitter(q.cfg.PollInterval)
+		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
+	}
+	return nil, nil
+}

@@ -1,0 +1,234 @@
+//go:build unix
+
+package main
+
+import (
+	"cmp"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// The values of -on-loss.
+const (
+	onLossStop = "stop"
+	onLossKill = "kill"
+)
+
+// defaultType is the type of a key given without one. The library's default key has
+// the same type.
+const defaultType = "reconciler_lease"
+
+// longestTTL is far longer than anyone needs, and far too short to overflow.
+const longestTTL = 10000 * time.Hour
+
+// options holds the values of all flags. Each command takes the flags that it names.
+type options struct {
+	guardConfig
+
+	given map[string]bool // which flags were
+
+	store    storeFlag
+	keyName  string
+	json     bool
+	kind     string
+	sessions bool
+	print    bool
+	to       string
+	wait     time.Duration
+
+	replica      string
+	ttl          time.Duration
+	missed       int
+	renew        time.Duration
+	acquire      time.Duration
+	check        string
+	checkTimeout time.Duration
+	confirm      int
+	fence        string
+	peers        string
+	unfence      string
+	once         bool
+	stopEvery    time.Duration
+}
+
+// storeFlags are the flags of all commands on a store.
+const storeFlags = "store table schema "
+
+// flagSet returns the flags of a command.
+func (o *options) flagSet(c command) *flag.FlagSet {
+	all, flags := flag.NewFlagSet("", flag.ContinueOnError), flag.NewFlagSet(c.name, flag.ContinueOnError)
+	o.define(all)
+	for name := range strings.FieldsSeq(c.flags) {
+		f := all.Lookup(name)
+		flags.Var(f.Value, name, cmp.Or(c.usages[name], f.Usage))
+	}
+	flags.SetOutput(io.Discard)
+	return flags
+}
+
+// define defines the flags of all commands.
+func (o *options) define(flags *flag.FlagSet) {
+	flags.StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
+	flags.StringVar(&o.store.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
+	flags.StringVar(&o.store.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
+	flags.StringVar(&o.keyName, "key", "", "`NAME` of the lease, or TYPE/NAME; the default type is "+defaultType)
+	flags.BoolVar(&o.json, "json", false, "print JSON")
+	flags.StringVar(&o.kind, "type", defaultType, "`TYPE` of the leases' keys")
+	flags.BoolVar(&o.sessions, "sessions", false, "list the sessions of package claims, with how many keys each owns")
+	flags.BoolVar(&o.print, "print", false, "print the SQL statements instead of running them")
+	flags.StringVar(&o.to, "to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
+	durationVar(flags, &o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
+	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
+	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
+	durationVar(flags, &o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
+	durationVar(flags, &o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
+	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over.\nThen no clock decides, only what this replica has itself observed; the TTL is\n-renew times this. Give all replicas the same")
+	durationVar(flags, &o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica\nof a release; run waits twice that after the program has exited by itself\n(default a sixth of the TTL)")
+	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the\nargument standby before tenure competes, and active before each renewal; a holder\nwhose check fails is replaced. The argument is appended to the command: end a\ncommand that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
+	durationVar(flags, &o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
+	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
+	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here.\n$TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096\nbytes is cut and marked with \"…\". The command is retried until it succeeds. It\ndoes not run for an earlier run of this -replica, so each needs a name of its own")
+	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that -fence cuts off too, after the host that has\nvanished, each in $TENURE_PREDECESSOR. This -replica is left out, so that all hosts can\nhave the same list")
+	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's -fence has done to this host. It runs in each\nterm, last of all before the program starts; if it fails, the lease is given up")
+	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL)")
+	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
+	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
+	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
+	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
+	flags.Var(&o.log, "log", "json or text: `FORMAT` of the log (default text)")
+	durationVar(flags, &o.startEvery, "start-every", 0, "`TIME` between two runs of -start while this replica holds the lease, in case the service\nhas ended; -start must leave a service alone that runs, and the term ends if it fails\n(default: it is run once in a term)")
+	durationVar(flags, &o.stopEvery, "stop-every", 0, "`TIME` between two runs of -stop while another replica holds the lease, in case somebody\nhas started the service here (default: it is not run then)")
+}
+
+// validate checks the options, fills in defaults, and returns the timing they result in.
+func (o *options) validate(args []string) (timing, error) {
+	store, err := o.store.name()
+	if err != nil {
+		return timing{}, err
+	}
+	if err := o.checkKey(); err != nil {
+		return timing{}, err
+	}
+	service := o.start != "" || o.stop != ""
+	switch {
+	case service && len(args) > 0:
+		return timing{}, usageError("give either a program, or -start and -stop")
+	case service && (o.start == "" || o.stop == ""):
+		return timing{}, usageError("-start needs -stop, and -stop needs -start")
+	case service && o.once:
+		return timing{}, usageError("-once needs a program")
+	case service && o.onLoss == onLossKill:
+		return timing{}, usageError("-on-loss kill needs a program")
+	case !service && (o.startEvery != 0 || o.stopEvery != 0):
+		return timing{}, usageError("-start-every and -stop-every need -start and -stop")
+	case !service && len(args) == 0:
+		return timing{}, usageError(`no program: "tenure run -h" explains the usage`)
+	case o.onLoss != onLossStop && o.onLoss != onLossKill:
+		return timing{}, usageError("-on-loss %q is neither stop nor kill", o.onLoss)
+	case o.replica == "":
+		return timing{}, usageError("-replica is empty")
+	}
+	if err := o.observe(); err != nil {
+		return timing{}, err
+	}
+	switch {
+	case o.ttl < time.Second:
+		return timing{}, usageError("-ttl %v is below 1s", o.ttl)
+	case o.ttl > longestTTL:
+		return timing{}, usageError("-ttl %v is above %v", o.ttl, longestTTL)
+	case o.confirm < 0:
+		return timing{}, usageError("-confirm %d is negative", o.confirm)
+	case o.fence != "" && schemeOf(store) == nil && o.replica == tenure.ReplicaID() && os.Getenv("TENURE_REPLICA_ID") == "":
+		// Each would take the others for earlier runs of itself and never fence them.
+		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host and get its name by default")
+	case o.fence == "" && o.peers != "":
+		return timing{}, usageError("-peers needs -fence")
+	case o.peers != "" && slices.Contains(o.peerNames(), ""):
+		return timing{}, usageError("-peers %q has an empty name", o.peers)
+	case o.check == "" && o.checkTimeout != 0:
+		return timing{}, usageError("-check-timeout needs -check")
+	}
+	for name, d := range map[string]time.Duration{
+		"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout, "start-every": o.startEvery, "stop-every": o.stopEvery,
+	} {
+		if d < 0 {
+			return timing{}, usageError("-%s %v is negative", name, d)
+		}
+	}
+	if !service {
+		if _, err := exec.LookPath(args[0]); err != nil {
+			return timing{}, usageError("%v", err)
+		}
+	}
+	if o.renew == 0 {
+		o.renew = o.ttl / 3
+	}
+	t, err := newTiming(o.ttl, o.renew, o.stopTimeout)
+	if err != nil {
+		return t, err
+	}
+	t.patient = service
+	if most := t.renewDeadline - o.renew; o.checkTimeout >= most {
+		return t, usageError("-check-timeout %v does not fit: with these times it must be below %v", o.checkTimeout, most)
+	}
+	return t, nil
+}
+
+// peerNames returns the names of -peers.
+func (o *options) peerNames() []string {
+	if o.peers == "" {
+		return nil
+	}
+	names := strings.Split(o.peers, ",")
+	for i, name := range names {
+		names[i] = strings.TrimSpace(name)
+	}
+	return names
+}
+
+// observe checks -missed, and sets the TTL that it results in.
+func (o *options) observe() error {
+	switch {
+	case o.missed == 0:
+		return nil
+	case o.missed < 0:
+		return usageError("-missed %d is negative", o.missed)
+	case o.renew <= 0:
+		return usageError("-missed needs -renew, the time from one renewal to the next")
+	case o.missed == 1:
+		return usageError("-missed 1 cannot be safe: another replica would take over when the next renewal is due, before a program whose renewal fails could be ended; -renew %v -missed 2 takes over as soon", o.renew/2)
+	case o.renew > longestTTL/time.Duration(o.missed):
+		return usageError("-renew %v × -missed %d is above %v", o.renew, o.missed, longestTTL)
+	}
+	ttl := o.renew * time.Duration(o.missed)
+	if o.given["ttl"] && o.ttl != ttl {
+		return usageError("-ttl %v is not -renew × -missed, %v: leave it out", o.ttl, ttl)
+	}
+	o.ttl = ttl
+	return nil
+}
+
+// key returns the key of the lease that -key names.
+func (o *options) key() tenure.Key {
+	if kind, id, ok := strings.Cut(o.keyName, "/"); ok {
+		return tenure.Key{Type: kind, ID: id}
+	}
+	return tenure.Key{Type: defaultType, ID: o.keyName}
+}
+
+func (o *options) checkKey() error {
+	if o.keyName == "" {
+		return usageError("no lease: give -key")
+	}
+	if err := o.key().Validate(); err != nil {
+		return usageError("-key: %v", err)
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/storeurl"
+)
+
+// Database is a store that [Open] has opened.
+type Database interface {
+	Lister
+	Watcher
+	Notifier
+	Fencer
+	SQLStore
+
+	// Migrate creates the tables that are missing. It may be called at every start, by many
+	// processes at once.
+	Migrate(ctx context.Context) error
+
+	// Close ends the subscriptions and closes the connections.
+	Close() error
+}
+
+// Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
+// there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
+// with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
+// else is [ErrInvalid], also :memory:, which cannot be shared, and a path with an @ or with
+// parameters, which may be a mistyped URL; the error does not quote it, because it may hold a
+// password. Use those two for anything but the defaults of their configs.
+func Open(ctx context.Context, url string) (Database, error) {
+	path, err := storeurl.Path(url)
+	if err != nil {
+		return nil, fmt.Errorf("tenure: open: %w: %w", ErrInvalid, err)
+	}
+	if path == "" {
+		return asDatabase(OpenPostgres(ctx, url, PostgresConfig{}))
+	}
+	return asDatabase(OpenSQLite(ctx, path, SQLiteConfig{Shared: true}))
+}
+
+// asDatabase keeps a nil pointer from becoming a Database that is not nil.
+func asDatabase[S Database](store S, err error) (Database, error) {
+	if err != nil {
+		return nil, err
+	}
+	return store, nil
+}
+
+// Static returns a store that keeps nothing, for a deployment of one replica without a
+// database: a [Coordinator] over it always holds, and runs its job as over any other store.
+// Its reads find nothing, its writes are [errors.ErrUnsupported].
+func Static() Store { return static{} }
+
+type static struct{}
+
+func (static) SingleReplica() bool { return true }
+
+func (static) Get(ctx context.Context, key Key) (Object, error) {
+	return Object{}, opError(ctx, "get", key, ErrNotFound)
+}
+
+func (static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, error) {
+	return Object{}, fmt.Errorf("tenure: put %s: %w: a static store keeps nothing", obj.Key, errors.ErrUnsupported)
+}
+
+func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
+	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
+}
+
+func (o Object) row() objects.Row {
+	return objects.Row{
+		ID:      objects.ID(o.Key),
+		Name:    objects.EncodeName(o.Name),
+		Labels:  []byte(objects.EncodeLabels(o.Labels)),
+		Payload: objects.EncodePayload(o.Payload),
+	}
+}
+
+func objectOf(r objects.Row) Object {
+	return Object{
+		Key:       Key(r.ID),
+		Name:      r.Name.String,
+		Labels:    objects.DecodeLabels(r.Labels),
+		Payload:   r.Payload,
+		Version:   r.Version,
+		CreatedAt: objects.Stamp(r.Created),
+		UpdatedAt: objects.Stamp(r.Updated),
+		Age:       r.Age,
+	}
+}
+
+func objectsOf(rows []objects.Row) (all []Object) {
+	for _, r := range rows {
+		all = append(all, objectOf(r))
+	}
+	return all
+}
+
+// written returns the object as a write has stored it.
+func (o Object) written(r objects.Row) Object {
+	o.Version, o.Age = r.Version, 0
+	o.CreatedAt, o.UpdatedAt = objects.Stamp(r.Created), objects.Stamp(r.Updated)
+	return o
+}
+
+// What the stores on Postgres and SQLite do alike: check, convert, call the table, and name the
+// error. Each of their methods is one line that says which of these it is.
+
+func getFrom(ctx context.Context, t objects.Table, key Key) (Object, error) {
+	if err := key.Validate(); err != nil {
+		return Object{}, opError(ctx, "get", key, err)
+	}
+	r, err := t.Get(ctx, objects.ID(key))
+	if err != nil {
+		return Object{}, opError(ctx, "get", key, err)
+	}
+	return objectOf(r), nil
+}
+
+func listFrom(ctx context.Context, t objects.Table, objectType, after string, limit int) ([]Object, error) {
+	if err := objects.ValidList(objectType, after, limit); err != nil {
+		return nil, opError(ctx, "list", Key{Type: objectType}, err)
+	}
+	rows, err := t.List(ctx, objectType, after, limit)
+	if err != nil {
+		return nil, opError(ctx, "list", Key{Type: objectType}, err)
+	}
+	return objectsOf(rows), nil
+}
+
+func putTo(ctx context.Context, t objects.Table, fence *objects.Fence, obj Object, cond WriteCondition) (Object, error) {
+	if err := errors.Join(obj.Validate(), cond.Validate(), notItself(fence, obj.Key)); err != nil {
+		return Object{}, opError(ctx, "put", obj.Key, err)
+	}
+	r, err := t.Put(ctx, obj.row(), cond.c, fence)
+	if err != nil {
+		return Object{}, opError(ctx, "put", obj.Key, conflictError(obj.Key, err))
+	}
+	return obj.written(r), nil
+}
+
+func deleteFrom(ctx context.Context, t objects.Table, fence *objects.Fence, key Key, version int64, wake bool) error {
+	if err := errors.Join(key.Validate(), objects.ValidVersion(version), notItself(fence, key)); err != nil {
+		return opError(ctx, "delete", key, err)
+	}
+	if err := t.Delete(ctx, objects.ID(key), version, fence, wake); err != nil {
+		return opError(ctx, "delete", key, conflictError(key, err))
+	}
+	return nil
+}
+
+func wakeIn(ctx context.Context, t objects.Table, key Key) error {
+	err := key.Validate()
+	if err == nil {
+		err = t.Wake(ctx, objects.ID(key))
+	}
+	if err != nil {
+		return opError(ctx, "wake", key, err)
+	}
+	return nil
+}
+
+func fenceStatement(t objects.Table, guard Guard) (query string, args []any, err error) {
+	fence, err := fenceOf("fence statement", guard)
+	if err != nil {
+		return "", nil, err
+	}
+	query, args, err = t.FenceStatement(fence)
+	if err != nil {
+		return "", nil, opError(context.Background(), "fence statement by", Key(fence.ID), err)
+	}
+	return query, args, nil
+}
+
+func putStatement(t objects.Table, fence *objects.Fence, obj Object, version int64) (query string, args []any, err error) {
+	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
+	if fence != nil { // the statement would not be fenced
+		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
+	}
+	if err == nil {
+		query, args, err = t.PutStatement(obj.row(), version)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
+	}
+	return query, args, nil
+}
+
+// fenceFor returns the fence of a guard for a store whose own fence, if it has one, is given.
+func fenceFor(fenced *objects.Fence, guard Guard) (*objects.Fence, error) {
+	if fenced != nil {
+		return nil, fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+	}
+	return fenceOf("fence", guard)
+}
+
+// notItself refuses a fenced write to the record that its fence depends on.
+func notItself(fence *objects.Fence, key Key) error {
+	if fence != nil && fence.Claim == nil && objects.ID(key) == fence.ID {
+		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
+	}
+	return nil
+}
+
+// conflictError makes the [*ConflictError] that users see.
+func conflictError(key Key, err error) error {
+	var conflict *objects.Conflict
+	if errors.As(err, &conflict) {
+		return &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
+	}
+	return err
+}

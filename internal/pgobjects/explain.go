@@ -1,0 +1,83 @@
+package pgobjects
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+const (
+	stateNotPrepared   = "26000"
+	statePreparedTwice = "42P05"
+	stateNoTable       = "42P01"
+	stateNoSchema      = "3F000"
+	stateOutOfRange    = "22003"
+	stateNotNull       = "23502"
+	stateUnique        = "23505"
+)
+
+// outdated reports whether a write was rejected because of something that a look finds: a
+// table, a column, a privilege.
+func outdated(err error) bool {
+	code := pgconns.SQLState(err)
+	return (strings.HasPrefix(code, "42") && code != statePreparedTwice || code == stateNoSchema) && !pgconns.IsConnecting(err)
+}
+
+// throughPooler is the remedy for a pooler that gives a session's prepared statements to other clients.
+const throughPooler = "(through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)"
+
+// explain wraps an error of the driver with its meaning.
+func (s *setups) explain(err error) error {
+	if err == nil || errors.Is(err, objects.ErrSetup) {
+		return err
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return objects.ErrNotFound
+	}
+	err = pgconns.ExplainConnecting(err)
+	switch code := pgconns.SQLState(err); {
+	case code == "":
+		return err
+	case s.conns.Reached() && pgconns.IsConnecting(err) && !pgconns.RefusesSetting(err):
+		// The server has accepted connections before and may do so again: a password may be in
+		// rotation, or a database being replaced.
+		return err
+	case pgconns.IsRejected(err): // its text says what to do
+		return objects.SetupError(err)
+	case pgconns.IsReadOnly(err):
+		return fmt.Errorf("%w (%s)", err, pgconns.ReadOnlyRemedy)
+	case code == stateNoTable || code == stateNoSchema:
+		return &objects.NoTable{Cause: err}
+	case code == stateUnique:
+		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
+	case code == pgconns.StateTooLarge:
+		return fmt.Errorf("%w: %w (a key, or a name, must have at most %d bytes together with its type: use a hash of it)", objects.ErrInvalid, err, longestKey)
+	case pgconns.RefusesSetting(err):
+		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", objects.ErrSetup, err)
+	case code == statePreparedTwice:
+		return fmt.Errorf("%w: %w %s", objects.ErrSetup, err, throughPooler)
+	case code == stateNotPrepared: // not an ErrSetup, because the driver prepares it again if there is no pooler
+		return fmt.Errorf("%w %s", err, throughPooler)
+	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
+		strings.HasPrefix(code, "28"), // the role is rejected
+		code == pgconns.StateNoDatabase,
+		code == stateOutOfRange, // a column too narrow for a version
+		code == stateNotNull:    // another program's column that requires a value
+		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
+	}
+	return err
+}
+
+// unreadable marks a value that a read can't scan. It must not be used for writes, which
+// have happened even if their answer can't be scanned.
+func unreadable(err error) error {
+	if errors.As(err, new(pgx.ScanArgError)) {
+		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
+	}
+	return err
+}

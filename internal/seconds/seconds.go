@@ -1,0 +1,27 @@
+// Package seconds has the durations of a JSON status. It is the one place that says how they are
+// written.
+package seconds
+
+import (
+	"encoding/json"
+	"math"
+	"time"
+)
+
+// Duration is a number of seconds in JSON.
+type Duration time.Duration
+
+// In returns a duration so that JSON is written from it, and read into it.
+func In(d *time.Duration) *Duration { return (*Duration)(d) }
+
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).Seconds()) }
+
+// UnmarshalJSON reads what MarshalJSON has written, to the nanosecond.
+func (d *Duration) UnmarshalJSON(data []byte) error {
+	var seconds float64
+	if err := json.Unmarshal(data, &seconds); err != nil {
+		return err
+	}
+	*d = Duration(math.Round(seconds * float64(time.Second)))
+	return nil
+}

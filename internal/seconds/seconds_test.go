@@ -1,0 +1,37 @@
+package seconds_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/seconds"
+)
+
+func TestADurationIsANumberOfSecondsAndIsReadBack(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0:                             "0",
+		29 * time.Second:              "29",
+		1500 * time.Millisecond:       "1.5",
+		time.Nanosecond:               "1e-9",
+		-1234567891 * time.Nanosecond: "-1.234567891",
+		24 * time.Hour:                "86400",
+	} {
+		var status struct {
+			TTL *seconds.Duration `json:"ttl_seconds"`
+		}
+		status.TTL = seconds.In(&d)
+		written, err := json.Marshal(status)
+		if got := string(written); err != nil || got != `{"ttl_seconds":`+want+`}` {
+			t.Errorf("%v is written as %s (%v)", d, got, err)
+		}
+		read := time.Hour
+		status.TTL = seconds.In(&read)
+		if err := json.Unmarshal(written, &status); err != nil || read != d {
+			t.Errorf("%s is read as %v (%v), want %v", written, read, err, d)
+		}
+		if err := json.Unmarshal([]byte(`{"ttl_seconds": "1 s"}`), &status); err == nil || read != d {
+			t.Errorf("a string is read as %v (%v)", read, err)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+var etcdOwnership = ownership{
+	name:   "etcd",
+	etcd:   true,
+	settle: time.Second,
+	open: func(ctx context.Context, url string, ttl time.Duration) (owner, error) {
+		client, err := etcdClient(url)
+		if err != nil {
+			return nil, err
+		}
+		o := &etcdOwner{client: client}
+		granted, err := client.Grant(ctx, int64(ttl/time.Second))
+		if err != nil {
+			client.Close()
+			return nil, err
+		}
+		o.lease = granted.ID
+		o.answered.Store(time.Now().UnixNano())
+		answers, err := client.KeepAlive(context.WithoutCancel(ctx), o.lease)
+		if err != nil {
+			client.Close()
+			return nil, err
+		}
+		go func() {
+			for range answers { // until the client is closed
+				o.answered.Store(time.Now().UnixNano())
+			}
+		}()
+		return o, nil
+	},
+}
+
+// etcdOwner puts all its keys on one lease, as etcd's users do.
+type etcdOwner struct {
+	client   *clientv3.Client
+	lease    clientv3.LeaseID
+	answered atomic.Int64 // when the last renewal was answered, in ns since 1970
+}
+
+// Most operations of one transaction that etcd allows by default, and how many are under way.
+const (
+	etcdBatch   = 128
+	etcdWriters = 16
+)
+
+func (o *etcdOwner) claim(ctx context.Context, ids []string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	now, err := o.client.Get(ctx, "claims/", clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithCountOnly())
+	if err != nil {
+		return err
+	}
+	batches := make(chan []string)
+	var (
+		mu      sync.Mutex // guards the fields below
+		missing = make(map[string]bool)
+		left    = len(ids)
+	)
+	var writers sync.WaitGroup
+	failed := make(chan error, etcdWriters)
+	all := make(chan struct{})
+	for range etcdWriters {
+		writers.Go(func() {
+			for batch := range batches {
+				taken, err := o.put(ctx, batch)
+				if err != nil {
+					failed <- err
+					return
+				}
+				mu.Lock()
+				if taken {
+					left -= len(batch)
+				} else {
+					for _, id := range batch {
+						missing[id] = true
+					}
+				}
+				last := left == 0
+				mu.Unlock()
+				if last {
+					close(all)
+				}
+			}
+		})
+	}
+	defer writers.Wait()
+	defer close(batches)
+	send := func(batch []string) error {
+		select {
+		case batches <- batch:
+			return nil
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for len(ids) > 0 {
+		n := min(len(ids), etcdBatch)
+		if err := send(ids[:n]); err != nil {
+			return err
+		}
+		ids = ids[n:]
+	}
+	// A batch of which another owner has a key is put when its keys are deleted.
+	deleted := o.client.Watch(ctx, "claims/", clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1), clientv3.WithFilterPut(), clientv3.WithFragment())
+	var free []string
+	for {
+		select {
+		case <-all:
+			return nil
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case answer, ok := <-deleted:
+			if !ok || answer.Err() != nil {
+				return errors.Join(errors.New("the watch ended"), answer.Err())
+			}
+			mu.Lock()
+			for _, e := range answer.Events {
+				if id := string(e.Kv.Key[len("claims/"):]); missing[id] {
+					delete(missing, id)
+					free = append(free, id)
+				}
+			}
+			mu.Unlock()
+			for len(free) > 0 {
+				n := min(len(free), etcdBatch)
+				if err := send(free[:n:n]); err != nil {
+					return err
+				}
+				free = free[n:]
+			}
+		}
+	}
+}
+
+// put puts keys that nobody has. It reports false if somebody has one of them.
+func (o *etcdOwner) put(ctx context.Context, ids []string) (bool, error) {
+	var free []clientv3.Cmp
+	var puts []clientv3.Op
+	for _, id := range ids {
+		free = append(free, clientv3.Compare(clientv3.CreateRevision("claims/"+id), "=", 0))
+		puts = append(puts, clientv3.OpPut("claims/"+id, "", clientv3.WithLease(o.lease)))
+	}
+	answer, err := o.client.Txn(ctx).If(free...).Then(puts...).Commit()
+	if err != nil {
+		return false, err
+	}
+	return answer.Succeeded, nil
+}
+
+func (o *etcdOwner) renewed(context.Context, string) (time.Time, error) {
+	return time.Unix(0, o.answered.Load()), nil
+}
+
+func (o *etcdOwner) release(ctx context.Context) error {
+	_, err := o.client.Revoke(ctx, o.lease)
+	return err
+}
+
+func (o *etcdOwner) close() { o.client.Close() }
+
+// etcdRevocations measures how fast leases with a key each are revoked when all of them expire:
+// that is what it takes where each key has a lease of its own.
+func etcdRevocations(ctx context.Context, b *bench, url string) error {
+	n := 5000
+	if b.quick {
+		n = 500
+	}
+	client, err := etcdClient(url)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	deleted := client.Watch(ctx, "leased/", clientv3.WithPrefix(), clientv3.WithFilterPut())
+	writing, writingCtx := errgroup.WithContext(ctx)
+	writing.SetLimit(etcdWriters)
+	for i := range n {
+		writing.Go(func() error {
+			granted, err := client.Grant(writingCtx, int64(fastTTL/time.Second))
+			if err == nil {
+				_, err = client.Put(writingCtx, fmt.Sprintf("leased/%d", i), "", clientv3.WithLease(granted.ID))
+			}
+			return err
+		})
+	}
+	if err := writing.Wait(); err != nil {
+		return err
+	}
+	var first time.Time
+	for seen := 0; seen < n; {
+		answer, ok := <-deleted
+		if !ok || answer.Err() != nil {
+			return errors.Join(errors.New("the watch ended"), answer.Err())
+		}
+		if seen == 0 {
+			first = time.Now()
+		}
+		seen += len(answer.Events)
+	}
+	b.report.add("claims", "etcd", "expired, a lease each", float64(n)/time.Since(first).Seconds(), "leases/s", n)
+	return nil
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+)
+
+var claimsQueueing = queueing{
+	name: "claims",
+	open: func(ctx context.Context, url string) (queue, error) { return openClaimsQueue(ctx, url, 30*time.Second) },
+}
+
+var claimedRows = claims.QueueConfig{Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'"}
+
+const tasksSchema = `CREATE TABLE IF NOT EXISTS tasks (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, status text NOT NULL DEFAULT 'queued', payload text NOT NULL DEFAULT 'the work to do');`
+
+// claimsQueue works on rows by package claims.
+type claimsQueue struct {
+	pool    *pgxpool.Pool
+	store   *tenure.PostgresStore
+	session *claims.Session
+	queue   *claims.Queue
+	worker  *claims.Worker
+	stop    context.CancelFunc
+	over    chan struct{}
+}
+
+// openClaimsQueue makes a process with a session that has begun.
+func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *claimsQueue, err error) {
+	pool, err := queuePool(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	q := &claimsQueue{pool: pool, over: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			pool.Close()
+		}
+	}()
+	ddl, err := claimedRows.PostgresDDL()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := pool.Exec(ctx, effectsSchema+";"+tasksSchema+ddl); err != nil {
+		return nil, err
+	}
+	if q.store, err = tenure.NewPostgresStore(pool, tenureStore()); err != nil {
+		return nil, err
+	}
+	if err := q.store.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	q.session, err = claims.NewSession(q.store, claims.SessionConfig{TTL: ttl, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	if q.queue, err = claims.NewQueue(q.store, claimedRows); err != nil {
+		return nil, err
+	}
+	if q.worker, err = claims.NewWorker(q.session, q.queue); err != nil {
+		return nil, err
+	}
+	var running context.Context
+	running, q.stop = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(q.over)
+		_ = q.session.Run(running)
+	}()
+	for !q.session.Valid() {
+		if err := pause(ctx, time.Millisecond); err != nil {
+			q.close()
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+func (q *claimsQueue) fill(ctx context.Context, n int) error {
+	_, err := q.pool.Exec(ctx, `INSERT INTO tasks (status) SELECT 'queued' FROM generate_series(1, $1)`, n)
+	return err
+}
+
+func (q *claimsQueue) work(ctx context.Context, n int, how manner) (time.Duration, error) {
+	size := 1
+	if how == batched {
+		size = batchSize
+	}
+	return workAll(ctx, n, func(taking context.Context) (int, error) {
+		got, err := q.worker.Take(taking, size)
+		if err != nil {
+			return 0, err
+		}
+		if how == singlyTx {
+			err = q.finish(ctx, got, "claims")
+		} else {
+			err = q.queue.Finish(ctx, got...)
+		}
+		return len(got), err
+	})
+}
+
+// finish finishes rows and writes their effects.
+func (q *claimsQueue) finish(ctx context.Context, got []claims.Claim, worker string) error {
+	return q.queue.FinishPostgres(ctx, got, func(tx pgx.Tx) error {
+		if len(got) == 1 {
+			id, err := strconv.ParseInt(got[0].Key.ID, 10, 64)
+			if err == nil {
+				_, err = tx.Exec(ctx, insertEffect, id, worker)
+			}
+			return err
+		}
+		ids := make([]string, 0, len(got))
+		for _, c := range got {
+			ids = append(ids, c.Key.ID)
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO effects SELECT id::bigint, $2 FROM unnest($1::text[]) id`, ids, worker)
+		return err
+	})
+}
+
+func (q *claimsQueue) close() {
+	q.stop()
+	<-q.over
+	q.store.Close()
+	q.pool.Close()
+}

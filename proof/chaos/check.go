@@ -1,0 +1,572 @@
+package main
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+)
+
+// result is what was found in one phase.
+type result struct {
+	phase      string
+	faults     map[string]int
+	terms      int
+	writes     int // fenced writes that were committed
+	late       int // unfenced writes that were committed after their term was over
+	operations int
+	doubtful   int // operations with an unknown outcome
+	registers  int // registers whose history was checked
+	undecided  int // registers whose history took too long to check
+	renewals   int // renewals that were reported to a replica as successful
+	crowd      int // terms of other leases
+	together   int // beginnings and ends of those that were committed together with others
+	claims     int // on the keys that have a func
+	funcs      int // of these
+	takes      int // of rows
+	effects    int // of rows
+	overlaps   map[string]int
+	longest    map[string]time.Duration // longest overlap, by excuse
+	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
+	failovers  []time.Duration          // from the kill of the holder to the start of the next job
+	recoveries []time.Duration          // from the end of a fault until a job runs
+	violations []string
+}
+
+func (r *result) violate(format string, args ...any) {
+	r.violations = append(r.violations, r.phase+": "+fmt.Sprintf(format, args...))
+}
+
+// check checks a phase by its histories and the database's content.
+func check(p *phase, a *audit) *result {
+	r := &result{phase: p.name, faults: map[string]int{}, overlaps: map[string]int{}, longest: map[string]time.Duration{}}
+	for _, f := range p.record.faults {
+		r.faults[f.kind]++
+	}
+	r.checkLedger(a.ledger)
+	r.checkLedger(a.replaced)
+	r.checkRenewed(p, a)
+	r.checkSetUp(p, a)
+	r.checkCrowd(p, a)
+	r.checkClaims(p, a)
+	r.checkRows(p, a)
+	if before, after := greatestToken(a.ledger), greatestToken(a.replaced); after < before && len(a.replaced) > 0 {
+		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
+	}
+	r.checkAcknowledged(p, a)
+	r.checkRegisters(p, a)
+	jobs := p.record.jobs()
+	r.terms = len(jobs)
+	r.checkOverlaps(p, jobs)
+	r.checkRecoveries(p, jobs)
+	r.checkKept(p, jobs)
+	r.checkEnds(p, a)
+	r.measure(p, jobs, a)
+	return r
+}
+
+// checkLedger goes through all commits in order: tokens must rise from term to term, and
+// fenced writes must be committed within their own terms.
+func (r *result) checkLedger(ledger []entry) {
+	leases := map[string]string{} // lease by term
+	for _, e := range ledger {
+		if e.kind == ledgerBegin {
+			leases[e.term] = e.lease
+		}
+	}
+	each := map[string][]entry{}
+	for _, e := range ledger {
+		if ofClaims(e.kind) || ofRows(e.kind) {
+			continue
+		}
+		lease := leases[e.term]
+		if e.kind == ledgerRestored {
+			lease = e.lease
+		}
+		each[lease] = append(each[lease], e)
+	}
+	for _, entries := range each {
+		r.checkLease(entries)
+	}
+}
+
+func (r *result) checkLease(ledger []entry) {
+	var current, revived entry
+	var greatest int64
+	for i, e := range ledger {
+		wrong := ""
+		switch e.kind {
+		case ledgerBegin:
+			if e.token <= greatest {
+				wrong = fmt.Sprintf("a term begins with token %d after one with %d", e.token, greatest)
+			}
+			greatest, current, revived = max(greatest, e.token), e, entry{}
+		case ledgerEnd:
+			if e.term != current.term && e.term != revived.term {
+				wrong = "a record is deleted that is not the current one"
+			}
+			current, revived = entry{}, entry{}
+		case ledgerRestored:
+			current, revived = entry{}, e
+		case ledgerFenced:
+			r.writes++
+			if e.term != current.term || e.token != current.token {
+				wrong = "a fenced write is committed outside its term"
+			}
+		case ledgerUnfenced:
+			if e.term != current.term {
+				r.late++
+			}
+		}
+		if wrong != "" {
+			r.violate("%s:\n%s", wrong, lines(ledger[max(0, i-5):min(i+2, len(ledger))]))
+		}
+	}
+}
+
+func greatestToken(ledger []entry) (greatest int64) {
+	for _, e := range ledger {
+		greatest = max(greatest, e.token)
+	}
+	return greatest
+}
+
+func lines(entries []entry) string {
+	var b strings.Builder
+	for _, e := range entries {
+		fmt.Fprintf(&b, "\t%s %-8s term=%s token=%d %s\n", e.at, e.kind, e.term, e.token, e.note)
+	}
+	return b.String()
+}
+
+// checkAcknowledged looks for writes that were acknowledged to a replica but are missing.
+func (r *result) checkAcknowledged(p *phase, a *audit) {
+	written := map[string]int{}
+	for _, e := range a.ledger {
+		written[e.kind+" "+e.note]++
+	}
+	for id, payload := range a.once {
+		written[onceType+" "+id]++
+		if id != payload {
+			r.violate("object %s has the payload %q", id, payload)
+		}
+	}
+	for _, e := range p.record.sorted() {
+		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) {
+			r.violate("%s was told at %v that %q was written; it occurs %d times", e.Replica, e.At, e.Note, written[e.Note])
+		}
+	}
+}
+
+// checkRenewed looks for renewals that were reported to a replica as successful, although
+// nothing was committed during the call.
+func (r *result) checkRenewed(p *phase, a *audit) {
+	const slack = 10 * time.Millisecond // the ledger's times are in milliseconds
+	since := time.Duration(time.Now().UnixNano()) - monotonic()
+	committed := map[string][]time.Duration{} // times of renewals, by term
+	for _, e := range a.ledger {
+		if e.kind != ledgerRenewed {
+			continue
+		}
+		ms, err := strconv.ParseInt(e.note, 10, 64)
+		if err != nil {
+			r.violate("the ledger has a renewal of term %s at an invalid time %q", e.term, e.note)
+		}
+		committed[e.term] = append(committed[e.term], time.Duration(ms)*time.Millisecond-since)
+	}
+	for _, e := range p.record.sorted() {
+		if e.Kind != renewed || !a.promised(e.At) {
+			continue
+		}
+		r.renewals++
+		if !slices.ContainsFunc(committed[e.Term], func(at time.Duration) bool { return e.From-slack <= at && at <= e.At+slack }) {
+			r.violate("%s was told at %v that term %s of %s was renewed by a call that began at %v, but no renewal was committed during the call\n%s",
+				e.Replica, e.At, e.Term, e.Note, e.From, p.around(e.From, e.At))
+		}
+	}
+}
+
+// checkSetUp looks for replicas that were told that the store is not set up. That of NATS says so
+// while its stream or its disk is full. In a database losing the tombstones is the only fault that
+// may cause this, and only for a moment: a replica must notice that they are gone and do everything
+// without them. That may take longer only if the network fails at the same time.
+func (r *result) checkSetUp(p *phase, a *audit) {
+	if !a.fit {
+		return
+	}
+	type of struct {
+		replica string
+		fault   *fault
+	}
+	first := map[of]time.Duration{}
+	for _, e := range p.record.sorted() {
+		if e.Kind != setUpError || p.streamWasFull(e.At) {
+			continue
+		}
+		var latest *fault
+		for _, f := range p.record.faults {
+			if strings.HasPrefix(f.kind, tombstonesSpoilt) && f.from <= e.At {
+				latest = f
+			}
+		}
+		since, again := first[of{e.Replica, latest}]
+		if !again {
+			since = e.At
+			first[of{e.Replica, latest}] = since
+		}
+		switch {
+		case latest == nil:
+			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
+		case e.At-since > time.Second && !p.networkFailed(latest.episode):
+			r.violate("%s was told at %v, and already %v earlier, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
+			first[of{e.Replica, latest}] = forever // one violation is enough
+		}
+	}
+}
+
+// streamWasFull reports whether a stream was full at that time, or its answers may still have been
+// on their way.
+func (p *phase) streamWasFull(at time.Duration) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return (f.kind == streamFull || f.kind == streamDiskFull) && f.from <= at && at <= f.to+p.ttl
+	})
+}
+
+func (a *audit) promised(at time.Duration) bool { return a.until == 0 || int64(at) < a.until }
+
+// Excuses for an overlap of two jobs, which the README documents.
+const (
+	excusePause   = "a process was paused"
+	excuseStall   = "this machine stalled a process"
+	excuseClock   = "the database's clock was moved"
+	excuseRemoved = "the file was removed"
+)
+
+// overlapping yields each two jobs of which the second began before the end of the first, and the
+// time at which the first of them ended. The jobs are in the order in which they began.
+func overlapping(jobs []job, end func(job) time.Duration) iter.Seq2[[2]job, time.Duration] {
+	return func(yield func([2]job, time.Duration) bool) {
+		for i, a := range jobs {
+			for _, b := range jobs[i+1:] {
+				if b.from >= end(a) {
+					continue
+				}
+				if !yield([2]job{a, b}, min(end(a), end(b))) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// checkOverlaps looks for times at which two jobs ran.
+func (r *result) checkOverlaps(p *phase, jobs []job) {
+	for two, to := range overlapping(jobs, func(j job) time.Duration { return j.to }) {
+		if a, b := two[0], two[1]; a.replica == b.replica {
+			r.violate("%s ran two jobs at the same time, from %v to %v: tokens %d and %d", a.replica, b.from, to, a.token, b.token)
+			continue
+		}
+		r.excuse(p, "jobs overlapped", two, to)
+	}
+}
+
+// excuse counts an overlap of two jobs that has an excuse; any other is a violation.
+func (r *result) excuse(p *phase, what string, two [2]job, to time.Duration) {
+	a, b := two[0], two[1]
+	why := p.excuse(a.from, span{a.replica, b.from, to}, span{b.replica, b.from, to})
+	if why == "" {
+		r.violate("%s for %v from %v: that of %s, token %d, ran from %v to %v, and that of %s, token %d, from %v to %v\n%s", what,
+			to-b.from, b.from, a.replica, a.token, a.from, a.end(), b.replica, b.token, b.from, b.end(), p.around(b.from, to))
+		return
+	}
+	r.overlaps[why]++
+	r.longest[why] = max(r.longest[why], to-b.from)
+}
+
+// checkValid looks for times at which two terms of a lease, or two claims of a key, were seen valid.
+// There is no excuse for that but a clock that was moved or a file that was removed.
+func (r *result) checkValid(p *phase, what string, seen []job, ttl time.Duration) {
+	for two, to := range overlapping(seen, func(j job) time.Duration { return j.to }) {
+		a, b := two[0], two[1]
+		both := span{from: b.from, to: to}
+		if both.from < both.to && !slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+			return p.clockExcuses(f, a.from, both, ttl) || removalExcuses(f, both, ttl)
+		}) {
+			r.violate("%s by %s with token %d from %v to %v, and by %s with token %d from %v to %v\n%s",
+				what, a.replica, a.token, a.from, a.to, b.replica, b.token, b.from, b.to, p.around(b.from, b.from))
+		}
+	}
+}
+
+// excuse returns the excuse for the overlap of two jobs; empty if there is none.
+func (p *phase) excuse(earlier time.Duration, overlaps ...span) string {
+	// A paused job is told to return when it is resumed, and then may take its time.
+	reaction := p.ttl - p.ttl/30 - p.ttl*2/3
+	for _, f := range p.record.faults {
+		switch {
+		case removalExcuses(f, overlaps[0], p.ttl):
+			return excuseRemoved
+		case p.clockExcuses(f, earlier, overlaps[0], p.ttl):
+			return excuseClock
+		}
+	}
+	for _, o := range overlaps {
+		if why := p.excusePauses(o, reaction); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+func (p *phase) networkFailed(episode int) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return f.episode == episode && strings.HasPrefix(f.kind, networkFault)
+	})
+}
+
+// removalExcuses reports whether an overlap is due to the removal of the file. Such an
+// overlap may last until every process that had the old file open has ended and its term
+// in the new file has expired.
+func removalExcuses(f *fault, o span, ttl time.Duration) bool {
+	return f.kind == fileRemoved && (span{from: f.from, to: f.to + ttl}).covers(o.from, o.to)
+}
+
+// clockExcuses reports whether an overlap is due to a fault that moved the clock. A clock
+// that jumps ahead, when it is set wrong or set right again, makes the record expire. The
+// holder, whose term began earlier, notices at its next renewal.
+func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.Duration) bool {
+	if f.kind != clockMoved || p.expiry != tenure.StoreClock {
+		return false
+	}
+	return slices.ContainsFunc([]time.Duration{f.from, f.to}, func(at time.Duration) bool {
+		return earlier < at+clockSlack && (span{from: at - clockSlack, to: at + ttl + clockSlack}).covers(o.from, o.to)
+	})
+}
+
+// excusePauses excuses an overlap that began during a pause of the replica and ended soon
+// after it. A replica may be stopped again before it has reacted.
+func (p *phase) excusePauses(o span, reaction time.Duration) string {
+	for _, pause := range p.record.sortedPauses() {
+		stopped := p.stopped(pause)
+		switch reacted := pause.to + reaction; {
+		case pause.replica != o.replica || o.from < pause.from || reacted < o.from:
+		case reacted >= o.to && stopped:
+			return excusePause
+		case reacted >= o.to:
+			return excuseStall
+		case stopped:
+			o.from = reacted
+		}
+	}
+	return ""
+}
+
+// ran reports whether a replica was running all of that time.
+func (p *phase) ran(replica string, from, to time.Duration) bool {
+	return !slices.ContainsFunc(p.record.pauses, func(pause span) bool {
+		return pause.replica == replica && pause.from < to && from < pause.to
+	})
+}
+
+// clockSlack is how far the noted time of a clock change may be off.
+const clockSlack = 500 * time.Millisecond
+
+// stopped reports whether a pause was one of the injected faults.
+func (p *phase) stopped(pause span) bool {
+	return slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+		return f.kind == paused && strings.Contains(f.target, pause.replica) &&
+			pause.from <= f.to && f.from <= pause.to
+	})
+}
+
+// around describes what happened at about that time.
+func (p *phase) around(from, to time.Duration) string {
+	from, to = from-p.ttl, to+p.ttl
+	var b strings.Builder
+	for _, f := range p.record.faults {
+		if f.from <= to && from <= f.to {
+			fmt.Fprintf(&b, "\t%v to %v: %s of %s\n", f.from, f.to, f.kind, f.target)
+		}
+	}
+	for _, pause := range p.record.pauses {
+		if pause.from <= to && from <= pause.to {
+			fmt.Fprintf(&b, "\t%v to %v: %s did not run\n", pause.from, pause.to, pause.replica)
+		}
+	}
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case jobStarted, jobStopped, jobStuck, killed, ended:
+			if from <= e.At && e.At <= to {
+				fmt.Fprintf(&b, "\t%v: %s: %s, token %d\n", e.At, e.Replica, e.Kind, e.Token)
+			}
+		}
+	}
+	return b.String()
+}
+
+// checkKept looks for replicas that lost their lease while the server was full, although
+// their connections had not been broken.
+func (r *result) checkKept(p *phase, jobs []job) {
+	for _, f := range p.record.faults {
+		if f.kind != serverFull || !p.alone(f) {
+			continue
+		}
+		for _, j := range jobs {
+			lost := strings.Contains(j.cause, tenure.ErrDeadline.Error()) || strings.Contains(j.cause, tenure.ErrLost.Error())
+			if lost && j.from < f.from && f.from < j.to && j.to <= f.to && !strings.Contains(f.target, j.replica) && p.ran(j.replica, f.from, j.to) {
+				r.violate("%s lost its term with token %d at %v: %s; the server was full, but its connections were good\n%s",
+					j.replica, j.token, j.to, j.cause, p.around(f.from, f.to))
+			}
+		}
+	}
+}
+
+// alone reports whether a fault was the only one at its time, and the one before it ended
+// long enough ago that its consequences are over.
+func (p *phase) alone(f *fault) bool {
+	return !slices.ContainsFunc(p.record.faults, func(g *fault) bool {
+		return g != f && (g.episode == f.episode || g.from < f.from && f.from < g.to+p.ttl/2)
+	})
+}
+
+// unanswered reports whether the holder, at about the time of a fault, had sent a renewal
+// whose success was not reported to it.
+func (p *phase) unanswered(f *fault) bool {
+	return slices.ContainsFunc(p.record.sorted(), func(e event) bool {
+		return e.Kind == notRenewed && strings.Contains(f.target, e.Term) && f.from-p.ttl/2 < e.At && e.At < f.from+p.ttl/2
+	})
+}
+
+// checkRecoveries checks that a replica held the lease in time after each fault.
+func (r *result) checkRecoveries(p *phase, jobs []job) {
+	for f := range p.lastFaults() {
+		jobs, what := jobs, "nobody held the lease"
+		if f.kind == renewedByCopy {
+			if !p.alone(f) || p.unanswered(f) { // the holder may take the copy's write for its own
+				continue
+			}
+			jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return strings.Contains(f.target, j.term) })
+			what = "nobody else held the lease"
+		}
+		if took := r.checkRecovery(p, f, jobs, what); took != forever {
+			r.recoveries = append(r.recoveries, took)
+		}
+	}
+}
+
+// lastFaults yields each fault that did not end before another of its episode.
+func (p *phase) lastFaults() iter.Seq[*fault] {
+	return func(yield func(*fault) bool) {
+		for _, f := range p.record.faults {
+			if !slices.ContainsFunc(p.record.faults, func(g *fault) bool { return g.episode == f.episode && f.to < g.to }) && !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// allowedAfter returns how soon after faults a lease must be held again, or a claim have ended.
+func (p *phase) allowedAfter(faults ...*fault) time.Duration {
+	allowed := p.ttl + max(time.Second, 3*p.began) // the latter on a busy machine
+	if slices.ContainsFunc(faults, func(f *fault) bool { return f.kind == clockMoved }) {
+		allowed += p.ttl // as promised if the clock is set back
+	}
+	return allowed
+}
+
+// checkRecovery checks that a job ran in time after a fault, and returns after what time it did.
+func (r *result) checkRecovery(p *phase, f *fault, jobs []job, what string) time.Duration {
+	allowed := p.allowedAfter(f)
+	free, took := p.recovery(f, jobs, allowed)
+	allowed += p.stalledFor(free, free+allowed)
+	if took > allowed {
+		r.violate("after %s of %s %s for %v, more than %v\n%s", f.kind, f.target, what, took, allowed, p.around(f.from, free+allowed))
+	}
+	return took
+}
+
+// recovery returns for how long nobody held the lease after a fault, and from when on. A
+// job that is running when the fault ends may be about to end because of it: then the time
+// after that job counts, unless another fault comes in between.
+func (p *phase) recovery(f *fault, jobs []job, allowed time.Duration) (free, took time.Duration) {
+	free = f.to
+	for _, j := range jobs {
+		switch {
+		case j.to <= free:
+		case j.from > free:
+			if free > f.to && slices.ContainsFunc(p.record.faults, func(g *fault) bool {
+				return g.episode != f.episode && f.to < g.from && g.from < j.from
+			}) {
+				return f.to, 0
+			}
+			return free, j.from - free
+		case j.to >= f.to+allowed:
+			return free, 0
+		default:
+			free = j.to
+		}
+	}
+	if free > f.to { // the end of the phase
+		return f.to, 0
+	}
+	return free, forever
+}
+
+// stalledFor returns for how long this machine kept some process from running.
+func (p *phase) stalledFor(from, to time.Duration) (stalled time.Duration) {
+	until := from
+	for _, pause := range p.record.sortedPauses() {
+		if from < pause.from && pause.from < to && !p.stopped(pause) {
+			stalled += max(0, pause.to-max(until, pause.from))
+			until = max(until, pause.to)
+		}
+	}
+	return stalled
+}
+
+// checkEnds looks for what replicas left behind although they shut down properly.
+func (r *result) checkEnds(p *phase, a *audit) {
+	for _, e := range p.record.sorted() {
+		switch e.Kind {
+		case leaked:
+			r.violate("%s left behind: %s", e.Replica, e.Note)
+		case jobStuck:
+			if !p.ran(e.Replica, e.From, e.At) {
+				continue
+			}
+			r.violate("%s: the job with token %d did not return within %v\n%s", e.Replica, e.Token, e.At-e.From, p.around(e.From, e.At))
+		}
+	}
+	for _, c := range a.connections {
+		r.violate("a connection was left behind: %s", c)
+	}
+}
+
+// measure records the durations of handovers and failovers. It leaves out those during
+// which there was another fault, because that affects them.
+func (r *result) measure(p *phase, jobs []job, a *audit) {
+	released := map[string]bool{}
+	for _, e := range a.ledger {
+		if e.kind == ledgerEnd {
+			released[e.term] = true
+		}
+	}
+	for i, j := range jobs[:max(0, len(jobs)-1)] {
+		next := jobs[i+1]
+		if next.from < j.to || slices.ContainsFunc(p.record.faults, func(f *fault) bool {
+			return !f.passes && f.from < next.from && j.to < f.to
+		}) {
+			continue
+		}
+		switch {
+		case j.death:
+			r.failovers = append(r.failovers, next.from-j.to)
+		case released[j.term]:
+			r.handovers = append(r.handovers, next.from-j.to)
+		}
+	}
+}

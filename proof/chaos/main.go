@@ -1,0 +1,111 @@
+// Command chaos runs replicas of this library while it injects faults into processes,
+// networks and databases, and then checks that every promise was kept. Each replica is a
+// separate process. Postgres, NATS and etcd are separate servers, which each replica reaches
+// through its own proxy. The command runs on Linux.
+//
+// Afterwards it checks the events that the replicas reported and the content of the
+// databases:
+//
+//   - In the order of the commits, fencing tokens rise from term to term, and every fenced
+//     write was committed within its own term.
+//   - The histories of registers written by compare-and-swap are linearizable.
+//   - No write that was acknowledged to a replica is missing, and every renewal that
+//     was reported as successful was committed.
+//   - Within TTL + 1 s of each fault's end a replica held the lease again (a TTL more if
+//     the database's clock was moved). If a copy of the holder had renewed the lease,
+//     another term held it.
+//   - A full server ends no term of a replica whose connections are good.
+//   - No two jobs ran at the same time.
+//   - Replicas that shut down properly left no goroutine and no connection behind.
+//
+// Each replica also has workers that use other leases directly, all at the same times, so
+// that their writes are grouped on Postgres: no two workers may see valid terms of one
+// lease at the same time, and what they were told must match what was committed.
+//
+// In two more phases the replicas claim keys instead, a hundred thousand on Postgres. A few of
+// the keys have a func, which writes fenced by its claim. Tokens of each key must rise, no
+// fenced write may be committed outside its claim, no claim may be taken over while its session
+// has a record, no two claims of a key may be seen valid at the same time, no process may run
+// a key twice, each of the few must have an owner within TTL + 1 s of each fault's end, and
+// nearly all the others within a minute of the last.
+//
+// In another phase the replicas share the few keys as shards. All of the above must hold, no
+// two funcs of a shard may run at the same time, valid or not, and after the last fault the
+// shards must be spread evenly.
+//
+// In two more the replicas work on the rows of a table. Each row must be finished exactly once, in
+// the transaction of its effect and under its last claim; late results must be refused; attempts
+// must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
+// been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.
+//
+// The last two phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
+// killed, shut down and paused. The disk of the NATS server, or its stream, is filled. At the end
+// of its phase the etcd server is restored from a snapshot after the lease has changed hands: no
+// token may go back, and no fenced write of a term from before may succeed. The ledger of these
+// two is what the servers keep of all writes, in the order of the commits. The stream differs from the one
+// that Migrate creates in that it keeps all messages of a subject. Leases there expire as if
+// Observed was set.
+//
+// On SQLite many calls get about as much time as a write takes, so that their contexts
+// end at every possible moment of a write that a full disk makes fail.
+//
+// In one of the phases on Postgres the table of tombstones is dropped, made unlogged while
+// the server crashes, revoked, and put under row-level security. Without the table only the
+// database's clock keeps versions from going back, so the clock is never moved in that
+// phase, and tokens must rise without exception. A replica may get errors that the database
+// is not set up for at most a second, and the lease must be held as if nothing had happened.
+//
+// Jobs may overlap in the cases that the README names: while a process is paused, until it
+// has been resumed and its job has returned; if the database's clock is moved, except with
+// the expiry policy Observed; and if SQLite's file is removed. The command counts these
+// overlaps. Replicas also report when they did not run for 100 ms although they were not
+// paused, because the machine may be that busy.
+//
+// The command exits with 1 if a promise was broken, and prints which one, the seed and what
+// happened at the time. The same seed injects the same faults, but their timing relative to
+// the replicas differs in each run. -run selects faults, for example 'sqlite: disk'.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"time"
+)
+
+func main() {
+	beChild()
+	duration := flag.Duration("duration", 10*time.Minute, "how long to run")
+	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
+	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
+	flag.Parse()
+	match, err := regexp.Compile(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Stdout, *duration, *seed, match); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// beChild is main for a replica, if this process is one.
+func beChild() {
+	replica := os.Getenv(replicaEnv)
+	if replica == "" {
+		return
+	}
+	if err := runReplica(replica); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}

@@ -1,0 +1,301 @@
+package databases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// backends are the connections of that name, in order.
+func backends(t *testing.T, admin *pgx.Conn, name string) (pids []int) {
+	t.Helper()
+	err := admin.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid ORDER BY pid), '{}') FROM pg_stat_activity WHERE application_name = $1`, name).Scan(&pids)
+	kit.WantErr(t, err, nil)
+	return pids
+}
+
+func connectPostgres(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	kit.WantErr(t, err, nil)
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// fill takes all slots that a server has, and each that becomes free, until it is
+// told to stop.
+func fill(t *testing.T, url string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	full := make(chan struct{})
+	var filler sync.WaitGroup
+	filler.Go(func() {
+		told := sync.OnceFunc(func() { close(full) })
+		for ctx.Err() == nil {
+			conn, err := pgx.Connect(ctx, url+"&application_name=filler")
+			if err == nil {
+				defer conn.Close(context.Background())
+				continue
+			}
+			told()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	select {
+	case <-full:
+	case <-time.After(20 * time.Second):
+		t.Error("the server has more slots than expected")
+	}
+	stop = sync.OnceFunc(func() { cancel(); filler.Wait() })
+	t.Cleanup(stop)
+	return stop
+}
+
+// leaseOnly returns a store whose leases' connections have that name, and live and
+// idle for no longer than these.
+func leaseOnly(t *testing.T, url, name string, lifetime, idle time.Duration) *tenure.PostgresStore {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url + "&application_name=" + name)
+	kit.WantErr(t, err, nil)
+	config.MaxConnLifetime, config.MaxConnIdleTime, config.HealthCheckPeriod = lifetime, idle, 10*time.Millisecond
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	kit.WantErr(t, err, nil)
+	t.Cleanup(pool.Close)
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
+	t.Cleanup(func() { store.Close() })
+	return store
+}
+
+func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
+	server := kit.StartPostgres(t, "max_connections=12", "superuser_reserved_connections=0", "autovacuum=off")
+	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	const short = 20 * time.Millisecond
+	for name, limits := range map[string]struct{ lifetime, idle time.Duration }{
+		"of a short life":       {short, time.Hour},
+		"that may not idle":     {time.Hour, short},
+		"that may do as it can": {short, short},
+	} {
+		t.Run(name, func(t *testing.T) {
+			admin := connectPostgres(t, server.URL())
+			store := leaseOnly(t, server.URL(), "leases", limits.lifetime, limits.idle)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
+			renew := func() {
+				t.Helper()
+				if err := lease.Renew(t.Context(), term); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stop := fill(t, server.URL())
+			before := backends(t, admin, "leases")
+			if len(before) == 0 {
+				t.Fatal("the lease has no connection; the test tests nothing")
+			}
+			for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(2 * short) {
+				renew()
+			}
+			// One that was just being replaced may be gone, and no other may have come.
+			isNew := func(pid int) bool { return !slices.Contains(before, pid) }
+			if now := backends(t, admin, "leases"); len(now) == 0 || slices.ContainsFunc(now, isNew) {
+				t.Errorf("connections %v became %v, though there was no slot for them", before, now)
+			}
+			stop()
+			if limits.lifetime == short {
+				kit.Await(t, "the connection is replaced when there is a slot", func() bool {
+					renew()
+					now := backends(t, admin, "leases")
+					return len(now) > 0 && !slices.ContainsFunc(now, func(pid int) bool { return !isNew(pid) })
+				})
+			}
+			kit.WantErr(t, lease.Release(t.Context(), term), nil)
+			kit.WantErr(t, store.Close(), nil)
+			kit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "leases")) == 0 })
+		})
+	}
+}
+
+// As where a password is fetched for each new connection.
+func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
+	url := kit.PostgresURL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	admin := connectPostgres(t, url)
+	before := goroutines()
+	store := leaseOnly(t, url, "replaced", 10*time.Millisecond, time.Hour)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	var all, most int
+	var seen []int
+	kit.Await(t, "it is replaced twice", func() bool {
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+		now := backends(t, admin, "replaced")
+		most = max(most, len(now))
+		for _, pid := range now {
+			if !slices.Contains(seen, pid) {
+				seen = append(seen, pid)
+			}
+		}
+		all = len(seen)
+		return all >= 3
+	})
+	if most > 3 { // the old, the new, and one that is about to be gone
+		t.Errorf("%d connections at once", most)
+	}
+	kit.WantErr(t, store.Close(), nil)
+	store.Pool().Close()
+	kit.Await(t, "no goroutine is left", func() bool { return goroutines() <= before })
+	kit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
+}
+
+// hung begins a renewal of a lease whose row somebody else has locked, as far as the
+// server can tell for ever.
+func hung(ctx context.Context, t *testing.T, store *tenure.PostgresStore, pool *pgxpool.Pool) (done chan error) {
+	t.Helper()
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
+	term := kit.MustAcquire(t, lease)
+	kit.ExecPostgres(t, pool, `CREATE OR REPLACE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	kit.ExecPostgres(t, pool, `DROP TRIGGER IF EXISTS hang ON objects`)
+	kit.ExecPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'hung') EXECUTE FUNCTION hang()`)
+	done = make(chan error, 1)
+	go func() { done <- lease.Renew(ctx, term) }()
+	kit.AwaitHung(t, pool, 1)
+	return done
+}
+
+func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T) {
+	url := kit.PostgresURL(t)
+	pool, admin := kit.PostgresPool(t, url), connectPostgres(t, url)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	store := leaseOnly(t, url, "cancelled", 0, time.Hour)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	var before []int
+	for inTime := false; !inTime; { // a call that has waited for a second casts doubt on the server
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := hung(ctx, t, store, pool)
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil) // on another connection
+		before = backends(t, admin, "cancelled")
+		cancel()
+		kit.WantErr(t, <-done, context.Canceled)
+		inTime = time.Since(began) < time.Second
+	}
+	kit.Await(t, "the connection of the call is closed", func() bool { return len(backends(t, admin, "cancelled")) == len(before)-1 })
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	for _, pid := range backends(t, admin, "cancelled") {
+		if !slices.Contains(before, pid) {
+			t.Errorf("connection %d is new, beside %v", pid, before)
+		}
+	}
+}
+
+func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSome(t *testing.T) {
+	for name, slots := range map[string]int{"no slot": 0, "any": -1} {
+		t.Run(name, func(t *testing.T) {
+			url, owner := kit.AsWorker(t)
+			admin := connectPostgres(t, owner.Config().ConnString())
+			store := leaseOnly(t, url, "unanswered", 0, time.Hour)
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			term := kit.MustAcquire(t, lease)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := hung(ctx, t, store, owner)
+			kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+			before := backends(t, admin, "unanswered")
+			kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
+			kit.Sleep(t.Context(), 1100*time.Millisecond) // long enough to blame the server
+			cancel()
+			kit.WantErr(t, <-done, context.Canceled)
+			for range 20 {
+				kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+			}
+			if slots != 0 {
+				kit.Await(t, "all are replaced", func() bool {
+					kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+					return !slices.ContainsFunc(backends(t, admin, "unanswered"), func(pid int) bool { return slices.Contains(before, pid) })
+				})
+			}
+			kit.WantErr(t, lease.Release(t.Context(), term), nil)
+		})
+	}
+}
+
+func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
+	url, owner := kit.AsWorker(t)
+	admin := connectPostgres(t, owner.Config().ConnString())
+	var version int
+	kit.WantErr(t, admin.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version), nil)
+	if version < 140000 {
+		t.Skip("the server has no idle_session_timeout")
+	}
+	kit.ExecPostgres(t, owner, `ALTER ROLE worker_`+owner.Config().ConnConfig.Database+` SET idle_session_timeout = '3s'`)
+	var log kit.SyncBuffer
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	kit.LiveWatch(t, store, kit.LeaseKey)
+	before := backends(t, admin, "tenure")
+	kit.Await(t, "each has idled for longer than that", func() bool {
+		var idle bool
+		err := admin.QueryRow(t.Context(), `SELECT coalesce(bool_and(clock_timestamp() - state_change > '3500 ms'), true) FROM pg_stat_activity WHERE application_name = 'tenure' AND datname = current_database()`).Scan(&idle)
+		kit.WantErr(t, err, nil)
+		return idle
+	})
+	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	if now := backends(t, admin, "tenure"); len(before) < 2 || !slices.Equal(now, before) {
+		t.Errorf("connections %v became %v", before, now)
+	}
+	if log.String() != "" {
+		t.Errorf("logged:\n%s", log.String())
+	}
+}
+
+// Each of many hooks of a caller's pool may refuse a connection, or be slow.
+func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
+	url := kit.PostgresURL(t)
+	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	config, err := pgxpool.ParseConfig(url + "&application_name=hooked")
+	kit.WantErr(t, err, nil)
+	config.MaxConnLifetime = 10 * time.Millisecond
+	var mu sync.Mutex
+	refuses, refused := false, 0
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if refuses {
+			refused++
+			return errors.New("there is no password")
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	kit.WantErr(t, err, nil)
+	t.Cleanup(pool.Close)
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
+	t.Cleanup(func() { store.Close() })
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	mu.Lock()
+	refuses = true
+	mu.Unlock()
+	kit.Await(t, "a connection is refused", func() bool {
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+		mu.Lock()
+		defer mu.Unlock()
+		return refused > 0
+	})
+	for range 10 {
+		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	}
+}

@@ -1,0 +1,160 @@
+package databases_test
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
+	defer objects.SetCallLimit(5 * time.Second)() // with time for the server's answer, on a busy machine, too
+	ctx := context.Background()
+	url := kit.PostgresURL(t)
+	store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := kit.MustAcquire(t, lease)
+	obj := kit.Get(t, store, term.Key())
+
+	blocker, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer blocker.Rollback(ctx)
+	query, args, err := store.FenceStatement(term)
+	require.NoError(t, err)
+	kit.ExecPostgres(t, blocker, query, args...)
+
+	for name, call := range map[string]func() error{
+		"renew":  func() error { return lease.Renew(ctx, term) },
+		"put":    func() error { _, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version)); return err },
+		"delete": func() error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
+	} {
+		kit.Await(t, "the error of "+name+" says who has the lock", func() bool { // a busy server may not say so in time
+			err := call()
+			require.ErrorContains(t, err, "55P03", name)
+			return strings.Contains(err.Error(), "the record is locked by process") && strings.Contains(err.Error(), "pg_terminate_backend")
+		})
+	}
+	require.NoError(t, blocker.Rollback(ctx))
+	require.NoError(t, lease.Renew(ctx, term))
+
+	// Only a lock that does not suit the fence keeps a fenced transaction waiting.
+	blocker, err = pool.Begin(ctx)
+	require.NoError(t, err)
+	defer blocker.Rollback(ctx)
+	kit.ExecPostgres(t, blocker, `SELECT FROM objects FOR UPDATE`)
+	err = store.Fenced(ctx, term, func(pgx.Tx) error { return nil })
+	require.ErrorContains(t, err, "the record is locked by process")
+	err = tenure.FencedTx(ctx, store, term, kit.OpenSQL(t, "pgx", url), nil, func(*sql.Tx) error { return nil })
+	require.Error(t, err)
+}
+
+// Such a transaction keeps its locks when its session ends, and when the server restarts.
+func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *testing.T) {
+	ctx := t.Context()
+	server := kit.StartPostgres(t, "max_prepared_transactions=10")
+	store, pool := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), kit.PostgresPool(t, server.URL())
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := kit.MustAcquire(t, lease)
+	query, args, err := store.FenceStatement(term)
+	require.NoError(t, err)
+	renew := func() error {
+		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		return lease.Renew(ctx, term)
+	}
+	prepare := func(name string) {
+		conn, err := pool.Acquire(ctx)
+		require.NoError(t, err)
+		defer conn.Release()
+		tx, err := conn.Begin(ctx)
+		require.NoError(t, err)
+		kit.ExecPostgres(t, tx, query, args...)
+		kit.ExecPostgres(t, tx, `PREPARE TRANSACTION '`+name+`'`)
+	}
+	want := func(names ...string) {
+		t.Helper()
+		err := renew()
+		require.ErrorContains(t, err, "55P03")
+		for _, name := range names {
+			require.ErrorContains(t, err, "the prepared transaction '"+name+"' of ")
+		}
+		require.ErrorContains(t, err, "ROLLBACK PREPARED")
+	}
+	prepare("one of mine")
+	want("one of mine")
+	require.True(t, term.Valid())
+	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'one of mine'`)
+	require.NoError(t, renew())
+
+	// Another process asks anew, and two lock the row together.
+	prepare("first")
+	prepare("second")
+	store = kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	lease = kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	held, err := lease.Read(ctx)
+	require.NoError(t, err)
+	limited, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	err = store.DeleteIf(limited, held.Key, held.Version)
+	require.ErrorContains(t, err, "'first'")
+	require.ErrorContains(t, err, "'second'")
+	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'first'`)
+	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'second'`)
+}
+
+func TestAFencedFuncThatPreparesItsTransactionIsToldSo(t *testing.T) {
+	ctx := t.Context()
+	server := kit.StartPostgres(t, "max_prepared_transactions=10")
+	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	term := kit.MustAcquire(t, lease)
+	err := store.Fenced(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `PREPARE TRANSACTION 'a'`)
+		return err
+	})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "PREPARE TRANSACTION")
+	require.Error(t, tenure.FencedTx(ctx, store, term, kit.OpenSQL(t, "pgx", server.URL()), nil, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `PREPARE TRANSACTION 'b'`)
+		return err
+	}))
+	require.NoError(t, lease.Renew(ctx, term))
+}
+
+func TestACallWithoutADeadlineDoesNotWaitForAFencedFuncOnSQLiteForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		kit.Migrate(t, store)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+		term := kit.MustAcquire(t, lease)
+		obj := kit.Get(t, store, term.Key())
+		hung, result := make(chan struct{}), make(chan error)
+		go func() { result <- store.Fenced(ctx, term, func(*sql.Tx) error { <-hung; return nil }) }()
+		synctest.Wait()
+		require.ErrorIs(t, lease.Renew(ctx, term), context.DeadlineExceeded)
+		_, err = store.Get(ctx, obj.Key)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, store.DeleteIf(ctx, obj.Key, obj.Version), context.DeadlineExceeded)
+		_, err = store.List(ctx, obj.Key.Type, "", 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, store.Fenced(ctx, term, func(*sql.Tx) error { return nil }), context.DeadlineExceeded)
+		close(hung)
+		require.NoError(t, <-result) // the func itself has no limit
+		require.NoError(t, lease.Renew(ctx, term))
+	})
+}

@@ -1,0 +1,101 @@
+package databases_test
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// standbyOf returns a standby of a server, and a URL that names it first.
+func standbyOf(t *testing.T, primary *kit.PostgresServer) (standby *kit.PostgresServer, both string) {
+	t.Helper()
+	standby, err := primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	first, err := url.Parse(standby.URL())
+	require.NoError(t, err)
+	second, err := url.Parse(primary.URL())
+	require.NoError(t, err)
+	first.Host += "," + second.Host
+	return standby, first.String()
+}
+
+func TestOfSeveralHostsThePrimaryIsFoundThoughAStandbyComesFirst(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	primary := kit.StartPostgres(t)
+	standby, both := standbyOf(t, primary)
+
+	t.Run("by URL", func(t *testing.T) {
+		opened, err := tenure.Open(ctx, both)
+		require.NoError(t, err)
+		defer opened.Close()
+		kit.Migrate(t, opened)
+		lease := kit.NewLease(t, opened, tenure.LeaseConfig{})
+		require.NoError(t, lease.Release(ctx, kit.MustAcquire(t, lease)))
+	})
+	t.Run("in the caller's pool", func(t *testing.T) {
+		pool := kit.PostgresPool(t, both) // whose queries go to the standby
+		kit.Await(t, "the standby has the table", func() bool { _, err := pool.Exec(ctx, `TABLE objects`); return err == nil })
+		store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+		defer store.Close()
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		term := kit.MustAcquire(t, lease)
+		err := store.Fenced(ctx, term, func(tx pgx.Tx) error { return nil })
+		require.ErrorContains(t, err, "target_session_attrs=read-write", "its record can't be locked there")
+		require.NoError(t, lease.Release(ctx, term))
+	})
+	t.Run("unless the URL says otherwise", func(t *testing.T) {
+		store := kit.OpenPostgres(t, both+"&target_session_attrs=any", tenure.PostgresConfig{})
+		_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(ctx)
+		require.ErrorContains(t, err, "SQLSTATE 25006")
+		require.ErrorContains(t, err, "target_session_attrs=read-write")
+	})
+	t.Run("after a failover", func(t *testing.T) {
+		store := kit.OpenPostgres(t, both, tenure.PostgresConfig{})
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+		term := kit.MustAcquire(t, lease)
+		kit.Await(t, "the standby has it", func() bool {
+			other := kit.OpenPostgres(t, standby.URL(), tenure.PostgresConfig{})
+			defer other.Close()
+			held, err := kit.NewLease(t, other, tenure.LeaseConfig{}).Read(ctx)
+			return err == nil && held.Term == term.ID()
+		})
+		require.NoError(t, primary.Stop("immediate"))
+		require.NoError(t, standby.Promote())
+		kit.Await(t, "it is renewed on the new primary", func() bool {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			return lease.Renew(ctx, term) == nil
+		})
+	})
+}
+
+func TestAServerThatIsStillReadOnlyIsWaitedForAtAStart(t *testing.T) {
+	primary := kit.StartPostgres(t)
+	standby, _ := standbyOf(t, primary)
+	var log kit.SyncBuffer
+	store := kit.Must(tenure.OpenPostgres(t.Context(), standby.URL(), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	defer store.Close()
+	migrated := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	defer cancel()
+	go func() { migrated <- store.Migrate(ctx) }()
+	kit.Await(t, "it waits, and says why", func() bool {
+		return strings.Contains(log.String(), "waiting for the database") && strings.Contains(log.String(), "the server is read-only")
+	})
+	require.NoError(t, primary.Stop("immediate"))
+	require.NoError(t, standby.Promote())
+	require.NoError(t, <-migrated)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	kit.MustAcquire(t, lease)
+}

@@ -1,0 +1,169 @@
+package databases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// ownKeys are the keys of the tables that Migrate creates, and numbers a column of each.
+var (
+	ownKeys = map[string]string{
+		"objects": "object_type, id", "objects_tombstones": "object_type, id", "objects_claims": "kind, id", "objects_requests": "session, kind, id, token",
+	}
+	numbers = map[string]string{
+		"objects": "resource_version", "objects_tombstones": "resource_version", "objects_claims": "token", "objects_requests": "token",
+	}
+)
+
+// ailments are what may have become of a table on Postgres, and what the error says of it.
+var ailments = map[string]struct{ ddl, says string }{
+	"unlogged":                        {`ALTER TABLE {s}.{t} SET UNLOGGED`, "SET LOGGED"},
+	"without its key":                 {`ALTER TABLE {s}.{t} DROP CONSTRAINT {t}_pkey`, "no unique key on ({k})"},
+	"with a key that is checked late": {`ALTER TABLE {s}.{t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY ({k}) DEFERRABLE`, "no unique key on ({k})"},
+	"with a key of some rows":         {`ALTER TABLE {s}.{t} DROP CONSTRAINT {t}_pkey; CREATE UNIQUE INDEX ON {s}.{t} ({k}) WHERE {n} > 0`, "no unique key on ({k})"},
+	"with another type":               {`ALTER TABLE {s}.{t} ALTER COLUMN {n} TYPE numeric`, "its column {n} is numeric, not bigint"},
+	"without a column":                {`ALTER TABLE {s}.{t} DROP COLUMN {n} CASCADE`, "it lacks the columns {n}"},
+	"a view":                          {`ALTER TABLE {s}.{t} RENAME TO {t}_behind; CREATE VIEW {s}.{t} AS SELECT * FROM {s}.{t}_behind`, "is a view"},
+	"inherited":                       {`CREATE TABLE {s}.{t}_part () INHERITS ({s}.{t})`, "inherit from it"},
+	"a partitioned table":             {`ALTER TABLE {s}.{t} RENAME TO {t}_whole; CREATE TABLE {s}.{t} (LIKE {s}.{t}_whole, PRIMARY KEY ({k})) PARTITION BY HASH ({k})`, "is partitioned"},
+	"under row-level security":        {`ALTER TABLE {s}.{t} ENABLE ROW LEVEL SECURITY`, "row-level security"},
+	"under half a set of policies":    {`ALTER TABLE {s}.{t} ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON {s}.{t} FOR SELECT USING (true)`, "row-level security"},
+}
+
+// take claims a key as sessions do.
+func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
+	return reach.Postgres(store).Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+}
+
+// wantRefused makes a call until the connections that have ended are replaced, and wants to be told
+// then what is wrong. It must never succeed.
+func wantRefused(t *testing.T, says string, call func() error) {
+	t.Helper()
+	var err error
+	kit.Await(t, "refused: "+says, func() bool {
+		err = call()
+		return err == nil || errors.Is(err, tenure.ErrSetup)
+	})
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, says)
+}
+
+func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *testing.T) {
+	url, owner := kit.AsWorker(t)
+	role := "worker_" + owner.Config().ConnConfig.Database
+	for ailment, c := range ailments {
+		for _, table := range kit.OwnTables {
+			if table == "objects" && strings.Contains("inherited, a partitioned table", ailment) {
+				continue // no statement needs it to be whole
+			}
+			t.Run(table+" "+ailment, func(t *testing.T) {
+				schema := fmt.Sprintf("s%x", fmt.Sprint(table, len(ailment), ailment[:3], ailment[len(ailment)-3:]))
+				in := strings.NewReplacer("{s}", schema, "{t}", table, "{k}", ownKeys[table], "{n}", numbers[table]).Replace
+				ownersURL := owner.Config().ConnString()
+				kit.Migrate(t, kit.OpenPostgres(t, ownersURL, tenure.PostgresConfig{Schema: schema}))
+				grant := fmt.Sprintf(`GRANT USAGE ON SCHEMA %s TO %s; GRANT ALL ON ALL TABLES IN SCHEMA %[1]s TO %[2]s`, schema, role)
+				kit.ExecPostgres(t, owner, grant)
+				running := kit.OpenPostgres(t, url+"&search_path="+schema, tenure.PostgresConfig{})
+				lease := kit.NewLease(t, running, tenure.LeaseConfig{})
+				kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+				_, err := take(t.Context(), running, "before")
+				require.NoError(t, err)
+
+				kit.ExecPostgres(t, owner, in(c.ddl))
+				kit.ExecPostgres(t, owner, grant)
+				kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
+				var log kit.SyncBuffer
+				fresh := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url+"&search_path="+schema), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+				t.Cleanup(func() { fresh.Close() })
+				for _, store := range []*tenure.PostgresStore{running, fresh} {
+					lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+					acquire := func() error { _, err := lease.AcquireOrSteal(t.Context()); return err }
+					claim := func() error { _, err := take(t.Context(), store, "after"); return err }
+					if table == "objects" {
+						wantRefused(t, in(c.says), acquire)
+						wantRefused(t, in(c.says), claim)
+						continue
+					}
+					var term *tenure.Term
+					kit.Await(t, "acquired", func() bool { term, err = lease.AcquireOrSteal(t.Context()); return err == nil })
+					if table == "objects_tombstones" {
+						kit.Await(t, "claimed", func() bool { return claim() == nil })
+					} else {
+						wantRefused(t, in(c.says), claim)
+					}
+					kit.WantErr(t, lease.Release(t.Context(), term), nil)
+				}
+				err = fresh.Migrate(t.Context())
+				switch {
+				case table != "objects_tombstones":
+					require.ErrorIs(t, err, tenure.ErrSetup)
+					require.ErrorContains(t, err, in(c.says))
+				case ailment == "unlogged":
+					require.NoError(t, err)
+					require.Contains(t, log.String(), "unlogged")
+				default: // leases need none
+					require.NoError(t, err)
+					require.Contains(t, log.String(), in(c.says))
+				}
+			})
+		}
+	}
+}
+
+// What must hold for Postgres must hold for SQLite, as far as it can be otherwise there.
+func TestATableOnWhichNoPromiseCanBeKeptIsRefusedOnSQLite(t *testing.T) {
+	const again = `ALTER TABLE {t} RENAME TO {t}_old; CREATE TABLE {t} (%s)`
+	columns := map[string]string{
+		"objects":            `object_type TEXT NOT NULL, id TEXT NOT NULL, name TEXT, labels TEXT, payload BLOB NOT NULL, resource_version INTEGER NOT NULL, created_at_ms INTEGER, updated_at_ms INTEGER`,
+		"objects_tombstones": `object_type TEXT NOT NULL, id TEXT NOT NULL, resource_version INTEGER NOT NULL`,
+		"objects_claims":     `kind TEXT NOT NULL, id TEXT NOT NULL, session TEXT, token INTEGER NOT NULL`,
+		"objects_requests":   `session TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL, token INTEGER NOT NULL`,
+	}
+	for ailment, c := range map[string]struct{ ddl, says string }{
+		"without its key":         {fmt.Sprintf(again, `{c}`), "no unique key on ("},
+		"with a key of some rows": {fmt.Sprintf(again, `{c}`) + `; CREATE UNIQUE INDEX {t}_some ON {t} ({k}) WHERE {n} > 0`, "no unique key on ("},
+		"with other numbers":      {fmt.Sprintf(again, `{numbers as text}, PRIMARY KEY ({k})`), "its column {n} is TEXT, not INTEGER"},
+		"with other text":         {fmt.Sprintf(again, `{text as numbers}, PRIMARY KEY ({k})`), "its column id is INT, not TEXT"},
+		"without a column":        {`ALTER TABLE {t} RENAME COLUMN {n} TO other`, "it lacks the columns {n}"},
+		"without row IDs":         {fmt.Sprintf(again, `{c}, PRIMARY KEY ({k})`) + ` WITHOUT ROWID`, "it is WITHOUT ROWID"},
+		"a view":                  {`ALTER TABLE {t} RENAME TO {t}_behind; CREATE VIEW {t} AS SELECT * FROM {t}_behind`, "is a view"},
+	} {
+		for _, table := range kit.OwnTables {
+			if table == "objects" && (ailment == "without row IDs" || ailment == "with other numbers") {
+				continue // no statement needs row IDs, and another program's table may keep versions as it likes
+			}
+			t.Run(table+" "+ailment, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "t.db")
+				kit.Migrate(t, kit.OpenSQLite(t, path))
+				n := numbers[table]
+				in := strings.NewReplacer("{t}", table, "{k}", ownKeys[table], "{n}", n, "{c}", columns[table],
+					"{numbers as text}", strings.ReplaceAll(columns[table], n+" INTEGER", n+" TEXT"),
+					"{text as numbers}", strings.ReplaceAll(columns[table], " id TEXT", " id INT")).Replace
+				kit.ExecSQL(t, kit.OpenSQL(t, "sqlite", "file:"+path), in(c.ddl))
+				store := kit.OpenSQLite(t, path)
+				_, acquireErr := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+				_, claimErr := reach.SQLite(store).Claims().Take(t.Context(), "session", "kind", nil, nil, []string{"k"}, kit.Patience)
+				for what, err := range map[string]error{"acquire": acquireErr, "claim": claimErr, "Migrate": store.Migrate(t.Context())} {
+					if what == "acquire" && strings.HasSuffix(table, "s_claims") || what == "acquire" && strings.HasSuffix(table, "s_requests") {
+						require.NoError(t, err)
+						continue
+					}
+					require.ErrorIs(t, err, tenure.ErrSetup, what)
+					require.ErrorContains(t, err, in(c.says), what)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package kit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// PostgresServer is one PostgreSQL cluster. Its methods, except URL and Log, are not safe for
+// concurrent use.
+type PostgresServer struct {
+	process
+	bin      string // directory of the programs
+	port     int
+	settings []string // in addition to the defaults
+}
+
+// NewPostgres creates and starts a cluster for a program that is not a test; tests use
+// [StartPostgres]. [PostgresServer.Close] ends it.
+func NewPostgres(settings ...string) (*PostgresServer, error) {
+	bin, err := binaries()
+	if err != nil {
+		return nil, err
+	}
+	return newServer(bin, settings, "initdb", "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C")
+}
+
+// Standby creates and starts a hot standby of the server.
+func (s *PostgresServer) Standby() (*PostgresServer, error) {
+	return newServer(s.bin, s.settings, "pg_basebackup", "-d", s.URL(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+}
+
+// newServer lets a program create the data of a server, which it then starts.
+func newServer(bin string, settings []string, program string, args ...string) (*PostgresServer, error) {
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProcess()
+	if err != nil {
+		return nil, err
+	}
+	s := &PostgresServer{process: p, bin: bin, port: port, settings: settings}
+	out, err := s.command(filepath.Join(bin, program), append(args, "-D", s.data())...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("kit: %s: %w\n%s", program, err, out)
+	} else {
+		err = s.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Promote makes a standby a primary.
+func (s *PostgresServer) Promote() error { return s.exec("SELECT pg_promote()") }
+
+// Start starts a server that is stopped, on the same port as before, and returns when it
+// answers.
+func (s *PostgresServer) Start() error {
+	args := []string{"-D", s.data(), "-p", strconv.Itoa(s.port)}
+	for _, setting := range append([]string{ // the last one of the same name wins
+		"listen_addresses=127.0.0.1",
+		"unix_socket_directories=",
+		"fsync=off",
+		"full_page_writes=off",
+		"max_connections=200",
+		"log_line_prefix=%m [%p] %d ",
+	}, s.settings...) {
+		args = append(args, "-c", setting)
+	}
+	return s.start(s.URL(), "QUIT", filepath.Join(s.bin, "postgres"), args...)
+}
+
+// Stop ends the server and returns when all of its processes are gone. "fast" rolls back
+// open transactions and shuts down; "immediate" simulates a crash.
+func (s *PostgresServer) Stop(mode string) error {
+	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT"}[mode]
+	if !ok {
+		return fmt.Errorf("kit: stop: unknown mode %q", mode)
+	}
+	return s.stop(signal)
+}
+
+// Restart is Stop and Start.
+func (s *PostgresServer) Restart(mode string) error {
+	if err := s.Stop(mode); err != nil {
+		return err
+	}
+	return s.Start()
+}
+
+// Close stops the server if it is running, and removes the cluster.
+func (s *PostgresServer) Close() error { return s.close("QUIT") }
+
+// URL returns the address of the database postgres, where its user is the
+// superuser. It stays the same across restarts.
+func (s *PostgresServer) URL() string { return s.url("postgres") }
+
+func (s *PostgresServer) url(database string) string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", s.port, database)
+}
+
+// Log returns what the server has logged since the cluster was created, including failed
+// statements. A failed statement's line is written before the client sees the error.
+func (s *PostgresServer) Log(t testing.TB) string {
+	t.Helper()
+	log, err := os.ReadFile(s.log())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(log)
+}
+
+func (s *PostgresServer) data() string { return filepath.Join(s.dir, "data") }

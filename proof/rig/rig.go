@@ -1,0 +1,136 @@
+// Package rig runs what the programs chaos and bench measure and break: servers of etcd and NATS,
+// each in a process of its own, and proxies between them and their clients. Postgres is started by
+// package kit. Package rig is for the programs and tests of this repository, without a promise
+// of compatibility.
+package rig
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// Program returns the path of a server's program, given its import path. The go command builds it
+// if necessary: the module of chaos names it as a tool. The working directory must be in a module
+// of this repository.
+func Program(ctx context.Context, path string) (string, error) {
+	return inChaos(ctx, "tool", "-n", path)
+}
+
+// Version returns the version of the module that a program comes from.
+func Version(ctx context.Context, module string) (string, error) {
+	return inChaos(ctx, "list", "-m", "-f", "{{.Version}}", module)
+}
+
+// inChaos runs the go command in the module of chaos.
+func inChaos(ctx context.Context, args ...string) (string, error) {
+	root, err := command(ctx, "list", "-m", "-f", "{{.Dir}}", "github.com/tenurelib/tenure")
+	if err != nil {
+		return "", err
+	}
+	return command(ctx, append([]string{"-C", filepath.Join(root, "proof", "chaos")}, args...)...)
+}
+
+func command(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", cmd, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// address returns the host and a free port of this machine.
+func address() (string, error) {
+	port, err := kit.FreePort()
+	return fmt.Sprint("127.0.0.1:", port), err
+}
+
+// Etcd is an etcd server, the only member of its cluster.
+type Etcd struct {
+	Server
+	data, cluster, peer string
+}
+
+const member = "default" // the name of the only member
+
+// NewEtcd returns a server that is not started yet, with further arguments for its program. It syncs
+// each write to its directory, which also has its log.
+func NewEtcd(ctx context.Context, dir string, args ...string) (*Etcd, error) {
+	program, err := Program(ctx, "go.etcd.io/etcd/server/v3")
+	if err != nil {
+		return nil, err
+	}
+	client, err := address()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := address()
+	if err != nil {
+		return nil, err
+	}
+	e := &Etcd{data: filepath.Join(dir, "data"), peer: "http://" + peer}
+	e.cluster = member + "=" + e.peer
+	e.URL = &url.URL{Scheme: "http", Host: client}
+	e.Log = filepath.Join(dir, "etcd.log")
+	e.Answers = healthy(e.URL.String() + "/health")
+	e.Command = func() *exec.Cmd {
+		return exec.Command(program, append([]string{"--name", member, "--data-dir", e.data, "--log-level", "warn",
+			"--listen-client-urls", e.URL.String(), "--advertise-client-urls", e.URL.String(),
+			"--listen-peer-urls", e.peer, "--initial-advertise-peer-urls", e.peer, "--initial-cluster", e.cluster}, args...)...)
+	}
+	return e, nil
+}
+
+// Restore replaces the data of a server that does not run by those of a snapshot.
+func (e *Etcd) Restore(ctx context.Context, snapshot string) error {
+	program, err := Program(ctx, "go.etcd.io/etcd/etcdutl/v3")
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(e.data); err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, program, "snapshot", "restore", snapshot, "--data-dir", e.data, "--name", member,
+		"--initial-cluster", e.cluster, "--initial-advertise-peer-urls", e.peer, "--initial-cluster-token", "restored").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("restore: %w: %s", err, out)
+	}
+	return nil
+}
+
+// NewNATS returns a NATS server with JetStream that is not started yet. It syncs each write to its
+// directory. The store has no limit but the disk: otherwise the server takes its limit from what is
+// free when it starts, which is nothing while the disk is full.
+func NewNATS(ctx context.Context, dir, log string) (*Server, error) {
+	program, err := Program(ctx, "github.com/nats-io/nats-server/v2")
+	if err != nil {
+		return nil, err
+	}
+	client, err := address()
+	if err != nil {
+		return nil, err
+	}
+	monitor, err := address()
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "nats.conf")
+	text := fmt.Sprintf("listen: %q\nhttp: %q\njetstream { store_dir: %q, max_file_store: 1TB, sync_interval: always }\n",
+		client, monitor, filepath.Join(dir, "data"))
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		return nil, err
+	}
+	return &Server{
+		Process: Process{Command: func() *exec.Cmd { return exec.Command(program, "-c", config) }, Log: log},
+		URL:     &url.URL{Scheme: "nats", Host: client},
+		Answers: healthy("http://" + monitor + "/healthz"),
+	}, nil
+}

@@ -1,0 +1,194 @@
+package tenure
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tenurelib/tenure/internal/record"
+)
+
+// ReplicaID returns a name for this replica, for people to read: the first of
+// the environment variables TENURE_REPLICA_ID, OPENSHELL_REPLICA_ID and HOSTNAME
+// that is set, else the host's name, else a new UUID. Two replicas may share
+// it: nothing that must be safe depends on it.
+func ReplicaID() string {
+	for _, name := range []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"} {
+		if id := os.Getenv(name); id != "" {
+			return id
+		}
+	}
+	if host, err := os.Hostname(); err == nil && host != "" {
+		return host
+	}
+	return uuid.NewString()
+}
+
+// Role is what a replica does about a lease.
+type Role uint8
+
+const (
+	RoleStandby    Role = iota // it waits for the lease
+	RoleConfirming             // it has taken the lease over, and makes sure that its predecessor is gone before the job begins
+	RoleHolder                 // it holds the lease, and its job runs
+	RoleStopping               // its job has been told to return, and the lease is released when it has
+)
+
+var roles = [...]string{RoleStandby: "standby", RoleConfirming: "confirming", RoleHolder: "holder", RoleStopping: "stopping"}
+
+func (r Role) String() string {
+	if int(r) < len(roles) {
+		return roles[r]
+	}
+	return fmt.Sprintf("role %d", uint8(r))
+}
+
+// MarshalText makes a role a word in JSON and in logs.
+func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads what MarshalText has written.
+func (r *Role) UnmarshalText(text []byte) error {
+	role := slices.Index(roles[:], string(text))
+	if role < 0 {
+		return fmt.Errorf("tenure: %w: %q is not a role", ErrInvalid, text)
+	}
+	*r = Role(role)
+	return nil
+}
+
+// Holding is what a lease's record says: who holds the lease, and since when.
+type Holding struct {
+	Key        Key
+	Holder     string // for people to read; "unknown" if the record doesn't say; empty: nobody holds the lease
+	Term       string // the term's ID; empty in a record of another program
+	Version    int64
+	TTL        time.Duration // the holder's; the reader's own if the record doesn't say
+	AcquiredAt time.Time     // by the holder's clock
+	RenewedAt  time.Time     // by the store's clock
+	Age        time.Duration // since the last renewal, by the store's clock, when it was read
+	Labels     map[string]string
+
+	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
+	// empty. Until the TTL has passed only that one may take it. If OfferedTo is empty too,
+	// any replica may.
+	OfferedTo string
+
+	unconfirmed []Holding // see [Term.unconfirmed]
+	resumed     bool      // another process may go on with the term than the one it names
+}
+
+// isOffer reports whether nobody holds the lease because its last holder has offered it to
+// one replica, or to all.
+func (h *Holding) isOffer() bool { return h.Holder == "" }
+
+// how says who has the lease.
+func (h *Holding) how() string {
+	switch {
+	case !h.isOffer():
+		return "held by " + h.Holder
+	case h.OfferedTo == "":
+		return "offered to any replica"
+	default:
+		return "offered to " + h.OfferedTo
+	}
+}
+
+func (h *Holding) sameTerm(other *Holding) bool {
+	return h.Term == other.Term && h.Holder == other.Holder
+}
+
+// stored converts a lease's object for package record.
+func stored(obj Object) record.Object {
+	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
+}
+
+// decodeHolding reads a lease's object. It always returns a Holding that a standby can act
+// on; the error says what is wrong with the record.
+func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
+	h, err := record.Read(stored(obj), ownTTL)
+	if err != nil {
+		err = fmt.Errorf("tenure: record of %s at version %d: %w", obj.Key, obj.Version, err)
+	}
+	holding := newHolding(obj.Key, h)
+	holding.resumed = stored(obj).Resumed()
+	return holding, err
+}
+
+func newHolding(key Key, r record.Holding) Holding {
+	h := Holding{
+		Key: key, Holder: r.Holder, Term: r.Term, Version: r.Version, TTL: r.TTL,
+		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels,
+	}
+	if r.Offered {
+		h.Holder, h.OfferedTo = "", r.Holder
+	}
+	for _, before := range r.Unconfirmed {
+		h.unconfirmed = append(h.unconfirmed, newHolding(key, before))
+	}
+	return h
+}
+
+// recorded converts holdings for package record.
+func recorded(holdings []Holding) (rs []record.Holding) {
+	for _, h := range holdings {
+		rs = append(rs, record.Holding{
+			Holder: h.Holder, Term: h.Term, Version: h.Version, TTL: h.TTL,
+			AcquiredAt: h.AcquiredAt, RenewedAt: h.RenewedAt, Labels: h.Labels,
+		})
+	}
+	return rs
+}
+
+func (h *Holding) pastTerm(reason string) PastTerm {
+	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
+}
+
+func followedBy(h *Holding) string { return "followed by " + h.Holder }
+
+// ErrHeld says that another replica holds the lease. The error is a [*HeldError].
+var ErrHeld = errors.New("lease is held")
+
+// HeldError is the error of an acquire or steal while another replica holds the lease. It
+// is [ErrHeld].
+type HeldError struct {
+	Holding Holding
+
+	canExpireIn time.Duration // until a steal may succeed
+	byAge       bool          // canExpireIn goes by the record's age, so looking earlier is useless
+}
+
+func (e *HeldError) Error() string {
+	if e.Holding.isOffer() {
+		return fmt.Sprintf("%v: %s is %s", ErrHeld, e.Holding.Key, e.Holding.how())
+	}
+	return fmt.Sprintf("%v: %s by %s", ErrHeld, e.Holding.Key, e.Holding.Holder)
+}
+
+// Is makes the error match [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// LostError is the error of a renewal, a release or a fenced write whose term is over. It
+// is [ErrLost].
+type LostError struct {
+	Key Key
+	To  *Holding // who holds the lease now, or who is offered it; nil: the record is gone
+
+	why string // the term is lost although To is that very term
+}
+
+func (e *LostError) Error() string {
+	switch {
+	case e.To == nil:
+		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
+	case e.why != "":
+		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.Key, e.why)
+	}
+	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
+}
+
+// Is makes the error match [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }
