@@ -138,10 +138,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		cfg.Check = func(context.Context, tenure.Role) error { return nil }
 		return withJob(cfg)
 	}
-	observed := func(interval time.Duration, missed int) error {
-		_, _, err := tenure.ObservedConfig(interval, missed, 0)
-		return err
-	}
 	get := func(store tenure.Store, key tenure.Key) error { _, err := store.Get(ctx, key); return err }
 	putIf := func(store tenure.Store, obj tenure.Object, cond tenure.WriteCondition) error {
 		_, err := store.PutIf(ctx, obj, cond)
@@ -282,16 +278,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new lease: invalid argument: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty"},
 		{"all of these at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is not between 10ms and 8760h0m0s\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
-		{"an observed interval of 0", observed(0, 3), tenure.ErrInvalid,
-			"tenure: ObservedConfig: invalid argument: interval 0s is not positive"},
-		{"an observed interval that is negative", observed(-time.Second, -3), tenure.ErrInvalid,
-			"tenure: ObservedConfig: invalid argument: interval -1s is not positive"},
-		{"no renewals to be missed", observed(time.Second, 0), tenure.ErrInvalid,
-			"tenure: ObservedConfig: invalid argument: missed 0 is not 2 or more"},
-		{"one renewal to be missed", observed(time.Second, 1), tenure.ErrInvalid,
-			"tenure: ObservedConfig: invalid argument: missed 1 is not 2 or more"},
-		{"too many renewals to be missed", observed(time.Hour, math.MaxInt), tenure.ErrInvalid,
-			"tenure: ObservedConfig: invalid argument: interval 1h0m0s × missed 9223372036854775807 is more than 8760h0m0s"},
 
 		{"a coordinator without a lease", errOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: lease is nil"},
@@ -376,7 +362,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: list t: unsupported operation: tenure_test.untouched is not a Lister"},
 		{"to get from a static store", get(tenure.Static(), key), tenure.ErrNotFound,
 			"tenure: get t/1: object not found"},
-		{"to put into a static store", putIf(tenure.Static(), obj, tenure.MustCreate()), errors.ErrUnsupported,
+		{"to put into a static store", putIf(tenure.Static(), obj, tenure.IfAbsent()), errors.ErrUnsupported,
 			"tenure: put t/1: unsupported operation: a static store keeps nothing"},
 		{"to delete from a static store", tenure.Static().DeleteIf(ctx, key, 1), errors.ErrUnsupported,
 			"tenure: delete t/1: unsupported operation: a static store keeps nothing"},
@@ -387,13 +373,13 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 
 		{"to get nothing from memory", get(mem, tenure.Key{}), tenure.ErrInvalid,
 			`storetest: get /: invalid argument: key "/" has an empty type`},
-		{"to put into memory at version 0", putIf(mem, obj, tenure.MatchVersion(0)), tenure.ErrInvalid,
+		{"to put into memory at version 0", putIf(mem, obj, tenure.IfVersion(0)), tenure.ErrInvalid,
 			"storetest: put t/1: invalid argument: version 0 is not positive"},
 		{"to list none from memory", list(mem, "t", "", 0), tenure.ErrInvalid,
 			"storetest: list t: invalid argument: limit 0 is not positive"},
 		{"a fence in memory of no term", errOf(mem.Fence(nil)), tenure.ErrInvalid,
 			"storetest: fence: invalid argument: no term is given"},
-		{"to put into memory by a fence of a term that is over", putIf(overFenced, obj, tenure.MustCreate()), tenure.ErrLost,
+		{"to put into memory by a fence of a term that is over", putIf(overFenced, obj, tenure.IfAbsent()), tenure.ErrLost,
 			"storetest: put t/1: lease lost: lease/over is gone"},
 		{"faults without a store", panicOf(func() { storetest.Faulty(nil, nil) }), errPanicked,
 			"panic: storetest: Faulty: store is nil"},
@@ -418,19 +404,19 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: get t\x00/\xff: invalid argument: key type \"t\\x00\" is not UTF-8 text without NUL\ninvalid argument: key id \"\\xff\" is not UTF-8 text without NUL"},
 			{"to put nothing", putIf(store, tenure.Object{}, tenure.Unconditional()), tenure.ErrInvalid,
 				`tenure: put /: invalid argument: key "/" has an empty type`},
-			{"to put a name that is not valid text", putIf(store, tenure.Object{Key: key, Name: "\xff"}, tenure.MustCreate()), tenure.ErrInvalid,
+			{"to put a name that is not valid text", putIf(store, tenure.Object{Key: key, Name: "\xff"}, tenure.IfAbsent()), tenure.ErrInvalid,
 				`tenure: put t/1: invalid argument: name "\xff" is not UTF-8 text without NUL`},
-			{"to put a label that is not valid text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a\x00": "b"}}, tenure.MustCreate()), tenure.ErrInvalid,
+			{"to put a label that is not valid text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a\x00": "b"}}, tenure.IfAbsent()), tenure.ErrInvalid,
 				`tenure: put t/1: invalid argument: label "a\x00" is not UTF-8 text without NUL`},
-			{"to put a label's value that is not valid text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a": "\x00"}}, tenure.MustCreate()), tenure.ErrInvalid,
+			{"to put a label's value that is not valid text", putIf(store, tenure.Object{Key: key, Labels: map[string]string{"a": "\x00"}}, tenure.IfAbsent()), tenure.ErrInvalid,
 				`tenure: put t/1: invalid argument: label "a": "\x00" is not UTF-8 text without NUL`},
-			{"to put a payload that is too large", putIf(store, large, tenure.MustCreate()), tenure.ErrInvalid,
+			{"to put a payload that is too large", putIf(store, large, tenure.IfAbsent()), tenure.ErrInvalid,
 				"tenure: put t/1: invalid argument: payload of t/1 has 1048577 bytes, more than 1048576"},
-			{"to put at version 0", putIf(store, obj, tenure.MatchVersion(0)), tenure.ErrInvalid,
+			{"to put at version 0", putIf(store, obj, tenure.IfVersion(0)), tenure.ErrInvalid,
 				"tenure: put t/1: invalid argument: version 0 is not positive"},
-			{"to put at a negative version", putIf(store, obj, tenure.MatchVersion(-7)), tenure.ErrInvalid,
+			{"to put at a negative version", putIf(store, obj, tenure.IfVersion(-7)), tenure.ErrInvalid,
 				"tenure: put t/1: invalid argument: version -7 is not positive"},
-			{"to put too much at version 0", putIf(store, large, tenure.MatchVersion(0)), tenure.ErrInvalid,
+			{"to put too much at version 0", putIf(store, large, tenure.IfVersion(0)), tenure.ErrInvalid,
 				"tenure: put t/1: invalid argument: payload of t/1 has 1048577 bytes, more than 1048576\ninvalid argument: version 0 is not positive"},
 			{"to put the lease through its fence", putIf(fenced(store), tenure.Object{Key: term.Key()}, tenure.Unconditional()), tenure.ErrInvalid,
 				"tenure: put reconciler_lease/singleton: invalid argument: the lease's own object can't be written through its fence"},
@@ -464,7 +450,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: fence: term of lease/over: lease lost"},
 			{"to get when it was cancelled", errOf(store.Get(canceled, key)), context.Canceled,
 				"tenure: get t/1: context canceled"},
-			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.MatchVersion(1))), context.Canceled,
+			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.IfVersion(1))), context.Canceled,
 				"tenure: put t/1: context canceled"},
 			{"to delete when it is too late", store.DeleteIf(late, key, 1), context.DeadlineExceeded,
 				"tenure: delete t/1: context deadline exceeded"},

@@ -31,7 +31,7 @@ func traceOf(do func(what string)) *tenure.Trace {
 		JobStarted:    func(*tenure.Term) { do("job started") },
 		JobEnded:      func(*tenure.Term, error, time.Duration) { do("job ended") },
 		JobStuck:      func(*tenure.Term, time.Duration) { do("job stuck") },
-		Run:           func(tenure.Run) { do("run") },
+		JobRun:        func(tenure.JobRun) { do("run") },
 		HolderChanged: func(string) { do("holder changed") },
 	}
 }

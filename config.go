@@ -180,32 +180,6 @@ type CoordinatorConfig struct {
 	Trace *Trace
 }
 
-// ObservedConfig returns the configs of a lease and its coordinator with which no clock
-// decides who may hold the lease: the holder renews once per interval, and a standby takes
-// over that has itself seen it miss this many renewals, 2 or more. So the TTL is interval ×
-// missed. The job then begins after the confirmations, one per interval. The caller sets
-// the rest, above all the job. Values that no lease can have are [ErrInvalid].
-//
-// See [Observed]. If the holder's wall clock jumps, its term may end early, and no more.
-func ObservedConfig(interval time.Duration, missed, confirmations int) (LeaseConfig, CoordinatorConfig, error) {
-	var err error
-	switch {
-	case interval <= 0:
-		err = fmt.Errorf("interval %v is not positive", interval)
-	case missed < 2:
-		err = fmt.Errorf("missed %d is not 2 or more", missed)
-	case interval > maximumTTL/time.Duration(missed):
-		err = fmt.Errorf("interval %v × missed %d is more than %v", interval, missed, maximumTTL)
-	case confirmations < 0:
-		err = fmt.Errorf("confirmations %d is negative", confirmations)
-	}
-	if err != nil {
-		return LeaseConfig{}, CoordinatorConfig{}, fmt.Errorf("tenure: ObservedConfig: %w: %w", ErrInvalid, err)
-	}
-	return LeaseConfig{TTL: interval * time.Duration(missed), Expiry: Observed},
-		CoordinatorConfig{RenewInterval: interval, Confirmations: confirmations}, nil
-}
-
 // longestAcquireInterval is the default for long TTLs, so that a passing error of the store,
 // or a lost hint, does not cost more.
 const longestAcquireInterval = 10 * time.Second

@@ -418,7 +418,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 func TestAStaticStoreHasNoObjectsAndTakesNone(t *testing.T) {
 	_, err := kit.NewLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
 	require.ErrorIs(t, err, tenure.ErrNotFound)
-	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
+	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/statuspage"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // A service runs its background work on the one replica that holds the lease.
@@ -200,17 +201,17 @@ func ExampleStore() {
 		return
 	}
 	key := tenure.Key{Type: "sandbox", ID: "one"}
-	created, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("provisioning")}, tenure.MustCreate())
+	created, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("provisioning")}, tenure.IfAbsent())
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	_, err = store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+	_, err = store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 	fmt.Println("exists:", errors.Is(err, tenure.ErrExists))
 
-	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.MatchVersion(created.Version))
+	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.IfVersion(created.Version))
 	fmt.Println("written:", err)
-	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("lost update")}, tenure.MatchVersion(created.Version))
+	_, err = store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("lost update")}, tenure.IfVersion(created.Version))
 	fmt.Println("conflict:", errors.Is(err, tenure.ErrConflict))
 
 	for obj, err := range tenure.List(ctx, store, "sandbox") {
@@ -470,4 +471,21 @@ func ExampleLease_Resume() {
 	}
 	fmt.Println(heartbeat(term.ID(), term.Token()))
 	// Output: <nil>
+}
+
+// Where no clock may decide who holds the lease, standbys go by what they observe.
+func ExampleExpiryPolicy() {
+	store := storetest.NewMem()
+	leaseConfig := tenure.LeaseConfig{TTL: 30 * time.Second, Expiry: tenure.Observed}
+	config := tenure.CoordinatorConfig{RenewInterval: 10 * time.Second, Confirmations: 3}
+	lease, err := tenure.NewLease(store, leaseConfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	coordinator, err := tenure.NewCoordinator(lease, config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(coordinator.Config().RenewDeadline)
+	// Output: 20s
 }

@@ -60,7 +60,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(term.currentVersion()))
+	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}
@@ -168,7 +168,7 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	if pending == nil || pending.To != to {
 		obj.Labels = read.stored.WithRequest(holding.Term, to)
-		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(obj.Version)); err != nil {
+		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(obj.Version)); err != nil {
 			return err
 		}
 	}
@@ -236,7 +236,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
 		attempt = now()
-		obj, err = l.store.PutIf(objects.WithLeaseCall(ctx), obj, MatchVersion(read.Version))
+		obj, err = l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(read.Version))
 	}
 	if err != nil {
 		return nil, err

@@ -35,7 +35,7 @@ const robbersRecord = `{"holder":"robber","term":"another","ttl_ms":30000}`
 func renewAsCopy(t testing.TB, store tenure.Store) {
 	t.Helper()
 	obj := kit.Get(t, store, kit.LeaseKey)
-	_, err := store.PutIf(context.Background(), obj, tenure.MatchVersion(obj.Version))
+	_, err := store.PutIf(context.Background(), obj, tenure.IfVersion(obj.Version))
 	require.NoError(t, err)
 }
 

@@ -210,7 +210,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 	if !ok {
 		return run(ctx)
 	}
-	r := Run{Name: name, Outcome: RunBegan, Began: time.Now()}
+	r := JobRun{Name: name, Outcome: RunBegan, Began: time.Now()}
 	scope.of.monitor.ran(r, "", 1)
 	returned := false
 	defer func() {

@@ -102,7 +102,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 	// three times, the lease is held by a faster one.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, by, MustCreate(), nil)
+			term, err := l.begin(ctx, by, IfAbsent(), nil)
 			if !errors.Is(err, ErrExists) {
 				return term, err
 			}
@@ -136,7 +136,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		}
 	}
 	stolen := !from.isOffer() && !l.mayTake(from)
-	term, err := l.begin(ctx, by, MatchVersion(from.Version), l.predecessors(from))
+	term, err := l.begin(ctx, by, IfVersion(from.Version), l.predecessors(from))
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
@@ -266,7 +266,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			return l.tooLate(ctx, term)
 		}
 		attempt, version := term.clock(), term.writing()
-		obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), MatchVersion(version))
+		obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), IfVersion(version))
 		if objects.Answered(err) {
 			term.refused(version)
 		}

@@ -28,7 +28,7 @@ func (s wrongClock) Get(ctx context.Context, key tenure.Key) (tenure.Object, err
 	return obj, err
 }
 
-func TestWithObservedConfigNoClockDecides(t *testing.T) {
+func TestWithObservedExpiryNoClockDecides(t *testing.T) {
 	const interval, missed, takeovers = 2 * time.Second, 5, 100
 	const ttl, acquireInterval = missed * interval, missed * interval / 6
 	inBubble(t, func(t *scene) {
@@ -58,10 +58,7 @@ func TestWithObservedConfigNoClockDecides(t *testing.T) {
 			}))
 		}
 		for _, name := range []string{"a", "b", "c"} {
-			leaseConfig, cfg, err := tenure.ObservedConfig(interval, missed, 0)
-			require.NoError(t, err)
-			leaseConfig.Holder = name
-			watch(t.startWith(leaseConfig, cfg))
+			watch(t.startWith(tenure.LeaseConfig{TTL: ttl, Expiry: tenure.Observed, Holder: name}, tenure.CoordinatorConfig{RenewInterval: interval}))
 		}
 		for range takeovers {
 			time.Sleep(ttl + acquireInterval + rand.N(10*time.Second))

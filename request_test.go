@@ -315,7 +315,7 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, a.lease.RequestHandover(t.Context(), "b"))
 		time.Sleep(time.Second) // offered, and taken by nobody
-		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 		require.ErrorIs(t, err, tenure.ErrLost)
 	})
 }

@@ -258,7 +258,7 @@ func TestAWorkersHeartbeatsMayArriveAnywhere(t *testing.T) {
 		require.NoError(t, err)
 		fenced, err := tenure.Fence(open(), resumed)
 		require.NoError(t, err)
-		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "result", ID: "1"}}, tenure.MustCreate())
+		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "result", ID: "1"}}, tenure.IfAbsent())
 		require.NoError(t, err)
 		require.NoError(t, server.Release(t.Context(), resumed), "the worker said goodbye")
 	})

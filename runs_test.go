@@ -17,7 +17,7 @@ import (
 )
 
 // only returns the runs of a replica, all of which have one name.
-func (r *replica) only(t testing.TB) tenure.Runs {
+func (r *replica) only(t testing.TB) tenure.RunStats {
 	t.Helper()
 	runs := r.Status().Runs
 	require.Len(t, runs, 1)
@@ -35,17 +35,17 @@ func TestTheStatusTellsHowTheSweepsOfEveryEnd(t *testing.T) {
 			}
 			return nil
 		})})
-		require.Equal(t, tenure.Runs{Name: "reconcile", Running: 1, Started: 1, LastStart: began}, a.only(t))
+		require.Equal(t, tenure.RunStats{Name: "reconcile", Running: 1, Started: 1, LastStart: began}, a.only(t))
 		time.Sleep(25 * time.Second)
 		got := a.only(t)
 		require.True(t, got.Failing())
-		require.Equal(t, tenure.Runs{Name: "reconcile", Started: 3, Failed: 3, LastError: "no such table",
+		require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 3, Failed: 3, LastError: "no such table",
 			LastStart: began.Add(20 * time.Second), LastFailure: began.Add(21 * time.Second)}, got)
 		ok.Store(true)
 		time.Sleep(10 * time.Second)
 		got = a.only(t)
 		require.False(t, got.Failing())
-		require.Equal(t, tenure.Runs{Name: "reconcile", Started: 4, Failed: 3, Succeeded: 1, LastError: "no such table",
+		require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 4, Failed: 3, Succeeded: 1, LastError: "no such table",
 			LastStart: began.Add(30 * time.Second), LastFailure: began.Add(21 * time.Second), LastSuccess: began.Add(31 * time.Second)}, got)
 	})
 }
@@ -57,7 +57,7 @@ func TestATraceIsToldOfEachRunWhenItBeginsAndEnds(t *testing.T) {
 		var told script
 		reason := errors.New("refused")
 		cfg := tenure.CoordinatorConfig{
-			Trace: &tenure.Trace{Run: func(run tenure.Run) {
+			Trace: &tenure.Trace{JobRun: func(run tenure.JobRun) {
 				synctest.Wait() // until start has returned
 				s := a.Status() // a lock would be in the way
 				told.say(fmt.Sprintf("%s %s from %v for %v: %v, %d running", run.Name, run.Outcome, run.Began.Sub(began), max(0, run.Ended.Sub(run.Began)), run.Err, s.Runs[0].Running))
@@ -89,7 +89,7 @@ func TestAFuncOfTheJobThatReturnsAnErrorIsAFailedRun(t *testing.T) {
 		began := time.Now()
 		require.Empty(t, a.Status().Runs)
 		time.Sleep(61 * time.Second)
-		require.Equal(t, tenure.Runs{Name: "watch", Failed: 1, LastFailure: began.Add(time.Minute), LastError: "stream closed"}, a.only(t))
+		require.Equal(t, tenure.RunStats{Name: "watch", Failed: 1, LastFailure: began.Add(time.Minute), LastError: "stream closed"}, a.only(t))
 	})
 }
 
@@ -100,7 +100,7 @@ func TestARunThatTheEndOfItsTermInterruptsHasNotFailed(t *testing.T) {
 			putRecord(t, t.store, robbersRecord)
 			fenced, err := tenure.Fence(t.store, tenure.TermFromContext(ctx))
 			require.NoError(t, err)
-			_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+			_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 			require.ErrorIs(t, err, tenure.ErrLost)
 			return err
 		},
@@ -109,7 +109,7 @@ func TestARunThatTheEndOfItsTermInterruptsHasNotFailed(t *testing.T) {
 			a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(ctx context.Context) error { return end(t, ctx) })})
 			a.stop()
 			got := a.only(t)
-			require.Equal(t, tenure.Runs{Name: "reconcile", Started: 1, LastStart: got.LastStart}, got, name)
+			require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 1, LastStart: got.LastStart}, got, name)
 		})
 	}
 }

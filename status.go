@@ -44,7 +44,7 @@ type Status struct {
 	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
 	LastError string     `json:"last_error"` // of the last call to the store; empty: it succeeded
 	Recent    []PastTerm `json:"recent"`     // terms that are over, the latest first, at most ten
-	Runs      []Runs     `json:"runs"`       // of this replica's job, by name, in the order in which the names were first used
+	Runs      []RunStats `json:"runs"`       // of this replica's job, by name, in the order in which the names were first used
 }
 
 type statusFields Status // without its methods
@@ -81,10 +81,10 @@ type PastTerm struct {
 	Reason string    `json:"reason"`         // how it ended, as other replicas see it too; of this replica's own, also why
 }
 
-// Runs is what a coordinator knows about the runs of one name in its replica's job, see
+// RunStats is what a coordinator knows about the runs of one name in its replica's job, see
 // [RecordRun]. A func of the job that returns an error by itself counts as a failed run that
 // has its name, watch or reconcile, although its start is not counted: that ends the term.
-type Runs struct {
+type RunStats struct {
 	Name        string    `json:"name"`
 	Running     int       `json:"running"` // now
 	Started     int       `json:"started"`
@@ -97,10 +97,10 @@ type Runs struct {
 }
 
 // Failing reports whether a run has failed and none has succeeded since.
-func (r Runs) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
+func (r RunStats) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
 
-// Run is one run of a replica's job, see [RecordRun].
-type Run struct {
+// JobRun is one run of a replica's job, see [RecordRun].
+type JobRun struct {
 	Name    string
 	Outcome RunOutcome
 	Began   time.Time
@@ -140,7 +140,7 @@ func (c *Coordinator) status() Status {
 		LastError: s.lastError,
 		TTL:       c.lease.cfg.TTL,
 		Recent:    append([]PastTerm{}, s.past...), // never null in JSON
-		Runs:      append([]Runs{}, s.runs...),
+		Runs:      append([]RunStats{}, s.runs...),
 	}
 	slices.Reverse(status.Recent)
 	if s.held != nil {
@@ -249,7 +249,7 @@ type state struct {
 	class     string          // of lastError
 	retries   logtext.Retries // since the last call to the store that succeeded
 	past      []PastTerm      // the latest last; nil until a term is over
-	runs      []Runs          // one for each name
+	runs      []RunStats      // one for each name
 	changed   chan struct{}   // closed at the next change; nil: nobody waits for one
 }
 
@@ -288,11 +288,11 @@ func (s *state) endTerm(term PastTerm) {
 }
 
 // ran notes that a run has begun or ended. Running is how many more are running now.
-func (s *state) ran(r Run, text string, running int) {
-	i := slices.IndexFunc(s.runs, func(known Runs) bool { return known.Name == r.Name })
+func (s *state) ran(r JobRun, text string, running int) {
+	i := slices.IndexFunc(s.runs, func(known RunStats) bool { return known.Name == r.Name })
 	if i < 0 {
 		i = len(s.runs)
-		s.runs = append(s.runs, Runs{Name: r.Name})
+		s.runs = append(s.runs, RunStats{Name: r.Name})
 	}
 	runs := &s.runs[i]
 	runs.Running += running

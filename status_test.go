@@ -32,14 +32,14 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 			Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
 			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
-			Terms: 1, Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
+			Terms: 1, Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{},
 		}, got)
 		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
 		require.Equal(t, tenure.Status{
 			Lease: kit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
-			Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{},
+			Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{},
 		}, got)
 		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
@@ -113,12 +113,12 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 		Holder: "a", Stale: true, Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at, TTL: 30 * time.Second,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
-		Runs:   []tenure.Runs{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
+		Runs:   []tenure.RunStats{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
 	}
 	got, err := json.Marshal(status)
 	require.NoError(t, err)
 	golden.Compare(t, "status", golden.JSON(t, status,
-		tenure.Status{Lease: kit.LeaseKey, Replica: "b", Since: at, Recent: []tenure.PastTerm{}, Runs: []tenure.Runs{}}))
+		tenure.Status{Lease: kit.LeaseKey, Replica: "b", Since: at, Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{}}))
 	var read tenure.Status
 	require.NoError(t, json.Unmarshal(got, &read))
 	require.Equal(t, status, read)

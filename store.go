@@ -115,15 +115,15 @@ func (o Object) Validate() error {
 }
 
 // WriteCondition says what must be true of the stored object for a write to happen. The
-// zero value is [MustCreate], which overwrites nothing.
+// zero value is [IfAbsent], which overwrites nothing.
 type WriteCondition struct{ c objects.Condition }
 
-// MustCreate is the condition that the object does not exist.
-func MustCreate() WriteCondition { return WriteCondition{objects.Condition{Kind: objects.MustCreate}} }
+// IfAbsent is the condition that the object does not exist.
+func IfAbsent() WriteCondition { return WriteCondition{objects.Condition{Kind: objects.IfAbsent}} }
 
-// MatchVersion is the condition that the object exists at version v, which must be positive.
-func MatchVersion(v int64) WriteCondition {
-	return WriteCondition{objects.Condition{Kind: objects.MatchVersion, Version: v}}
+// IfVersion is the condition that the object exists at version v, which must be positive.
+func IfVersion(v int64) WriteCondition {
+	return WriteCondition{objects.Condition{Kind: objects.IfVersion, Version: v}}
 }
 
 // Unconditional is no condition: the object is created or replaced.
@@ -133,7 +133,7 @@ func Unconditional() WriteCondition {
 
 // Validate returns an [ErrInvalid] for a version that no object can have.
 func (c WriteCondition) Validate() error {
-	if c.c.Kind == objects.MatchVersion {
+	if c.c.Kind == objects.IfVersion {
 		return objects.ValidVersion(c.c.Version)
 	}
 	return nil
@@ -144,9 +144,9 @@ func (c WriteCondition) Validate() error {
 // [Store] that can keep the object unchanged between the check and the write.
 func (c WriteCondition) Check(key Key, current int64) error {
 	switch {
-	case c.c.Kind == objects.MustCreate && current != 0:
+	case c.c.Kind == objects.IfAbsent && current != 0:
 		return ErrExists
-	case c.c.Kind == objects.MatchVersion && current != c.c.Version:
+	case c.c.Kind == objects.IfVersion && current != c.c.Version:
 		return &ConflictError{Key: key, Wanted: c.c.Version, Current: current}
 	}
 	return nil
@@ -154,9 +154,9 @@ func (c WriteCondition) Check(key Key, current int64) error {
 
 func (c WriteCondition) String() string {
 	switch c.c.Kind {
-	case objects.MustCreate:
+	case objects.IfAbsent:
 		return "must create"
-	case objects.MatchVersion:
+	case objects.IfVersion:
 		return fmt.Sprintf("match version %d", c.c.Version)
 	default:
 		return "unconditional"
@@ -172,7 +172,7 @@ func (c WriteCondition) String() string {
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any
 //     object under that key ever had, including objects deleted since.
-//   - Of any number of concurrent writes with [MustCreate], or with [MatchVersion] of one
+//   - Of any number of concurrent writes with [IfAbsent], or with [IfVersion] of one
 //     version, exactly one succeeds.
 //   - Times and ages are the store's: no caller's clock is compared with another's. A
 //     [Clockless] store has no ages, and its times are for people to read.
@@ -408,7 +408,7 @@ func Update(ctx context.Context, store Store, key Key, change func(Object) (Obje
 		if changed.Key != key {
 			return Object{}, fmt.Errorf("tenure: update %s: %w: the changed object has the key %s", key, ErrInvalid, changed.Key)
 		}
-		written, err := store.PutIf(ctx, changed, MatchVersion(version))
+		written, err := store.PutIf(ctx, changed, IfVersion(version))
 		if !errors.Is(err, ErrConflict) {
 			return written, err
 		}

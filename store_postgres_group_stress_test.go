@@ -81,12 +81,12 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 					ends := time.AfterFunc(rand.N(slower*400*time.Millisecond), cancel)
 					switch {
 					case errors.Is(err, tenure.ErrNotFound):
-						made, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+						made, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 						judge(key, "create", 0, made.Version, err)
 					case err == nil && rand.N(4) == 0:
 						judge(key, "delete", obj.Version, 0, store.DeleteAndWake(ctx, key, obj.Version))
 					case err == nil:
-						made, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+						made, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 						judge(key, "replace", obj.Version, made.Version, err)
 					}
 					ends.Stop()

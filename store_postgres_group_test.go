@@ -58,7 +58,7 @@ func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
 		kit.ExecPostgres(t, tx, `DELETE FROM objects WHERE id = $1`, key.ID)
 		created := make(chan tenure.Object)
 		go func() {
-			obj, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+			obj, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 			if err != nil {
 				t.Error(err)
 			}
@@ -241,10 +241,10 @@ func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
 	kit.Migrate(t, store)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 	kit.WantErr(t, err, context.Canceled)
 	// One more of its group, after which it would be there too.
-	_, err = groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
+	_, err = groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.IfAbsent())
 	kit.WantErr(t, err, nil)
 	_, err = store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
 	kit.WantErr(t, err, tenure.ErrNotFound)
@@ -285,7 +285,7 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 	key := tenure.Key{Type: "t", ID: "1"}
 	done := make(chan error)
 	go func() {
-		_, err := groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+		_, err := groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 		done <- err
 	}()
 	for ended := false; !ended; time.Sleep(5 * time.Millisecond) {
@@ -342,11 +342,11 @@ func TestTheAnswerToAWriteThatWasGivenUpIsNotRead(t *testing.T) {
 		defer cancel()
 		done := make(chan error)
 		go func() {
-			_, err := groupedStore{store}.PutIf(t.Context(), stays, tenure.MatchVersion(stays.Version))
+			_, err := groupedStore{store}.PutIf(t.Context(), stays, tenure.IfVersion(stays.Version))
 			done <- err
 		}()
 		time.AfterFunc(rand.N(100*time.Millisecond), cancel)
-		_, err := groupedStore{store}.PutIf(ctx, leaves, tenure.MatchVersion(leaves.Version))
+		_, err := groupedStore{store}.PutIf(ctx, leaves, tenure.IfVersion(leaves.Version))
 		kit.WantErr(t, <-done, nil)
 		return err != nil && kit.Get(t, store, leaves.Key).Version > leaves.Version
 	})
@@ -356,7 +356,7 @@ func TestTheAnswerToAWriteThatWasGivenUpIsNotRead(t *testing.T) {
 func createInGroup(ctx context.Context, store *tenure.PostgresStore, id string) chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+		_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.IfAbsent())
 		done <- err
 	}()
 	return done
@@ -433,9 +433,9 @@ func TestAWriteOnPostgresWhoseCommitFailsIsNotReportedAsDone(t *testing.T) {
 				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON objects DEFERRABLE INITIALLY DEFERRED
 					FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			for name, store := range map[string]tenure.Store{"alone": store, "in a group": groupedStore{store}} {
-				_, replaced := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+				_, replaced := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 				_, put := store.PutIf(ctx, obj, tenure.Unconditional())
-				_, created := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.MustCreate())
+				_, created := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.IfAbsent())
 				deleted := store.DeleteIf(ctx, obj.Key, obj.Version)
 				for what, err := range map[string]error{"replace": replaced, "put": put, "create": created, "delete": deleted} {
 					if err == nil || !strings.Contains(err.Error(), "refused at the commit") {

@@ -81,12 +81,11 @@ func TestATermDoesNotOutlastASuspendThatIsLongerThanItsTrust(t *testing.T) {
 	})
 }
 
-// With ObservedConfig no clock decides; a wall clock that is set may only end a term early.
+// With Observed no clock decides; a wall clock that is set may only end a term early.
 func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		lc, cc, err := tenure.ObservedConfig(10*time.Second, 3, 3)
-		require.NoError(t, err)
-		lc.Holder, lc.Logger = "dead", kit.Quiet
+		lc := tenure.LeaseConfig{TTL: 30 * time.Second, Expiry: tenure.Observed, Holder: "dead", Logger: kit.Quiet}
+		cc := tenure.CoordinatorConfig{RenewInterval: 10 * time.Second, Confirmations: 3}
 		kit.MustAcquire(t, kit.NewLease(t, t.store, lc))
 		m := t.onMachine()
 		var stolen, works time.Time

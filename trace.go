@@ -58,10 +58,10 @@ type Trace struct {
 	// long ago. The lease is no longer renewed, and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
-	// Run is called when a run of the job has begun, and again when it has ended, see
+	// JobRun is called when a run of the job has begun, and again when it has ended, see
 	// [RecordRun]. It is also called when Watch or Reconcile has returned an error by itself:
 	// that is a failed run.
-	Run func(run Run)
+	JobRun func(run JobRun)
 
 	// HolderChanged is called when this replica sees another holder than before, which may
 	// be itself. Empty means nobody, as far as it knows.
@@ -220,10 +220,10 @@ func (m *monitor) jobBegins(term *Term) {
 
 // ran notes that a run of the job has begun or ended, with the text of its error. Running is
 // how many more are running now.
-func (m *monitor) ran(r Run, text string, running int) {
+func (m *monitor) ran(r JobRun, text string, running int) {
 	m.update(func(s *state) { s.ran(r, text, running) })
-	if m.trace.Run != nil {
-		m.reports.Add(func() { m.trace.Run(r) })
+	if m.trace.JobRun != nil {
+		m.reports.Add(func() { m.trace.JobRun(r) })
 	}
 }
 
@@ -231,7 +231,7 @@ func (m *monitor) ran(r Run, text string, running int) {
 // of it is not noted here: RecordRun may have done so, and Run is about to panic.
 func (m *monitor) funcReturned(r *jobResult) {
 	if r.name != confirmName && r.err != nil && r.panicked == nil {
-		m.ran(Run{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
+		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
 	}
 }
 

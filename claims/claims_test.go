@@ -769,7 +769,7 @@ func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 			Key:     claims.SessionKey("foreign"),
 			Payload: []byte(`{"holder":"x","term":"t","ttl_ms":1000}`),
 			Labels:  map[string]string{"tenure.unconfirmed": `{"term":"t","before":[{"holder":"y","term":"s"}]}`},
-		}, tenure.MustCreate())
+		}, tenure.IfAbsent())
 		require.NoError(w, err)
 		_, err = w.table.Take(w.Context(), "foreign", "tenant", nil, nil, []string{"one"}, time.Second)
 		require.NoError(w, err)

@@ -32,7 +32,7 @@ func (d *memDB) restore(b backup) {
 	d.records = d.newRecords()
 	for _, o := range b.records {
 		d.records.Now = func() time.Time { return time.UnixMicro(o.Version) }
-		if _, err := d.records.PutIf(context.Background(), o, tenure.MustCreate()); err != nil {
+		if _, err := d.records.PutIf(context.Background(), o, tenure.IfAbsent()); err != nil {
 			panic(err)
 		}
 	}

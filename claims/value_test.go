@@ -265,11 +265,11 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		fenced, err := tenure.Fence(store, c)
 		require.NoError(t, err)
 		ctx := t.Context()
-		obj, err := fenced.PutIf(ctx, tenure.Object{Key: c.Key}, tenure.MustCreate()) // also the object of the same key
+		obj, err := fenced.PutIf(ctx, tenure.Object{Key: c.Key}, tenure.IfAbsent()) // also the object of the same key
 		require.NoError(t, err)
-		obj, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		obj, err = fenced.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 		require.NoError(t, err)
-		_, err = fenced.PutIf(ctx, obj, tenure.MatchVersion(obj.Version-1))
+		_, err = fenced.PutIf(ctx, obj, tenure.IfVersion(obj.Version-1))
 		require.ErrorIs(t, err, tenure.ErrConflict)
 		_, err = tenure.Fence(fenced, c)
 		require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -278,11 +278,11 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 
 		require.NoError(t, a.keys.Release(ctx, c))
 		next := b.claimOne("acme")
-		for _, cond := range []tenure.WriteCondition{tenure.MatchVersion(obj.Version), tenure.Unconditional()} {
+		for _, cond := range []tenure.WriteCondition{tenure.IfVersion(obj.Version), tenure.Unconditional()} {
 			_, err = fenced.PutIf(ctx, tenure.Object{Key: obj.Key, Name: "late"}, cond)
 			require.ErrorIs(t, err, tenure.ErrLost)
 		}
-		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "late", ID: "1"}}, tenure.MustCreate())
+		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "late", ID: "1"}}, tenure.IfAbsent())
 		require.ErrorIs(t, err, tenure.ErrLost)
 		require.ErrorIs(t, fenced.DeleteIf(ctx, obj.Key, obj.Version), tenure.ErrLost)
 		require.ErrorIs(t, fenced.(tenure.Notifier).DeleteAndWake(ctx, obj.Key, obj.Version), tenure.ErrLost)

@@ -147,7 +147,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			b := kit.StartReplica(t, &jobs, open(t, c.others(n)...), "b", ttl)
 			kit.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 			term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
-			before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+			before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.IfAbsent())
 			require.NoError(t, err)
 			fence := a.Fence(t)
 
@@ -156,7 +156,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			go func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 				defer cancel()
-				_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
+				_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.IfVersion(before.Version))
 				stale <- err
 			}()
 			kit.Await(t, "b holds", b.IsHolder)
@@ -197,7 +197,7 @@ func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	defer watch.Stop()
 	kit.Await(t, "the watch is live", watch.Live)
 	c.isolate(n)
-	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	obj, err := other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	require.NoError(t, err)
 	kit.Await(t, "the watch has broken", func() bool { return !watch.Live() })
 	kit.Await(t, "requests are refused", func() bool {

@@ -30,7 +30,7 @@ func TestTheKeysAndValuesInEtcdStayAsTheyAre(t *testing.T) {
 	require.NoError(t, lease.Renew(t.Context(), term))
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
-	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "a/b", ID: "c/7"}, Name: "größe", Payload: []byte("a payload")}, tenure.MustCreate())
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "a/b", ID: "c/7"}, Name: "größe", Payload: []byte("a payload")}, tenure.IfAbsent())
 	require.NoError(t, err)
 
 	is, err := client.Get(t.Context(), "", clientv3.WithPrefix())

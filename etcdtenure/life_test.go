@@ -122,7 +122,7 @@ func broken(t *testing.T, s *server, end func()) (tenure.ChangeSubscription, ten
 	kit.Await(t, "the watch is live", watch.Live)
 	change, _ := watch.Last()
 	require.True(t, change.Deleted)
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	require.NoError(t, err)
 	awaitChange(t, watch, obj.Version)
 	for len(watch.C()) > 0 {
@@ -145,7 +145,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 			watch, obj := broken(t, s, func() { fault.end(s, t) })
 			fault.again(s, t)
 			other := open(t, s.client)
-			obj, err := other.PutIf(t.Context(), tenure.Object{Key: obj.Key}, tenure.MatchVersion(obj.Version))
+			obj, err := other.PutIf(t.Context(), tenure.Object{Key: obj.Key}, tenure.IfVersion(obj.Version))
 			require.NoError(t, err)
 			awaitChange(t, watch, obj.Version)
 		})
@@ -341,7 +341,7 @@ func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	fence, err := store.Fence(before)
 	require.NoError(t, err)
 	late := tenure.Key{Type: "widget", ID: "late"}
-	_, err = fence.PutIf(t.Context(), tenure.Object{Key: late}, tenure.MustCreate())
+	_, err = fence.PutIf(t.Context(), tenure.Object{Key: late}, tenure.IfAbsent())
 	require.Error(t, err)
 	_, err = another.Get(t.Context(), late)
 	require.ErrorIs(t, err, tenure.ErrNotFound)
@@ -365,7 +365,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			store := open(t, s.client)
 			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
 			widget := tenure.Key{Type: "widget", ID: "a"}
-			old, err := store.PutIf(ctx, tenure.Object{Key: widget, Payload: []byte("old")}, tenure.MustCreate())
+			old, err := store.PutIf(ctx, tenure.Object{Key: widget, Payload: []byte("old")}, tenure.IfAbsent())
 			require.NoError(t, err)
 			snapshot := s.snapshot(t)
 
@@ -401,7 +401,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			is, err := another.Get(ctx, widget)
 			require.NoError(t, err)
 			require.Equal(t, "old", string(is.Payload), "what the snapshot has")
-			_, err = another.PutIf(ctx, is, tenure.MatchVersion(old.Version))
+			_, err = another.PutIf(ctx, is, tenure.IfVersion(old.Version))
 			require.ErrorIs(t, err, tenure.ErrConflict)
 			next, err := kit.NewLease(t, another, tenure.LeaseConfig{Holder: "b"}).AcquireOrSteal(ctx)
 			require.NoError(t, err)

@@ -65,7 +65,7 @@ func TestAKeyOfAnyLengthIsListed(t *testing.T) {
 	var want []string
 	for _, id := range []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"} {
 		want = append(want, id)
-		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.MustCreate())
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.IfAbsent())
 		require.NoError(t, err)
 	}
 	for range 2 {
@@ -105,10 +105,10 @@ func TestADeletedObjectLeavesNothing(t *testing.T) {
 	url := start(t).client
 	client, store := connect(t, url), open(t, url)
 	for i := range 3 {
-		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: fmt.Sprint(i)}, tenure.MustCreate())
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: fmt.Sprint(i)}, tenure.IfAbsent())
 		require.NoError(t, err)
 		obj.Name += "!"
-		obj, err = store.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version))
+		obj, err = store.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
 		require.NoError(t, err)
 		require.NoError(t, store.DeleteIf(t.Context(), obj.Key, obj.Version))
 	}
@@ -145,7 +145,7 @@ func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
 	t.Parallel()
 	store := open(t, start(t, "--max-request-bytes", "1048576").client)
 	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
-	_, err := store.PutIf(t.Context(), obj, tenure.MustCreate())
+	_, err := store.PutIf(t.Context(), obj, tenure.IfAbsent())
 	require.NoError(t, err)
 	obj.Payload = make([]byte, tenure.MaxPayload)
 	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
@@ -180,7 +180,7 @@ func TestAFullServerIsNamedAndGoesOnWhenItIsRepaired(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
 	require.NoError(t, err)
-	_, err = store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(is.Version))
+	_, err = store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfVersion(is.Version))
 	require.NoError(t, err)
 }
 
@@ -321,7 +321,7 @@ func TestAWriteIsNotSentTwice(t *testing.T) {
 	store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.MustCreate())
+	_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.IfAbsent())
 	require.ErrorIs(t, err, rpctypes.ErrTimeout)
 	require.Equal(t, 1, sent)
 }
@@ -342,11 +342,11 @@ func TestAWriteWhoseAnswerAProxyHasCancelledIsRecognised(t *testing.T) {
 	}}
 	store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
 	key := tenure.Key{Type: "widget", ID: "a"}
-	for i, cond := range []tenure.WriteCondition{tenure.MustCreate(), {}} {
+	for i, cond := range []tenure.WriteCondition{tenure.IfAbsent(), {}} {
 		if i > 0 {
 			obj, err := store.Get(t.Context(), key)
 			require.NoError(t, err)
-			cond = tenure.MatchVersion(obj.Version)
+			cond = tenure.IfVersion(obj.Version)
 		}
 		cancels = true
 		written, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, i)}, cond)
@@ -370,7 +370,7 @@ func TestAWriteThatWasRefusedForNowIsSentAgain(t *testing.T) {
 			return &etcdserverpb.TxnResponse{Succeeded: true, Header: &etcdserverpb.ResponseHeader{ClusterId: 1, Revision: 7}}, nil
 		}}
 		store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
-		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.MustCreate())
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}}, tenure.IfAbsent())
 		require.NoError(t, err)
 		require.EqualValues(t, 8, obj.Version)
 		require.Equal(t, 3, sent)
@@ -540,7 +540,7 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
-	must(fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.MustCreate()))
+	must(fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.IfAbsent()))
 	found, err := store.List(ctx, "widget", "", 10)
 	require.NoError(t, err)
 	require.Len(t, found, 1)

@@ -193,7 +193,7 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 // DeleteIf deletes the object if it is at that version. Nothing remains of it.
 func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
 	defer storekit.OpError(ctx, &err, "etcdtenure: delete", key)
-	cond := tenure.MatchVersion(version)
+	cond := tenure.IfVersion(version)
 	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
 	key := tenure.Key{Type: "widget", ID: "a"}
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	require.NoError(t, err)
 	nc, err := nats.Connect(cluster.servers[0].url)
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 		}{{store, stale, 1}, {store, stale, 100}, {store, inFlight, 1}, {fenced, stale, 1}} {
 			says.Store(test.says)
 			answers.Store(test.answers)
-			is, err := test.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, n)}, tenure.MatchVersion(obj.Version))
+			is, err := test.store.PutIf(t.Context(), tenure.Object{Key: key, Payload: fmt.Append(nil, n)}, tenure.IfVersion(obj.Version))
 			require.NoError(t, err)
 			require.Greater(t, is.Version, obj.Version)
 			obj, err = store.Get(t.Context(), key)
@@ -114,7 +114,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	b := kit.StartReplica(t, &jobs, openReplicated(t, cluster.others(paused)), "b", ttl)
 	kit.Await(t, "b waits", func() bool { return b.Status().Holder == "a" })
 	term, key := a.Status().Token, tenure.Key{Type: "widget", ID: "a"}
-	before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.MustCreate())
+	before, err := b.Store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("before")}, tenure.IfAbsent())
 	require.NoError(t, err)
 	fence := a.Fence(t)
 
@@ -123,7 +123,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 25*time.Second)
 		defer cancel()
-		_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.MatchVersion(before.Version))
+		_, err := fence.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.IfVersion(before.Version))
 		stale <- err
 	}()
 	kit.Await(t, "b holds", b.IsHolder)

@@ -27,9 +27,9 @@ func TestTheSubjectsAndMessagesOfAStreamStayAsTheyAre(t *testing.T) {
 	require.NoError(t, lease.Renew(t.Context(), term))
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
-	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "7"}, Name: "größe", Payload: []byte("a payload")}, tenure.MustCreate())
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "7"}, Name: "größe", Payload: []byte("a payload")}, tenure.IfAbsent())
 	require.NoError(t, err)
-	gone, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: strings.Repeat("long", 300)}, Name: "b"}, tenure.MustCreate())
+	gone, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: strings.Repeat("long", 300)}, Name: "b"}, tenure.IfAbsent())
 	require.NoError(t, err)
 	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, gone.Version))
 

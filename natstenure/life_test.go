@@ -79,7 +79,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	kit.Await(t, "the watch is live", watch.Live)
 	change, _ := watch.Last()
 	require.True(t, change.Deleted)
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	require.NoError(t, err)
 	kit.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })
 	for len(watch.C()) > 0 {
@@ -95,7 +95,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	require.False(t, watch.Live())
 	c.start(t)
 	other := open(t, c.url)
-	obj, err = other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MatchVersion(obj.Version))
+	obj, err = other.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfVersion(obj.Version))
 	require.NoError(t, err)
 	began := time.Now()
 	kit.Await(t, "the watch tells the present state", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == obj.Version })

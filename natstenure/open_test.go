@@ -151,7 +151,7 @@ func TestAnObjectThatWasDeletedHasExisted(t *testing.T) {
 	t.Parallel()
 	store := open(t, start(t).ClientURL())
 	a, b := tenure.Key{Type: "widget", ID: "a"}, tenure.Key{Type: "widget", ID: "b"}
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: a}, tenure.MustCreate())
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: a}, tenure.IfAbsent())
 	require.NoError(t, err)
 	for _, deleted := range []bool{false, true} {
 		if deleted {

@@ -64,7 +64,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		terms = append(terms, jobs[i].Term.Load())
 		standbys = append(standbys, begin(second, "b", i))
 		obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: terms[i].Key().ID}, Payload: []byte("before")}
-		obj, err := second.PutIf(t.Context(), obj, tenure.MustCreate())
+		obj, err := second.PutIf(t.Context(), obj, tenure.IfAbsent())
 		require.NoError(t, err)
 		written = append(written, obj)
 	}
@@ -80,7 +80,7 @@ func partition(t *testing.T, c *cluster, round int) (overlaps int) {
 		stale.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 12*time.Second)
 			defer cancel()
-			if _, err := fenced.PutIf(ctx, tenure.Object{Key: written[i].Key, Payload: []byte("stale")}, tenure.MatchVersion(written[i].Version)); err == nil {
+			if _, err := fenced.PutIf(ctx, tenure.Object{Key: written[i].Key, Payload: []byte("stale")}, tenure.IfVersion(written[i].Version)); err == nil {
 				t.Error("a write on the small side was acknowledged")
 			}
 		})

@@ -90,7 +90,7 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 				for {
 					var obj tenure.Object
 					key := tenure.Key{Type: "widget", ID: fmt.Sprint(len(all))}
-					if obj, err = store.PutIf(t.Context(), tenure.Object{Key: key, Payload: make([]byte, size)}, tenure.MustCreate()); err != nil {
+					if obj, err = store.PutIf(t.Context(), tenure.Object{Key: key, Payload: make([]byte, size)}, tenure.IfAbsent()); err != nil {
 						break
 					}
 					all = append(all, obj)
@@ -102,7 +102,7 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 			require.NoError(t, err)
 			if test.limit > 0 {
 				limit(-1)
-				_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "more"}}, tenure.MustCreate())
+				_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "more"}}, tenure.IfAbsent())
 				require.NoError(t, err)
 				kit.Await(t, "a holds", a.IsHolder)
 				require.EqualValues(t, 1, jobs.Most.Load())

@@ -49,7 +49,7 @@ func TestAKeyOfAnyLengthIsListed(t *testing.T) {
 	var want []string
 	for _, id := range []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"} {
 		want = append(want, id)
-		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.MustCreate())
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.IfAbsent())
 		require.NoError(t, err)
 	}
 	for range 2 {
@@ -87,7 +87,7 @@ func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
 	require.True(t, s.ReadyForConnections(10*time.Second))
 	store := open(t, s.ClientURL())
 	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
-	_, err = store.PutIf(t.Context(), obj, tenure.MustCreate())
+	_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
 	require.NoError(t, err)
 	obj.Payload = make([]byte, tenure.MaxPayload)
 	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
@@ -258,7 +258,7 @@ func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *t
 	require.NoError(t, err)
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
-	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.MustCreate())
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.IfAbsent())
 	require.NoError(t, err)
 	found, err := store.List(t.Context(), "widget", "", 10)
 	require.NoError(t, err)

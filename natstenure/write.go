@@ -175,7 +175,7 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 // for each key that ever had an object.
 func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
 	defer s.opError(ctx, &err, "delete", key)
-	cond := tenure.MatchVersion(version)
+	cond := tenure.IfVersion(version)
 	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
 		return err
 	}

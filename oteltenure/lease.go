@@ -148,7 +148,7 @@ func (r *recorder) trace() *tenure.Trace {
 		JobStuck: func(term *tenure.Term, _ time.Duration) {
 			r.update(term, func() { r.stuck = true })
 		},
-		Run: r.ran,
+		JobRun: r.ran,
 	}
 }
 
@@ -190,7 +190,7 @@ func (r *recorder) countTerms(end string, n int64) {
 }
 
 // ran records that a run has begun or ended.
-func (r *recorder) ran(run tenure.Run) {
+func (r *recorder) ran(run tenure.JobRun) {
 	r.mu.Lock()
 	times, known := r.runs[run.Name]
 	switch run.Outcome {

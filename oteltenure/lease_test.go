@@ -359,7 +359,7 @@ func TestTheRunsOfAJobAreCountedAndDated(t *testing.T) {
 func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", 0)
-		r.trace.Run(tenure.Run{Name: "reconcile", Outcome: tenure.RunFailed, Began: time.Now(), Ended: time.Now(), Err: errors.New("refused")})
+		r.trace.JobRun(tenure.JobRun{Name: "reconcile", Outcome: tenure.RunFailed, Began: time.Now(), Ended: time.Now(), Err: errors.New("refused")})
 		got := r.scrape(t)
 		got.want(t, "after its error", scrape{"tenure_runs_total{reconcile}{failed}": 1, "tenure_runs_total{reconcile}{succeeded}": 0})
 		got.wantNone(t, "after its error", "tenure_run_last_start_seconds{reconcile}", "tenure_run_last_success_seconds{reconcile}")

@@ -84,7 +84,7 @@ func TestWhatIsNilHasNoMetrics(t *testing.T) {
 	meter := sdk.NewMeterProvider().Meter("")
 	_, _, ofLease := oteltenure.ObserveLease(meter, nil)
 	_, ofSession := oteltenure.ObserveSession(meter, (*claims.Session)(nil))
-	_, ofShards := oteltenure.ObserveShards(meter, (*shards.Shards)(nil))
+	_, ofShards := oteltenure.ObserveShards(meter, (*shards.Member)(nil))
 	_, without := oteltenure.ObserveShards(nil, nil)
 	for _, err := range []error{ofLease, ofSession, ofShards, without} {
 		if !errors.Is(err, tenure.ErrInvalid) {

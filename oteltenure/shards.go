@@ -7,7 +7,7 @@ import (
 	"github.com/tenurelib/tenure/shards"
 )
 
-// ObserveShards reports the metrics of a [shards.Shards], with the given attributes, until the
+// ObserveShards reports the metrics of a [shards.Member], with the given attributes, until the
 // registration that it returns is unregistered. Each collection reads the member's status.
 // ObserveShards fails only if the meter does, and with [tenure.ErrInvalid] if the meter or the
 // member is nil.

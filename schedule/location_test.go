@@ -129,7 +129,7 @@ func TestARecordOfAnEarlierVersionGetsTheLocationOfTheFirstThatRunsIt(t *testing
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		berlin := zone(t, "Europe/Berlin")
-		_, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte(`{"done":"1999-12-31T03:00:00+01:00"}`)}, tenure.MustCreate())
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte(`{"done":"1999-12-31T03:00:00+01:00"}`)}, tenure.IfAbsent())
 		require.NoError(t, err)
 		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: daily, Do: ran.Do})
 		require.NoError(t, err)

@@ -318,9 +318,9 @@ func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error)
 
 // write writes a record in the place of the one that was read.
 func (s *Schedule) write(ctx context.Context, store tenure.Store, r record) (record, error) {
-	cond := tenure.MustCreate()
+	cond := tenure.IfAbsent()
 	if r.version != 0 {
-		cond = tenure.MatchVersion(r.version)
+		cond = tenure.IfVersion(r.version)
 	}
 	return s.decode(store.PutIf(ctx, s.object(r.State), cond))
 }

@@ -3,7 +3,7 @@
 //
 // # Concepts
 //
-// A [Shards] is one process's part in it. Each process that calls [Shards.Run] is a member, as
+// A [Member] is one process's part in it. Each process that calls [Member.Run] is a member, as
 // long as its [claims.Session] lives. A shard is a claim of that session, so what package
 // claims guarantees holds: at any moment at most one session's claim on a shard is valid, and
 // an old owner's func has returned before the new one's begins, unless its process has crashed,

@@ -38,7 +38,7 @@ func Example() {
 	cfg := shards.Config{
 		Kind:  "partition",
 		Count: 4,
-		Run: func(ctx context.Context, id string) error {
+		Work: func(ctx context.Context, id string) error {
 			<-ctx.Done() // consume the partition until then
 			return nil
 		},
@@ -126,7 +126,7 @@ func ExampleClaimFromContext() {
 		}
 		return offset, nil
 	}
-	partitions, err := shards.New(session, shards.Config{Kind: "partition", Count: 1, Run: consume(store, next), Settle: 10 * time.Millisecond})
+	partitions, err := shards.New(session, shards.Config{Kind: "partition", Count: 1, Work: consume(store, next), Settle: 10 * time.Millisecond})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -145,8 +145,8 @@ func ExampleClaimFromContext() {
 }
 
 // Operators see what this replica works for, and how it does.
-func ExampleShards_Status() {
-	var partitions *shards.Shards // made by shards.New
+func ExampleMember_Status() {
+	var partitions *shards.Member // made by shards.New
 	mux := http.NewServeMux()
 	mux.Handle("GET /shards", statuspage.Shards(partitions)) // what this replica works for, for operators
 }

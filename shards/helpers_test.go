@@ -58,7 +58,7 @@ type process struct {
 	name    string
 	link    *link
 	session *claims.Session
-	shards  *shards.Shards
+	shards  *shards.Member
 	dead    atomic.Bool
 	stops   atomic.Int64 // how long its funcs take to return
 	cancel  func()
@@ -74,7 +74,7 @@ type process struct {
 func (w *world) start(name string, options ...func(*process, *shards.Config)) *process {
 	w.Helper()
 	p := &process{w: w, name: name, link: newLink(w.store), ended: make(chan struct{}), causes: map[string]error{}}
-	cfg := shards.Config{Kind: "job", Count: w.count, Run: p.work, Settle: settle}
+	cfg := shards.Config{Kind: "job", Count: w.count, Work: p.work, Settle: settle}
 	for _, option := range options {
 		option(p, &cfg)
 	}

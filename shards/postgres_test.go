@@ -45,7 +45,7 @@ type member struct {
 	c       *cluster
 	name    string
 	session *claims.Session
-	shards  *shards.Shards
+	shards  *shards.Member
 	link    *link
 	dead    bool                      // guarded by the mu of cluster
 	wrote   atomic.Pointer[time.Time] // when it has sent its last renewal
@@ -83,7 +83,7 @@ func (c *cluster) prepare(name string) *member {
 	var err error
 	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
 	require.NoError(c, err)
-	m.shards, err = shards.New(m.session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Run: m.work})
+	m.shards, err = shards.New(m.session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Work: m.work})
 	require.NoError(c, err)
 	return m
 }

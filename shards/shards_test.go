@@ -470,7 +470,7 @@ func TestASessionThatIsClosedEndsRun(t *testing.T) {
 		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(w, err)
 		var begun, ended atomic.Int32
-		sh, err := shards.New(session, shards.Config{Kind: "job", IDs: []string{"b", "a"}, Run: func(ctx context.Context, id string) error {
+		sh, err := shards.New(session, shards.Config{Kind: "job", IDs: []string{"b", "a"}, Work: func(ctx context.Context, id string) error {
 			begun.Add(1)
 			<-ctx.Done()
 			time.Sleep(time.Second)
@@ -519,32 +519,32 @@ func TestBadInput(t *testing.T) {
 	session, err := claims.NewSession(store, claims.SessionConfig{})
 	require.NoError(t, err)
 	run := func(context.Context, string) error { return nil }
-	_, err = shards.New(nil, shards.Config{Kind: "job", Count: 1, Run: run})
+	_, err = shards.New(nil, shards.Config{Kind: "job", Count: 1, Work: run})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	for wrong, cfg := range map[string]shards.Config{
-		"Kind is empty":          {Count: 1, Run: run},
-		"kind":                   {Kind: "\xff", Count: 1, Run: run},
-		"Run is nil":             {Kind: "job", Count: 1},
-		"set Count or IDs":       {Kind: "job", Run: run},
-		"Count -1":               {Kind: "job", Count: -1, Run: run},
-		"both Count and IDs":     {Kind: "job", Count: 1, IDs: []string{"a"}, Run: run},
-		"given twice":            {Kind: "job", IDs: []string{"a", "b", "a"}, Run: run},
-		"an ID is empty":         {Kind: "job", IDs: []string{"a", ""}, Run: run},
-		"\"\\xff\"":              {Kind: "job", IDs: []string{"a", "\xff"}, Run: run},
-		"Settle -1s is negative": {Kind: "job", Count: 1, Settle: -time.Second, Run: run},
+		"Kind is empty":          {Count: 1, Work: run},
+		"kind":                   {Kind: "\xff", Count: 1, Work: run},
+		"Work is nil":            {Kind: "job", Count: 1},
+		"set Count or IDs":       {Kind: "job", Work: run},
+		"Count -1":               {Kind: "job", Count: -1, Work: run},
+		"both Count and IDs":     {Kind: "job", Count: 1, IDs: []string{"a"}, Work: run},
+		"given twice":            {Kind: "job", IDs: []string{"a", "b", "a"}, Work: run},
+		"an ID is empty":         {Kind: "job", IDs: []string{"a", ""}, Work: run},
+		"\"\\xff\"":              {Kind: "job", IDs: []string{"a", "\xff"}, Work: run},
+		"Settle -1s is negative": {Kind: "job", Count: 1, Settle: -time.Second, Work: run},
 	} {
 		_, err := shards.New(session, cfg)
 		require.ErrorIs(t, err, tenure.ErrInvalid)
 		require.ErrorContains(t, err, wrong)
 	}
-	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
+	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Work: run})
 	require.NoError(t, err)
-	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Run: run})
+	_, err = shards.New(session, shards.Config{Kind: "job", Count: 1, Work: run})
 	require.ErrorContains(t, err, "already")
 
 	_, err = claims.NewKeys(session, "half/member")
 	require.NoError(t, err)
-	_, err = shards.New(session, shards.Config{Kind: "half", Count: 1, Run: run})
+	_, err = shards.New(session, shards.Config{Kind: "half", Count: 1, Work: run})
 	require.ErrorContains(t, err, "already")
 	_, err = claims.NewKeys(session, "half")
 	require.NoError(t, err, "a refused one has left it behind")
@@ -555,7 +555,7 @@ func TestASessionThatIsClosedEndsRunOfAProcessThatIsNotFit(t *testing.T) {
 		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(w, err)
 		sh, err := shards.New(session, shards.Config{
-			Kind: "job", Count: 2, Run: func(context.Context, string) error { return nil },
+			Kind: "job", Count: 2, Work: func(context.Context, string) error { return nil },
 			Check: func(context.Context) error { return errors.New("no disk") },
 		})
 		require.NoError(w, err)

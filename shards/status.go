@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Status is what a [Shards] knows of itself, as of its last look at the others.
+// Status is what a [Member] knows of itself, as of its last look at the others.
 type Status struct {
 	Kind    string `json:"kind"`
 	Session string `json:"session,omitempty"` // empty: this process does not take part
@@ -45,19 +45,19 @@ type ShardStatus struct {
 const failingFor = 2 * longestPause
 
 // Status returns what this process has, without I/O.
-func (sh *Shards) Status() Status {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	v := sh.current()
+func (m *Member) Status() Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.current()
 	status := Status{
-		Kind: sh.cfg.Kind, Session: sh.me.Session, Members: v.members, Counted: v.counted,
+		Kind: m.cfg.Kind, Session: m.me.Session, Members: v.members, Counted: v.counted,
 		Settled: v.counts(), Share: v.share, Count: v.shards,
-		Shards: make([]ShardStatus, 0, len(sh.shards)), Claimed: sh.claimed, GivenUp: sh.givenUp,
+		Shards: make([]ShardStatus, 0, len(m.shards)), Claimed: m.claimed, GivenUp: m.givenUp,
 	}
-	if sh.sick != nil {
-		status.Unhealthy = sh.sick.Error()
+	if m.sick != nil {
+		status.Unhealthy = m.sick.Error()
 	}
-	for _, s := range sh.shards {
+	for _, s := range m.shards {
 		one := ShardStatus{ID: s.id, Token: s.claim.Token, Since: s.begun, Failures: s.failures}
 		if s.cause != nil {
 			one.Stopping, one.Stuck = s.stopped, time.Since(s.stopped) >= tooLong

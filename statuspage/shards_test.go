@@ -25,7 +25,7 @@ func TestTheStatusPageShowsShards(t *testing.T) {
 		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Logger: kit.Quiet})
 		require.NoError(t, err)
 		var fails atomic.Bool
-		part, err := shards.New(session, shards.Config{Kind: "part", Count: 3, Logger: kit.Quiet, Run: func(ctx context.Context, id string) error {
+		part, err := shards.New(session, shards.Config{Kind: "part", Count: 3, Logger: kit.Quiet, Work: func(ctx context.Context, id string) error {
 			if fails.Load() && id == "1" {
 				return errors.New("<b>no disk")
 			}

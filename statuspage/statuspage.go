@@ -123,7 +123,7 @@ func leaseState(s tenure.Status) state {
 	switch {
 	case s.Stuck:
 		return state{"stuck", bad}
-	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, tenure.Runs.Failing): // another holder's may succeed
+	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, tenure.RunStats.Failing): // another holder's may succeed
 		return state{"job fails", bad}
 	case s.LastError != "":
 		return state{"error", bad}

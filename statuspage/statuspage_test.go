@@ -278,7 +278,7 @@ func TestARecordWithTimesInAnotherUnitDoesNotBreakTheStatus(t *testing.T) {
 		payload, err := json.Marshal(map[string]any{"holder": "h", "acquired_at_ms": time.Now().UnixNano(), "term": "x", "ttl_ms": 30000})
 		require.NoError(t, err)
 		key := tenure.Key{Type: "reconciler_lease", ID: "singleton"}
-		_, err = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "n", Payload: payload}, tenure.MustCreate())
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "n", Payload: payload}, tenure.IfAbsent())
 		require.NoError(t, err)
 		c, _ := start(t, store, tenure.LeaseConfig{Key: key}, untilDone)
 		for _, role := range []tenure.Role{tenure.RoleStandby, tenure.RoleHolder} {
@@ -298,7 +298,7 @@ func TestTheStatusPageLeavesOutWhatIsNil(t *testing.T) {
 	for name, handler := range map[string]http.Handler{
 		"Handler": statuspage.Handler(nil), "Handler of a variable": statuspage.Handler((*tenure.Coordinator)(nil)), "HandlerFor": statuspage.HandlerFor(nil),
 		"HandlerFor of nil": statuspage.HandlerFor(func() []*tenure.Coordinator { return []*tenure.Coordinator{nil} }),
-		"Sessions":          statuspage.Sessions(nil, (*claims.Session)(nil)), "Shards": statuspage.Shards(nil, (*shards.Shards)(nil)),
+		"Sessions":          statuspage.Sessions(nil, (*claims.Session)(nil)), "Shards": statuspage.Shards(nil, (*shards.Member)(nil)),
 	} {
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))

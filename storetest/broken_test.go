@@ -125,7 +125,7 @@ func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, c
 				return store.PutIf(ctx, obj, cond)
 			},
 			del: func(ctx context.Context, key tenure.Key, version int64) error {
-				if err := check(term, tenure.Object{Key: key}, tenure.MatchVersion(version)); err != nil {
+				if err := check(term, tenure.Object{Key: key}, tenure.IfVersion(version)); err != nil {
 					return err
 				}
 				return store.DeleteIf(ctx, key, version)
@@ -355,13 +355,13 @@ var breakages = []struct {
 		b.keys(func(key tenure.Key) tenure.Key { return tenure.Key{Type: "any", ID: key.ID} })
 	}},
 
-	{"MustCreate overwrites nothing", "MustCreate overwrites", func(b *broken) {
+	{"IfAbsent overwrites nothing", "IfAbsent overwrites", func(b *broken) {
 		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) { *cond = tenure.Unconditional() })
 	}},
-	{"MatchVersion writes at that version only", "MatchVersion is ignored", func(b *broken) {
+	{"IfVersion writes at that version only", "IfVersion is ignored", func(b *broken) {
 		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) { *cond = tenure.Unconditional() })
 	}},
-	{"MatchVersion writes at that version only", "a conflict writes anyway", func(b *broken) {
+	{"IfVersion writes at that version only", "a conflict writes anyway", func(b *broken) {
 		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 			written, err := b.Mem.PutIf(ctx, obj, cond)
 			if errors.Is(err, tenure.ErrConflict) {
@@ -370,7 +370,7 @@ var breakages = []struct {
 			return written, err
 		}
 	}},
-	{"MatchVersion writes at that version only", "a conflict does not name the current version", func(b *broken) {
+	{"IfVersion writes at that version only", "a conflict does not name the current version", func(b *broken) {
 		b.fails(func(_ context.Context, key tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrConflict) {
 				return fmt.Errorf("%s: %w", key, tenure.ErrConflict)
@@ -378,10 +378,10 @@ var breakages = []struct {
 			return err
 		})
 	}},
-	{"MatchVersion creates nothing", "MatchVersion creates what is missing", func(b *broken) {
+	{"IfVersion creates nothing", "IfVersion creates what is missing", func(b *broken) {
 		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 			if _, err := b.Mem.Get(ctx, obj.Key); errors.Is(err, tenure.ErrNotFound) {
-				cond = tenure.MustCreate()
+				cond = tenure.IfAbsent()
 			}
 			return b.Mem.PutIf(ctx, obj, cond)
 		}
@@ -389,7 +389,7 @@ var breakages = []struct {
 	{"Unconditional creates and replaces", "Unconditional only creates", func(b *broken) {
 		b.writes(func(_ *tenure.Object, cond *tenure.WriteCondition) {
 			if *cond == tenure.Unconditional() {
-				*cond = tenure.MustCreate()
+				*cond = tenure.IfAbsent()
 			}
 		})
 	}},

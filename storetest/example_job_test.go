@@ -27,9 +27,9 @@ func addUp(store tenure.Store, placed func() []int) func(context.Context) error 
 	return func(ctx context.Context) error {
 		for {
 			obj, err := store.Get(ctx, totalKey)
-			cond := tenure.MatchVersion(obj.Version)
+			cond := tenure.IfVersion(obj.Version)
 			if errors.Is(err, tenure.ErrNotFound) {
-				obj.Payload, cond = []byte("{}"), tenure.MustCreate()
+				obj.Payload, cond = []byte("{}"), tenure.IfAbsent()
 			} else if err != nil {
 				return err
 			}

@@ -21,11 +21,11 @@ func ExampleFaulty() {
 		return err
 	})
 	obj := tenure.Object{Key: tenure.Key{Type: "sandbox", ID: "one"}, Payload: []byte("ready")}
-	_, err := store.PutIf(ctx, obj, tenure.MustCreate())
+	_, err := store.PutIf(ctx, obj, tenure.IfAbsent())
 	fmt.Println("create:", err)
 
 	store.SetHook(nil)
-	_, err = store.PutIf(ctx, obj, tenure.MustCreate())
+	_, err = store.PutIf(ctx, obj, tenure.IfAbsent())
 	fmt.Println("create again:", err)
 	// Output:
 	// create: connection reset

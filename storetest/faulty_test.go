@@ -37,7 +37,7 @@ func TestFaultyWritesIfTheHookLosesTheAnswer(t *testing.T) {
 		}
 		return do(ctx)
 	})
-	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate()); !errors.Is(err, lost) {
+	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent()); !errors.Is(err, lost) {
 		t.Errorf("PutIf: got error %v, want %v", err, lost)
 	}
 	if _, err := store.Get(t.Context(), key); err != nil {
@@ -48,7 +48,7 @@ func TestFaultyWritesIfTheHookLosesTheAnswer(t *testing.T) {
 func TestFaultyWritesNothingIfTheHookLosesTheRequest(t *testing.T) {
 	lost := errors.New("connection refused")
 	store := storetest.Faulty(storetest.NewMem(), func(context.Context, storetest.Call, doFunc) error { return lost })
-	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate()); !errors.Is(err, lost) {
+	if _, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent()); !errors.Is(err, lost) {
 		t.Errorf("PutIf: got error %v, want %v", err, lost)
 	}
 	store.SetHook(nil)
@@ -88,7 +88,7 @@ func TestADelayedFaultyWriteLandsAfterItsCallerGaveUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		obj := tenure.Object{Key: key, Payload: []byte("payload")}
-		if _, err := store.PutIf(ctx, obj, tenure.MustCreate()); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := store.PutIf(ctx, obj, tenure.IfAbsent()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("PutIf: got error %v, want %v", err, context.DeadlineExceeded)
 		}
 		obj.Payload[0] = 'X' // the caller may modify it again
@@ -115,8 +115,8 @@ func TestAFaultyHookSeesTheCall(t *testing.T) {
 		return do(ctx)
 	})
 	obj := tenure.Object{Key: key, Name: "name"}
-	store.PutIf(t.Context(), obj, tenure.MatchVersion(7))
-	if got.Op != "put" || got.Key != key || got.Object.Name != obj.Name || got.Condition != tenure.MatchVersion(7) {
+	store.PutIf(t.Context(), obj, tenure.IfVersion(7))
+	if got.Op != "put" || got.Key != key || got.Object.Name != obj.Name || got.Condition != tenure.IfVersion(7) {
 		t.Errorf("a put: got call %+v", got)
 	}
 	store.DeleteIf(t.Context(), key, 7)

@@ -97,7 +97,7 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 // DeleteIf deletes the object if it is at that version.
 func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
 	defer storekit.OpError(ctx, &err, "storetest: delete", key)
-	cond := tenure.MatchVersion(version)
+	cond := tenure.IfVersion(version)
 	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(m.term, key), ctx.Err()); err != nil {
 		return err
 	}

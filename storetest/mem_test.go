@@ -81,7 +81,7 @@ func TestMemsSingleReplicaReturnsItsField(t *testing.T) {
 
 func create(t *testing.T, store tenure.Store) tenure.Object {
 	t.Helper()
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.MustCreate())
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,12 +20,12 @@ func oneCreateSucceeds(t *testing.T, store *watched) {
 		var answers [contenders]tenure.Object
 		var errs [contenders]error
 		together(contenders, func(i int) {
-			answers[i], errs[i] = store.PutIf(t.Context(), numbered(key.ID, i), tenure.MustCreate())
+			answers[i], errs[i] = store.PutIf(t.Context(), numbered(key.ID, i), tenure.IfAbsent())
 		})
 		won := winner(t, errs[:])
 		for i, err := range errs {
 			if i != won {
-				wantError(t, fmt.Sprintf("one of %d concurrent PutIf(%s, %s)", contenders, key, tenure.MustCreate()), err, tenure.ErrExists)
+				wantError(t, fmt.Sprintf("one of %d concurrent PutIf(%s, %s)", contenders, key, tenure.IfAbsent()), err, tenure.ErrExists)
 			}
 		}
 		sameContent(t, "the answer of the create that succeeded,", answers[won], numbered(key.ID, won))
@@ -38,14 +38,14 @@ func oneCreateSucceeds(t *testing.T, store *watched) {
 func oneOfAVersionSucceeds(t *testing.T, store *watched) {
 	for round := range 2 * rounds {
 		deletes := func(i int) bool { return round >= rounds && i%2 == 1 }
-		base := put(t, store, numbered(fmt.Sprintf("round-%d", round), -1), tenure.MustCreate())
+		base := put(t, store, numbered(fmt.Sprintf("round-%d", round), -1), tenure.IfAbsent())
 		var answers [contenders]tenure.Object
 		var errs [contenders]error
 		together(contenders, func(i int) {
 			if deletes(i) {
 				errs[i] = store.DeleteIf(t.Context(), base.Key, base.Version)
 			} else {
-				answers[i], errs[i] = store.PutIf(t.Context(), numbered(base.Key.ID, i), tenure.MatchVersion(base.Version))
+				answers[i], errs[i] = store.PutIf(t.Context(), numbered(base.Key.ID, i), tenure.IfVersion(base.Version))
 			}
 		})
 		won := winner(t, errs[:])
@@ -78,7 +78,7 @@ func oneCreateUnderANameSucceeds(t *testing.T, store *watched) {
 		name := fmt.Sprintf("name-%d", round)
 		errs := make([]error, len(keys))
 		together(len(keys), func(i int) {
-			_, errs[i] = store.PutIf(t.Context(), named(keys[i], name), tenure.MustCreate())
+			_, errs[i] = store.PutIf(t.Context(), named(keys[i], name), tenure.IfAbsent())
 		})
 		won := winner(t, errs)
 		for i, err := range errs {
@@ -107,9 +107,9 @@ func versionsRiseUnderConcurrency(t *testing.T, store *watched) {
 			var err error
 			switch rng.IntN(6) {
 			case 0:
-				obj, err = store.PutIf(t.Context(), obj, tenure.MustCreate())
+				obj, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
 			case 1, 2:
-				obj, err = store.PutIf(t.Context(), obj, tenure.MatchVersion(known))
+				obj, err = store.PutIf(t.Context(), obj, tenure.IfVersion(known))
 			case 3:
 				obj, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
 			case 4:

@@ -7,34 +7,34 @@ import (
 )
 
 func mustCreateOverwritesNothing(t *testing.T, store *watched) {
-	created := put(t, store, numbered("a", 1), tenure.MustCreate())
-	putFails(t, store, numbered("a", 2), tenure.MustCreate(), tenure.ErrExists)
-	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
-	putFails(t, store, numbered("a", 1), tenure.MustCreate(), tenure.ErrExists) // even with the same content
-	same(t, "after a failed MustCreate,", get(t, store, created.Key), created)
+	created := put(t, store, numbered("a", 1), tenure.IfAbsent())
+	putFails(t, store, numbered("a", 2), tenure.IfAbsent(), tenure.ErrExists)
+	same(t, "after a failed IfAbsent,", get(t, store, created.Key), created)
+	putFails(t, store, numbered("a", 1), tenure.IfAbsent(), tenure.ErrExists) // even with the same content
+	same(t, "after a failed IfAbsent,", get(t, store, created.Key), created)
 }
 
 func matchVersionWritesAtThatVersion(t *testing.T, store *watched) {
-	first := put(t, store, numbered("a", 1), tenure.MustCreate())
-	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	first := put(t, store, numbered("a", 1), tenure.IfAbsent())
+	second := put(t, store, numbered("a", 2), tenure.IfVersion(first.Version))
 	same(t, "Get of", get(t, store, first.Key), second)
 
 	for _, version := range []int64{first.Version, second.Version + 1} {
-		putFails(t, store, numbered("a", 3), tenure.MatchVersion(version),
+		putFails(t, store, numbered("a", 3), tenure.IfVersion(version),
 			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
-		same(t, "after a failed MatchVersion,", get(t, store, first.Key), second)
+		same(t, "after a failed IfVersion,", get(t, store, first.Key), second)
 	}
-	put(t, store, numbered("a", 3), tenure.MatchVersion(second.Version))
+	put(t, store, numbered("a", 3), tenure.IfVersion(second.Version))
 }
 
 func matchVersionCreatesNothing(t *testing.T, store *watched) {
-	putFails(t, store, numbered("never", 1), tenure.MatchVersion(7),
+	putFails(t, store, numbered("never", 1), tenure.IfVersion(7),
 		&tenure.ConflictError{Key: widget("never"), Wanted: 7, Current: 0})
 	getFails(t, store, widget("never"), tenure.ErrNotFound)
 
-	gone := put(t, store, numbered("gone", 1), tenure.MustCreate())
+	gone := put(t, store, numbered("gone", 1), tenure.IfAbsent())
 	remove(t, store, gone)
-	putFails(t, store, numbered("gone", 2), tenure.MatchVersion(gone.Version),
+	putFails(t, store, numbered("gone", 2), tenure.IfVersion(gone.Version),
 		&tenure.ConflictError{Key: gone.Key, Wanted: gone.Version, Current: 0})
 	getFails(t, store, gone.Key, tenure.ErrNotFound)
 }
@@ -48,9 +48,9 @@ func unconditionalCreatesAndReplaces(t *testing.T, store *watched) {
 }
 
 func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
-	bystander := put(t, store, numbered("bystander", 1), tenure.MustCreate())
-	first := put(t, store, numbered("a", 1), tenure.MustCreate())
-	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	bystander := put(t, store, numbered("bystander", 1), tenure.IfAbsent())
+	first := put(t, store, numbered("a", 1), tenure.IfAbsent())
+	second := put(t, store, numbered("a", 2), tenure.IfVersion(first.Version))
 	for _, version := range []int64{first.Version, second.Version + 1} {
 		deleteFails(t, store, first.Key, version,
 			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
@@ -63,22 +63,22 @@ func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
 
 func versionsGoOnAfterDeletion(t *testing.T, store *watched) {
 	// watched checks that the versions rise.
-	conds := []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()}
+	conds := []tenure.WriteCondition{tenure.IfAbsent(), tenure.Unconditional()}
 	for n := range 40 {
 		created := put(t, store, numbered("a", n), conds[n%len(conds)])
-		replaced := put(t, store, numbered("a", n), tenure.MatchVersion(created.Version))
+		replaced := put(t, store, numbered("a", n), tenure.IfVersion(created.Version))
 		remove(t, store, replaced)
 	}
 }
 
 func staleVersionFails(t *testing.T, store *watched) {
-	first := put(t, store, numbered("a", 1), tenure.MustCreate())
-	second := put(t, store, numbered("a", 2), tenure.MatchVersion(first.Version))
+	first := put(t, store, numbered("a", 1), tenure.IfAbsent())
+	second := put(t, store, numbered("a", 2), tenure.IfVersion(first.Version))
 	remove(t, store, second)
-	life := put(t, store, numbered("a", 3), tenure.MustCreate())
+	life := put(t, store, numbered("a", 3), tenure.IfAbsent())
 	for _, old := range []tenure.Object{first, second} {
 		conflict := &tenure.ConflictError{Key: life.Key, Wanted: old.Version, Current: life.Version}
-		putFails(t, store, numbered("a", 4), tenure.MatchVersion(old.Version), conflict)
+		putFails(t, store, numbered("a", 4), tenure.IfVersion(old.Version), conflict)
 		deleteFails(t, store, life.Key, old.Version, conflict)
 		same(t, "after a stale write,", get(t, store, life.Key), life)
 	}

@@ -25,11 +25,11 @@ func ended(t *testing.T) []context.Context {
 }
 
 func endedContextIsTheCause(t *testing.T, store *watched) {
-	obj := put(t, store, numbered("a", 1), tenure.MustCreate())
+	obj := put(t, store, numbered("a", 1), tenure.IfAbsent())
 	for _, ctx := range ended(t) {
 		_, err := store.Get(ctx, obj.Key)
 		wantError(t, "Get after the end of its context", err, ctx.Err())
-		for _, cond := range []tenure.WriteCondition{tenure.MustCreate(), tenure.MatchVersion(obj.Version), tenure.Unconditional()} {
+		for _, cond := range []tenure.WriteCondition{tenure.IfAbsent(), tenure.IfVersion(obj.Version), tenure.Unconditional()} {
 			_, err := store.PutIf(ctx, numbered("b", 1), cond)
 			wantError(t, fmt.Sprintf("PutIf(%s) after the end of its context", cond), err, ctx.Err())
 		}
@@ -52,7 +52,7 @@ func cancelledWriteIsNotHalf(t *testing.T, store *watched) {
 		obj.Payload = bytes.Repeat(obj.Payload, 1000)
 		return obj
 	}
-	put(t, store, long(0), tenure.MustCreate())
+	put(t, store, long(0), tenure.IfAbsent())
 	for n := range 40 {
 		ctx, cancel := context.WithCancel(t.Context())
 		timer := time.AfterFunc(rand.N(time.Millisecond), cancel)
@@ -88,15 +88,15 @@ func errorNamesOperationAndKey(t *testing.T, store *watched) {
 		return err
 	}
 	ctx := t.Context()
-	a, b, none := put(t, store, named(widget("a"), "name"), tenure.MustCreate()), widget("b"), widget("none")
+	a, b, none := put(t, store, named(widget("a"), "name"), tenure.IfAbsent()), widget("b"), widget("none")
 	_, err := store.Get(ctx, none)
 	names("Get of a missing object", none, err)
 	names("DeleteIf of a missing object", none, store.DeleteIf(ctx, none, 1))
-	names("MatchVersion of a missing object", none, putOf(ctx, named(none, ""), tenure.MatchVersion(1)))
-	names("MustCreate of an object that exists", a.Key, putOf(ctx, a, tenure.MustCreate()))
-	names("MatchVersion at another version", a.Key, putOf(ctx, a, tenure.MatchVersion(a.Version+1)))
+	names("IfVersion of a missing object", none, putOf(ctx, named(none, ""), tenure.IfVersion(1)))
+	names("IfAbsent of an object that exists", a.Key, putOf(ctx, a, tenure.IfAbsent()))
+	names("IfVersion at another version", a.Key, putOf(ctx, a, tenure.IfVersion(a.Version+1)))
 	names("DeleteIf at another version", a.Key, store.DeleteIf(ctx, a.Key, a.Version+1))
-	names("PutIf under a taken name", b, putOf(ctx, named(b, "name"), tenure.MustCreate()))
+	names("PutIf under a taken name", b, putOf(ctx, named(b, "name"), tenure.IfAbsent()))
 
 	// The key and the cause are the same, so only the operation distinguishes the texts.
 	for _, ctx := range ended(t) {
@@ -135,9 +135,9 @@ func invalidIsRefused(t *testing.T, store *watched) {
 		return func(ctx context.Context) error { return store.DeleteIf(ctx, key, version) }
 	}
 	calls := []call{
-		{"PutIf of a payload of MaxPayload+1 bytes", putOf(big, tenure.MustCreate())},
-		{"PutIf with MatchVersion(0)", putOf(valid, tenure.MatchVersion(0))},
-		{"PutIf with MatchVersion(-1)", putOf(valid, tenure.MatchVersion(-1))},
+		{"PutIf of a payload of MaxPayload+1 bytes", putOf(big, tenure.IfAbsent())},
+		{"PutIf with IfVersion(0)", putOf(valid, tenure.IfVersion(0))},
+		{"PutIf with IfVersion(-1)", putOf(valid, tenure.IfVersion(-1))},
 		{"DeleteIf at version 0", deleteOf(valid.Key, 0)},
 		{"DeleteIf at version -1", deleteOf(valid.Key, -1)},
 	}
@@ -147,9 +147,9 @@ func invalidIsRefused(t *testing.T, store *watched) {
 		withLabel.Labels = map[string]string{text: "value"}
 		withValue.Labels = map[string]string{"label": text}
 		calls = append(calls,
-			call{fmt.Sprintf("PutIf of the name %q", text), putOf(withName, tenure.MustCreate())},
-			call{fmt.Sprintf("PutIf of a label %q", text), putOf(withLabel, tenure.MustCreate())},
-			call{fmt.Sprintf("PutIf of a label with value %q", text), putOf(withValue, tenure.MustCreate())})
+			call{fmt.Sprintf("PutIf of the name %q", text), putOf(withName, tenure.IfAbsent())},
+			call{fmt.Sprintf("PutIf of a label %q", text), putOf(withLabel, tenure.IfAbsent())},
+			call{fmt.Sprintf("PutIf of a label with value %q", text), putOf(withValue, tenure.IfAbsent())})
 	}
 	for _, key := range []tenure.Key{
 		{Type: "", ID: "a"}, {Type: "widget", ID: ""}, {},
@@ -158,7 +158,7 @@ func invalidIsRefused(t *testing.T, store *watched) {
 	} {
 		calls = append(calls,
 			call{fmt.Sprintf("Get(%q)", key), func(ctx context.Context) error { _, err := store.Get(ctx, key); return err }},
-			call{fmt.Sprintf("PutIf(%q)", key), putOf(tenure.Object{Key: key}, tenure.MustCreate())},
+			call{fmt.Sprintf("PutIf(%q)", key), putOf(tenure.Object{Key: key}, tenure.IfAbsent())},
 			call{fmt.Sprintf("DeleteIf(%q)", key), deleteOf(key, 1)})
 	}
 

@@ -69,12 +69,12 @@ func fenceLetsTermThrough(t *testing.T, store *watched) {
 		t.Errorf("Clockless of the fenced store: got %v, want %v", got, want)
 	}
 	for i := range 3 {
-		obj := put(t, f, numbered("a", i), tenure.MustCreate())
+		obj := put(t, f, numbered("a", i), tenure.IfAbsent())
 		same(t, "fenced create, then", get(t, f, obj.Key), obj)
-		putFails(t, f, numbered("a", i), tenure.MustCreate(), tenure.ErrExists)
+		putFails(t, f, numbered("a", i), tenure.IfAbsent(), tenure.ErrExists)
 		old := obj
-		obj = put(t, f, numbered("a", i+10), tenure.MatchVersion(obj.Version))
-		putFails(t, f, numbered("a", i), tenure.MatchVersion(old.Version), tenure.ErrConflict)
+		obj = put(t, f, numbered("a", i+10), tenure.IfVersion(obj.Version))
+		putFails(t, f, numbered("a", i), tenure.IfVersion(old.Version), tenure.ErrConflict)
 		obj = put(t, f, numbered("a", i+20), tenure.Unconditional())
 		deleteFails(t, f, obj.Key, old.Version, tenure.ErrConflict)
 		remove(t, f, obj)
@@ -101,7 +101,7 @@ func fenceRefuses(t *testing.T, store *watched) {
 		}
 	}
 	obj := get(t, store, term.Key())
-	if _, err := f.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version)); !errors.Is(err, tenure.ErrInvalid) {
+	if _, err := f.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version)); !errors.Is(err, tenure.ErrInvalid) {
 		t.Errorf("PutIf of the lease's own object: got error %v, want ErrInvalid", err)
 	}
 	if err := f.DeleteIf(t.Context(), obj.Key, obj.Version); !errors.Is(err, tenure.ErrInvalid) {
@@ -131,7 +131,7 @@ func fenceHoldsBack(t *testing.T, store *watched) {
 				return err
 			}
 			obj.Payload = []byte(`{"holder":"thief","term":"another","ttl_ms":1000}`)
-			_, err = store.PutIf(context.Background(), obj, tenure.MatchVersion(obj.Version))
+			_, err = store.PutIf(context.Background(), obj, tenure.IfVersion(obj.Version))
 			return err
 		},
 	} {
@@ -143,7 +143,7 @@ func fenceHoldsBack(t *testing.T, store *watched) {
 			t.Fatalf("%s: got error %q, want none", how, err)
 		}
 		for _, cond := range []tenure.WriteCondition{
-			tenure.MustCreate(), tenure.MatchVersion(obj.Version), tenure.MatchVersion(obj.Version + 1), tenure.Unconditional(),
+			tenure.IfAbsent(), tenure.IfVersion(obj.Version), tenure.IfVersion(obj.Version + 1), tenure.Unconditional(),
 		} {
 			if _, err := f.PutIf(t.Context(), numbered("a", 2), cond); !errors.Is(err, tenure.ErrLost) {
 				t.Errorf("%s: PutIf(%s) of an object that exists: got error %v, want ErrLost", how, cond, err)

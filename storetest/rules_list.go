@@ -29,10 +29,10 @@ func listIsSortedAndCut(t *testing.T, store *watched) {
 	for i := range n {
 		id := i * 5 % n // not created in sorted order
 		// All collations agree on the order of digits.
-		all[id] = put(t, store, numbered(fmt.Sprint(id), i), tenure.MustCreate())
+		all[id] = put(t, store, numbered(fmt.Sprint(id), i), tenure.IfAbsent())
 	}
-	put(t, store, named(tenure.Key{Type: "gadget", ID: "10"}, ""), tenure.MustCreate())
-	put(t, store, named(tenure.Key{Type: "widgets", ID: "11"}, ""), tenure.MustCreate())
+	put(t, store, named(tenure.Key{Type: "gadget", ID: "10"}, ""), tenure.IfAbsent())
+	put(t, store, named(tenure.Key{Type: "widgets", ID: "11"}, ""), tenure.IfAbsent())
 
 	want := func(after string, limit int, want []tenure.Object) {
 		t.Helper()
@@ -65,7 +65,7 @@ func pagesFitTogether(t *testing.T, store *watched) {
 	l := lister(t, store)
 	want := make(map[tenure.Key]bool)
 	for _, key := range odd() {
-		put(t, store, named(key, ""), tenure.MustCreate())
+		put(t, store, named(key, ""), tenure.IfAbsent())
 		want[key] = key.Type == "widget"
 	}
 	after := ""
@@ -95,7 +95,7 @@ func listYieldsEveryObject(t *testing.T, store *watched) {
 	const n = 300
 	want := make(map[tenure.Key]tenure.Object)
 	for i := range n {
-		obj := put(t, store, numbered(fmt.Sprintf("%03d", i), i), tenure.MustCreate())
+		obj := put(t, store, numbered(fmt.Sprintf("%03d", i), i), tenure.IfAbsent())
 		want[obj.Key] = obj
 	}
 	for obj, err := range tenure.List(t.Context(), store.Store, "widget") {
@@ -127,7 +127,7 @@ func listWithEndedContext(t *testing.T, store *watched) {
 
 func invalidListIsRefused(t *testing.T, store *watched) {
 	l := lister(t, store)
-	put(t, store, numbered("a", 1), tenure.MustCreate())
+	put(t, store, numbered("a", 1), tenure.IfAbsent())
 	for _, call := range []struct {
 		objectType, after string
 		limit             int

@@ -7,31 +7,31 @@ import (
 )
 
 func nameBelongsToOneObject(t *testing.T, store *watched) {
-	a := put(t, store, named(widget("a"), "taken"), tenure.MustCreate())
-	b := put(t, store, named(widget("b"), "free"), tenure.MustCreate())
+	a := put(t, store, named(widget("a"), "taken"), tenure.IfAbsent())
+	b := put(t, store, named(widget("b"), "free"), tenure.IfAbsent())
 
-	for _, cond := range []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()} {
+	for _, cond := range []tenure.WriteCondition{tenure.IfAbsent(), tenure.Unconditional()} {
 		putFails(t, store, named(widget("c"), "taken"), cond, tenure.ErrTaken)
 		getFails(t, store, widget("c"), tenure.ErrNotFound)
 	}
-	for _, cond := range []tenure.WriteCondition{tenure.MatchVersion(b.Version), tenure.Unconditional()} {
+	for _, cond := range []tenure.WriteCondition{tenure.IfVersion(b.Version), tenure.Unconditional()} {
 		putFails(t, store, named(b.Key, "taken"), cond, tenure.ErrTaken)
 		same(t, "after a rename to a name that is taken,", get(t, store, b.Key), b)
 	}
 	same(t, "after writes of others under its name,", get(t, store, a.Key), a)
-	put(t, store, named(b.Key, "also free"), tenure.MatchVersion(b.Version))
+	put(t, store, named(b.Key, "also free"), tenure.IfVersion(b.Version))
 }
 
 func nameIsFreeWhenLeft(t *testing.T, store *watched) {
-	a := put(t, store, named(widget("a"), "first"), tenure.MustCreate())
-	a = put(t, store, named(a.Key, "first"), tenure.MatchVersion(a.Version))
+	a := put(t, store, named(widget("a"), "first"), tenure.IfAbsent())
+	a = put(t, store, named(a.Key, "first"), tenure.IfVersion(a.Version))
 	a = put(t, store, named(a.Key, "first"), tenure.Unconditional())
 
-	a = put(t, store, named(a.Key, "second"), tenure.MatchVersion(a.Version))
-	put(t, store, named(widget("b"), "first"), tenure.MustCreate())
+	a = put(t, store, named(a.Key, "second"), tenure.IfVersion(a.Version))
+	put(t, store, named(widget("b"), "first"), tenure.IfAbsent())
 
 	remove(t, store, a)
-	put(t, store, named(widget("c"), "second"), tenure.MustCreate())
+	put(t, store, named(widget("c"), "second"), tenure.IfAbsent())
 }
 
 func namesThatNeverCollide(t *testing.T, store *watched) {
@@ -43,7 +43,7 @@ func namesThatNeverCollide(t *testing.T, store *watched) {
 		named(widget("e"), ""),
 		named(widget("f"), ""),
 	} {
-		written := put(t, store, obj, tenure.MustCreate())
+		written := put(t, store, obj, tenure.IfAbsent())
 		sameContent(t, "PutIf's answer", written, obj)
 		same(t, "Get of", get(t, store, obj.Key), written)
 	}

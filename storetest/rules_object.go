@@ -14,7 +14,7 @@ func missingIsNotFound(t *testing.T, store *watched) {
 	getFails(t, store, widget("none"), tenure.ErrNotFound)
 	deleteFails(t, store, widget("none"), 1, tenure.ErrNotFound)
 
-	gone := put(t, store, numbered("gone", 1), tenure.MustCreate())
+	gone := put(t, store, numbered("gone", 1), tenure.IfAbsent())
 	remove(t, store, gone)
 	getFails(t, store, gone.Key, tenure.ErrNotFound)
 	deleteFails(t, store, gone.Key, gone.Version, tenure.ErrNotFound)
@@ -27,7 +27,7 @@ func readsBackAsWritten(t *testing.T, store *watched) {
 		Labels:  map[string]string{"colour": "red", "size": "10"},
 		Payload: []byte("a payload"),
 	}
-	created := put(t, store, obj, tenure.MustCreate())
+	created := put(t, store, obj, tenure.IfAbsent())
 	sameContent(t, "PutIf's answer", created, obj)
 	if created.Version <= 0 {
 		t.Errorf("version: got %d, want more than 0", created.Version)
@@ -38,7 +38,7 @@ func readsBackAsWritten(t *testing.T, store *watched) {
 	same(t, "Get after the create of", get(t, store, obj.Key), created)
 
 	obj.Name, obj.Labels, obj.Payload = "renamed", map[string]string{"colour": "blue"}, []byte("another")
-	replaced := put(t, store, obj, tenure.MatchVersion(created.Version))
+	replaced := put(t, store, obj, tenure.IfVersion(created.Version))
 	sameContent(t, "PutIf's answer", replaced, obj)
 	same(t, "Get after the replacement of", get(t, store, obj.Key), replaced)
 }
@@ -49,7 +49,7 @@ func versionsAndTimesAreTheStores(t *testing.T, store *watched) {
 	obj.CreatedAt = time.Date(1999, 12, 31, 23, 59, 59, 0, time.UTC)
 	obj.UpdatedAt = obj.CreatedAt.AddDate(500, 0, 0)
 	obj.Age = time.Hour
-	for _, cond := range []tenure.WriteCondition{tenure.MustCreate(), tenure.Unconditional()} {
+	for _, cond := range []tenure.WriteCondition{tenure.IfAbsent(), tenure.Unconditional()} {
 		put(t, store, obj, cond)
 		got := get(t, store, obj.Key)
 		if got.Version >= obj.Version || got.CreatedAt.Equal(obj.CreatedAt) || got.UpdatedAt.Equal(obj.UpdatedAt) || got.Age >= obj.Age {
@@ -62,14 +62,14 @@ func versionsAndTimesAreTheStores(t *testing.T, store *watched) {
 func ageCountsFromTheLastWrite(t *testing.T, store *watched) {
 	const resolution = 2 * time.Millisecond
 	if isClockless(store.Store) {
-		written := put(t, store, numbered("a", 0), tenure.MustCreate())
+		written := put(t, store, numbered("a", 0), tenure.IfAbsent())
 		time.Sleep(3 * time.Millisecond) // so that it has an age
 		if got := get(t, store, written.Key).Age; written.Age != 0 || got != 0 {
 			t.Errorf("age in a store that is Clockless: got %v from the write and %v later, want 0", written.Age, got)
 		}
 		return
 	}
-	cond := tenure.MustCreate()
+	cond := tenure.IfAbsent()
 	for n := range 3 {
 		sent := time.Now()
 		written := put(t, store, numbered("a", n), cond)
@@ -86,15 +86,15 @@ func ageCountsFromTheLastWrite(t *testing.T, store *watched) {
 				t.Errorf("age of an object that was written %v to %v ago: got %v", least+resolution, most, got.Age)
 			}
 		}
-		cond = tenure.MatchVersion(written.Version)
+		cond = tenure.IfVersion(written.Version)
 	}
 }
 
 func replacedKeepsCreatedAt(t *testing.T, store *watched) {
-	created := put(t, store, numbered("a", 0), tenure.MustCreate())
+	created := put(t, store, numbered("a", 0), tenure.IfAbsent())
 	time.Sleep(3 * time.Millisecond) // otherwise the times would be equal anyway
 	last := created
-	for n, cond := range []tenure.WriteCondition{tenure.MatchVersion(created.Version), tenure.Unconditional()} {
+	for n, cond := range []tenure.WriteCondition{tenure.IfVersion(created.Version), tenure.Unconditional()} {
 		put(t, store, numbered("a", n), cond)
 		got := get(t, store, created.Key)
 		if !got.CreatedAt.Equal(created.CreatedAt) {
@@ -117,7 +117,7 @@ func storedIsNobodysMemory(t *testing.T, store *watched) {
 		obj.Labels["n"] = "spoilt"
 	}
 	input := clone(want)
-	answer := put(t, store, input, tenure.MustCreate())
+	answer := put(t, store, input, tenure.IfAbsent())
 	spoil(input)
 	sameContent(t, "after a change of PutIf's argument,", get(t, store, want.Key), want)
 	spoil(answer)
@@ -141,7 +141,7 @@ func payloadIsKept(t *testing.T, store *watched) {
 		bytes.Repeat(every, tenure.MaxPayload/len(every)),
 	} {
 		obj := tenure.Object{Key: widget(fmt.Sprintf("payload-%d", i)), Payload: payload}
-		sameContent(t, "PutIf's answer", put(t, store, obj, tenure.MustCreate()), obj)
+		sameContent(t, "PutIf's answer", put(t, store, obj, tenure.IfAbsent()), obj)
 		sameContent(t, "Get of", get(t, store, obj.Key), obj)
 	}
 }
@@ -157,7 +157,7 @@ func labelsAreKept(t *testing.T, store *watched) {
 		{"case": "lower", "Case": "upper", "space ": "trailing"},
 	} {
 		obj := tenure.Object{Key: widget(fmt.Sprintf("labels-%d", i)), Labels: labels}
-		sameContent(t, "PutIf's answer", put(t, store, obj, tenure.MustCreate()), obj)
+		sameContent(t, "PutIf's answer", put(t, store, obj, tenure.IfAbsent()), obj)
 		sameContent(t, "Get of", get(t, store, obj.Key), obj)
 	}
 }
@@ -183,7 +183,7 @@ func odd() []tenure.Key {
 func keysStayApart(t *testing.T, store *watched) {
 	var objects []tenure.Object
 	for _, key := range odd() {
-		objects = append(objects, put(t, store, tenure.Object{Key: key, Name: key.ID, Payload: []byte(key.String())}, tenure.MustCreate()))
+		objects = append(objects, put(t, store, tenure.Object{Key: key, Name: key.ID, Payload: []byte(key.String())}, tenure.IfAbsent()))
 	}
 	for _, obj := range objects {
 		same(t, "Get of", get(t, store, obj.Key), obj)
@@ -195,14 +195,14 @@ func keysStayApart(t *testing.T, store *watched) {
 }
 
 func sameIDOfAnotherType(t *testing.T, store *watched) {
-	one := put(t, store, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: []byte("one")}, tenure.MustCreate())
+	one := put(t, store, tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: []byte("one")}, tenure.IfAbsent())
 	key := tenure.Key{Type: "gadget", ID: "a"}
-	other, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("other")}, tenure.MustCreate())
+	other, err := store.PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("other")}, tenure.IfAbsent())
 	switch {
 	case errors.Is(err, tenure.ErrTaken):
 		getFails(t, store, key, tenure.ErrNotFound)
 	case err != nil:
-		t.Errorf("PutIf(%s, %s) beside %s: got error %q, want none", key, tenure.MustCreate(), one.Key, err)
+		t.Errorf("PutIf(%s, %s) beside %s: got error %q, want none", key, tenure.IfAbsent(), one.Key, err)
 	default:
 		same(t, "Get of", get(t, store, key), other)
 	}

@@ -146,7 +146,7 @@ func deletionWakes(t *testing.T, store *watched) {
 	for round := range 3 {
 		var objects []tenure.Object
 		for i, key := range keys {
-			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Payload: []byte("1")}, tenure.MustCreate()))
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Payload: []byte("1")}, tenure.IfAbsent()))
 		}
 		for _, key := range keys {
 			late = append(late, w.begun(t, key))
@@ -236,12 +236,12 @@ func changesArrive(t *testing.T, store *watched) {
 		began := time.Now()
 		var objects []tenure.Object
 		for i, key := range keys {
-			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Labels: map[string]string{"a": "b"}, Payload: []byte("1")}, tenure.MustCreate()))
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Labels: map[string]string{"a": "b"}, Payload: []byte("1")}, tenure.IfAbsent()))
 			arrives("after a create", watches[i], key, began)
 		}
 		for i, key := range keys {
 			arrives("begun afterwards", w.changes(t, key), key, began)
-			objects[i] = put(t, store, tenure.Object{Key: key, Payload: []byte("1")}, tenure.MatchVersion(objects[i].Version))
+			objects[i] = put(t, store, tenure.Object{Key: key, Payload: []byte("1")}, tenure.IfVersion(objects[i].Version))
 			arrives("after a write of the same payload", watches[i], key, began)
 			objects[i] = put(t, store, tenure.Object{Key: key, Payload: fmt.Append(nil, round)}, tenure.Unconditional())
 		}
@@ -263,7 +263,7 @@ func watchIsStoppedTwice(t *testing.T, store *watched) {
 		stays = append(stays, w.begun(t, widget("a")))
 		together(8, func(i int) { stopped[i%2].Stop() })
 		stopped[0].Stop()
-		obj := put(t, store, numbered("a", 1), tenure.MustCreate())
+		obj := put(t, store, numbered("a", 1), tenure.IfAbsent())
 		drain(stays...)
 		w.removeAndWake(t, obj)
 		woken(t, "after other watches were stopped", stays...)
@@ -290,7 +290,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 
 	var last int64
 	for n := range 3 {
-		obj := put(t, store, numbered("a", n), tenure.MustCreate())
+		obj := put(t, store, numbered("a", n), tenure.IfAbsent())
 		for _, version := range []int64{obj.Version + 1, obj.Version + 1000, last} {
 			if version == 0 { // the first round has no previous version
 				continue
@@ -339,7 +339,7 @@ func fencedDeletionWakes(t *testing.T, store *watched) {
 	term := begin(t, lease)
 	f := fencedWatcher(t, store, term)
 	watches = append(watches, f.begun(t, widget("a")))
-	obj := put(t, f, numbered("a", 1), tenure.MustCreate())
+	obj := put(t, f, numbered("a", 1), tenure.IfAbsent())
 	version := obj.Version + 1
 	wantError(t, "DeleteAndWake at another version", f.DeleteAndWake(t.Context(), obj.Key, version),
 		&tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
@@ -352,7 +352,7 @@ func fencedDeletionWakes(t *testing.T, store *watched) {
 	}
 	same(t, "after a deletion through the fence,", get(t, store, record.Key), record)
 
-	obj = put(t, f, numbered("a", 2), tenure.MustCreate())
+	obj = put(t, f, numbered("a", 2), tenure.IfAbsent())
 	if err := lease.Release(t.Context(), term); err != nil {
 		t.Fatalf("release: got error %q, want none", err)
 	}

@@ -64,10 +64,10 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	if written.Version <= before {
 		w.fault("PutIf(%s, %s) returned version %d, although version %d was known before the call", obj.Key, cond, written.Version, before)
 	}
-	if !w.first(w.given, versionOf{obj.Key, tenure.MatchVersion(written.Version)}) {
+	if !w.first(w.given, versionOf{obj.Key, tenure.IfVersion(written.Version)}) {
 		w.fault("PutIf(%s, %s) returned version %d, which another write already had", obj.Key, cond, written.Version)
 	}
-	if cond != tenure.MustCreate() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
+	if cond != tenure.IfAbsent() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
 		w.fault("PutIf(%s, %s) succeeded, although that version had been replaced or deleted", obj.Key, cond)
 	}
 	w.learn(obj.Key, written.Version)
@@ -76,7 +76,7 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 
 func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	err := w.Store.DeleteIf(ctx, key, version)
-	if err == nil && !w.first(w.spent, versionOf{key, tenure.MatchVersion(version)}) {
+	if err == nil && !w.first(w.spent, versionOf{key, tenure.IfVersion(version)}) {
 		w.fault("DeleteIf(%s, version %d) succeeded, although that version had been replaced or deleted", key, version)
 	}
 	return err

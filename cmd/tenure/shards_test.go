@@ -17,7 +17,7 @@ func TestListShowsHowEvenlyShardsAreSpread(t *testing.T) {
 		s.ask(t, "migrate")
 		for _, name := range []string{"a", "b"} {
 			session, _, stop := s.startSession(t, name)
-			part, err := shards.New(session, shards.Config{Kind: "partition", Count: 5, Settle: 500 * time.Millisecond, Run: func(ctx context.Context, _ string) error {
+			part, err := shards.New(session, shards.Config{Kind: "partition", Count: 5, Settle: 500 * time.Millisecond, Work: func(ctx context.Context, _ string) error {
 				<-ctx.Done()
 				return nil
 			}})

@@ -346,7 +346,7 @@ func (f *fleet) addUndying(t *testing.T, store sandboxes) (sb Sandbox, end func(
 	require.NoError(t, err)
 	t.Cleanup(func() { file.Close() })
 	require.NoError(t, syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
-	sb, err = store.put(t.Context(), sb, tenure.MustCreate())
+	sb, err = store.put(t.Context(), sb, tenure.IfAbsent())
 	require.NoError(t, err)
 	return sb, func() { file.Close() }
 }

@@ -69,19 +69,19 @@ func (s sandboxes) fenced(term *tenure.Term) (sandboxes, error) {
 // name is in use.
 func (s sandboxes) create(ctx context.Context, name, instance string, command []string) (Sandbox, error) {
 	sb := Sandbox{Name: name, record: record{Instance: instance, Command: command, Phase: Provisioning}}
-	return s.put(ctx, sb, tenure.MustCreate())
+	return s.put(ctx, sb, tenure.IfAbsent())
 }
 
 // ready records that a sandbox's process is running.
 func (s sandboxes) ready(ctx context.Context, sb Sandbox, pid int) (Sandbox, error) {
 	sb.Phase, sb.PID = Ready, pid
-	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+	return s.put(ctx, sb, tenure.IfVersion(sb.Version))
 }
 
 // fail records why a sandbox has no process.
 func (s sandboxes) fail(ctx context.Context, sb Sandbox, message string) (Sandbox, error) {
 	sb.Phase, sb.PID, sb.Message = Error, 0, message
-	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+	return s.put(ctx, sb, tenure.IfVersion(sb.Version))
 }
 
 // exited records that an instance's process has exited, unless the sandbox has another
@@ -107,7 +107,7 @@ func (s sandboxes) exited(ctx context.Context, inst Instance) error {
 // startDeletion records that a sandbox is to be deleted, which cannot be undone.
 func (s sandboxes) startDeletion(ctx context.Context, sb Sandbox) (Sandbox, error) {
 	sb.Phase, sb.Message = Deleting, ""
-	return s.put(ctx, sb, tenure.MatchVersion(sb.Version))
+	return s.put(ctx, sb, tenure.IfVersion(sb.Version))
 }
 
 // finishDeletion ends the sandbox's process and then removes its record, so the process has

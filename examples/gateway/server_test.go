@@ -171,7 +171,7 @@ func TestADeletionThatFailedCanBeRepeated(t *testing.T) {
 func TestARecordThatCannotBeReadCanBeListedAndDeleted(t *testing.T) {
 	st := newServerTest(t)
 	st.do("POST", "/sandboxes", createBox, nil)
-	_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate())
+	_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.IfAbsent())
 	require.NoError(t, err)
 	var list []Sandbox
 	require.Equal(t, 200, st.do("GET", "/sandboxes", "", &list))

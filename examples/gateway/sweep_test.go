@@ -70,7 +70,7 @@ func takeOver(ctx context.Context, store tenure.Store) error {
 func (st *sweepTest) add(name string, phase Phase) Sandbox {
 	st.t.Helper()
 	sb := Sandbox{Name: name, record: record{Instance: name, Command: []string{"x"}, Phase: phase}}
-	sb, err := st.sandboxes.put(st.t.Context(), sb, tenure.MustCreate())
+	sb, err := st.sandboxes.put(st.t.Context(), sb, tenure.IfAbsent())
 	require.NoError(st.t, err)
 	return sb
 }
@@ -193,7 +193,7 @@ func TestARecordThatFailsDoesNotStopTheSweep(t *testing.T) {
 		st.add("a", Deleting)
 		st.add("b", Deleting)
 		st.add("c", Ready)
-		_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.MustCreate())
+		_, err := st.store.PutIf(t.Context(), tenure.Object{Key: sandboxKey("broken"), Payload: []byte("{")}, tenure.IfAbsent())
 		require.NoError(t, err)
 		st.run("orphan", true)
 		fault := errors.New("it resists")

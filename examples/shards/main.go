@@ -80,7 +80,7 @@ func work(ctx context.Context, url, name string) error {
 	}
 	jobs, err := shards.New(session, shards.Config{
 		Kind: "job", Count: count, Settle: settle,
-		Run: func(ctx context.Context, id string) error {
+		Work: func(ctx context.Context, id string) error {
 			fmt.Println(id, name, time.Now().UnixNano()) // the time, because the reader may be late
 			<-ctx.Done()
 			fmt.Println(id, nobody, time.Now().UnixNano())

@@ -52,7 +52,7 @@ type Row struct {
 // Condition is what must be true of the stored object for a write to happen.
 type Condition struct {
 	Kind    ConditionKind
-	Version int64 // for MatchVersion
+	Version int64 // for IfVersion
 }
 
 // ConditionKind is the kind of a [Condition].
@@ -60,8 +60,8 @@ type ConditionKind uint8
 
 // The kinds of a condition.
 const (
-	MustCreate ConditionKind = iota
-	MatchVersion
+	IfAbsent ConditionKind = iota
+	IfVersion
 	Unconditional
 )
 

@@ -39,7 +39,7 @@ func (t *Table) Put(ctx context.Context, obj objects.Row, cond objects.Condition
 }
 
 func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
-	if cond.Kind == objects.MatchVersion {
+	if cond.Kind == objects.IfVersion {
 		r, err := t.replace(ctx, found, obj, cond, fence)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
@@ -74,7 +74,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 			return r, err
 		}
 	}
-	if cond.Kind == objects.MustCreate {
+	if cond.Kind == objects.IfAbsent {
 		return objects.Row{}, objects.ErrExists
 	}
 	return objects.Row{}, &objects.Conflict{}
@@ -184,7 +184,7 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 // [objects.ErrTaken]. It returns nil if the other object is gone or may be replaced.
 func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition) error {
 	switch _, err := t.version(ctx, found, obj.ID); {
-	case err == nil && cond.Kind == objects.MustCreate:
+	case err == nil && cond.Kind == objects.IfAbsent:
 		return objects.ErrExists
 	case err == nil:
 		return nil

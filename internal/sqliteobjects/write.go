@@ -17,7 +17,7 @@ import (
 func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
-	if cond.Kind == objects.MustCreate && fence == nil {
+	if cond.Kind == objects.IfAbsent && fence == nil {
 		// Most attempts to acquire a lease find it held. They don't need the write lock to
 		// see that, but the holder needs it to renew.
 		if _, err := t.version(ctx, t.db, r.ID); err == nil {
@@ -25,7 +25,7 @@ func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, 
 		}
 	}
 	err := t.write(ctx, fence, func(tx *sql.Tx) error {
-		if cond.Kind != objects.MatchVersion {
+		if cond.Kind != objects.IfVersion {
 			return t.create(ctx, tx, &r, cond)
 		}
 		err := t.replace(ctx, tx, &r, cond.Version)
@@ -51,7 +51,7 @@ func (t *Table) create(ctx context.Context, tx *sql.Tx, r *objects.Row, cond obj
 			return t.takenBy(ctx, tx, r)
 		case err != nil:
 			return err
-		case cond.Kind == objects.MustCreate:
+		case cond.Kind == objects.IfAbsent:
 			return objects.ErrExists
 		default:
 			return t.replace(ctx, tx, r, current)

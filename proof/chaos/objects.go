@@ -66,7 +66,7 @@ func renewObjectAsCopy(store tenure.Store) func(context.Context) (string, error)
 				return "", nil
 			}
 			if err == nil {
-				_, err = store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+				_, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			}
 			if err == nil {
 				return termIn(obj.Payload)

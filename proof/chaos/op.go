@@ -79,9 +79,9 @@ func (o *op) run(ctx context.Context, store tenure.Store) error {
 		obj, err = store.Get(ctx, obj.Key)
 		o.Read = string(obj.Payload)
 	case create:
-		obj, err = store.PutIf(ctx, obj, tenure.MustCreate())
+		obj, err = store.PutIf(ctx, obj, tenure.IfAbsent())
 	case replace:
-		obj, err = store.PutIf(ctx, obj, tenure.MatchVersion(o.Version))
+		obj, err = store.PutIf(ctx, obj, tenure.IfVersion(o.Version))
 	case put:
 		obj, err = store.PutIf(ctx, obj, tenure.Unconditional())
 	case remove:

@@ -55,7 +55,7 @@ func (r *replica) writeHurried(ctx context.Context) {
 			obj.Payload = fmt.Appendf(nil, "%s.%d", r.birth, n)
 			cond := tenure.Unconditional()
 			if version != 0 {
-				cond = tenure.MatchVersion(version)
+				cond = tenure.IfVersion(version)
 			}
 			written, err := r.backend.store().PutIf(ctx, obj, cond)
 			var conflict *tenure.ConflictError

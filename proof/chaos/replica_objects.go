@@ -69,7 +69,7 @@ func (r *replica) createOnce(ctx context.Context) {
 		id := fmt.Sprintf("%s.%d", r.birth, n)
 		obj := tenure.Object{Key: tenure.Key{Type: onceType, ID: id}, Payload: []byte(id)}
 		err := r.objectCall(&h, func(ctx context.Context) error {
-			_, err := r.backend.store().PutIf(ctx, obj, tenure.MustCreate())
+			_, err := r.backend.store().PutIf(ctx, obj, tenure.IfAbsent())
 			return err
 		})
 		if err == nil {

@@ -20,7 +20,7 @@ func (r *replica) share(ctx context.Context) error {
 	var running sync.Map
 	parts, err := shards.New(session, shards.Config{
 		Kind: "key", IDs: actorIDs(), Settle: r.TTL / 10,
-		Run: func(ctx context.Context, _ string) error {
+		Work: func(ctx context.Context, _ string) error {
 			return r.serve(ctx, holds, shards.ClaimFromContext(ctx), math.MaxInt, &running)
 		},
 	})

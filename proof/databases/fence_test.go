@@ -358,9 +358,9 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 	obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
 	createReplaceAndDelete := func() {
-		created, err := fenced.PutIf(t.Context(), obj, tenure.MustCreate())
+		created, err := fenced.PutIf(t.Context(), obj, tenure.IfAbsent())
 		require.NoError(t, err)
-		written, err := fenced.PutIf(t.Context(), obj, tenure.MatchVersion(created.Version))
+		written, err := fenced.PutIf(t.Context(), obj, tenure.IfVersion(created.Version))
 		require.NoError(t, err)
 		require.NoError(t, fenced.DeleteIf(t.Context(), obj.Key, written.Version))
 	}

@@ -285,13 +285,13 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 		t.Errorf("the list has %d objects, want 1", found)
 	}
 	other := obj.Version ^ 1<<40
-	_, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
+	_, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
 	kit.WantErr(t, err, tenure.ErrExists)
-	_, err = store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MatchVersion(other))
+	_, err = store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfVersion(other))
 	kit.WantErr(t, err, tenure.ErrConflict)
 	kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, other), tenure.ErrConflict)
 	free(obj.Version)
-	created, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
+	created, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
 	wantVersion("created after the row was deleted", created.Version, err)
 	free(created.Version)
 
@@ -514,7 +514,7 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 		}
 		wantAbove := func(ahead int64) {
 			t.Helper()
-			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate())
+			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
 			if err != nil || obj.Version <= ahead || obj.Version >= 1<<62 {
 				t.Errorf("created at version %d, %v; want one above %d", obj.Version, err, ahead)
 			}

@@ -71,7 +71,7 @@ func hiddenFence(h *kit.Hidden, within string) {
 		stands[way] = acquire("stands: " + way)
 	}
 	kit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects")+` SET payload = 'of the next term' WHERE id LIKE 'over: %'`)
-	old, err := h.Store.PutIf(h.Context(), old, tenure.MatchVersion(old.Version))
+	old, err := h.Store.PutIf(h.Context(), old, tenure.IfVersion(old.Version))
 	require.NoError(h, err)
 	require.NoError(h, h.Store.DeleteIf(h.Context(), gone.Key, gone.Version))
 	if within == "the session" {
@@ -105,9 +105,9 @@ func hiddenFence(h *kit.Hidden, within string) {
 	listed, err := h.Store.(tenure.Lister).List(h.Context(), "t", "", 10)
 	require.NoError(h, err)
 	require.Len(h, listed, 2) // and what Fence wrote
-	_, err = h.Store.PutIf(h.Context(), tenure.Object{Key: old.Key}, tenure.MustCreate())
+	_, err = h.Store.PutIf(h.Context(), tenure.Object{Key: old.Key}, tenure.IfAbsent())
 	require.ErrorIs(h, err, tenure.ErrExists)
-	again, err := h.Store.PutIf(h.Context(), tenure.Object{Key: gone.Key}, tenure.MustCreate())
+	again, err := h.Store.PutIf(h.Context(), tenure.Object{Key: gone.Key}, tenure.IfAbsent())
 	require.NoError(h, err)
 	require.Greater(h, again.Version, gone.Version)
 	query, args, err := h.Store.(interface {

@@ -91,16 +91,16 @@ func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
 	kit.WantErr(t, store.Fenced(ctx, term, insert), nil)
 	kept := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
 	gone := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
-	gone, err = fenced.PutIf(ctx, gone, tenure.MatchVersion(gone.Version))
+	gone, err = fenced.PutIf(ctx, gone, tenure.IfVersion(gone.Version))
 	kit.WantErr(t, err, nil)
 	kit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, gone.Version), nil)
 
 	kit.ExecPostgres(t, pool, silenceSQL)
 	kit.MustAcquire(t, kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
 	kit.WantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
-	_, err = fenced.PutIf(ctx, gone, tenure.MustCreate())
+	_, err = fenced.PutIf(ctx, gone, tenure.IfAbsent())
 	kit.WantErr(t, err, tenure.ErrLost)
-	_, err = fenced.PutIf(ctx, kept, tenure.MatchVersion(kept.Version))
+	_, err = fenced.PutIf(ctx, kept, tenure.IfVersion(kept.Version))
 	kit.WantErr(t, err, tenure.ErrLost)
 	kit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, kept.Version), tenure.ErrLost)
 
@@ -180,9 +180,9 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 	fence, err := tenure.Fence(store, term)
 	kit.WantErr(t, err, nil)
 	for _, store := range []tenure.Store{store, fence} {
-		obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate())
+		obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 		kit.WantErr(t, err, nil)
-		obj, err = store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+		obj, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 		kit.WantErr(t, err, nil)
 		kit.WantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
 	}
@@ -195,7 +195,7 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 	kit.ExecPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
 	for name, write := range map[string]func(context.Context) error{
 		"replace": func(ctx context.Context) error {
-			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			return err
 		},
 		"renew": func(ctx context.Context) error { return lease.Renew(ctx, term) },
@@ -242,7 +242,7 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	var term *tenure.Term
 	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
 	oneTrip("a create that is refused", func() error {
-		if _, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
+		if _, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent()); !errors.Is(err, tenure.ErrExists) {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
@@ -256,8 +256,8 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 		write := func(cond tenure.WriteCondition) func() error {
 			return func() (err error) { obj, err = store.PutIf(ctx, obj, cond); return err }
 		}
-		oneTrip(name+"create", write(tenure.MustCreate()))
-		oneTrip(name+"compare and swap", write(tenure.MatchVersion(obj.Version)))
+		oneTrip(name+"create", write(tenure.IfAbsent()))
+		oneTrip(name+"compare and swap", write(tenure.IfVersion(obj.Version)))
 		oneTrip(name+"replace", write(tenure.Unconditional()))
 		oneTrip(name+"get", func() error { _, err := store.Get(ctx, obj.Key); return err })
 		oneTrip(name+"list", func() error { _, err := store.(tenure.Lister).List(ctx, "t", "", 10); return err })

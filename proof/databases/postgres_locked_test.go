@@ -35,7 +35,7 @@ func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
 
 	for name, call := range map[string]func() error{
 		"renew":  func() error { return lease.Renew(ctx, term) },
-		"put":    func() error { _, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version)); return err },
+		"put":    func() error { _, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version)); return err },
 		"delete": func() error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
 	} {
 		kit.Await(t, "the error of "+name+" says who has the lock", func() bool { // a busy server may not say so in time

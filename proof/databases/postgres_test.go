@@ -59,7 +59,7 @@ func TestAVersionIsDrawnAfterTheWaitForALock(t *testing.T) {
 	key.ID = "inserted"
 	kit.ExecPostgres(t, tx, `INSERT INTO objects VALUES ($1, $2, NULL, '{}', '', 1, 0, 0)`, key.Type, key.ID)
 	go func() {
-		obj, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
+		obj, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 		if err != nil {
 			t.Error(err)
 		}
@@ -122,7 +122,7 @@ func TestAFailedCreateLeavesNothingInTheServersLog(t *testing.T) {
 	kit.Put(t, store, obj)
 	before := kit.PostgresLog(t)
 	for range 10 {
-		_, err := store.PutIf(t.Context(), obj, tenure.MustCreate())
+		_, err := store.PutIf(t.Context(), obj, tenure.IfAbsent())
 		kit.WantErr(t, err, tenure.ErrExists)
 	}
 	if got := strings.TrimPrefix(kit.PostgresLog(t), before); strings.Contains(got, "duplicate key") {
@@ -151,11 +151,11 @@ func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
 	kit.ExecPostgres(t, tx, `INSERT INTO objects VALUES ('t', 'new', NULL, '{}', '', 1, 0, 0)`)
 	for name, write := range map[string]func(context.Context) error{
 		"replace": func(ctx context.Context) error {
-			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			return err
 		},
 		"create": func(ctx context.Context) error {
-			_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}}, tenure.MustCreate())
+			_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}}, tenure.IfAbsent())
 			return err
 		},
 		"delete": func(ctx context.Context) error { return store.DeleteIf(ctx, key, obj.Version) },
@@ -255,8 +255,8 @@ func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {
 	for name, store := range map[string]tenure.Store{"postgres": postgres, "sqlite": sqlite} {
 		key := tenure.Key{Type: "t", ID: "1"}
 		_, getErr := store.Get(ctx, key)
-		_, createErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate())
-		_, replaceErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MatchVersion(1))
+		_, createErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
+		_, replaceErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfVersion(1))
 		for op, err := range map[string]error{
 			"get": getErr, "put": createErr, "put ": replaceErr, "delete": store.DeleteIf(ctx, key, 1),
 		} {
@@ -536,12 +536,12 @@ func TestOnPostgresAWriteFindsItsRowByTheIndexWhateverElseItCompares(t *testing.
 	kit.ExecPostgres(t, pool, `ANALYZE objects`)
 	const rounds = 20 // the server chooses a plan for good after some
 	for n := range int64(rounds) {
-		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(n + 1)}}, tenure.MatchVersion(n+1))
+		obj, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(n + 1)}}, tenure.IfVersion(n+1))
 		kit.WantErr(t, err, nil)
 		obj, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
 		kit.WantErr(t, err, nil)
 		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
-		_, err = store.PutIf(t.Context(), obj, tenure.MustCreate())
+		_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
 		kit.WantErr(t, err, nil)
 	}
 	store.Close() // a backend tells its figures when it exits

@@ -30,7 +30,7 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 	key := tenure.Key{Type: "t", ID: "1"}
 	calls := map[string]func(context.Context, *tenure.SQLiteStore, *tenure.Term, int64) error{
 		"replace": func(ctx context.Context, store *tenure.SQLiteStore, _ *tenure.Term, version int64) error {
-			_, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.MatchVersion(version))
+			_, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.IfVersion(version))
 			return err
 		},
 		"put": func(ctx context.Context, store *tenure.SQLiteStore, _ *tenure.Term, _ int64) error {
@@ -40,7 +40,7 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 		"fenced replace": func(ctx context.Context, store *tenure.SQLiteStore, term *tenure.Term, version int64) error {
 			fenced, err := tenure.Fence(store, term)
 			kit.WantErr(t, err, nil)
-			_, err = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.MatchVersion(version))
+			_, err = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.IfVersion(version))
 			return err
 		},
 		"fenced": func(ctx context.Context, store *tenure.SQLiteStore, term *tenure.Term, _ int64) error {

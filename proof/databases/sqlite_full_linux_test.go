@@ -45,7 +45,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 			for typical := time.Millisecond; !enough(); {
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*typical))
 				sent := time.Now()
-				next, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+				next, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 				took := time.Since(sent)
 				cancel()
 				now, readErr := reader.Get(t.Context(), obj.Key)

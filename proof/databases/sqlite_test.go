@@ -162,7 +162,7 @@ func TestOnSQLiteACallWaitsForTheWriteLockAsLongAsItsContextAllows(t *testing.T)
 	calls := map[string]func(context.Context) error{
 		"put": func(ctx context.Context) error { _, err := store.PutIf(ctx, obj, tenure.Unconditional()); return err },
 		"replace": func(ctx context.Context) error {
-			_, err := store.PutIf(ctx, obj, tenure.MatchVersion(obj.Version))
+			_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			return err
 		},
 		"delete":     func(ctx context.Context) error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
@@ -226,7 +226,7 @@ func TestOnSQLiteAFencedCallThatHasLittleTimeDoesNotWaitForOneThatHasMore(t *tes
 	fenced, err := tenure.Fence(store, term)
 	kit.WantErr(t, err, nil)
 	write := func(ctx context.Context, id string) error {
-		_, err := fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.MustCreate())
+		_, err := fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: id}}, tenure.IfAbsent())
 		return err
 	}
 

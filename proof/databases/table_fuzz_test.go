@@ -35,17 +35,17 @@ var tableNames = []string{
 // with one. What it cannot do it returns.
 func useTable(ctx context.Context, store tenure.Store) error {
 	key := tenure.Key{Type: "t", ID: "1"}
-	created, err := store.PutIf(ctx, tenure.Object{Key: key, Name: "n", Payload: []byte("1")}, tenure.MustCreate())
+	created, err := store.PutIf(ctx, tenure.Object{Key: key, Name: "n", Payload: []byte("1")}, tenure.IfAbsent())
 	if err != nil {
 		return err
 	}
-	if _, err := store.PutIf(ctx, tenure.Object{Key: key, Name: "n"}, tenure.MustCreate()); !errors.Is(err, tenure.ErrExists) {
+	if _, err := store.PutIf(ctx, tenure.Object{Key: key, Name: "n"}, tenure.IfAbsent()); !errors.Is(err, tenure.ErrExists) {
 		return fmt.Errorf("a second create: got %v, want ErrExists", err)
 	}
-	if _, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}, Name: "n"}, tenure.MustCreate()); !errors.Is(err, tenure.ErrTaken) {
+	if _, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}, Name: "n"}, tenure.IfAbsent()); !errors.Is(err, tenure.ErrTaken) {
 		return fmt.Errorf("a second object of the name: got %v, want ErrTaken", err)
 	}
-	second, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("2")}, tenure.MatchVersion(created.Version))
+	second, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("2")}, tenure.IfVersion(created.Version))
 	if err != nil {
 		return err
 	}

@@ -243,7 +243,7 @@ func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testi
 		// Ahead of the clock, so that only the tombstone can keep the version up.
 		ahead := old.Version + int64(time.Hour/time.Microsecond)
 		kit.ExecPostgres(t, pool, `UPDATE objects_tombstones SET resource_version = $1 WHERE id = $2`, ahead, key.ID)
-		if again, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.MustCreate()); err != nil || again.Version <= ahead {
+		if again, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent()); err != nil || again.Version <= ahead {
 			t.Errorf("round %d: version %d follows %d, %v", round, again.Version, ahead, err)
 		}
 		pool.Close()

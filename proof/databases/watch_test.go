@@ -44,7 +44,7 @@ func TestNobodyIsWokenWhereNothingWasDeleted(t *testing.T) {
 		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, obj.Version+1), tenure.ErrConflict)
 		kit.WantErr(t, there.DeleteAndWake(t.Context(), obj.Key, obj.Version-1), tenure.ErrConflict)
 		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, 0), tenure.ErrInvalid)
-		obj, err := there.PutIf(t.Context(), obj, tenure.MatchVersion(obj.Version))
+		obj, err := there.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
 		kit.WantErr(t, err, nil)
 		// Hints come in order: behind these deletions, none of those above is under
 		// way. The second is for SQLite, whose poll looks for all that is gone in no
@@ -194,7 +194,7 @@ func TestOnSQLiteASmallPoolIsNotBlockedByWatching(t *testing.T) {
 				watch := kit.BeginWatch(t, store, watchedKey)
 				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 				for range 10 {
-					obj, err := store.PutIf(ctx, tenure.Object{Key: watchedKey}, tenure.MustCreate())
+					obj, err := store.PutIf(ctx, tenure.Object{Key: watchedKey}, tenure.IfAbsent())
 					kit.WantErr(t, err, nil)
 					term, err := lease.AcquireOrSteal(ctx)
 					kit.WantErr(t, err, nil)

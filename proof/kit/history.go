@@ -140,9 +140,9 @@ func (c *client) call() {
 	case what < 8 || c.known.Version == 0 && what < 12:
 		c.known, _ = c.Get(ctx, key)
 	case c.known.Version == 0:
-		c.known, err = store.PutIf(ctx, obj, tenure.MustCreate())
+		c.known, err = store.PutIf(ctx, obj, tenure.IfAbsent())
 	case what < 18:
-		c.known, err = store.PutIf(ctx, obj, tenure.MatchVersion(c.known.Version))
+		c.known, err = store.PutIf(ctx, obj, tenure.IfVersion(c.known.Version))
 	default:
 		err = store.DeleteIf(ctx, key, c.known.Version)
 		c.known = tenure.Object{}
@@ -167,7 +167,7 @@ func (r *recorder) note(key tenure.Key, sent time.Duration, call HistoryCall) {
 	answered := time.Since(r.log.began)
 	call.Lease, call.Fence = key.Type == "lease", r.fence
 	if v := call.Read.Version; v != 0 {
-		r.versions[tenure.MatchVersion(v)] = v
+		r.versions[tenure.IfVersion(v)] = v
 	}
 	r.log.note(r.pair, Operation{Caller: r.caller, Call: call, Sent: sent, Answered: answered})
 }
@@ -181,7 +181,7 @@ func (r *recorder) Get(ctx context.Context, key tenure.Key) (tenure.Object, erro
 
 func (r *recorder) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	call := HistoryCall{Do: "create", Value: string(obj.Payload)}
-	if cond != tenure.MustCreate() {
+	if cond != tenure.IfAbsent() {
 		version, ok := r.versions[cond]
 		if !ok {
 			panic(fmt.Sprintf("a condition on what was never seen: %v", cond))

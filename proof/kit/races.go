@@ -70,7 +70,7 @@ func race(t *testing.T, first, second FencingStore, id string, late time.Duratio
 	go func() {
 		defer close(began)
 		wait(late)
-		record, err = second.PutIf(ctx, record, tenure.MatchVersion(record.Version)) // a takeover, whatever the TTL
+		record, err = second.PutIf(ctx, record, tenure.IfVersion(record.Version)) // a takeover, whatever the TTL
 	}()
 	wait(-late)
 	landed, stale := fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("stale")}, tenure.Unconditional())

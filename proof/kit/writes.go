@@ -107,7 +107,7 @@ func RunConcurrentUpdates[S FencingStore](t *testing.T, open func(i int) S) {
 	for i := range writers {
 		stores = append(stores, open(i))
 	}
-	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.MustCreate())
+	_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: key, Payload: []byte("0")}, tenure.IfAbsent())
 	require.NoError(t, err)
 	for _, store := range stores {
 		all.Go(func() {

@@ -54,9 +54,9 @@ func (g *gateway) acquire() (obj tenure.Object, ok bool) {
 	if !expired {
 		return obj, false
 	}
-	cond := tenure.MustCreate()
+	cond := tenure.IfAbsent()
 	if version != 0 {
-		cond = tenure.MatchVersion(version)
+		cond = tenure.IfVersion(version)
 	}
 	return g.write(fmt.Appendf(nil, `{"holder":"gateway","acquired_at_ms":%d}`, time.Now().UnixMilli()), cond)
 }
@@ -78,7 +78,7 @@ func (g *gateway) hold(obj tenure.Object) {
 		if !g.w.sleep(g.w.ttl / 3) {
 			break
 		}
-		renewed, ok := g.write(obj.Payload, tenure.MatchVersion(obj.Version))
+		renewed, ok := g.write(obj.Payload, tenure.IfVersion(obj.Version))
 		if !ok {
 			break
 		}

@@ -191,7 +191,7 @@ func (j *journal) restore(backup tenure.Object) {
 		at := time.UnixMicro(backup.Version)
 		mem.Now = func() time.Time { return at }
 		var err error
-		if backup, err = mem.PutIf(context.Background(), backup, tenure.MustCreate()); err != nil {
+		if backup, err = mem.PutIf(context.Background(), backup, tenure.IfAbsent()); err != nil {
 			panic(err)
 		}
 	}

@@ -24,7 +24,7 @@ func (w *world) copies() {
 				return
 			}
 			delete(obj.Labels, "tenure.release") // as each renewal does
-			_, _ = by.PutIf(w.t.Context(), obj, tenure.MatchVersion(obj.Version))
+			_, _ = by.PutIf(w.t.Context(), obj, tenure.IfVersion(obj.Version))
 			if !w.sleep(w.ttl / 3) {
 				return
 			}

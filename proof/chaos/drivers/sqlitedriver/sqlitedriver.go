@@ -59,7 +59,7 @@ func Run(t *testing.T, driver, dsn string) {
 		time.AfterFunc(200*time.Millisecond, func() { tx.Rollback() })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.MustCreate()); err != nil {
+		if _, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent()); err != nil {
 			t.Errorf("a write while another program has the lock: %v", err)
 		}
 		if _, err := os.Stat(path); err != nil {

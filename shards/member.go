@@ -27,22 +27,22 @@ import (
 // DefaultSettle is the default of [Config.Settle].
 const DefaultSettle = time.Second
 
-// Config configures a [Shards]. Kind, Run, and either Count or IDs must be set, and all
+// Config configures a [Member]. Kind, Work, and either Count or IDs must be set, and all
 // processes must agree on Kind, Count, IDs and Settle.
 type Config struct {
 	Kind  string   // of the claims: the name of the jobs
 	Count int      // how many shards there are; their IDs are "0", "1", …
 	IDs   []string // their IDs, instead of a Count
 
-	// Run works for one shard until ctx is done, and must return then: no other process begins
+	// Work works for one shard until ctx is done, and must return then: no other process begins
 	// before. [context.Cause] tells why: [tenure.ErrResigned] if the shard moves,
 	// [tenure.ErrShutdown] if this process stops, [tenure.ErrUnhealthy] if its Check fails, and
 	// [tenure.ErrLost] or [tenure.ErrDeadline] if its session was lost. [ClaimFromContext]
 	// returns the claim, by which writes can be fenced.
 	//
-	// If Run returns earlier, with an error or without, it is called again, after a pause that
+	// If Work returns earlier, with an error or without, it is called again, after a pause that
 	// grows from 100 ms to 30 s. It may be called for many shards at the same time.
-	Run func(ctx context.Context, id string) error
+	Work func(ctx context.Context, id string) error
 
 	// Settle is how long a process has to be there before shards move to it. Processes that
 	// start within it divide the shards among them without moving any; a process that crashes
@@ -59,8 +59,8 @@ type Config struct {
 	Logger *slog.Logger // default that of the session
 }
 
-// Shards is this process's part in a set of shards. All methods are safe for concurrent use.
-type Shards struct {
+// Member is this process's part in a set of shards. All methods are safe for concurrent use.
+type Member struct {
 	session *claims.Session
 	cfg     Config
 	ids     []string
@@ -88,15 +88,15 @@ const memberSuffix = "/member"
 
 // New returns this process's part in a set of shards. A session has at most one for each kind.
 // It does no I/O. An [tenure.ErrInvalid] names what is wrong with the config.
-func New(s *claims.Session, cfg Config) (*Shards, error) {
-	sh, err := newShards(s, cfg)
+func New(s *claims.Session, cfg Config) (*Member, error) {
+	m, err := newMember(s, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("tenure: new shards: %w", err)
+		return nil, fmt.Errorf("shards: new: %w", err)
 	}
-	return sh, nil
+	return m, nil
 }
 
-func newShards(s *claims.Session, cfg Config) (*Shards, error) {
+func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	var errs []error
 	refuse := func(wrong bool, format string, args ...any) {
 		if wrong {
@@ -105,7 +105,7 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 	}
 	refuse(s == nil, "session is nil")
 	refuse(cfg.Kind == "", "Kind is empty")
-	refuse(cfg.Run == nil, "Run is nil")
+	refuse(cfg.Work == nil, "Work is nil")
 	refuse(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
 	refuse(cfg.Count < 0, "Count %d is negative", cfg.Count)
 	refuse(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
@@ -139,7 +139,7 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 	paces := s.Config()
 	cfg.Settle = cmp.Or(cfg.Settle, DefaultSettle)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
-	return &Shards{
+	return &Member{
 		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys, members: members, paces: paces,
 		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
 	}, nil
@@ -149,36 +149,36 @@ func newShards(s *claims.Session, cfg Config) (*Shards, error) {
 // them. Then it stops them, and returns nil when the last has returned and its shard is free.
 // Errors of the store do not end it, except [tenure.ErrSetup]; [claims.ErrClosed] says that the
 // session ended before. It may be called once, and needs the session's Run beside it.
-func (sh *Shards) Run(ctx context.Context) error {
-	if !sh.started.CompareAndSwap(false, true) {
-		return fmt.Errorf("tenure: run shards of %s: %w: they have been run before", sh.cfg.Kind, tenure.ErrInvalid)
+func (m *Member) Run(ctx context.Context) error {
+	if !m.started.CompareAndSwap(false, true) {
+		return fmt.Errorf("shards: run %s: %w: they have been run before", m.cfg.Kind, tenure.ErrInvalid)
 	}
-	defer report.Flush(sh.cfg.Logger)
-	defer sh.funcs.Wait()
-	defer sh.stopAll(tenure.ErrShutdown)
-	defer context.AfterFunc(ctx, func() { sh.stopAll(tenure.ErrShutdown) })() // before the membership is given up
-	if sh.cfg.Check != nil {
+	defer report.Flush(m.cfg.Logger)
+	defer m.funcs.Wait()
+	defer m.stopAll(tenure.ErrShutdown)
+	defer context.AfterFunc(ctx, func() { m.stopAll(tenure.ErrShutdown) })() // before the membership is given up
+	if m.cfg.Check != nil {
 		checking, cancel := context.WithCancel(ctx)
 		defer cancel()
-		sh.mu.Lock()
-		sh.sick = errors.New("Check was not called yet")
-		sh.mu.Unlock()
-		sh.funcs.Go(func() { sh.check(checking) })
+		m.mu.Lock()
+		m.sick = errors.New("Check was not called yet")
+		m.mu.Unlock()
+		m.funcs.Go(func() { m.check(checking) })
 	}
 	var retries logtext.Retries
 	for failures := 0; ctx.Err() == nil; failures++ {
-		joined, err := sh.join(ctx)
+		joined, err := m.join(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
-			return fmt.Errorf("tenure: run shards of %s: %w", sh.cfg.Kind, err)
+			return fmt.Errorf("shards: run %s: %w", m.cfg.Kind, err)
 		case err != nil:
-			retries.Log(sh.cfg.Logger, slog.LevelWarn, "shards: cannot take part, trying again", err, "kind", sh.cfg.Kind)
+			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: cannot take part, trying again", err, "kind", m.cfg.Kind)
 		case joined:
 			failures = 0
 			retries.Reset()
 		}
-		pace.Sleep(ctx, pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures))
+		pace.Sleep(ctx, pace.Retry(m.paces.RenewInterval, longestRetryPause, failures))
 	}
 	return nil
 }
@@ -189,9 +189,9 @@ const longestRetryPause = 5 * time.Second
 // join takes part under the present session, until that is lost, ctx is done, or this process
 // is not fit to work. A member has a key of its own each time, so its token tells when it has
 // joined.
-func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
+func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	for {
-		stays, err := sh.staysAway(ctx)
+		stays, err := m.staysAway(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -199,25 +199,25 @@ func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
 			break
 		}
 		select {
-		case <-sh.kick:
-		case <-time.After(sh.paces.RenewInterval):
-			if sh.session.Status().Closing {
+		case <-m.kick:
+		case <-time.After(m.paces.RenewInterval):
+			if m.session.Status().Closing {
 				return false, claims.ErrClosed
 			}
 		case <-ctx.Done():
 			return false, nil
 		}
 	}
-	got, err := sh.members.TryClaim(ctx, uuid.NewString())
+	got, err := m.members.TryClaim(ctx, uuid.NewString())
 	for _, me := range got { // also beside an error
-		err := sh.members.Do(ctx, me, func(ctx context.Context) error {
-			sh.funcs.Go(sh.members.Wake) // which may hang
-			sh.enter(me)
-			defer sh.enter(claims.Claim{})
-			return sh.live(ctx, me)
+		err := m.members.Do(ctx, me, func(ctx context.Context) error {
+			m.funcs.Go(m.members.Wake) // which may hang
+			m.enter(me)
+			defer m.enter(claims.Claim{})
+			return m.live(ctx, me)
 		})
 		if errors.Is(err, tenure.ErrUnhealthy) { // now that the others no longer leave it any
-			sh.stopAll(err)
+			m.stopAll(err)
 		}
 		joined = true
 	}
@@ -227,59 +227,59 @@ func (sh *Shards) join(ctx context.Context) (joined bool, err error) {
 // staysAway reports whether this process must not take part yet: it is not fit to work, or a func
 // of a session that was lost has not returned, and another process is there. That one may work for
 // the shard meanwhile, and would give it up for this process, which cannot.
-func (sh *Shards) staysAway(ctx context.Context) (bool, error) {
-	if sh.unfit() != nil {
+func (m *Member) staysAway(ctx context.Context) (bool, error) {
+	if m.unfit() != nil {
 		return true, nil
 	}
-	former := sh.former()
+	former := m.former()
 	if len(former) == 0 {
 		return false, nil
 	}
-	listing, err := sh.session.List(ctx, sh.cfg.Kind+memberSuffix)
+	listing, err := m.session.List(ctx, m.cfg.Kind+memberSuffix)
 	return slices.ContainsFunc(listing.Claims, func(c claims.Claim) bool { return !former[c.Session] }), err
 }
 
 // enter notes as which member this process takes part.
-func (sh *Shards) enter(me claims.Claim) {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	sh.me = me
+func (m *Member) enter(me claims.Claim) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.me = me
 	if me.Session == "" {
-		sh.view = view{shards: len(sh.ids), rank: -1}
-	} else if errors.Is(sh.over, tenure.ErrUnhealthy) {
-		sh.over = nil
+		m.view = view{shards: len(m.ids), rank: -1}
+	} else if errors.Is(m.over, tenure.ErrUnhealthy) {
+		m.over = nil
 	}
 }
 
 // live looks who is there, stops and claims shards, and waits for a reason to look again, as
 // long as this process is a member.
-func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
-	members, keys := sh.members.Watch(), sh.keys.Watch() // before the first look, so that no hint is missed
+func (m *Member) live(ctx context.Context, me claims.Claim) error {
+	members, keys := m.members.Watch(), m.keys.Watch() // before the first look, so that no hint is missed
 	defer members.Stop()
 	defer keys.Stop()
 	var seen sightings
 	var spurious pace.Limiter
 	var retries logtext.Retries
 	for failures, woken := 0, false; ; {
-		did, next, err := sh.look(ctx, me, &seen)
+		did, next, err := m.look(ctx, me, &seen)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, tenure.ErrUnhealthy), errors.Is(err, errNoMember):
 			return err
 		case err != nil:
-			retries.Log(sh.cfg.Logger, slog.LevelWarn, "shards: trying again", err, "kind", sh.cfg.Kind)
-			next = pace.Retry(sh.paces.RenewInterval, longestRetryPause, failures)
+			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: trying again", err, "kind", m.cfg.Kind)
+			next = pace.Retry(m.paces.RenewInterval, longestRetryPause, failures)
 			failures++
 		default:
 			failures = 0
 			retries.Reset()
 			if !members.Live() || !keys.Live() {
-				next = min(next, pace.Jitter(sh.paces.PollInterval))
+				next = min(next, pace.Jitter(m.paces.PollInterval))
 			}
 		}
 		flood, freed := floodPace, keys.C()
-		if sh.wants() {
+		if m.wants() {
 			flood /= 10 // while shards move, they have no owner
 		} else {
 			freed = nil // it does not matter what others free
@@ -295,7 +295,7 @@ func (sh *Shards) live(ctx context.Context, me claims.Claim) error {
 			timer.Stop()
 			return nil
 		case <-timer.C:
-		case <-sh.kick:
+		case <-m.kick:
 		case <-members.C():
 			woken = true
 		case <-freed:
@@ -323,14 +323,14 @@ type sightings struct {
 
 // look lists members and shards, and does what the rule says. It returns whether it had
 // anything to do, and when to look again at the latest.
-func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
-	listing, err := sh.session.List(ctx, sh.cfg.Kind, sh.cfg.Kind+memberSuffix)
+func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
+	listing, err := m.session.List(ctx, m.cfg.Kind, m.cfg.Kind+memberSuffix)
 	if err != nil {
 		return false, 0, err
 	}
 	now := time.Now()
-	next = pace.Jitter(sh.paces.TTL)
-	members, owned := sh.sort(listing)
+	next = pace.Jitter(m.paces.TTL)
+	members, owned := m.sort(listing)
 	rank := slices.IndexFunc(members, func(c claims.Claim) bool { return c.Session == me.Session })
 	if rank < 0 {
 		return false, 0, errNoMember
@@ -338,10 +338,10 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 	var ages []time.Duration
 	var has []int
 	sessions := make([]string, 0, len(members))
-	for _, m := range members {
-		ages, has, sessions = append(ages, listing.Age(m)), append(has, owned.count[m.Session]), append(sessions, m.Session)
+	for _, c := range members {
+		ages, has, sessions = append(ages, listing.Age(c)), append(has, owned.count[c.Session]), append(sessions, c.Session)
 	}
-	n, in := counted(ages, sh.cfg.Settle)
+	n, in := counted(ages, m.cfg.Settle)
 	if n < len(members) {
 		in += time.Millisecond
 		if rank < n { // the others are ready by then, and have claimed what one has freed before the next frees more
@@ -349,17 +349,17 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		}
 		next = min(next, in)
 	}
-	v := sh.update(newView(len(sh.ids), has, n, rank))
-	if sick := sh.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
+	v := m.update(newView(len(m.ids), has, n, rank))
+	if sick := m.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
 		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
 	}
-	did = sh.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
+	did = m.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
-		defer func() { _ = sh.members.Forget(ctx) }() // else their rows are deleted a day later; their shards come first
+		defer func() { _ = m.members.Forget(ctx) }() // else their rows are deleted a day later; their shards come first
 	}
 	seen.members = sessions
 
-	seen.note(sh.ids, owned, me.Session, sh.running(), v.counts(), now)
+	seen.note(m.ids, owned, me.Session, m.running(), v.counts(), now)
 	// Each begins elsewhere in the list, so that those who look at the same moment do not claim
 	// the same shards.
 	begin := 0
@@ -369,19 +369,19 @@ func (sh *Shards) look(ctx context.Context, me claims.Claim, seen *sightings) (d
 		}
 		begin %= free
 	}
-	wanted, in := seen.wanted(sh.ids, v, begin, now, sh.cfg.Settle)
+	wanted, in := seen.wanted(m.ids, v, begin, now, m.cfg.Settle)
 	if in > 0 {
 		next = min(next, in+time.Millisecond)
 	}
 	if _, later := v.room(); later > 0 {
-		next = min(next, pace.Jitter(sh.paces.PollInterval)) // a hint may have been lost
+		next = min(next, pace.Jitter(m.paces.PollInterval)) // a hint may have been lost
 	}
 	if len(wanted) == 0 {
 		seen.tries = 0
 		return did, next, nil
 	}
-	got, err := sh.keys.TryClaim(ctx, wanted...)
-	sh.start(ctx, got)
+	got, err := m.keys.TryClaim(ctx, wanted...)
+	m.start(ctx, got)
 	if seen.tries++; len(got) == len(wanted) {
 		seen.tries = 0
 	} else { // others were faster, or have locked the rows
@@ -397,10 +397,10 @@ type owners struct {
 }
 
 // sort returns the members of a listing by their age, and who owns what.
-func (sh *Shards) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
+func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
 	owned = owners{of: make(map[string]string, len(listing.Claims)), count: make(map[string]int)}
 	for _, c := range listing.Claims {
-		if c.Key.Type == sh.cfg.Kind {
+		if c.Key.Type == m.cfg.Kind {
 			owned.of[c.Key.ID] = c.Session
 			owned.count[c.Session]++
 		} else {
@@ -461,55 +461,55 @@ func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settl
 // Owner returns who works for a shard: the holder of its session, with the labels, so that a
 // request can be sent there. It returns [tenure.ErrNotFound] if nobody does at this moment. A
 // process that has crashed is returned until its session has expired and was removed.
-func (sh *Shards) Owner(ctx context.Context, id string) (tenure.Holding, error) {
-	if _, found := slices.BinarySearch(sh.sorted, id); !found {
-		return tenure.Holding{}, fmt.Errorf("tenure: owner of shard %q of %s: %w: there is no such shard", id, sh.cfg.Kind, tenure.ErrInvalid)
+func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
+	if _, found := slices.BinarySearch(m.sorted, id); !found {
+		return tenure.Holding{}, fmt.Errorf("shards: owner of %q of %s: %w: there is no such shard", id, m.cfg.Kind, tenure.ErrInvalid)
 	}
-	return sh.keys.Owner(ctx, id)
+	return m.keys.Owner(ctx, id)
 }
 
 // unfit returns why this process is not fit to work.
-func (sh *Shards) unfit() error {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	return sh.sick
+func (m *Member) unfit() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sick
 }
 
 // check calls Check until ctx is done.
-func (sh *Shards) check(ctx context.Context) {
-	check := health.Check{Timeout: sh.paces.RenewInterval / 2}
+func (m *Member) check(ctx context.Context) {
+	check := health.Check{Timeout: m.paces.RenewInterval / 2}
 	for ctx.Err() == nil {
-		answered, err := check.Ask(ctx, func(ctx context.Context) error { return logtext.Sound(sh.cfg.Check(ctx)) })
+		answered, err := check.Ask(ctx, func(ctx context.Context) error { return logtext.Sound(m.cfg.Check(ctx)) })
 		if !answered {
 			err = errors.New("Check has not returned in time")
 		}
 		if ctx.Err() == nil {
-			sh.checked(err)
+			m.checked(err)
 		}
-		pace.Sleep(ctx, sh.paces.RenewInterval)
+		pace.Sleep(ctx, m.paces.RenewInterval)
 	}
 }
 
-func (sh *Shards) checked(err error) {
-	sh.mu.Lock()
-	was := sh.sick
-	sh.sick = err
-	sh.mu.Unlock()
+func (m *Member) checked(err error) {
+	m.mu.Lock()
+	was := m.sick
+	m.sick = err
+	m.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
-		sh.cfg.Logger.Warn("shards: Check fails", "kind", sh.cfg.Kind, "error", err)
+		m.cfg.Logger.Warn("shards: Check fails", "kind", m.cfg.Kind, "error", err)
 	case err == nil && was != nil:
-		sh.cfg.Logger.Info("shards: Check succeeds", "kind", sh.cfg.Kind)
+		m.cfg.Logger.Info("shards: Check succeeds", "kind", m.cfg.Kind)
 	}
 	if (err == nil) != (was == nil) {
-		sh.wake()
+		m.wake()
 	}
 }
 
 // wake makes Run's goroutine look again.
-func (sh *Shards) wake() {
+func (m *Member) wake() {
 	select {
-	case sh.kick <- struct{}{}:
+	case m.kick <- struct{}{}:
 	default:
 	}
 }
