@@ -19,7 +19,7 @@ const ttl = 1500 * time.Millisecond
 
 // run runs all phases one after the other and prints a report. It returns an error if a
 // promise was broken or the run itself failed.
-func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64, only *regexp.Regexp) (err error) {
+func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64, only *regexp.Regexp, other string) (err error) {
 	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", seed, duration, ttl)
 	dir, err := os.MkdirTemp("", "tenure-chaos-")
 	if err != nil {
@@ -64,6 +64,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			expiry: kind.expiry,
 			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
 			only:   only,
+			other:  other,
 			log:    func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
 		}
 		r, err := runPhase(ctx, p, kind.open, duration*time.Duration(kind.share)/100)

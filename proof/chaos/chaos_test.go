@@ -17,7 +17,7 @@ func TestNoPromiseIsBrokenDuringAMinuteOfFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	if err := run(t.Context(), t.Output(), time.Minute, uint64(time.Now().UnixNano()), regexp.MustCompile("")); err != nil {
+	if err := run(t.Context(), t.Output(), time.Minute, uint64(time.Now().UnixNano()), regexp.MustCompile(""), ""); err != nil {
 		t.Error(err)
 	}
 }

@@ -83,6 +83,7 @@ func main() {
 	duration := flag.Duration("duration", 10*time.Minute, "how long to run")
 	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
 	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
+	other := flag.String("other", "", "the `program` of every second replica: this command, built from another version of the library")
 	flag.Parse()
 	match, err := regexp.Compile(*only)
 	if err != nil {
@@ -91,7 +92,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, *duration, *seed, match); err != nil {
+	if err := run(ctx, os.Stdout, *duration, *seed, match, *other); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -28,6 +28,7 @@ type phase struct {
 	expiry tenure.ExpiryPolicy
 	rand   *rand.Rand
 	only   *regexp.Regexp // matches the faults to inject
+	other  string         // the program of every second replica; empty: this one
 	log    func(format string, args ...any)
 
 	processes []*process
@@ -96,6 +97,9 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 			return err
 		}
 		process := &process{cfg: cfg, proxy: proxy, record: p.record, dir: p.dir}
+		if i%2 == 1 {
+			process.other = p.other
+		}
 		p.processes = append(p.processes, process)
 		if err := process.start(); err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 type process struct {
 	rig.Process
 	cfg    replicaConfig
+	other  string     // the program of another version that the replica runs; empty: this program
 	proxy  *rig.Proxy // nil if there is no network in between
 	record *record
 	dir    string
@@ -29,11 +30,14 @@ type process struct {
 
 func (p *process) name() string { return p.cfg.Name }
 
-// start runs this program again as the replica.
+// start runs this program, or that of another version, as the replica.
 func (p *process) start() error {
-	program, err := os.Executable()
-	if err != nil {
-		return err
+	program := p.other
+	if program == "" {
+		var err error
+		if program, err = os.Executable(); err != nil {
+			return err
+		}
 	}
 	cfg, err := json.Marshal(p.cfg)
 	if err != nil {
