@@ -437,7 +437,10 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 	require.ErrorIs(t, <-locked[9], tenure.ErrLost)
 	for i, result := range locked[:8] {
 		err := <-result
-		require.ErrorContains(t, err, "locked")
+		if !errors.Is(err, context.DeadlineExceeded) { // of the last try, on a busy machine
+			require.ErrorContains(t, err, "locked")
+		}
+		require.Error(t, err)
 		require.NotErrorIs(t, err, tenure.ErrLost)
 		require.True(t, a.rows.Holds(got[i]))
 	}

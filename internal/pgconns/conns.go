@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -286,6 +287,14 @@ func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.T
 	case unanswered(err, time.Since(began)):
 		c.leases.replace(ctx, pool) // does nothing for another pool
 		c.claims.replace(ctx, pool)
+	}
+}
+
+// LeaveReadOnly replaces the connections of the store's own pool for the application if one of the errors
+// of a transaction in it says that its server is read-only, as NoteResult does.
+func (c *Conns) LeaveReadOnly(errs ...error) {
+	if c.owned && slices.ContainsFunc(errs, IsReadOnly) {
+		c.Pool.Reset()
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // ReadOnlyRemedy explains why a write was rejected as read-only.
-const ReadOnlyRemedy = "the server is read-only, such as a standby; if the connection string of the pool names several hosts, add target_session_attrs=read-write to it"
+const ReadOnlyRemedy = "the server is read-only, such as a standby, or default_transaction_read_only is on for the role or the database; if the connection string of the pool names several hosts, add target_session_attrs=read-write to it"
 
 // choosesServer reports whether a connection string says which of several servers to use.
 func choosesServer(url string) bool {

@@ -76,6 +76,15 @@ func MayBeOfOneRow(err error) bool {
 // transaction back.
 func IsCanceled(err error) bool { return SQLState(err) == stateCanceled }
 
+// IsEndedEarly reports whether the server ended a statement, or its wait for a lock, for example at a time
+// limit of the role.
+func IsEndedEarly(err error) bool {
+	return IsCanceled(err) || SQLState(err) == StateLockNotAvailable
+}
+
+// EarlyRemedy explains why the server ends statements early again and again.
+const EarlyRemedy = "if it is the statement_timeout or lock_timeout of the role or the database, set a longer one in the URL; otherwise see pg_locks for who keeps a lock"
+
 // IsReadOnly reports whether a write was rejected because the server or the session is
 // read-only.
 func IsReadOnly(err error) bool { return SQLState(err) == stateReadOnly }

@@ -2,7 +2,6 @@ package pgobjects
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,15 +34,12 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(tx pgx
 	if found.idleTimeout > 0 {
 		idle = min(idle, found.idleTimeout)
 	}
-	began := time.Now()
 	conn, err := t.conns.Pool.Acquire(ctx)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
 	fnErr, err = fencedTx(ctx, conn, checkFence(found, fence), fence, idle, fn)
-	if failed := cmp.Or(err, fnErr); pgconns.IsReadOnly(failed) {
-		t.conns.NoteResult(ctx, t.conns.Pool, began, failed)
-	}
+	t.conns.LeaveReadOnly(err, fnErr)
 	switch state := pgconns.SQLState(err); {
 	case state == pgconns.StateLockNotAvailable && fence.Claim == nil:
 		limited, cancel := objects.Limited(ctx)

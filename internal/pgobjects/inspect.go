@@ -126,11 +126,14 @@ func mustBe(kind objects.ColumnKind, declared string) string {
 	case objects.Bytes:
 		types = []string{"bytea"}
 	}
-	if slices.Contains(types, declared) {
+	if slices.Contains(types, unquoted(declared)) {
 		return ""
 	}
 	return strings.Join(types, " or ")
 }
+
+// unquoted returns the name of a type as it is without quote_all_identifiers.
+func unquoted(declared string) string { return strings.Trim(declared, `"`) }
 
 // queryRow sends a query that returns one row.
 type queryRow func(ctx context.Context, sql string, args []any, dest ...any) error

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 // Rows is a table of the user with claims on its rows. It sends statements as [Claims] does. All methods are
@@ -239,17 +240,39 @@ func (r *Rows) send(ctx context.Context, limit, lock time.Duration, s *rowSetup,
 	}, text, args...)
 }
 
-func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text string, args ...any) ([]T, error) {
+func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text string, args ...any) (found []T, err error) {
+	ctx, cancel := claimCall(ctx, limit)
+	defer cancel()
+	for ; s != nil; s = r.changed(ctx, s, limit, err) {
+		found, err = queryRowsAs(ctx, r, limit, lock, s, scan, text, args)
+	}
+	return found, r.claims.explain(err)
+}
+
+// queryRowsAs sends a statement for the table as it was found.
+func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text string, args []any) ([]T, error) {
 	done, err := r.claims.other(ctx, limit)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	ctx, cancel := claimCall(ctx, limit)
-	defer cancel()
-	found, err := send(ctx, r.claims, lock, func() error { return nil }, scan, s.texts.In(text), args)
-	if outdated(err) { // the table may have changed since it was checked
+	return send(ctx, r.claims, lock, func() error { return nil }, scan, s.texts.In(text), args)
+}
+
+// changed returns the table as it is now if a statement was rejected because it is not any more what it was
+// when it was checked: the statement, which has changed nothing, can be sent again. A column for the ID that
+// has become wider rejects nothing itself, but statements convert IDs to the type that it had.
+func (r *Rows) changed(ctx context.Context, s *rowSetup, limit time.Duration, err error) *rowSetup {
+	if outdated(err) {
 		r.found.CompareAndSwap(s, nil)
+	} else if pgconns.SQLState(err) != stateOutOfRange {
+		return nil
 	}
-	return found, r.claims.explain(err)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	now, lookErr := r.check(ctx, s.own)
+	if lookErr != nil || now.rowFacts == s.rowFacts {
+		return nil
+	}
+	return now
 }

@@ -119,6 +119,9 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
+	for column, declared := range found.types {
+		found.types[column] = unquoted(declared)
+	}
 	before := r.found.Load()
 	if err := objects.RefusedRows(quoted(cfg.Schema, cfg.Table), found.wrong(cfg)); err != nil {
 		r.found.CompareAndSwap(before, nil)

@@ -41,6 +41,9 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 		ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 		defer cancel()
 		lost, _, err = r.end(ctx, how, claims, limit, nil)
+		if how.Unlocked && pgconns.SQLState(err) == pgconns.StateLockNotAvailable { // what a trigger or a foreign key needs
+			return claims, nil
+		}
 		return lost, err
 	}
 	s, err := r.ready(ctx, limit)
@@ -63,17 +66,27 @@ func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, idle time.Dur
 }
 
 func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
-	t := r.claims.table
 	s, err := r.ready(ctx, idle)
 	if err != nil {
 		return nil, nil, err
 	}
+	for sent := false; s != nil; s = r.changed(ctx, s, idle, err) {
+		lost, fnErr, sent, err = r.endAs(ctx, s, how, claims, idle, fn)
+		if sent || fnErr != nil { // fn was called
+			break
+		}
+	}
+	return lost, fnErr, r.claims.table.setups.explain(invalidID(err))
+}
+
+// endAs ends claims in the table as it was found. It also reports whether COMMIT was sent.
+func (r *Rows) endAs(ctx context.Context, s *rowSetup, how objects.Ending, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr error, sent bool, err error) {
+	t := r.claims.table
 	idle = max(min(idle, math.MaxInt32*time.Millisecond), time.Millisecond)
 	if s.own.idleTimeout > 0 {
 		idle = min(idle, s.own.idleTimeout)
 	}
 	var id txID
-	var sent bool
 	guard, args := ending(how, claims)
 	begin := func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, s.texts.In(guard)+selectTxID, append([]any{replanned(tx.Conn())}, args...)...)
@@ -105,6 +118,7 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 	}
 	if fn != nil {
 		err = send(t.conns.Pool, false)
+		t.conns.LeaveReadOnly(err, fnErr)
 	} else if done, noTurn := r.claims.other(ctx, idle); noTurn != nil {
 		err = noTurn
 	} else { // the caller may have all of the application's connections
@@ -114,7 +128,7 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 	if sent && err != nil && pgconns.SQLState(err) == "" {
 		err = r.outcome(ctx, id, err)
 	}
-	return lost, fnErr, t.setups.explain(invalidID(err))
+	return lost, fnErr, sent, err
 }
 
 // txID names a transaction. Its xid alone does not: after a crash, or on a standby that was

@@ -177,7 +177,6 @@ func (s *setups) createIfAllowed(ctx context.Context, found *setup, ddl string) 
 
 // createTable creates tables where they were looked for.
 func (s *setups) createTable(ctx context.Context, found *setup, ddl string) error {
-	began := time.Now()
 	err := pgx.BeginFunc(ctx, s.conns.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
 			return err
@@ -198,9 +197,7 @@ func (s *setups) createTable(ctx context.Context, found *setup, ddl string) erro
 		_, err := tx.Exec(ctx, found.placed.in(ddl))
 		return err
 	})
-	if pgconns.IsReadOnly(err) { // the primary may be another server by now
-		s.conns.NoteResult(ctx, s.conns.Pool, began, err)
-	}
+	s.conns.LeaveReadOnly(err)
 	return err
 }
 
@@ -332,17 +329,27 @@ func (s *setups) write(ctx context.Context, write func(found *setup) error) erro
 	return nil
 }
 
-// whenUp calls fn, repeatedly while the database can't be reached.
+// whenUp calls fn, repeatedly while the database can't be reached, and some times if the server ends statements
+// early: the role may have a short lock_timeout, and another replica may be creating the tables.
 func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 	var last error // error of the last attempt that ctx did not cut off, which explains what is wrong
+	const most = 6
+	early := 0 // tries that the server has ended early
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := s.explain(fn())
+		again := pgconns.IsDown(err)
+		if pgconns.IsEndedEarly(err) {
+			if early++; early == most {
+				return fmt.Errorf("%w (%s)", err, pgconns.EarlyRemedy)
+			}
+			again = true
+		}
 		switch {
 		case err == nil:
 			return nil
 		case last != nil && ctx.Err() != nil:
 			return fmt.Errorf("%w (%w)", last, context.Cause(ctx))
-		case errors.Is(err, objects.ErrSetup) || !pgconns.IsDown(err):
+		case errors.Is(err, objects.ErrSetup) || !again:
 			return err
 		case last == nil:
 			s.logger.Warn("waiting for the database", "error", logtext.OneLine(err))

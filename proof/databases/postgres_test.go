@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -453,7 +454,16 @@ func TestAServerThatHasBecomeReadOnlyIsLeft(t *testing.T) {
 	if err := migrated.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	makeTasks(t, kit.PostgresPool(t, url), 1)
+	kit.MustAcquire(t, kit.NewLease(t, migrated, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
+	task, err := kit.Must(claims.NewQueue(migrated, tasks)).TryTakeFor(t.Context(), "s", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, write := range map[string]func(*tenure.PostgresStore) error{
+		"a finish": func(store *tenure.PostgresStore) error {
+			return kit.Must(claims.NewQueue(store, tasks)).FinishPostgres(t.Context(), task, func(pgx.Tx) error { return nil })
+		},
 		"a lease": func(store *tenure.PostgresStore) error {
 			_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 			return err
