@@ -276,7 +276,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 	var obj tenure.Object
 	if msg != nil {
 		st, obj = decode(key, msg.Sequence, msg.Data, msg.Time)
-		st.id = cmp.Or(msg.Header.Get(headerID), msg.Header.Get(headerBatch))
+		st.id = cmp.Or(msg.Header.Get(jetstream.MsgIDHeader), msg.Header.Get(headerBatch))
 	}
 	if err == nil {
 		s.saw(key, st, true)

@@ -80,14 +80,9 @@ func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 }
 
 func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true})
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(10*time.Second))
-	store := open(t, s.ClientURL())
+	store := open(t, startWith(t, &server.Options{JetStream: true}).ClientURL())
 	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
-	_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
+	_, err := store.PutIf(t.Context(), obj, tenure.IfAbsent())
 	require.NoError(t, err)
 	obj.Payload = make([]byte, tenure.MaxPayload)
 	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
@@ -226,8 +221,8 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 }
 
 func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *testing.T) {
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true,
+	s := startWith(t, &server.Options{
+		JetStream: true,
 		Users: []*server.User{
 			{Username: "admin", Password: "secret"},
 			{Username: "app", Password: "secret", Permissions: &server.Permissions{
@@ -239,11 +234,7 @@ func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *t
 			}},
 		},
 	})
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(10*time.Second))
-	_, err = nats.Connect(s.ClientURL())
+	_, err := nats.Connect(s.ClientURL())
 	require.Error(t, err)
 	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), natstenure.Config{})
 
