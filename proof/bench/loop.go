@@ -25,8 +25,8 @@ func inTurns[T any](ctx context.Context, rounds int, all []T, do func(round int,
 	return nil
 }
 
-// repeat lets workers do something again and again, until that time has passed or one of them fails.
-// It returns how often they have done it, and how long that took.
+// repeat lets workers repeat an operation until the time has passed or one of them fails. It
+// returns the number of operations and how long they took.
 func repeat(ctx context.Context, workers int, length time.Duration, do func(ctx context.Context, worker int) error) (n int, took time.Duration, err error) {
 	var done atomic.Int64
 	began := time.Now()

@@ -40,10 +40,7 @@ type ownership struct {
 var ownerships = []ownership{claimsOwnership, etcdOwnership}
 
 func measureClaims(ctx context.Context, b *bench) error {
-	n, watch := 1_000_000, 2*time.Minute
-	if b.quick {
-		n, watch = 10_000, 5*time.Second
-	}
+	n, watch := choose(b, 1_000_000, 10_000), choose(b, 2*time.Minute, 5*time.Second)
 	s, err := b.servers(ctx, []peer{tenurePeer})
 	if err != nil {
 		return err

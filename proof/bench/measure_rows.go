@@ -47,10 +47,8 @@ func load() string {
 
 // rowsThroughput lets the queues work in turns.
 func rowsThroughput(ctx context.Context, b *bench) error {
-	rounds, sizes := b.samples(8), [manners]int{batched: 20_000, singly: 4000, singlyTx: 2000}
-	if b.quick {
-		sizes = [manners]int{batched: 2000, singly: 200, singlyTx: 200}
-	}
+	rounds := b.samples(8)
+	sizes := choose(b, [manners]int{batched: 20_000, singly: 4000, singlyTx: 2000}, [manners]int{batched: 2000, singly: 200, singlyTx: 200})
 	url, err := b.postgres.database(ctx)
 	if err != nil {
 		return err
@@ -144,10 +142,7 @@ func onceEach(ctx context.Context, url, table string, n int) error {
 
 // rowsAtRest counts the statements of a process that has rows in flight, and of one that has none.
 func rowsAtRest(ctx context.Context, b *bench) error {
-	n, watch := 10_000, 30*time.Second
-	if b.quick {
-		n, watch = 1000, 3*time.Second
-	}
+	n, watch := choose(b, 10_000, 1000), choose(b, 30*time.Second, 3*time.Second)
 	url, err := b.postgres.database(ctx)
 	if err != nil {
 		return err

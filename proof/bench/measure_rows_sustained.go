@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 )
 
 var sustainedMeasure = measure{
@@ -23,14 +24,8 @@ var sustainedMeasure = measure{
 // pause. All the time, and also when that greatest rate is measured, as many rows are added as are
 // finished, and as many old ones deleted.
 func measureSustained(ctx context.Context, b *bench) error {
-	size, length, portion := 1_000_000, b.duration, time.Minute
-	burst := 40_000
-	if b.quick {
-		size, burst = 20_000, 2000
-	}
-	if length < 4*portion {
-		portion = length / 4
-	}
+	size, burst := choose(b, 1_000_000, 20_000), choose(b, 40_000, 2000)
+	length, portion := b.duration, min(time.Minute, b.duration/4)
 	const measure = "rows-sustained"
 	url, err := b.postgres.database(ctx)
 	if err != nil {
@@ -154,41 +149,36 @@ func (s *sustained) replace(ctx context.Context, n int) error {
 
 // paced works at a rate, and returns the one that it reached, and how long each batch took.
 func (s *sustained) paced(ctx context.Context, rate float64, length time.Duration) (reached float64, took []time.Duration, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	workers, working := errgroup.WithContext(ctx)
 	var (
 		turn     atomic.Int64
 		finished atomic.Int64
 		mu       sync.Mutex // guards took
-		wg       sync.WaitGroup
 	)
 	began := time.Now()
 	due := func() (time.Time, bool) {
 		at := time.Duration(float64(turn.Add(1)*batchSize) / rate * float64(time.Second))
 		return began.Add(at), at < length
 	}
-	errs := make([]error, queueWorkers+1)
-	taking, stop := context.WithTimeout(ctx, length) // if the table ran dry, nobody would fill it after that
+	taking, stop := context.WithTimeout(working, length) // if the table ran dry, nobody would fill it after that
 	defer stop()
-	for w := range queueWorkers {
-		wg.Go(func() {
+	for range queueWorkers {
+		workers.Go(func() error {
 			for {
 				at, in := due()
 				if !in || pause(taking, time.Until(at)) != nil {
-					return
+					return nil
 				}
 				from := time.Now()
 				got, err := s.q.worker.Take(taking, batchSize)
 				if taking.Err() != nil && len(got) == 0 {
-					return
+					return nil
 				}
 				if err == nil {
-					err = s.q.queue.Finish(ctx, got...)
+					err = s.q.queue.Finish(working, got...)
 				}
 				if err != nil {
-					errs[w] = err
-					cancel()
-					return
+					return err
 				}
 				finished.Add(int64(len(got)))
 				mu.Lock()
@@ -198,7 +188,7 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 		})
 	}
 	over := make(chan struct{})
-	wg.Go(func() {
+	workers.Go(func() error {
 		for replaced := 0; ; {
 			last := false
 			select {
@@ -207,23 +197,17 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 			case <-time.After(200 * time.Millisecond):
 			}
 			n := int(finished.Load()) - replaced
-			if err := s.replace(ctx, n); err != nil {
-				errs[queueWorkers] = err
-				cancel()
-				return
+			if err := s.replace(working, n); last || err != nil {
+				return err
 			}
 			replaced += n
-			if last {
-				return
-			}
 		}
 	})
-	if err := pause(ctx, length); err == nil {
+	if err := pause(working, length); err == nil {
 		reached = float64(finished.Load()) / time.Since(began).Seconds()
 	}
 	close(over)
-	wg.Wait()
-	return reached, took, errors.Join(append(errs, s.refill(ctx))...)
+	return reached, took, errors.Join(workers.Wait(), s.refill(ctx))
 }
 
 // tell reports dead tuples and sizes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -35,20 +36,24 @@ var (
 		about: "an election by hand in a key-value bucket of NATS: create a key, watch it, delete it",
 		on:    onNATS,
 		open: func(ctx context.Context, o options) (*replica, error) {
-			js, closeConn, err := openNATS(o.url)
+			conn, err := nats.Connect(o.url)
 			if err != nil {
 				return nil, err
 			}
-			bucket, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "hand", Storage: jetstream.FileStorage})
+			var bucket jetstream.KeyValue
+			js, err := jetstream.New(conn)
+			if err == nil {
+				bucket, err = js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "hand", Storage: jetstream.FileStorage})
+			}
 			if err != nil {
-				closeConn()
+				conn.Close()
 				return nil, err
 			}
 			return &replica{
 				contender: func(lease string) (contender, error) {
 					return &handContender{key: &natsKey{bucket: bucket, name: lease}}, nil
 				},
-				close: closeConn,
+				close: conn.Close,
 			}, nil
 		},
 	}

@@ -110,12 +110,7 @@ func (c *clientGoContender) campaign(ctx context.Context, job func(context.Conte
 func (c *clientGoContender) resign(ctx context.Context) error {
 	c.job.stop()
 	c.stop()
-	select {
-	case <-c.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return await(ctx, c.over)
 }
 
 // renewed returns when the last renewal that succeeded was sent.

@@ -112,12 +112,7 @@ func (c *pglockContender) campaign(ctx context.Context, job func(context.Context
 // resign ends the job: Do releases the lock when its func returns.
 func (c *pglockContender) resign(ctx context.Context) error {
 	c.job.stop()
-	select {
-	case <-c.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return await(ctx, c.over)
 }
 
 func (c *pglockContender) acquire(ctx context.Context) (err error) {
