@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,9 +39,9 @@ func TestAReleaseWakesTheStandby(t *testing.T) {
 
 func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 	for name, test := range map[string]struct {
-		end    func(*server)
+		signal os.Signal
 		rounds int
-	}{"killed": {(*server).kill, 3}, "stopped": {(*server).stop, 1}} { // to stop takes etcd some seconds
+	}{"killed": {syscall.SIGKILL, 3}, "stopped": {syscall.SIGTERM, 1}} { // to stop takes etcd some seconds
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startDurable(t)
@@ -52,7 +53,8 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 			for range test.rounds {
 				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
 				require.NoError(t, err)
-				test.end(s)
+				require.NoError(t, s.Signal(test.signal))
+				_ = s.Wait() // its exit status does not matter
 				s.begin(t)
 				var is tenure.Object
 				kit.Await(t, "the server answers", func() bool {
@@ -310,7 +312,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
 	store := open(t, s.client)
 	before := acquire(store)
 	s.kill()
-	require.NoError(t, os.RemoveAll(s.dir))
+	require.NoError(t, os.RemoveAll(s.Data))
 	s.begin(t)
 	s.awaitHealth(t)
 	_, err := store.Get(t.Context(), before.Key())

@@ -424,7 +424,7 @@ func TestAClientThatCannotLogInIsToldWhyThereIsNoConnection(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	_, err := etcdtenure.Open(ctx, strings.Replace(freeURL(), "http", "etcd", 1), clientv3.Config{Logger: zap.NewNop(), Username: "app", Password: "secret"}, etcdtenure.Config{})
+	_, err := etcdtenure.Open(ctx, "etcd://127.0.0.1:1", clientv3.Config{Logger: zap.NewNop(), Username: "app", Password: "secret"}, etcdtenure.Config{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "connection refused")
 	require.NotContains(t, err.Error(), "secret")
@@ -579,10 +579,10 @@ func certificates(t *testing.T) (cert, key string, client *tls.Config) {
 func TestAServerWithTLSAsksForTheClientsCertificate(t *testing.T) {
 	t.Parallel()
 	cert, key, config := certificates(t)
-	s := newServer("test", quickDir(t), "--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)
-	s.client = strings.Replace(s.client, "http://", "https://", 1)
+	s := newServer(t, "--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)
+	s.URL.Scheme = "https"
 	s.begin(t)
-	url := "etcds://" + strings.TrimPrefix(s.client, "https://")
+	url := "etcds://" + s.URL.Host
 	migrate := func(url string, config *tls.Config) error {
 		store, err := etcdtenure.Open(t.Context(), url, clientv3.Config{TLS: config, Logger: zap.NewNop()}, etcdtenure.Config{Logger: kit.Quiet})
 		require.NoError(t, err)
