@@ -86,7 +86,7 @@ func (m meta) encode(payload []byte) []byte {
 	return append(append(line, '\n'), payload...)
 }
 
-// state is what the stream has for a key. The zero state is that there was never an object.
+// state is the stream's state of a key. In the zero state there has never been an object.
 type state struct {
 	sequence uint64
 	id       string // of the write, if it has been read
@@ -121,7 +121,7 @@ func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (stat
 	return st, obj
 }
 
-// claim is who has a name.
+// claim names the object that has a name.
 type claim struct {
 	sequence uint64
 	ID       string `json:"id"`

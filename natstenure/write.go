@@ -55,10 +55,10 @@ const (
 // publish stores all messages, or none, and returns the sequence of the last one. It sends
 // them as one write of that ID.
 //
-// A server that led the stream until it was cut off may still answer to those that the new
-// leader answers to, when it is back. What it refuses, the new leader may have stored. It gives
-// itself away by a sequence that is older than the expected one, and the server that stored a
-// single message recognises it by its ID.
+// A former leader of the stream that was cut off and is back may still answer requests that the new
+// leader answers, too. It may refuse a message that the new leader has stored. Its answer then has
+// an older sequence than expected, so publish sends the message again, and the server that has
+// stored a single message recognises it by its ID.
 func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
 	for _, m := range messages {
 		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {

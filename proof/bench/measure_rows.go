@@ -125,7 +125,7 @@ func rowsThroughput(ctx context.Context, b *bench) error {
 	return onceEach(ctx, url, "effects", finished[figure{claimsQueueing.name, singlyTx}]*(rounds*10+1)/(rounds*10)*len(queueings))
 }
 
-// onceEach returns an error unless a table of effects has exactly n, of each worker and ID one.
+// onceEach returns an error unless a table has exactly n effects, each of another worker or ID.
 func onceEach(ctx context.Context, url, table string, n int) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -140,7 +140,7 @@ func onceEach(ctx context.Context, url, table string, n int) error {
 	return err
 }
 
-// rowsAtRest counts the statements of a process that has rows in flight, and of one that has none.
+// rowsAtRest counts the statements of a process with rows in flight, and of a process without any.
 func rowsAtRest(ctx context.Context, b *bench) error {
 	n, watch := choose(b, 10_000, 1000), choose(b, 30*time.Second, 3*time.Second)
 	url, err := b.postgres.database(ctx)

@@ -39,7 +39,7 @@ func rowsKilled(ctx context.Context, b *bench, atWork bool) error {
 		return err
 	}
 	defer victim.close()
-	defer proxy.Close() // or else it would release what it has
+	defer proxy.Close() // otherwise it would release its rows
 	var heirs [2]*claimsQueue
 	for i := range heirs {
 		if heirs[i], err = openClaimsQueue(ctx, url, fastTTL); err != nil {
@@ -254,7 +254,7 @@ func oneRescue(ctx context.Context, b *bench, n int, rescues func(*river.Config)
 		return 0, 0, err
 	}
 
-	// The heir is elected first, so that nobody need wait for an election too.
+	// The heir is elected first, so that no job waits for an election too.
 	if err := heir.Start(ctx); err != nil {
 		return 0, 0, err
 	}

@@ -92,12 +92,12 @@ func sizes(records []record, name string) (text string) {
 
 type sustained struct {
 	q       *claimsQueue
-	ready   int   // rows that are ready, when nobody works
-	deleted int64 // the last row that was
+	ready   int   // the number of ready rows while no worker works
+	deleted int64 // the ID of the last row that was deleted
 }
 
-// atMost reports how many rows the workers finish per second without a pause: of those that are
-// there, and, what it returns, while others are added and deleted.
+// atMost reports how many rows the workers finish per second without a pause, first of a full table
+// and then while other rows are added and deleted. It returns the second rate.
 func (s *sustained) atMost(ctx context.Context, b *bench, measure, when string, n int, length time.Duration) (rate float64, err error) {
 	alone, err := s.burst(ctx, n)
 	if err != nil {
@@ -141,13 +141,13 @@ func (s *sustained) replace(ctx context.Context, n int) error {
 	if err := s.q.fill(ctx, n); err != nil {
 		return err
 	}
-	// From where the last one ended, so that it does not walk over what it has deleted.
+	// It begins after the last deleted row, so that it does not scan deleted rows again.
 	return s.q.pool.QueryRow(ctx, `
 		WITH gone AS (DELETE FROM tasks WHERE id = ANY(ARRAY(SELECT id FROM tasks WHERE status = 'done' AND id > $1 ORDER BY id LIMIT $2)) RETURNING id)
 		SELECT coalesce(max(id), $1) FROM gone`, s.deleted, n).Scan(&s.deleted)
 }
 
-// paced works at a rate, and returns the one that it reached, and how long each batch took.
+// paced works at a given rate. It returns the rate that it reached and the duration of each batch.
 func (s *sustained) paced(ctx context.Context, rate float64, length time.Duration) (reached float64, took []time.Duration, err error) {
 	workers, working := errgroup.WithContext(ctx)
 	var (
@@ -160,7 +160,7 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 		at := time.Duration(float64(turn.Add(1)*batchSize) / rate * float64(time.Second))
 		return began.Add(at), at < length
 	}
-	taking, stop := context.WithTimeout(working, length) // if the table ran dry, nobody would fill it after that
+	taking, stop := context.WithTimeout(working, length) // nothing fills the table after that
 	defer stop()
 	for range queueWorkers {
 		workers.Go(func() error {

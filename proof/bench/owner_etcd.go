@@ -57,8 +57,8 @@ const (
 	etcdWriters = 16
 )
 
-// claim puts all keys in batches. It puts the keys of a batch that another owner has a part of when
-// they are deleted.
+// claim puts all keys in batches. If another owner has a key of a batch, claim puts the keys of the
+// batch again when they are deleted.
 func (o *etcdOwner) claim(ctx context.Context, ids []string) error {
 	now, err := o.client.Get(ctx, "claims/", clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithCountOnly())
 	if err != nil {
@@ -113,7 +113,7 @@ func (o *etcdOwner) claim(ctx context.Context, ids []string) error {
 	return writers.Wait()
 }
 
-// put puts keys that nobody has. It reports false if somebody has one of them.
+// put puts free keys. It reports false, and puts none, if one of them has an owner.
 func (o *etcdOwner) put(ctx context.Context, ids []string) (bool, error) {
 	var free []clientv3.Cmp
 	var puts []clientv3.Op
@@ -139,8 +139,8 @@ func (o *etcdOwner) release(ctx context.Context) error {
 
 func (o *etcdOwner) close() { o.client.Close() }
 
-// etcdRevocations measures how fast leases with a key each are revoked when all of them expire:
-// that is what it takes where each key has a lease of its own.
+// etcdRevocations measures how fast etcd revokes leases that expire together, each with one key. A
+// program that gives each key its own lease waits for that.
 func etcdRevocations(ctx context.Context, b *bench, url string) error {
 	n := choose(b, 5000, 500)
 	client, err := etcdClient(url)

@@ -26,7 +26,7 @@ type peer struct {
 	expires bool
 
 	// renews is the time between renewals at fast timing. versionSQL reads a value that
-	// each renewal changes, by the lease's name; it is empty if there is none.
+	// each renewal changes, by the lease's name. It is empty for a peer without such a value.
 	renews     time.Duration
 	versionSQL string
 

@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// What somebody would write by hand on the clients of etcd and NATS: create a key, wait until
+// A hand-written election on the clients of etcd and NATS: create a key, wait until
 // it is deleted, delete it. Nothing expires.
 var (
 	etcdHandPeer = peer{
@@ -62,7 +62,7 @@ var (
 // key is a key that at most one replica has created.
 type key interface {
 	create(ctx context.Context) (ok bool, err error)
-	// awaitDeleted returns when somebody has deleted the key, or if it is not there.
+	// awaitDeleted returns when the key is deleted, or at once if it does not exist.
 	awaitDeleted(ctx context.Context) error
 	delete(ctx context.Context) error
 }
@@ -136,8 +136,8 @@ func (k *etcdKey) delete(ctx context.Context) error {
 type natsKey struct {
 	bucket   jetstream.KeyValue
 	name     string
-	revision uint64 // that this replica has created
-	deleted  uint64 // at which somebody has deleted the key
+	revision uint64 // of the key that this replica has created
+	deleted  uint64 // the revision at which the key was deleted
 }
 
 func (k *natsKey) create(ctx context.Context) (ok bool, err error) {

@@ -72,8 +72,8 @@ func (c *clientGoContender) campaign(ctx context.Context, job func(context.Conte
 	ctx, c.stop = context.WithCancel(ctx)
 	defer c.stop()
 
-	// The elector starts its callback in a goroutine, which may not have begun when Run
-	// returns; the event comes before that.
+	// The elector starts its callback in a goroutine that may begin after Run has returned. The
+	// event is recorded before.
 	c.record.event = func(event string) {
 		if event == "became leader" {
 			jobs.Add(1)

@@ -115,8 +115,8 @@ func (c *tenureContender) campaign(ctx context.Context, job func(context.Context
 		Reconcile: func(ctx context.Context) error {
 			c.term = tenure.TermFromContext(ctx)
 			job(ctx)
-			// The goroutine that owns the term finds ctx done too, and goes on
-			// to release the lease before it ends.
+			// The goroutine that owns the term sees that ctx is done, too. It releases the lease
+			// before it ends.
 			cancel()
 			return nil
 		},

@@ -30,7 +30,7 @@ type claimsQueue struct {
 	worker  *claims.Worker
 }
 
-// openClaimsQueue makes a process with a session that has begun.
+// openClaimsQueue opens a queue whose session has begun.
 func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *claimsQueue, err error) {
 	pool, err := queuePool(ctx, url)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// riverQueueing is River, which takes as many jobs at once as it has idle workers, and finishes
-// those that return in batches of its own, or in a transaction of the job.
+// riverQueueing is River. It takes as many jobs at once as it has idle workers. It finishes jobs in
+// batches after they have returned, or in a transaction of the job.
 var riverQueueing = queueing{
 	name: "river",
 	open: func(ctx context.Context, url string) (queue, error) {

@@ -59,10 +59,10 @@ type suite struct {
 	args []string // for its tests
 
 	passed      bool // has passed without a mutant
-	knownPassed bool // those of its tests that have killed mutants before have
+	knownPassed bool // its tests that have killed mutants before have passed without a mutant
 }
 
-// suites are those that can kill mutants, the quickest first.
+// suites are the suites that can kill mutants, the quickest first.
 var suites = []*suite{
 	{dir: "."},
 	{dir: "internal/listen"},

@@ -68,7 +68,7 @@ type Etcd struct {
 	Server
 	Peer string   // the URL where other members reach it
 	Data string   // the directory of its data
-	Args []string // of its program, after those that NewEtcd gives it
+	Args []string // further arguments of its program, which take precedence
 }
 
 const member = "default" // the name of the only member
@@ -100,8 +100,8 @@ func NewEtcd(ctx context.Context, dir string, args ...string) (*Etcd, error) {
 	return e, nil
 }
 
-// Restore replaces the data of a server that does not run by those of a snapshot. The token names the
-// cluster: another token makes it another cluster.
+// Restore replaces the data of a stopped server with a snapshot. The token names the cluster: with
+// another token the server belongs to another cluster.
 func (e *Etcd) Restore(ctx context.Context, snapshot, token string) error {
 	program, err := Program(ctx, "go.etcd.io/etcd/etcdutl/v3")
 	if err != nil {
