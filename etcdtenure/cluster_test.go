@@ -31,13 +31,13 @@ func startCluster(t testing.TB) *cluster {
 	c := new(cluster)
 	var members []string
 	for i := range 3 {
-		s := newServer(fmt.Sprint("test", i), quickDir(t))
-		link := newProxy(t, s.peer)
+		s := newServer(t)
+		link := newProxy(t, s.Peer)
 		c.servers, c.links = append(c.servers, s), append(c.links, link)
-		members = append(members, s.name+"="+link.url)
+		members = append(members, fmt.Sprintf("test%d=%s", i, link.url))
 	}
 	for i, s := range c.servers {
-		s.args = []string{"--unsafe-no-fsync", "--initial-advertise-peer-urls", c.links[i].url, "--initial-cluster", strings.Join(members, ",")}
+		s.Args = []string{"--unsafe-no-fsync", "--name", fmt.Sprint("test", i), "--initial-advertise-peer-urls", c.links[i].url, "--initial-cluster", strings.Join(members, ",")}
 		s.begin(t)
 	}
 	for _, s := range c.servers {

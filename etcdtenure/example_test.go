@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"os/exec"
-	"strings"
+	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/proof/rig"
 )
 
 // runReplica is a replica of a program whose job only one of them does at a time.
@@ -39,11 +39,11 @@ func runReplica(ctx context.Context, url string, job func(context.Context) error
 }
 
 func Example() {
-	url, shutdown := serverForExample()
+	host, shutdown := serverForExample()
 	defer shutdown()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	err := runReplica(ctx, "etcd://"+strings.TrimPrefix(url, "http://"), func(ctx context.Context) error {
+	err := runReplica(ctx, "etcd://"+host, func(ctx context.Context) error {
 		fmt.Println("this replica holds the lease:", tenure.TermFromContext(ctx).Valid())
 		cancel() // the example ends; a job runs until its context does
 		<-ctx.Done()
@@ -56,16 +56,17 @@ func Example() {
 }
 
 // serverForExample stands in for the servers of a deployment.
-func serverForExample() (url string, shutdown func()) {
+func serverForExample() (host string, shutdown func()) {
 	dir, err := os.MkdirTemp("", "etcdtenure")
 	if err != nil {
 		log.Fatal(err)
 	}
-	url, peer := freeURL(), freeURL()
-	server := exec.Command(etcd(), "--data-dir", dir, "--log-level", "error", "--listen-client-urls", url, "--advertise-client-urls", url,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
-	if err := server.Start(); err != nil {
+	server, err := rig.NewEtcd(context.Background(), dir)
+	if err != nil {
 		log.Fatal(err)
 	}
-	return url, func() { _ = server.Process.Kill(); _ = server.Wait(); _ = os.RemoveAll(dir) }
+	if err := server.Start(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	return server.URL.Host, func() { _ = server.End(syscall.SIGKILL); _ = os.RemoveAll(dir) }
 }

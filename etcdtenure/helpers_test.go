@@ -4,16 +4,12 @@ package etcdtenure_test
 
 import (
 	"bufio"
-	"context"
 	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -36,49 +32,24 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program returns the path of a program of etcd, which the go command builds once.
-func program(path string) string {
-	program, err := rig.Program(context.Background(), path)
-	if err != nil {
-		panic(err)
-	}
-	return program
-}
-
-var (
-	etcd    = sync.OnceValue(func() string { return program("go.etcd.io/etcd/server/v3") })
-	etcdutl = sync.OnceValue(func() string { return program("go.etcd.io/etcd/etcdutl/v3") })
-)
-
 // server is etcd in a process of its own.
 type server struct {
-	name   string
-	dir    string
+	*rig.Etcd
 	client string // URL
-	peer   string // URL
-	args   []string
-
-	process, guard *exec.Cmd
 }
 
-// freeURL returns a URL of a port on which nothing listens.
-func freeURL() string {
-	port, err := kit.FreePort()
-	if err != nil {
-		panic(err)
-	}
-	return fmt.Sprint("http://127.0.0.1:", port)
-}
-
-func newServer(name, dir string, args ...string) *server {
-	return &server{name: name, dir: dir, args: args, client: freeURL(), peer: freeURL()}
+func newServer(t testing.TB, args ...string) *server {
+	t.Helper()
+	etcd, err := rig.NewEtcd(t.Context(), quickDir(t), args...)
+	require.NoError(t, err)
+	return &server{etcd, etcd.URL.String()}
 }
 
 // start starts a server of its own until the test ends. It does not sync, since no test makes
 // the machine lose power.
 func start(t testing.TB, args ...string) *server {
 	t.Helper()
-	s := newServer("test", quickDir(t), append([]string{"--unsafe-no-fsync"}, args...)...)
+	s := newServer(t, append([]string{"--unsafe-no-fsync"}, args...)...)
 	s.begin(t)
 	s.awaitHealth(t)
 	return s
@@ -87,7 +58,7 @@ func start(t testing.TB, args ...string) *server {
 // startDurable is start with a server that syncs, and may be killed.
 func startDurable(t testing.TB) *server {
 	t.Helper()
-	s := newServer("test", quickDir(t))
+	s := newServer(t)
 	s.begin(t)
 	s.awaitHealth(t)
 	return s
@@ -96,53 +67,25 @@ func startDurable(t testing.TB) *server {
 // begin starts the process.
 func (s *server) begin(t testing.TB) {
 	t.Helper()
-	args := append([]string{"--name", s.name, "--data-dir", s.dir, "--log-level", "error",
-		"--listen-client-urls", s.client, "--advertise-client-urls", s.client,
-		"--listen-peer-urls", s.peer}, s.args...)
-	if !slices.Contains(s.args, "--initial-cluster") {
-		args = append(args, "--initial-advertise-peer-urls", s.peer, "--initial-cluster", s.name+"="+s.peer)
-	}
-	s.process = exec.Command(etcd(), args...)
-	require.NoError(t, s.process.Start())
-	// If this process should vanish, the shell reads the end of its input and kills the server.
-	s.guard = exec.Command("/bin/sh", "-c", fmt.Sprint("read x; kill -9 ", s.process.Process.Pid))
-	_, err := s.guard.StdinPipe()
-	require.NoError(t, err)
-	require.NoError(t, s.guard.Start())
+	require.NoError(t, s.Process.Start())
 	t.Cleanup(s.kill)
 }
 
-func (s *server) awaitHealth(t testing.TB) {
+func (s *server) awaitHealth(t testing.TB) { t.Helper(); require.NoError(t, s.AwaitReady(t.Context())) }
+
+func (s *server) kill() { _ = s.End(syscall.SIGKILL) }
+
+func (s *server) process(t testing.TB) *os.Process {
 	t.Helper()
-	client := connect(t, s.client)
-	kit.Await(t, s.name+" answers", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := client.Get(ctx, "x")
-		return err == nil
-	})
-}
-
-func (s *server) kill() { s.end(syscall.SIGKILL) }
-
-// stop lets the server end by itself.
-func (s *server) stop() { s.end(syscall.SIGTERM) }
-
-func (s *server) end(sig os.Signal) {
-	if s.process == nil {
-		return
-	}
-	_ = s.guard.Process.Kill()
-	_ = s.guard.Wait()
-	_ = s.process.Process.Signal(sig)
-	_ = s.process.Wait()
-	s.process = nil
+	process, err := os.FindProcess(s.PID())
+	require.NoError(t, err)
+	return process
 }
 
 // pause stops the process until resume, or until the test ends.
-func (s *server) pause(t testing.TB) { t.Helper(); kit.PauseProcess(t, s.process.Process) }
+func (s *server) pause(t testing.TB) { t.Helper(); kit.PauseProcess(t, s.process(t)) }
 
-func (s *server) resume(t testing.TB) { t.Helper(); kit.ResumeProcess(t, s.process.Process) }
+func (s *server) resume(t testing.TB) { t.Helper(); kit.ResumeProcess(t, s.process(t)) }
 
 // metric returns a number that the server tells of itself.
 func (s *server) metric(t testing.TB, name string) int {
@@ -176,13 +119,10 @@ func (s *server) snapshot(t testing.TB) string {
 }
 
 // restore starts the server again with what a snapshot has.
-func (s *server) restore(t testing.TB, snapshot, token string, args ...string) {
+func (s *server) restore(t testing.TB, snapshot, token string) {
 	t.Helper()
 	s.kill()
-	require.NoError(t, os.RemoveAll(s.dir))
-	out, err := exec.Command(etcdutl(), append([]string{"snapshot", "restore", snapshot, "--data-dir", s.dir, "--name", s.name,
-		"--initial-cluster", s.name + "=" + s.peer, "--initial-advertise-peer-urls", s.peer, "--initial-cluster-token", token}, args...)...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	require.NoError(t, s.Restore(t.Context(), snapshot, token))
 	s.begin(t)
 	s.awaitHealth(t)
 }

@@ -4,7 +4,6 @@ package etcdtenure_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -29,19 +27,8 @@ func judge(operations []kit.Operation) porcupine.CheckResult {
 // judgeAll fails the test unless all histories are linearizable.
 func judgeAll(t *testing.T, log *kit.History) {
 	t.Helper()
-	for pair, history := range log.Histories() {
-		unknown, fenced, lost := 0, 0, 0
-		for _, op := range history {
-			switch {
-			case op.Call.Unknown():
-				unknown++
-			case errors.Is(op.Call.Err, tenure.ErrLost):
-				lost++
-			case op.Call.Fence != 0 && op.Call.Err == nil:
-				fenced++
-			}
-		}
-		t.Logf("pair %d: %d calls, %d of them without an answer; %d fenced writes, and %d refused", pair, len(history), unknown, fenced, lost)
+	log.Tell(t)
+	for _, history := range log.Histories() {
 		require.Equal(t, porcupine.Ok, judge(history))
 	}
 }

@@ -209,7 +209,7 @@ func (s *Store) oldServer(ctx context.Context) error {
 		all.Go(func() {
 			is, err := s.client.Status(ctx, endpoint)
 			if err != nil {
-				return // if none can be reached the next call says so
+				return // if no server can be reached, the next call returns the error
 			}
 			errs[i] = tooOld(endpoint, is.Version)
 		})
@@ -271,8 +271,8 @@ func (s *Store) ready(ctx context.Context) (epoch, error) {
 	}
 }
 
-// errWentBack says that the cluster is not as new as we know it, so that what was written has
-// a version that may have been given before. The next call begins another epoch.
+// errWentBack says that the cluster is older than this process knows, so that a write may have got
+// a version that was given before. The next call begins another epoch.
 var errWentBack = errors.New("the cluster was restored from a snapshot, or is another one")
 
 // follows checks that an answer is not older than what was known when the request was sent.
@@ -322,7 +322,7 @@ func (s *Store) Close() error {
 }
 
 // Clockless returns true: etcd does not tell how long ago a key was written. CreatedAt and
-// UpdatedAt are by the clocks of those that write.
+// UpdatedAt are by the clocks of the writers.
 func (s *Store) Clockless() bool { return true }
 
 const requestTimeout = 5 * time.Second

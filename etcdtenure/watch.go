@@ -24,7 +24,7 @@ func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Wat
 
 var errSilent = errors.New("the server is silent")
 
-// follow watches an object and tells of its changes until the watch breaks.
+// follow watches an object and reports its changes until the watch breaks.
 func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -108,7 +108,7 @@ func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 	}
 }
 
-// found tells of the object as it is, and returns the cluster's revision.
+// found reports the present object, and returns the cluster's revision.
 func (s *Store) found(ctx context.Context, key tenure.Key, tell func(tenure.Change)) (at int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, silence)
 	defer cancel()

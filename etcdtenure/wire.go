@@ -52,7 +52,7 @@ type epoch struct {
 	text string // as it is stored
 }
 
-// leap is added if revisions that nobody knows may have been lost.
+// leap is added if an unknown number of revisions may have been lost.
 const leap = 1 << 32
 
 // beginEpoch returns an epoch above a version.
@@ -94,7 +94,7 @@ func (m meta) encode(payload []byte) string {
 	return string(append(append(line, '\n'), payload...))
 }
 
-// state is what etcd has for a key. The zero state is that there is no object.
+// state is etcd's state of a key. In the zero state there is no object.
 type state struct {
 	revision int64 // of the last write; 0: there is no object
 	meta

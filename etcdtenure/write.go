@@ -211,11 +211,11 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 	return err
 }
 
-// claim is who has a name.
+// claim names the object that has a name.
 type claim struct {
-	revision int64 // of the claim; 0: nobody has the name
+	revision int64 // of the claim; 0 if no object has the name
 	owner    tenure.Key
-	of       int64 // the revision of the owner, which is not called so; 0: there is none
+	of       int64 // the revision of the owner, which has another name by now; 0 if there is no owner
 }
 
 // write replaces the keys of an object, if check allows it, by what make makes of what is
@@ -295,13 +295,13 @@ func (s *Store) write(ctx context.Context, key tenure.Key, name string, check fu
 	}
 }
 
-// at compares the revision of a key; 0: there is none.
+// at compares the revision of a key, which is 0 if the key does not exist.
 func at(key string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
 }
 
-// claim returns the claim to a name that was found. An object that exists under a name has it;
-// of one that somebody has removed by hand, or renamed, only the claim is left.
+// claim returns the claim to a name that was found. An object that exists under a name has it. An
+// object that was renamed, or removed by hand, leaves only the claim.
 func (s *Store) claim(ctx context.Context, key tenure.Key, name string, found *etcdserverpb.RangeResponse) (claim, error) {
 	if len(found.Kvs) == 0 {
 		return claim{}, nil

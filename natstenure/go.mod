@@ -7,10 +7,11 @@ replace github.com/tenurelib/tenure => ../
 require (
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
-	github.com/nats-io/nuid v1.0.1
 	github.com/stretchr/testify v1.11.1
 	github.com/tenurelib/tenure v0.0.0
 )
+
+require github.com/nats-io/nuid v1.0.1 // indirect
 
 require (
 	github.com/anishathalye/porcupine v1.3.1

@@ -45,10 +45,7 @@ func port(s string) int {
 // begin starts a server whose data is in a directory; in a cluster if it is given a port for
 // the other servers, and then the ports by which it reaches those.
 func begin(dir string, client int, peers ...string) (*server.Server, error) {
-	opts := &server.Options{
-		ServerName: "test", Host: "127.0.0.1", Port: client, JetStream: true, StoreDir: dir,
-		MaxPayload: 2 << 20, NoSigs: true, NoLog: true,
-	}
+	opts := &server.Options{ServerName: "test", Port: client, JetStream: true, StoreDir: dir, MaxPayload: 2 << 20}
 	if len(peers) > 0 {
 		opts.ServerName = "test-" + peers[0]
 		// Others must not learn this port from a third one: they would go around the proxies.
@@ -57,13 +54,19 @@ func begin(dir string, client int, peers ...string) (*server.Server, error) {
 			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: "127.0.0.1:" + peer})
 		}
 	}
+	return run(opts)
+}
+
+// run starts a server on the loopback interface.
+func run(opts *server.Options) (*server.Server, error) {
+	opts.Host, opts.NoSigs, opts.NoLog = "127.0.0.1", true, true
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, err
 	}
 	s.Start()
 	if !s.ReadyForConnections(time.Minute) {
-		return nil, fmt.Errorf("the server is not ready; does another one have port %d or %s?", client, peers)
+		return nil, fmt.Errorf("the server is not ready; does another one have port %d or %d?", opts.Port, opts.Cluster.Port)
 	}
 	return s, nil
 }
@@ -71,7 +74,14 @@ func begin(dir string, client int, peers ...string) (*server.Server, error) {
 // start starts a server in this process until the test ends.
 func start(t testing.TB) *server.Server {
 	t.Helper()
-	s, err := begin(quickDir(t), -1)
+	return startWith(t, &server.Options{ServerName: "test", JetStream: true, MaxPayload: 2 << 20})
+}
+
+// startWith is start with other options.
+func startWith(t testing.TB, opts *server.Options) *server.Server {
+	t.Helper()
+	opts.Port, opts.StoreDir = -1, quickDir(t)
+	s, err := run(opts)
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	return s

@@ -1,7 +1,6 @@
 package natstenure_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -41,30 +40,7 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 			var jobs kit.Jobs
 			const ttl = 3 * time.Second
 			a, b := kit.StartReplica(t, &jobs, open(t, c.url), "a", ttl), kit.StartReplica(t, &jobs, open(t, c.url), "b", ttl)
-			kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
-			first := kit.Holder(a, b).Status().Token
-			for range 3 {
-				obj, err := a.Store.Get(t.Context(), a.Lease.Key())
-				require.NoError(t, err)
-				restart(c)
-				c.start(t)
-				var is tenure.Object
-				kit.Await(t, "the server answers", func() bool {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-					defer cancel()
-					is, err = a.Store.Get(ctx, a.Lease.Key())
-					return err == nil
-				})
-				require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
-				kit.Await(t, "one holds", func() bool { return kit.Holder(a, b) != nil })
-				require.GreaterOrEqual(t, kit.Holder(a, b).Status().Token, first)
-			}
-			before := kit.Holder(a, b)
-			before.Stop()
-			kit.Await(t, "the other holds", func() bool { return kit.Holder(a, b) != nil })
-			require.NotSame(t, before, kit.Holder(a, b))
-			require.Greater(t, kit.Holder(a, b).Status().Token, first)
-			require.EqualValues(t, 1, jobs.Most.Load())
+			kit.RunRestarts(t, &jobs, a, b, 3, func() { restart(c); c.start(t) })
 		})
 	}
 }

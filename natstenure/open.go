@@ -166,7 +166,7 @@ func isRefusal(err error) bool {
 }
 
 // reports keeps the last error that NATS reported to the connection rather than in an answer: a
-// server does not answer a request that it does not permit. A nil *reports has none.
+// server does not answer a request that it does not permit. A nil *reports has no errors.
 type reports struct {
 	log *slog.Logger
 
@@ -184,7 +184,7 @@ func (r *reports) options() []nats.Option {
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			r.note(nil)
-			r.log.Info("connected to NATS again", "server", nc.ConnectedAddr())
+			r.log.Info("reconnected to NATS", "server", nc.ConnectedAddr())
 		}),
 	}
 }

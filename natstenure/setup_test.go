@@ -15,18 +15,6 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-func startWith(t *testing.T, opts *server.Options) *server.Server {
-	t.Helper()
-	opts.Host, opts.Port, opts.NoSigs, opts.NoLog = "127.0.0.1", -1, true, true
-	opts.StoreDir = quickDir(t)
-	s, err := server.NewServer(opts)
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(10*time.Second))
-	return s
-}
-
 func TestWithoutJetStreamTheErrorSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	with, without := server.NewAccount("with"), server.NewAccount("without")

@@ -75,7 +75,7 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	return newStore(js, cfg), nil
 }
 
-// withDefaults returns the config with its defaults, or what cannot be in it.
+// withDefaults returns the config with its defaults, or an error that names each invalid field.
 func (cfg Config) withDefaults() (Config, error) {
 	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")
 	cfg.Replicas = cmp.Or(cfg.Replicas, 1)
@@ -161,7 +161,7 @@ func (s *Store) oldServer() error {
 	var is [2]int
 	version := s.nc.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
-		return nil // if it is not connected the next call says so
+		return nil // without a connection, the next call returns the error
 	}
 	return fmt.Errorf("%w: the server has version %s and must have %d.%d or later", tenure.ErrSetup, version, oldest[0], oldest[1])
 }
@@ -193,7 +193,7 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// misfit names what would lose data, or answer with what is outdated.
+// misfit names the settings with which the stream could lose data or return outdated data.
 func (s *Store) misfit(is jetstream.StreamConfig) error {
 	var errs []error
 	for _, must := range []struct {
@@ -233,7 +233,7 @@ func (s *Store) Close() error {
 }
 
 // Clockless returns true: the server stamps messages, but does not tell how long ago that was.
-// CreatedAt and UpdatedAt are by the clocks of those that write.
+// CreatedAt and UpdatedAt are by the clocks of the writers.
 func (s *Store) Clockless() bool { return true }
 
 // limited gives a context without a deadline the time limit of the JetStream client.
@@ -276,7 +276,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 	var obj tenure.Object
 	if msg != nil {
 		st, obj = decode(key, msg.Sequence, msg.Data, msg.Time)
-		st.id = cmp.Or(msg.Header.Get(headerID), msg.Header.Get(headerBatch))
+		st.id = cmp.Or(msg.Header.Get(jetstream.MsgIDHeader), msg.Header.Get(headerBatch))
 	}
 	if err == nil {
 		s.saw(key, st, true)
@@ -311,8 +311,8 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 	return msg, err
 }
 
-// explained says what to do if there is no JetStream. Only a request that is not for one stream
-// tells: nobody answers the others either while their stream has no leader.
+// explained says what to do if there is no JetStream. It is only for requests that are not for one
+// stream: requests for a stream are also unanswered while the stream has no leader.
 func explained(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):

@@ -45,21 +45,7 @@ func TestConcurrentWritersNeverGiveOneNameTwice(t *testing.T) {
 }
 
 func TestAKeyOfAnyLengthIsListed(t *testing.T) {
-	store := open(t, start(t).ClientURL())
-	var want []string
-	for _, id := range []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"} {
-		want = append(want, id)
-		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: strings.Repeat("> ", 600), ID: id}, Name: id}, tenure.IfAbsent())
-		require.NoError(t, err)
-	}
-	for range 2 {
-		var got []string
-		for obj, err := range tenure.List(t.Context(), store, strings.Repeat("> ", 600)) {
-			require.NoError(t, err)
-			got = append(got, obj.Key.ID)
-		}
-		require.Equal(t, want, got)
-	}
+	kit.RunKeysAreListed(t, open(t, start(t).ClientURL()))
 }
 
 func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
@@ -80,14 +66,9 @@ func TestAMessageOfAnotherProgramIsAnObjectOfUnknownContent(t *testing.T) {
 }
 
 func TestAnObjectThatIsTooLargeForTheServerIsRefused(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true})
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(10*time.Second))
-	store := open(t, s.ClientURL())
+	store := open(t, startWith(t, &server.Options{JetStream: true}).ClientURL())
 	obj := tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Payload: make([]byte, tenure.MaxPayload-4096)}
-	_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
+	_, err := store.PutIf(t.Context(), obj, tenure.IfAbsent())
 	require.NoError(t, err)
 	obj.Payload = make([]byte, tenure.MaxPayload)
 	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
@@ -226,8 +207,8 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 }
 
 func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *testing.T) {
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: quickDir(t), NoSigs: true, NoLog: true,
+	s := startWith(t, &server.Options{
+		JetStream: true,
 		Users: []*server.User{
 			{Username: "admin", Password: "secret"},
 			{Username: "app", Password: "secret", Permissions: &server.Permissions{
@@ -239,11 +220,7 @@ func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *t
 			}},
 		},
 	})
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(10*time.Second))
-	_, err = nats.Connect(s.ClientURL())
+	_, err := nats.Connect(s.ClientURL())
 	require.Error(t, err)
 	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), natstenure.Config{})
 

@@ -17,14 +17,14 @@ const (
 	heartbeat = time.Second
 	silence   = 5 * heartbeat / 2 // after which a consumer is taken for dead
 
-	inactive = 30 * time.Second // then the server removes a consumer that nobody listens to
+	inactive = 30 * time.Second // then the server removes a consumer without a listener
 )
 
 // Watch watches an object by a consumer, which this process shares among all subscriptions to
 // that object. It does no I/O.
 func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
-// consume makes a consumer of an object's messages and tells of them until it breaks.
+// consume creates a consumer of an object's messages and reports them until the consumer breaks.
 func (s *Store) consume(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error {
 	nc := s.nc
 	status := nc.StatusChanged(nats.CONNECTED, nats.RECONNECTING, nats.DISCONNECTED, nats.CLOSED)
@@ -107,7 +107,7 @@ func (s *Store) consume(ctx context.Context, key tenure.Key, tell func(tenure.Ch
 	}
 }
 
-// remove removes a consumer without waiting for that: the server does so later in any case.
+// remove removes a consumer in the background. Otherwise the server would remove it later.
 func (s *shared) remove(name string) {
 	s.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -5,7 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
+	"net/url"
 	"strings"
 	"time"
 
@@ -35,44 +35,28 @@ const (
 // longestToken keeps a subject within the 4 KiB that a server allows for a protocol line.
 const longestToken = 1000
 
+// A token is escaped like a parameter of a URL, but with "=" for "%", and without the characters
+// that mean something in a subject.
+var (
+	toToken   = strings.NewReplacer("%", "=", "+", "=20", ".", "=2E", "~", "=7E")
+	fromToken = strings.NewReplacer("=", "%", "%", "%25")
+)
+
 // token encodes text as one token of a subject. Letters, digits, "-" and "_" stand for
 // themselves.
 func token(text string) string {
-	var b strings.Builder
-	for _, c := range []byte(text) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "=%02X", c)
-		}
-	}
-	if b.Len() > longestToken {
+	escaped := toToken.Replace(url.QueryEscape(text))
+	if len(escaped) > longestToken {
 		sum := sha256.Sum256([]byte(text))
 		return "==" + hex.EncodeToString(sum[:])
 	}
-	return b.String()
+	return escaped
 }
 
-// untoken returns the text of a token. Ok is false if only a hash of it is left.
+// untoken returns the text of a token. Ok is false if only a hash of the text is left.
 func untoken(token string) (text string, ok bool) {
-	var b strings.Builder
-	for {
-		before, after, escaped := strings.Cut(token, "=")
-		b.WriteString(before)
-		if !escaped {
-			return b.String(), true
-		}
-		if len(after) < 2 {
-			return "", false
-		}
-		c, err := hex.DecodeString(after[:2])
-		if err != nil {
-			return "", false
-		}
-		b.WriteByte(c[0])
-		token = after[2:]
-	}
+	text, err := url.PathUnescape(fromToken.Replace(token))
+	return text, err == nil
 }
 
 func pair(a, b string) string { return token(a) + "." + token(b) }
@@ -102,7 +86,7 @@ func (m meta) encode(payload []byte) []byte {
 	return append(append(line, '\n'), payload...)
 }
 
-// state is what the stream has for a key. The zero state is that there was never an object.
+// state is the stream's state of a key. In the zero state there has never been an object.
 type state struct {
 	sequence uint64
 	id       string // of the write, if it has been read
@@ -137,7 +121,7 @@ func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (stat
 	return st, obj
 }
 
-// claim is who has a name.
+// claim names the object that has a name.
 type claim struct {
 	sequence uint64
 	ID       string `json:"id"`

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storekit"
@@ -47,9 +47,6 @@ const (
 	longestPause      = 8 * time.Millisecond
 	staleAnswers      = 5 // in a row, after which the stream must have been set back
 	roomForHeaders    = 1 << 10
-	headerExpect      = "Nats-Expected-Last-Subject-Sequence"
-	headerExpectOf    = "Nats-Expected-Last-Subject-Sequence-Subject"
-	headerID          = "Nats-Msg-Id"
 	headerBatch       = "Nats-Batch-Id"
 	headerBatchNumber = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
@@ -58,10 +55,10 @@ const (
 // publish stores all messages, or none, and returns the sequence of the last one. It sends
 // them as one write of that ID.
 //
-// A server that led the stream until it was cut off may still answer to those that the new
-// leader answers to, when it is back. What it refuses, the new leader may have stored. It gives
-// itself away by a sequence that is older than the expected one, and the server that stored a
-// single message recognises it by its ID.
+// A former leader of the stream that was cut off and is back may still answer requests that the new
+// leader answers, too. It may refuse a message that the new leader has stored. Its answer then has
+// an older sequence than expected, so publish sends the message again, and the server that has
+// stored a single message recognises it by its ID.
 func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
 	for _, m := range messages {
 		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {
@@ -115,12 +112,12 @@ func (s *Store) try(ctx context.Context, id string, messages []message) (uint64,
 	for i, m := range messages {
 		last = nats.NewMsg(m.subject)
 		last.Data = m.data
-		last.Header.Set(headerExpect, strconv.FormatUint(m.expect, 10))
+		last.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(m.expect, 10))
 		if m.expectOf != m.subject {
-			last.Header.Set(headerExpectOf, m.expectOf)
+			last.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, m.expectOf)
 		}
 		if len(messages) == 1 {
-			last.Header.Set(headerID, id)
+			last.Header.Set(jetstream.MsgIDHeader, id)
 			break
 		}
 		last.Header.Set(headerBatch, id)
@@ -195,7 +192,7 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
-	id := nuid.Next() + "-"
+	id := rand.Text() + "-"
 	for tries := 0; ; tries++ {
 		before, ok := s.recall(key)
 		if !ok || check(before) != nil {

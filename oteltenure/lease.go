@@ -222,7 +222,7 @@ func unixSeconds(t time.Time) float64 {
 	return float64(t.UnixMilli()) / 1000
 }
 
-// other is OpenTelemetry's value for everything that has no name.
+// other is OpenTelemetry's value for an error without a name.
 const other = "_OTHER"
 
 // names are values of an attribute for errors. The first match wins, because an error may wrap others.

@@ -106,7 +106,7 @@ func sessionState(record leaseView) string {
 	switch record.State {
 	case stateFree:
 		return stateGone
-	case stateOffered: // nobody takes a session over
+	case stateOffered: // no process takes a session over
 		return stateExpired
 	}
 	return record.State

@@ -191,7 +191,7 @@ func TestAProgramWhoseLeaseRecordIsDeletedIsKilledAtOnce(t *testing.T) {
 	}
 	// On a busy machine the guard may not report it in time, and tenure kills it.
 	eventually(t, soon, "the program was killed", func() bool {
-		return strings.Contains(r.log(), `how="signal: killed" told=true`) || strings.Contains(r.log(), "guard does not answer, killed")
+		return strings.Contains(r.log(), `how="signal: killed" told=true`) || strings.Contains(r.log(), "guard does not answer; killing it")
 	})
 }
 
@@ -434,7 +434,7 @@ func TestAnUnfenceThatHangsGivesTheLeaseUp(t *testing.T) {
 	if took := time.Since(began); took < testTTL || took > 18*time.Second {
 		t.Errorf("it took %v, want the TTL and a pause", took)
 	}
-	r.awaitLog(t, "not unfenced, giving the lease up")
+	r.awaitLog(t, "failed to unfence this replica; giving up the lease")
 	r.awaitLog(t, "-unfence: killed: it has not returned within 3s")
 }
 
@@ -549,7 +549,7 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	if next := s.awaitStart(t, 2); next.holder != "a" {
 		t.Errorf("%s started it", next.holder)
 	}
-	b.awaitLog(t, "-stop command failed, trying again")
+	b.awaitLog(t, "-stop command failed; retrying")
 
 	// If the guard is gone, tenure stops the service, and competes again.
 	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {

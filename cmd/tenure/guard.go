@@ -17,8 +17,8 @@ import (
 )
 
 // The guard is a process between tenure and the program, one for each term. It ends the
-// program when tenure says so or is gone, and, by its own timer, before trust in the term
-// ends. So the program ends in time even if tenure is stopped, hangs or has been killed.
+// program when tenure orders it or has ended, and, by its own timer, before trust in the term
+// ends. The program therefore ends in time even if tenure is stopped, hangs or has been killed.
 var guardCommand = command{
 	name:     "guard",
 	synopsis: "[flags] [-- program [argument...]]",
@@ -109,7 +109,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 // surviveSignals keeps signals that are meant for tenure, or for a whole group, from
 // ending the guard. It doesn't ignore them, because the program would inherit that.
 func surviveSignals() {
-	all := make(chan os.Signal, 1) // nobody receives: signals are dropped once it is full
+	all := make(chan os.Signal, 1) // never received from: signals are dropped once it is full
 	for _, sig := range []os.Signal{
 		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,

@@ -31,7 +31,7 @@ func (p *program) begin() (int, error) {
 		return 0, err
 	}
 	// os/exec would wait for this child alone, and not for the orphans that this process
-	// is given as a subreaper.
+	// adopts as a subreaper.
 	pid, err := syscall.ForkExec(path, p.args, &syscall.ProcAttr{
 		Env:   os.Environ(),
 		Files: []uintptr{0, 1, 2},

@@ -68,7 +68,7 @@ func stopService(ctx context.Context, line string, env []string, log *slog.Logge
 		}
 		if err.Error() != said && ctx.Err() == nil {
 			said = err.Error()
-			log.Error("-stop command failed, trying again", "error", err)
+			log.Error("-stop command failed; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():

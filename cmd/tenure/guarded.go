@@ -182,7 +182,7 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 // kill kills the program with all that it has started, and then the guard. Without the
 // guard those processes could no longer be found.
 func (g *guarded) kill() {
-	g.log.Warn("guard does not answer, killed")
+	g.log.Warn("guard does not answer; killing it")
 	g.group.signal(syscall.SIGKILL)
 	guard := g.cmd.Process.Pid // not reused before Wait
 	for found := descendants(guard); len(found) > 0; found = descendants(guard) {

@@ -32,9 +32,9 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	term := tenure.TermFromContext(ctx)
 	env := append(environ(), termEnv(term)...)
-	// A host that has restarted must not cut its own power, nor that of healthy peers.
+	// A host that has restarted must not cut off its own power or that of healthy peers.
 	if prev.Holder == r.opts.replica {
-		r.log.Info("not fenced: it is an earlier run of this replica", "predecessor", prev.Holder)
+		r.log.Info("not fencing an earlier run of this replica", "predecessor", prev.Holder)
 		return nil
 	}
 	r.log.Info("fencing", "predecessor", printable(prev.Holder))
@@ -65,11 +65,11 @@ func (r *runner) unfence(ctx context.Context) error {
 	}
 	r.log.Info("unfencing this replica")
 	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
-	// One that hangs must not keep the lease from a replica that could run the program.
+	// A command that hangs must not keep the lease from a replica that could run the program.
 	unfencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
 	defer cancel()
 	if err := runHook(unfencing, r.opts.unfence, nil, env, os.Stderr); err != nil {
-		r.log.Error("not unfenced, giving the lease up", "error", err)
+		r.log.Error("failed to unfence this replica; giving up the lease", "error", err)
 		return fmt.Errorf("-unfence: %w", err)
 	}
 	return nil
@@ -163,7 +163,7 @@ func runReportedHook(ctx context.Context, line string, args, env []string, outpu
 // collectTail returns a pipe for a command's output, and a func that returns the end of what
 // was written to it so far. The func must be called once, when the command has ended. It does
 // not wait for the end of the pipe: a process that the command has left behind may hold it
-// open for ever.
+// open forever.
 func collectTail() (w *os.File, end func() tail, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -30,8 +30,8 @@ func newLogger(w io.Writer, format logFormat) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, nil))
 }
 
-// lateWriter writes in its own goroutine, and drops lines that it cannot write in time: a
-// log that nobody reads must neither hold up renewals nor keep a program alive.
+// lateWriter writes in its own goroutine, and drops lines that it cannot write in time: an
+// unread log must neither delay renewals nor keep a program alive.
 type lateWriter struct {
 	lines chan []byte
 	last  chan struct{} // closed when no more lines will come

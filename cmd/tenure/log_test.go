@@ -48,7 +48,7 @@ func TestTheLogOfTenureAndOfItsGuardIsJSONIfAskedFor(t *testing.T) {
 		}
 		messages[line.Msg] = true
 	}
-	for _, want := range []string{"lease acquired", "lease released", "guard: -stop command failed, trying again"} {
+	for _, want := range []string{"lease acquired", "lease released", "guard: -stop command failed; retrying"} {
 		if !messages[want] {
 			t.Errorf("no line says %q:\n%s", want, log.String())
 		}

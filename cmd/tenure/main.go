@@ -145,7 +145,7 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	return err
 }
 
-// givenAgain returns those of the flags that were given, as a shell takes them.
+// givenAgain returns the flags that were given, quoted for a shell.
 func givenAgain(flags *flag.FlagSet, names ...string) string {
 	var again strings.Builder
 	for _, name := range names {

@@ -146,7 +146,7 @@ func (o *options) validate(args []string) (timing, error) {
 	case o.confirm < 0:
 		return timing{}, usageError("-confirm %d is negative", o.confirm)
 	case o.fence != "" && schemeOf(store) == nil && o.replica == tenure.ReplicaID() && os.Getenv("TENURE_REPLICA_ID") == "":
-		// Each would take the others for earlier runs of itself and never fence them.
+		// Otherwise each replica would take the others for earlier runs of itself and never fence them.
 		return timing{}, usageError("-fence needs -replica: all replicas on a SQLite file are on this host and get its name by default")
 	case o.fence == "" && o.peers != "":
 		return timing{}, usageError("-peers needs -fence")

@@ -22,8 +22,8 @@ func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// becomeSubreaper makes this process the parent of all descendants that are orphaned, so
-// that none gets lost.
+// becomeSubreaper makes this process the parent of all orphaned descendants, so that it can find
+// them.
 func becomeSubreaper() error {
 	const setChildSubreaper = 36
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0); errno != 0 {
@@ -143,7 +143,7 @@ func (p *program) collect(pid int, status *syscall.WaitStatus) bool {
 	}
 }
 
-// process is one that /proc shows.
+// process is a process in /proc.
 type process struct {
 	pid, parent, group, session int
 	ended                       bool // a zombie: its parent has not collected it
@@ -209,9 +209,9 @@ func descendants(of int) (found []process) {
 }
 
 // signal signals a process that was seen among the descendants of descendantOf. It may
-// have ended since, and its pid may have been reused. So signal first opens a handle, and
+// have ended since, and its pid may have been reused. Signal therefore opens a handle first, and
 // then checks the pid again: if it still belongs to a descendant, the handle is for that
-// process, or for one that has ended.
+// process, or for a process that has ended.
 func (p process) signal(descendantOf int, sig syscall.Signal) {
 	handle, err := os.FindProcess(p.pid)
 	if err != nil {

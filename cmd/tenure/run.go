@@ -200,7 +200,7 @@ func (r *runner) job(ctx context.Context) error {
 // howToEnd returns the order that ends the program, given why its term ends.
 func (r *runner) howToEnd(cause error) order {
 	switch sig := r.signal.Load(); {
-	case errors.Is(cause, tenure.ErrLost): // somebody else may run it already
+	case errors.Is(cause, tenure.ErrLost): // another host may run it already
 		return order{Kill: true}
 	case r.opts.onLoss == onLossKill && (errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, tenure.ErrUnhealthy)):
 		return order{Kill: true}
@@ -217,7 +217,7 @@ func (r *runner) handleSignals() (stop func()) {
 	for _, sig := range []os.Signal{
 		syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT,
 		syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH,
-		syscall.SIGPIPE, // a log that nobody reads anymore must not end tenure
+		syscall.SIGPIPE, // a closed log must not end tenure
 	} {
 		if !signal.Ignored(sig) {
 			signal.Notify(signals, sig)
@@ -229,7 +229,7 @@ func (r *runner) handleSignals() (stop func()) {
 		defer close(done)
 		for sig := range signals {
 			if sig == syscall.SIGHUP && terminal && !hasTerminal() {
-				sig = syscall.SIGTERM // the terminal was closed, and nobody would know that this still competes
+				sig = syscall.SIGTERM // the terminal was closed, and its user would not know that this replica still competes
 			}
 			r.handle(sig.(syscall.Signal))
 		}

@@ -35,7 +35,7 @@ var statusCommand = command{
 	about: `
 Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
-The store does not record the term's token itself, but a number that it cannot exceed.
+The store does not record the term's token itself, but an upper bound.
 NATS and etcd have no clock: there, how long ago a renewal was is by the clocks of its
 host and of this one. Replicas don't go by that. Etcd does not know of leases that were
 released.
@@ -139,7 +139,7 @@ const (
 	stateUnused  = "unused" // free, and the store knows of no earlier term; only status tells
 )
 
-// The exit statuses of tenure status for a lease that nobody holds.
+// The exit statuses of tenure status for a lease that no replica holds.
 const (
 	exitFree   = 3
 	exitUnused = 4
@@ -171,10 +171,10 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 		}
 		err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, name.Sanitize()), key.Type, key.ID).Scan(&known)
 		if errors.As(err, new(*pgconn.PgError)) {
-			known, err = true, nil // leases do without tombstones, or the right to read them, so nobody can tell
+			known, err = true, nil // leases do without tombstones, or without the right to read them, so it is unknown
 		}
 	case *etcdtenure.Store:
-		known = true // nobody can tell
+		known = true // etcd has no tombstones, so it is unknown
 	case *natstenure.Store:
 		known, err = store.EverExisted(ctx, key) // which a user who may only read can tell
 	case *tenure.SQLiteStore:
@@ -186,7 +186,7 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 	return stateUnused, err
 }
 
-// clockOfHolder is the Clock of a lease in a store that has none.
+// clockOfHolder is the Clock of a lease in a store without a clock.
 const clockOfHolder = "holder"
 
 // leaseView is a lease as the commands show it to people and programs.
@@ -205,7 +205,7 @@ type leaseView struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 }
 
-// readLease reads a lease from the store. It is not an error if nobody holds it.
+// readLease reads a lease from the store. A lease without a holder is not an error.
 func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseView, error) {
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

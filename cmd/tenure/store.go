@@ -44,8 +44,7 @@ type database interface {
 	Close() error
 }
 
-// scheme is a kind of store that is given by a URL. What is none of these is the path of a SQLite
-// file.
+// scheme is a kind of store that a URL names. A name that is not a URL is the path of a SQLite file.
 type scheme struct {
 	names []string // before the URL's ://
 
@@ -74,8 +73,8 @@ func schemeOf(name string) *scheme {
 	return nil
 }
 
-// looksLikeURL matches a URL that is mistyped. Taken for a path, each host would have its own
-// file, and run the program.
+// looksLikeURL matches a mistyped URL. If tenure took it for a path, each host would have its own
+// file, and all of them would run the program.
 var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd|etcds):|^[a-z][a-z0-9+.-]*://`)
 
 // isSQL reports whether a store has tables.
@@ -177,7 +176,7 @@ func (s *storeFlag) with(ctx context.Context, fn func(context.Context, database)
 	return answered(ctx, err)
 }
 
-// answered says that a store does not answer if that is why a command has failed.
+// answered adds to a command's error that the store did not answer in time, if that is the reason.
 func answered(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("the store does not answer: %w", err)
@@ -185,8 +184,8 @@ func answered(ctx context.Context, err error) error {
 	return err
 }
 
-// reading is with for a command that only reads, by a user who may do no more. What fn writes
-// is shown when it is known to be whole.
+// reading is like with, for a command that only reads. The user may lack the right to write. The
+// output of fn is shown once it is known to be consistent.
 func (s *storeFlag) reading(ctx context.Context, out *output, fn func(context.Context, database, *output) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -200,7 +199,7 @@ func (s *storeFlag) reading(ctx context.Context, out *output, fn func(context.Co
 		whole := stands()
 		done()
 		if !whole && ctx.Err() == nil {
-			continue // somebody has written meanwhile
+			continue // another process has written meanwhile
 		}
 		_, failed := out.stdout.Write(stdout.Bytes())
 		out.stderr.Write(stderr.Bytes())
@@ -277,8 +276,8 @@ func whenUp(ctx context.Context, what string, log *slog.Logger, open func() (dat
 	}
 }
 
-// hideURL moves a URL from the arguments to the environment, because everybody on
-// the host can read the arguments. To do so it executes this program again, in the same
+// hideURL moves a URL from the arguments to the environment, because every user of
+// the host can read the arguments. It executes this program again, in the same
 // process. The last program arguments belong to the program that tenure runs, and stay as
 // they are. It returns if there is nothing to hide, or if the exec fails.
 func (s *storeFlag) hideURL(program int) {

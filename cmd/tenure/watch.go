@@ -66,7 +66,7 @@ func (o *options) watch(ctx context.Context, store database, out *output) error 
 			return err
 		case err != nil:
 			if !failing {
-				fmt.Fprintf(out.stderr, "tenure watch: %s; trying again\n", oneLine(err))
+				fmt.Fprintf(out.stderr, "tenure watch: %s; retrying\n", oneLine(err))
 			}
 			failing = true
 		default:

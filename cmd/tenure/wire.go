@@ -8,11 +8,11 @@ import (
 )
 
 // Tenure and its guard exchange lines of JSON on two pipes. The guard asks how much trust
-// is left, and counts from before it asked. So it never trusts for too long, even if
+// is left, and counts from before it asked. It therefore never trusts for too long, even if
 // either process pauses or a message is delayed, and the two never compare their clocks.
 
-// order is a message from tenure to its guard. The end of the pipe means that tenure is
-// gone.
+// order is a message from tenure to its guard. The end of the pipe means that tenure has
+// ended.
 type order struct {
 	Trust  *trust         `json:",omitempty"` // the answer to a question
 	Signal syscall.Signal `json:",omitempty"` // for the program

@@ -105,7 +105,7 @@ func (d *processDriver) remove(id string) error {
 	return errors.Join(os.RemoveAll(d.path(id, ".out")), os.RemoveAll(d.path(id, ".pid")))
 }
 
-// load reads an instance. The error is [fs.ErrNotExist] if there is none.
+// load reads an instance. The error is [fs.ErrNotExist] if the instance does not exist.
 func (d *processDriver) load(id string) (Instance, error) {
 	file, err := os.Open(d.path(id, ".pid"))
 	if err != nil {

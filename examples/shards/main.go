@@ -208,7 +208,7 @@ func (p *process) end(signal os.Signal) {
 	_ = p.stdin.Close()
 }
 
-// nobody is the owner of a shard that has none.
+// nobody is the owner of a free shard.
 const nobody = "."
 
 // event is a change of a shard's owner, by a process's own account.

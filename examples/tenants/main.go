@@ -76,7 +76,7 @@ func run(ctx context.Context, url, listen string) error {
 	return errors.Join(err, server.Shutdown(closing)) // last, because it forwards requests until then
 }
 
-// openStore opens the store and makes all tables: those of tenure, and this program's own.
+// openStore opens the store and creates the tables of tenure and of this program.
 func openStore(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
 	store, err := tenure.Open(ctx, url)
 	if err != nil {

@@ -18,7 +18,7 @@
 //	/begin      begins a session
 //	/heartbeat  renews it; 409: it has expired, and all its claims have ended
 //	/claim      takes tasks; it waits for a moment if there are none
-//	/submit     finishes tasks, all or none; 409 lists those that another worker has by now
+//	/submit     finishes tasks, all or none; 409 lists the tasks that another worker has by now
 //	/nack       gives tasks back, to be taken again after a while
 //	/abandon    gives tasks back, to be taken again at once
 //	/goodbye    ends the session
@@ -61,7 +61,7 @@ type session struct {
 type claim struct {
 	Session string         `json:"session"`
 	N       int            `json:"n"`
-	Have    []claims.Claim `json:"have"` // those that the worker already has
+	Have    []claims.Claim `json:"have"` // the claims that the worker already has
 }
 
 type task struct {

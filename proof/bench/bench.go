@@ -103,5 +103,23 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// choose returns a value for a run of full length, or for a quick one.
+func choose[T any](b *bench, full, quick T) T {
+	if b.quick {
+		return quick
+	}
+	return full
+}
+
+// await waits until a channel is closed or ctx ends.
+func await(ctx context.Context, closed <-chan struct{}) error {
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // interrupted distinguishes an interrupt from a failure of the peer.
 func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }

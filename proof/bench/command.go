@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -46,11 +48,25 @@ func parse(args []string) (c command, err error) {
 	if c.duration <= 0 {
 		return c, fmt.Errorf("-duration %v is not positive", c.duration)
 	}
-	if c.measures, err = measuresNamed(*measureList); err != nil {
-		return c, err
+	c.measures, c.peers = usual(), peers
+	if *measureList != "" {
+		c.measures, err = named("measure", *measureList, measures, func(m measure) string { return m.name })
 	}
-	c.peers, err = peersNamed(*peerList)
+	if err == nil && *peerList != "" {
+		c.peers, err = named("peer", *peerList, peers, func(p peer) string { return p.name })
+	}
 	return c, err
+}
+
+// named returns the elements that a comma-separated list names, in their own order.
+func named[T any](what, list string, all []T, nameOf func(T) string) (found []T, err error) {
+	names := strings.Split(list, ",")
+	for _, name := range names {
+		if !slices.ContainsFunc(all, func(one T) bool { return nameOf(one) == name }) {
+			return nil, fmt.Errorf("no %s %q", what, name)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return !slices.Contains(names, nameOf(one)) }), nil
 }
 
 func usage(w io.Writer) {

@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/tenurelib/tenure/proof/rig"
@@ -49,23 +49,21 @@ func machineFacts(ctx context.Context, p *postgres) (facts, error) {
 		Durable:  p.durable,
 		Modules:  map[string]string{},
 	}
-	var errs error
-	for _, name := range []string{etcdServer, natsServer} {
-		version, err := rig.Version(ctx, name)
-		f.Modules[name], errs = version, errors.Join(errs, err)
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return f, errs
-	}
-	for _, dep := range info.Deps {
-		for _, name := range modules {
-			if dep.Path == name {
-				f.Modules[name] = dep.Version
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, dep := range info.Deps {
+			if slices.Contains(modules, dep.Path) {
+				f.Modules[dep.Path] = dep.Version
 			}
 		}
 	}
-	return f, errs
+	for _, name := range []string{etcdServer, natsServer} {
+		version, err := rig.Version(ctx, name)
+		if err != nil {
+			return f, err
+		}
+		f.Modules[name] = version
+	}
+	return f, nil
 }
 
 func (f facts) String() string {

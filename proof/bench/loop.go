@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// inTurns calls do for each of all in every round, in random order, so that changes of the machine's
-// speed affect all of them alike, and what one leaves to the disk does not always affect the same.
+// inTurns calls do for each element in every round. The order is random, so that changes in the
+// machine's speed, and writes that a peer leaves to the disk, affect all elements alike.
 func inTurns[T any](ctx context.Context, rounds int, all []T, do func(round int, one T) error) error {
 	for round := range rounds {
 		for _, i := range rand.Perm(len(all)) {
@@ -25,8 +25,8 @@ func inTurns[T any](ctx context.Context, rounds int, all []T, do func(round int,
 	return nil
 }
 
-// repeat lets workers do something again and again, until that time has passed or one of them fails.
-// It returns how often they have done it, and how long that took.
+// repeat lets workers repeat an operation until the time has passed or one of them fails. It
+// returns the number of operations and how long they took.
 func repeat(ctx context.Context, workers int, length time.Duration, do func(ctx context.Context, worker int) error) (n int, took time.Duration, err error) {
 	var done atomic.Int64
 	began := time.Now()

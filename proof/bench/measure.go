@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 )
 
 // measure is one thing that is measured for all peers.
@@ -40,17 +38,7 @@ var measures = []measure{
 	idleMeasure,
 }
 
-// measuresNamed returns the measures of a comma-separated list, in the order in
-// which they run. An empty list means all but those that have to be named.
-func measuresNamed(list string) ([]measure, error) {
-	if list == "" {
-		return slices.DeleteFunc(slices.Clone(measures), func(m measure) bool { return m.named }), nil
-	}
-	names := strings.Split(list, ",")
-	for _, name := range names {
-		if !slices.ContainsFunc(measures, func(m measure) bool { return m.name == name }) {
-			return nil, fmt.Errorf("no measure %q", name)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(measures), func(m measure) bool { return !slices.Contains(names, m.name) }), nil
+// usual returns the measures that run unless others are named.
+func usual() []measure {
+	return slices.DeleteFunc(slices.Clone(measures), func(m measure) bool { return m.named })
 }

@@ -15,28 +15,16 @@ var acquireMeasure = measure{
 const acquireWorkers = 16
 
 func measureAcquire(ctx context.Context, b *bench) error {
-	s, err := b.servers(ctx, b.peers)
+	crews, closeAll, err := openCrews(ctx, b, "acquire", acquireWorkers, func(c *crew) error {
+		err := c.together(ctx, 50*time.Millisecond) // opens connections and prepares statements
+		c.together16, c.took16 = 0, 0
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	var crews []*crew
-	for _, p := range b.peers {
-		c, err := openCrew(ctx, b, p, s.url(p))
-		if err != nil {
-			b.failed("acquire", p.name, err)
-			continue
-		}
-		if c == nil {
-			continue
-		}
-		defer c.replica.close()
-		crews = append(crews, c)
-	}
-
-	rounds, slice := 10, 500*time.Millisecond
-	if b.quick {
-		rounds, slice = 3, 200*time.Millisecond
-	}
+	defer closeAll()
+	rounds, slice := choose(b, 10, 3), choose(b, 500*time.Millisecond, 200*time.Millisecond)
 	n := b.samples(2000)
 	err = inTurns(ctx, rounds, crews, func(_ int, c *crew) error { return c.alone(ctx, (n+rounds-1)/rounds) })
 	if err == nil {
@@ -51,11 +39,11 @@ func measureAcquire(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// crew is sixteen workers on one replica of a peer.
+// crew is the workers on one replica of a peer.
 type crew struct {
 	peer    peer
 	replica *replica
-	workers []stepper
+	workers []contender
 
 	pairs      []time.Duration // durations of pairs by the first worker alone
 	aloneTook  time.Duration
@@ -63,36 +51,50 @@ type crew struct {
 	took16     time.Duration
 }
 
-// openCrew opens a crew whose workers have all done a pair before they are
-// measured. It returns nil for a peer that can't be controlled step by step.
-func openCrew(ctx context.Context, b *bench, p peer, url string) (*crew, error) {
-	r, err := p.open(ctx, options{url: url, name: p.name, timing: endless, conns: acquireWorkers})
+// openCrews opens a crew for each peer, and calls begin with each. A worker that is alone has the
+// peer's default number of connections.
+func openCrews(ctx context.Context, b *bench, measure string, workers int, begin func(*crew) error) (crews []*crew, closeAll func(), err error) {
+	s, err := b.servers(ctx, b.peers)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c := &crew{peer: p, replica: r}
-	for range acquireWorkers {
-		contender, err := r.contender(b.name())
-		if err != nil {
-			r.close()
-			return nil, err
+	for _, p := range b.peers {
+		c := &crew{peer: p}
+		if err := c.open(ctx, b, s.url(p), workers); err != nil {
+			b.failed(measure, p.name, err)
+		} else if err := begin(c); err != nil {
+			c.replica.close()
+			b.failed(measure, p.name, err)
+		} else {
+			crews = append(crews, c)
 		}
-		worker, ok := contender.(stepper)
-		if !ok {
-			r.close()
-			return nil, nil
+	}
+	return crews, func() {
+		for _, c := range crews {
+			c.replica.close()
 		}
-		c.workers = append(c.workers, worker)
-	}
-	if err := c.together(ctx, 50*time.Millisecond); err != nil {
-		r.close()
-		return nil, err
-	}
-	c.together16, c.took16 = 0, 0
-	return c, nil
+	}, nil
 }
 
-func pair(ctx context.Context, worker stepper) error {
+func (c *crew) open(ctx context.Context, b *bench, url string, workers int) (err error) {
+	o := options{url: url, name: c.peer.name, timing: endless}
+	if workers > 1 {
+		o.conns = workers
+	}
+	if c.replica, err = c.peer.open(ctx, o); err != nil {
+		return err
+	}
+	c.workers = make([]contender, workers)
+	for i := range c.workers {
+		if c.workers[i], err = c.replica.contender(b.name()); err != nil {
+			c.replica.close()
+			return err
+		}
+	}
+	return nil
+}
+
+func pair(ctx context.Context, worker contender) error {
 	if err := worker.acquire(ctx); err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ var claimsMeasure = measure{
 
 // owner stands for one process that owns many keys under one session.
 type owner interface {
-	// claim returns when the owner has all of the keys. It waits for those that another one has.
+	// claim returns when the owner has all of the keys. It waits for the keys that another owner has.
 	claim(ctx context.Context, ids []string) error
 
 	// renewed returns when the session was last renewed. The owner may be cut off from its
@@ -40,10 +40,7 @@ type ownership struct {
 var ownerships = []ownership{claimsOwnership, etcdOwnership}
 
 func measureClaims(ctx context.Context, b *bench) error {
-	n, watch := 1_000_000, 2*time.Minute
-	if b.quick {
-		n, watch = 10_000, 5*time.Second
-	}
+	n, watch := choose(b, 1_000_000, 10_000), choose(b, 2*time.Minute, 5*time.Second)
 	s, err := b.servers(ctx, []peer{tenurePeer})
 	if err != nil {
 		return err
@@ -183,7 +180,7 @@ func inherit(ctx context.Context, b *bench, o ownership, url string, n int) erro
 		return err
 	}
 	defer victim.close()
-	defer proxy.Close() // or else it would release what it has
+	defer proxy.Close() // otherwise it would release its keys
 	heir, err := o.open(ctx, url, fastTTL)
 	if err != nil {
 		return err

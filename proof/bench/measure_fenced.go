@@ -48,10 +48,7 @@ func measureFenced(ctx context.Context, b *bench) error {
 		return err
 	}
 
-	rounds, slice := 10, time.Second
-	if b.quick {
-		rounds, slice = 2, 200*time.Millisecond
-	}
+	rounds, slice := choose(b, 10, 2), choose(b, time.Second, 200*time.Millisecond)
 	write := func(worker int) func(pgx.Tx) error {
 		return func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `UPDATE balances SET cents = cents + 1 WHERE tenant = $1`, worker)

@@ -15,10 +15,7 @@ var footprintMeasure = measure{
 }
 
 func measureFootprint(ctx context.Context, b *bench) error {
-	n := 1000
-	if b.quick {
-		n = 200
-	}
+	n := choose(b, 1000, 200)
 	for _, p := range b.peers {
 		if !p.expires {
 			continue

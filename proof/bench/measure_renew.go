@@ -13,37 +13,27 @@ var renewMeasure = measure{
 }
 
 func measureRenew(ctx context.Context, b *bench) error {
-	s, err := b.servers(ctx, b.peers)
-	if err != nil {
-		return err
-	}
 	type holder struct {
-		peer  peer
+		*crew
 		lease renewer
 		took  []time.Duration
 	}
 	var holders []*holder
-	for _, p := range b.peers {
-		r, err := p.open(ctx, options{url: s.url(p), name: p.name, timing: endless})
-		if err != nil {
-			b.failed("renew", p.name, err)
-			continue
-		}
-		defer r.close()
-		c, err := r.contender(b.name())
-		if err != nil {
-			return err
-		}
-		lease, ok := c.(renewer)
+	_, closeAll, err := openCrews(ctx, b, "renew", 1, func(c *crew) error {
+		lease, ok := c.workers[0].(renewer)
 		if !ok {
-			continue
+			return nil
 		}
-		if err := lease.acquire(ctx); err != nil {
-			b.failed("renew", p.name, err)
-			continue
+		err := lease.acquire(ctx)
+		if err == nil {
+			holders = append(holders, &holder{crew: c, lease: lease})
 		}
-		holders = append(holders, &holder{peer: p, lease: lease})
+		return err
+	})
+	if err != nil {
+		return err
 	}
+	defer closeAll()
 
 	// The first renewals open connections and prepare statements.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)

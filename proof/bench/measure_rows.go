@@ -47,10 +47,8 @@ func load() string {
 
 // rowsThroughput lets the queues work in turns.
 func rowsThroughput(ctx context.Context, b *bench) error {
-	rounds, sizes := b.samples(8), [manners]int{batched: 20_000, singly: 4000, singlyTx: 2000}
-	if b.quick {
-		sizes = [manners]int{batched: 2000, singly: 200, singlyTx: 200}
-	}
+	rounds := b.samples(8)
+	sizes := choose(b, [manners]int{batched: 20_000, singly: 4000, singlyTx: 2000}, [manners]int{batched: 2000, singly: 200, singlyTx: 200})
 	url, err := b.postgres.database(ctx)
 	if err != nil {
 		return err
@@ -127,7 +125,7 @@ func rowsThroughput(ctx context.Context, b *bench) error {
 	return onceEach(ctx, url, "effects", finished[figure{claimsQueueing.name, singlyTx}]*(rounds*10+1)/(rounds*10)*len(queueings))
 }
 
-// onceEach returns an error unless a table of effects has exactly n, of each worker and ID one.
+// onceEach returns an error unless a table has exactly n effects, each of another worker or ID.
 func onceEach(ctx context.Context, url, table string, n int) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -142,12 +140,9 @@ func onceEach(ctx context.Context, url, table string, n int) error {
 	return err
 }
 
-// rowsAtRest counts the statements of a process that has rows in flight, and of one that has none.
+// rowsAtRest counts the statements of a process with rows in flight, and of a process without any.
 func rowsAtRest(ctx context.Context, b *bench) error {
-	n, watch := 10_000, 30*time.Second
-	if b.quick {
-		n, watch = 1000, 3*time.Second
-	}
+	n, watch := choose(b, 10_000, 1000), choose(b, 30*time.Second, 3*time.Second)
 	url, err := b.postgres.database(ctx)
 	if err != nil {
 		return err

@@ -19,10 +19,7 @@ import (
 // others take and finish them: at work, from the first one on; otherwise, once all are free. Then
 // results of the killed one are sent too.
 func rowsKilled(ctx context.Context, b *bench, atWork bool) error {
-	n, latest, what := 100_000, 1000, "killed: "
-	if b.quick {
-		n, latest = 5000, 100
-	}
+	n, latest, what := choose(b, 100_000, 5000), choose(b, 1000, 100), "killed: "
 	if atWork {
 		latest, what = 0, "killed, others at work: "
 	}
@@ -42,7 +39,7 @@ func rowsKilled(ctx context.Context, b *bench, atWork bool) error {
 		return err
 	}
 	defer victim.close()
-	defer proxy.Close() // or else it would release what it has
+	defer proxy.Close() // otherwise it would release its rows
 	var heirs [2]*claimsQueue
 	for i := range heirs {
 		if heirs[i], err = openClaimsQueue(ctx, url, fastTTL); err != nil {
@@ -257,7 +254,7 @@ func oneRescue(ctx context.Context, b *bench, n int, rescues func(*river.Config)
 		return 0, 0, err
 	}
 
-	// The heir is elected first, so that nobody need wait for an election too.
+	// The heir is elected first, so that no job waits for an election too.
 	if err := heir.Start(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -281,15 +278,7 @@ func oneRescue(ctx context.Context, b *bench, n int, rescues func(*river.Config)
 		defer cancel()
 		_ = victim.StopAndCancel(ending)
 	}()
-	await := func(happened chan struct{}) error {
-		select {
-		case <-happened:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	if err := await(running); err != nil {
+	if err := await(ctx, running); err != nil {
 		return 0, 0, err
 	}
 	proxy.Close()
@@ -297,10 +286,10 @@ func oneRescue(ctx context.Context, b *bench, n int, rescues func(*river.Config)
 	if err := heir.Queues().Add(river.QueueDefault, river.QueueConfig{MaxWorkers: n}); err != nil {
 		return 0, 0, err
 	}
-	if err := await(one); err != nil {
+	if err := await(ctx, one); err != nil {
 		return 0, 0, err
 	}
 	first = time.Since(killed)
-	err = await(everyone)
+	err = await(ctx, everyone)
 	return first, time.Since(killed), err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 )
 
 var sustainedMeasure = measure{
@@ -23,14 +24,8 @@ var sustainedMeasure = measure{
 // pause. All the time, and also when that greatest rate is measured, as many rows are added as are
 // finished, and as many old ones deleted.
 func measureSustained(ctx context.Context, b *bench) error {
-	size, length, portion := 1_000_000, b.duration, time.Minute
-	burst := 40_000
-	if b.quick {
-		size, burst = 20_000, 2000
-	}
-	if length < 4*portion {
-		portion = length / 4
-	}
+	size, burst := choose(b, 1_000_000, 20_000), choose(b, 40_000, 2000)
+	length, portion := b.duration, min(time.Minute, b.duration/4)
 	const measure = "rows-sustained"
 	url, err := b.postgres.database(ctx)
 	if err != nil {
@@ -97,12 +92,12 @@ func sizes(records []record, name string) (text string) {
 
 type sustained struct {
 	q       *claimsQueue
-	ready   int   // rows that are ready, when nobody works
-	deleted int64 // the last row that was
+	ready   int   // the number of ready rows while no worker works
+	deleted int64 // the ID of the last row that was deleted
 }
 
-// atMost reports how many rows the workers finish per second without a pause: of those that are
-// there, and, what it returns, while others are added and deleted.
+// atMost reports how many rows the workers finish per second without a pause, first of a full table
+// and then while other rows are added and deleted. It returns the second rate.
 func (s *sustained) atMost(ctx context.Context, b *bench, measure, when string, n int, length time.Duration) (rate float64, err error) {
 	alone, err := s.burst(ctx, n)
 	if err != nil {
@@ -146,49 +141,44 @@ func (s *sustained) replace(ctx context.Context, n int) error {
 	if err := s.q.fill(ctx, n); err != nil {
 		return err
 	}
-	// From where the last one ended, so that it does not walk over what it has deleted.
+	// It begins after the last deleted row, so that it does not scan deleted rows again.
 	return s.q.pool.QueryRow(ctx, `
 		WITH gone AS (DELETE FROM tasks WHERE id = ANY(ARRAY(SELECT id FROM tasks WHERE status = 'done' AND id > $1 ORDER BY id LIMIT $2)) RETURNING id)
 		SELECT coalesce(max(id), $1) FROM gone`, s.deleted, n).Scan(&s.deleted)
 }
 
-// paced works at a rate, and returns the one that it reached, and how long each batch took.
+// paced works at a given rate. It returns the rate that it reached and the duration of each batch.
 func (s *sustained) paced(ctx context.Context, rate float64, length time.Duration) (reached float64, took []time.Duration, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	workers, working := errgroup.WithContext(ctx)
 	var (
 		turn     atomic.Int64
 		finished atomic.Int64
 		mu       sync.Mutex // guards took
-		wg       sync.WaitGroup
 	)
 	began := time.Now()
 	due := func() (time.Time, bool) {
 		at := time.Duration(float64(turn.Add(1)*batchSize) / rate * float64(time.Second))
 		return began.Add(at), at < length
 	}
-	errs := make([]error, queueWorkers+1)
-	taking, stop := context.WithTimeout(ctx, length) // if the table ran dry, nobody would fill it after that
+	taking, stop := context.WithTimeout(working, length) // nothing fills the table after that
 	defer stop()
-	for w := range queueWorkers {
-		wg.Go(func() {
+	for range queueWorkers {
+		workers.Go(func() error {
 			for {
 				at, in := due()
 				if !in || pause(taking, time.Until(at)) != nil {
-					return
+					return nil
 				}
 				from := time.Now()
 				got, err := s.q.worker.Take(taking, batchSize)
 				if taking.Err() != nil && len(got) == 0 {
-					return
+					return nil
 				}
 				if err == nil {
-					err = s.q.queue.Finish(ctx, got...)
+					err = s.q.queue.Finish(working, got...)
 				}
 				if err != nil {
-					errs[w] = err
-					cancel()
-					return
+					return err
 				}
 				finished.Add(int64(len(got)))
 				mu.Lock()
@@ -198,7 +188,7 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 		})
 	}
 	over := make(chan struct{})
-	wg.Go(func() {
+	workers.Go(func() error {
 		for replaced := 0; ; {
 			last := false
 			select {
@@ -207,23 +197,17 @@ func (s *sustained) paced(ctx context.Context, rate float64, length time.Duratio
 			case <-time.After(200 * time.Millisecond):
 			}
 			n := int(finished.Load()) - replaced
-			if err := s.replace(ctx, n); err != nil {
-				errs[queueWorkers] = err
-				cancel()
-				return
+			if err := s.replace(working, n); last || err != nil {
+				return err
 			}
 			replaced += n
-			if last {
-				return
-			}
 		}
 	})
-	if err := pause(ctx, length); err == nil {
+	if err := pause(working, length); err == nil {
 		reached = float64(finished.Load()) / time.Since(began).Seconds()
 	}
 	close(over)
-	wg.Wait()
-	return reached, took, errors.Join(append(errs, s.refill(ctx))...)
+	return reached, took, errors.Join(workers.Wait(), s.refill(ctx))
 }
 
 // tell reports dead tuples and sizes.

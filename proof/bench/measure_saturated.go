@@ -27,10 +27,7 @@ func measureSaturated(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	load := 10 * time.Second
-	if b.quick {
-		load = 5 * time.Second
-	}
+	load := choose(b, 10*time.Second, 5*time.Second)
 	var all []*lateness
 	for _, p := range b.peers {
 		if p.versionSQL == "" {

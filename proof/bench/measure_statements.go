@@ -70,13 +70,9 @@ func countSteps(ctx context.Context, b *bench, p peer, url string) error {
 		return err
 	}
 	defer c.close()
-	contender, err := c.contender(b.name())
+	worker, err := c.contender(b.name())
 	if err != nil {
 		return err
-	}
-	worker, ok := contender.(stepper)
-	if !ok {
-		return nil
 	}
 	type step struct {
 		name string
@@ -141,14 +137,14 @@ func countSteal(ctx context.Context, b *bench, p peer, url string) (executed, tr
 		if err != nil {
 			return 0, 0, err
 		}
-		if err := old.(stepper).acquire(ctx); err != nil {
+		if err := old.acquire(ctx); err != nil {
 			return 0, 0, err
 		}
 		next, err := standby.contender(name)
 		if err != nil {
 			return 0, 0, err
 		}
-		if next.(stepper).acquire(ctx) == nil {
+		if next.acquire(ctx) == nil {
 			return 0, 0, fmt.Errorf("%s was not held", name)
 		}
 		if err := pause(ctx, briefTTL+50*time.Millisecond); err != nil {
@@ -168,10 +164,7 @@ func measureIdle(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	watch := 2 * time.Minute
-	if b.quick {
-		watch = 10 * time.Second
-	}
+	watch := choose(b, 2*time.Minute, 10*time.Second)
 	var wg sync.WaitGroup
 	for _, p := range b.peers {
 		if p.on != onPostgres || !p.expires {

@@ -20,30 +20,48 @@ var claimsOwnership = ownership{
 		if err != nil {
 			return nil, err
 		}
-		o := &claimsOwner{store: store, over: make(chan struct{})}
-		if o.session, err = claims.NewSession(store, claims.SessionConfig{TTL: ttl, Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		o := &claimsOwner{store: store}
+		if o.session, err = newSession(store, ttl); err != nil {
 			return nil, err
 		}
-		if o.keys, err = claims.NewKeys(o.session, "bench"); err != nil {
+		if o.keys, err = claims.NewKeys(o.session.Session, "bench"); err != nil {
 			return nil, err
 		}
-		var running context.Context
-		running, o.stop = context.WithCancel(context.WithoutCancel(ctx))
-		go func() {
-			defer close(o.over)
-			_ = o.session.Run(running)
-		}()
+		o.session.start(ctx)
 		return o, nil
 	},
+}
+
+// session is a session that runs until stop is called.
+type session struct {
+	*claims.Session
+	stop context.CancelFunc
+	over chan struct{} // closed when the session has ended
+}
+
+func newSession(store *tenure.PostgresStore, ttl time.Duration) (*session, error) {
+	s, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl, Logger: slog.New(slog.DiscardHandler)})
+	return &session{Session: s, over: make(chan struct{})}, err
+}
+
+func (s *session) start(ctx context.Context) {
+	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(s.over)
+		_ = s.Run(ctx)
+	}()
+}
+
+func (s *session) end() {
+	s.stop()
+	<-s.over
 }
 
 type claimsOwner struct {
 	id      string // of the session that claimed last
 	store   *tenure.PostgresStore
-	session *claims.Session
+	session *session
 	keys    *claims.Keys
-	stop    context.CancelFunc
-	over    chan struct{}
 }
 
 func (o *claimsOwner) claim(ctx context.Context, ids []string) error {
@@ -65,30 +83,21 @@ func (o *claimsOwner) claim(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// renewed reads the time in the session's record. The database's clock is that of this machine.
 func (o *claimsOwner) renewed(ctx context.Context, url string) (time.Time, error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return time.Time{}, err
 	}
 	defer conn.Close(ctx)
-	var at int64
-	err = conn.QueryRow(ctx, `SELECT updated_at_ms FROM objects WHERE object_type = 'tenure.session' AND id = $1`, o.id).Scan(&at)
-	return time.UnixMilli(at), err
+	return lastRenewed(ctx, conn, o.id)
 }
 
 func (o *claimsOwner) release(ctx context.Context) error {
-	o.stop()
-	select {
-	case <-o.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	o.session.stop()
+	return await(ctx, o.session.over)
 }
 
 func (o *claimsOwner) close() {
-	o.stop()
-	<-o.over
+	o.session.end()
 	o.store.Close()
 }

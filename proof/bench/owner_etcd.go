@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,100 +57,63 @@ const (
 	etcdWriters = 16
 )
 
+// claim puts all keys in batches. If another owner has a key of a batch, claim puts the keys of the
+// batch again when they are deleted.
 func (o *etcdOwner) claim(ctx context.Context, ids []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	now, err := o.client.Get(ctx, "claims/", clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithCountOnly())
 	if err != nil {
 		return err
 	}
-	batches := make(chan []string)
-	var (
-		mu      sync.Mutex // guards the fields below
-		missing = make(map[string]bool)
-		left    = len(ids)
-	)
-	var writers sync.WaitGroup
-	failed := make(chan error, etcdWriters)
-	all := make(chan struct{})
-	for range etcdWriters {
-		writers.Go(func() {
-			for batch := range batches {
-				taken, err := o.put(ctx, batch)
-				if err != nil {
-					failed <- err
-					return
-				}
-				mu.Lock()
-				if taken {
-					left -= len(batch)
-				} else {
-					for _, id := range batch {
-						missing[id] = true
-					}
-				}
-				last := left == 0
-				mu.Unlock()
-				if last {
-					close(all)
-				}
-			}
-		})
-	}
-	defer writers.Wait()
-	defer close(batches)
-	send := func(batch []string) error {
-		select {
-		case batches <- batch:
-			return nil
-		case err := <-failed:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	for len(ids) > 0 {
-		n := min(len(ids), etcdBatch)
-		if err := send(ids[:n]); err != nil {
-			return err
-		}
-		ids = ids[n:]
-	}
-	// A batch of which another owner has a key is put when its keys are deleted.
-	deleted := o.client.Watch(ctx, "claims/", clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1), clientv3.WithFilterPut(), clientv3.WithFragment())
-	var free []string
-	for {
-		select {
-		case <-all:
-			return nil
-		case err := <-failed:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		case answer, ok := <-deleted:
-			if !ok || answer.Err() != nil {
-				return errors.Join(errors.New("the watch ended"), answer.Err())
+	var mu sync.Mutex // guards missing
+	missing := make(map[string]bool)
+	writers, writing := errgroup.WithContext(ctx)
+	writers.SetLimit(etcdWriters)
+	for batch := range slices.Chunk(ids, etcdBatch) {
+		writers.Go(func() error {
+			taken, err := o.put(writing, batch)
+			if taken || err != nil {
+				return err
 			}
 			mu.Lock()
-			for _, e := range answer.Events {
-				if id := string(e.Kv.Key[len("claims/"):]); missing[id] {
-					delete(missing, id)
-					free = append(free, id)
-				}
+			defer mu.Unlock()
+			for _, id := range batch {
+				missing[id] = true
 			}
-			mu.Unlock()
-			for len(free) > 0 {
-				n := min(len(free), etcdBatch)
-				if err := send(free[:n:n]); err != nil {
-					return err
-				}
-				free = free[n:]
+			return nil
+		})
+	}
+	if err := writers.Wait(); err != nil || len(missing) == 0 {
+		return err
+	}
+	writers, writing = errgroup.WithContext(ctx)
+	writers.SetLimit(etcdWriters)
+	deleted := o.client.Watch(writing, "claims/", clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1), clientv3.WithFilterPut(), clientv3.WithFragment())
+	for len(missing) > 0 {
+		answer, ok := <-deleted
+		if !ok || answer.Err() != nil {
+			return errors.Join(errors.New("the watch ended"), answer.Err(), writers.Wait())
+		}
+		var free []string
+		for _, e := range answer.Events {
+			if id := string(e.Kv.Key[len("claims/"):]); missing[id] {
+				delete(missing, id)
+				free = append(free, id)
 			}
 		}
+		for batch := range slices.Chunk(free, etcdBatch) {
+			writers.Go(func() error {
+				taken, err := o.put(writing, batch)
+				if err == nil && !taken {
+					err = errors.New("a third owner has a key")
+				}
+				return err
+			})
+		}
 	}
+	return writers.Wait()
 }
 
-// put puts keys that nobody has. It reports false if somebody has one of them.
+// put puts free keys. It reports false, and puts none, if one of them has an owner.
 func (o *etcdOwner) put(ctx context.Context, ids []string) (bool, error) {
 	var free []clientv3.Cmp
 	var puts []clientv3.Op
@@ -175,13 +139,10 @@ func (o *etcdOwner) release(ctx context.Context) error {
 
 func (o *etcdOwner) close() { o.client.Close() }
 
-// etcdRevocations measures how fast leases with a key each are revoked when all of them expire:
-// that is what it takes where each key has a lease of its own.
+// etcdRevocations measures how fast etcd revokes leases that expire together, each with one key. A
+// program that gives each key its own lease waits for that.
 func etcdRevocations(ctx context.Context, b *bench, url string) error {
-	n := 5000
-	if b.quick {
-		n = 500
-	}
+	n := choose(b, 5000, 500)
 	client, err := etcdClient(url)
 	if err != nil {
 		return err

@@ -2,9 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -29,7 +26,7 @@ type peer struct {
 	expires bool
 
 	// renews is the time between renewals at fast timing. versionSQL reads a value that
-	// each renewal changes, by the lease's name; it is empty if there is none.
+	// each renewal changes, by the lease's name. It is empty for a peer without such a value.
 	renews     time.Duration
 	versionSQL string
 
@@ -104,6 +101,10 @@ type contender interface {
 	// resign gracefully gives up the current term of campaign. It is called only after the
 	// job has begun. The job returns before the release is sent.
 	resign(ctx context.Context) error
+
+	// acquire and release control the contender step by step, without a campaign.
+	acquire(ctx context.Context) error
+	release(ctx context.Context) error
 }
 
 // running is a job that can be told to return.
@@ -127,22 +128,15 @@ func (r *running) stop() {
 	<-r.returned
 }
 
-// stepper is a contender that can be controlled step by step.
-type stepper interface {
-	acquire(ctx context.Context) error
-	release(ctx context.Context) error
-}
-
-// renewer is a stepper that can also renew on request.
+// renewer is a contender that can also renew on request.
 type renewer interface {
-	stepper
+	contender
 	renew(ctx context.Context) error
 }
 
-// stealer is a stepper that can take over a lease that it has seen and that has expired
-// since.
+// stealer is a contender that can take over a lease that it has seen and that has expired since.
 type stealer interface {
-	stepper
+	contender
 	steal(ctx context.Context) error
 }
 
@@ -172,19 +166,4 @@ var peers = []peer{
 	tenureEtcdPeer,
 	natsHandPeer,
 	tenureNATSPeer,
-}
-
-// peersNamed returns the peers of a comma-separated list, in the order of the
-// tables. An empty list means all.
-func peersNamed(list string) ([]peer, error) {
-	if list == "" {
-		return peers, nil
-	}
-	names := strings.Split(list, ",")
-	for _, name := range names {
-		if !slices.ContainsFunc(peers, func(p peer) bool { return p.name == name }) {
-			return nil, fmt.Errorf("no peer %q", name)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(peers), func(p peer) bool { return !slices.Contains(names, p.name) }), nil
 }

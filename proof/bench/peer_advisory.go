@@ -40,7 +40,7 @@ type advisoryKey struct {
 	key  int64
 }
 
-// create waits until nobody else has the lock.
+// create waits until no other replica has the lock.
 func (k *advisoryKey) create(ctx context.Context) (bool, error) {
 	_, err := k.conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, k.key)
 	return err == nil, err

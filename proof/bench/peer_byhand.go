@@ -5,11 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// What somebody would write by hand on the clients of etcd and NATS: create a key, wait until
+// A hand-written election on the clients of etcd and NATS: create a key, wait until
 // it is deleted, delete it. Nothing expires.
 var (
 	etcdHandPeer = peer{
@@ -35,20 +36,24 @@ var (
 		about: "an election by hand in a key-value bucket of NATS: create a key, watch it, delete it",
 		on:    onNATS,
 		open: func(ctx context.Context, o options) (*replica, error) {
-			js, closeConn, err := openNATS(o.url)
+			conn, err := nats.Connect(o.url)
 			if err != nil {
 				return nil, err
 			}
-			bucket, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "hand", Storage: jetstream.FileStorage})
+			var bucket jetstream.KeyValue
+			js, err := jetstream.New(conn)
+			if err == nil {
+				bucket, err = js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "hand", Storage: jetstream.FileStorage})
+			}
 			if err != nil {
-				closeConn()
+				conn.Close()
 				return nil, err
 			}
 			return &replica{
 				contender: func(lease string) (contender, error) {
 					return &handContender{key: &natsKey{bucket: bucket, name: lease}}, nil
 				},
-				close: closeConn,
+				close: conn.Close,
 			}, nil
 		},
 	}
@@ -57,7 +62,7 @@ var (
 // key is a key that at most one replica has created.
 type key interface {
 	create(ctx context.Context) (ok bool, err error)
-	// awaitDeleted returns when somebody has deleted the key, or if it is not there.
+	// awaitDeleted returns when the key is deleted, or at once if it does not exist.
 	awaitDeleted(ctx context.Context) error
 	delete(ctx context.Context) error
 }
@@ -131,8 +136,8 @@ func (k *etcdKey) delete(ctx context.Context) error {
 type natsKey struct {
 	bucket   jetstream.KeyValue
 	name     string
-	revision uint64 // that this replica has created
-	deleted  uint64 // at which somebody has deleted the key
+	revision uint64 // of the key that this replica has created
+	deleted  uint64 // the revision at which the key was deleted
 }
 
 func (k *natsKey) create(ctx context.Context) (ok bool, err error) {

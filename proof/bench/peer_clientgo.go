@@ -72,8 +72,8 @@ func (c *clientGoContender) campaign(ctx context.Context, job func(context.Conte
 	ctx, c.stop = context.WithCancel(ctx)
 	defer c.stop()
 
-	// The elector starts its callback in a goroutine, which may not have begun when Run
-	// returns; the event comes before that.
+	// The elector starts its callback in a goroutine that may begin after Run has returned. The
+	// event is recorded before.
 	c.record.event = func(event string) {
 		if event == "became leader" {
 			jobs.Add(1)
@@ -110,12 +110,7 @@ func (c *clientGoContender) campaign(ctx context.Context, job func(context.Conte
 func (c *clientGoContender) resign(ctx context.Context) error {
 	c.job.stop()
 	c.stop()
-	select {
-	case <-c.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return await(ctx, c.over)
 }
 
 // renewed returns when the last renewal that succeeded was sent.

@@ -12,33 +12,22 @@ import (
 )
 
 var (
-	pglockPeer = peer{
-		name:       "pglock",
-		about:      "cirello.io/pglock over lib/pq",
-		polls:      fastTTL,
-		expires:    true,
-		renews:     time.Second / 2,
-		versionSQL: pglockVersionSQL,
-		prepare:    preparePglock,
-		open: func(ctx context.Context, o options) (*replica, error) {
-			return openPglock(ctx, "postgres", o)
-		},
-	}
-	pglockPgxPeer = peer{
-		name:       "pglock-pgx",
-		about:      "cirello.io/pglock over pgx",
-		polls:      fastTTL,
-		expires:    true,
-		renews:     time.Second / 2,
-		versionSQL: pglockVersionSQL,
-		prepare:    preparePglock,
-		open: func(ctx context.Context, o options) (*replica, error) {
-			return openPglock(ctx, "pgx", o)
-		},
-	}
+	pglockPeer    = pglockOver("pglock", "cirello.io/pglock over lib/pq", "postgres")
+	pglockPgxPeer = pglockOver("pglock-pgx", "cirello.io/pglock over pgx", "pgx")
 )
 
-const pglockVersionSQL = `SELECT record_version_number FROM locks WHERE name = $1`
+func pglockOver(name, about, driver string) peer {
+	return peer{
+		name:       name,
+		about:      about,
+		polls:      fastTTL,
+		expires:    true,
+		renews:     time.Second / 2,
+		versionSQL: `SELECT record_version_number FROM locks WHERE name = $1`,
+		prepare:    preparePglock,
+		open:       func(ctx context.Context, o options) (*replica, error) { return openPglock(ctx, driver, o) },
+	}
+}
 
 func preparePglock(_ context.Context, url string) error {
 	db, err := sql.Open("postgres", url)
@@ -112,12 +101,7 @@ func (c *pglockContender) campaign(ctx context.Context, job func(context.Context
 // resign ends the job: Do releases the lock when its func returns.
 func (c *pglockContender) resign(ctx context.Context) error {
 	c.job.stop()
-	select {
-	case <-c.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return await(ctx, c.over)
 }
 
 func (c *pglockContender) acquire(ctx context.Context) (err error) {

@@ -60,7 +60,7 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (*rep
 		if err != nil {
 			return nil, err
 		}
-		r := tenureReplica(store, store.Close, o)
+		r := tenureReplica(store, o)
 		shared := poolReplica(pool, r.contender)
 		shared.close = func() { r.close(); pool.Close() }
 		return shared, nil
@@ -73,10 +73,10 @@ func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (*rep
 	if err != nil {
 		return nil, err
 	}
-	return tenureReplica(store, store.Close, o), nil
+	return tenureReplica(store, o), nil
 }
 
-func tenureReplica(store tenure.Store, closeStore func() error, o options) *replica {
+func tenureReplica(store database, o options) *replica {
 	cfg := tenure.LeaseConfig{Holder: o.name, Logger: slog.New(slog.DiscardHandler)}
 	switch o.timing {
 	case fast:
@@ -93,7 +93,7 @@ func tenureReplica(store tenure.Store, closeStore func() error, o options) *repl
 			lease, err := tenure.NewLease(store, cfg)
 			return &tenureContender{interval: o.interval, lease: lease}, err
 		},
-		close: func() { closeStore() },
+		close: func() { store.Close() },
 	}
 }
 
@@ -115,8 +115,8 @@ func (c *tenureContender) campaign(ctx context.Context, job func(context.Context
 		Reconcile: func(ctx context.Context) error {
 			c.term = tenure.TermFromContext(ctx)
 			job(ctx)
-			// The goroutine that owns the term finds ctx done too, and goes on
-			// to release the lease before it ends.
+			// The goroutine that owns the term sees that ctx is done, too. It releases the lease
+			// before it ends.
 			cancel()
 			return nil
 		},

@@ -51,8 +51,8 @@ func startPostgres(ctx context.Context, url string) (p *postgres, err error) {
 	return p, err
 }
 
-// database creates an empty database, so that a measure is not affected by what earlier
-// ones left behind. It is dropped at the end.
+// database creates an empty database, so that nothing that an earlier measure left behind affects
+// this one. The database is dropped at the end.
 func (p *postgres) database(ctx context.Context) (string, error) {
 	p.mu.Lock() // measures that run at the same time take turns
 	defer p.mu.Unlock()

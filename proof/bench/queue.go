@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 )
 
 // queueWorkers is how many workers a queue has.
@@ -41,6 +40,14 @@ func (m manner) String() string {
 	return [manners]string{"batches of 100", "singly", "singly, in a transaction with an INSERT"}[m]
 }
 
+// size is the number of rows that a worker takes at once.
+func (m manner) size() int {
+	if m == batched {
+		return batchSize
+	}
+	return 1
+}
+
 // queueing is a way to work on the rows of a table.
 type queueing struct {
 	name string
@@ -55,35 +62,30 @@ const effectsSchema = `CREATE TABLE IF NOT EXISTS effects (id bigint, worker tex
 
 const insertEffect = `INSERT INTO effects VALUES ($1, $2)`
 
-// workAll calls some, on as many goroutines as there are workers, until they have finished n rows. some
-// returns how many it has finished. Its context ends when there is nothing left to take.
+// workAll calls some on a goroutine per worker until the workers have finished n rows. Some returns
+// the number of rows that it has finished. Its context ends when no row is left to take.
 func workAll(ctx context.Context, n int, some func(ctx context.Context) (int, error)) (time.Duration, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	workers, ctx := errgroup.WithContext(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	var left atomic.Int64
 	left.Store(int64(n))
-	errs := make([]error, queueWorkers)
-	var wg sync.WaitGroup
 	began := time.Now()
-	for w := range queueWorkers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
+	for range queueWorkers {
+		workers.Go(func() error {
+			for left.Load() > 0 {
 				finished, err := some(ctx)
-				if left.Add(-int64(finished)) <= 0 {
-					cancel()
+				if err != nil && left.Load() > 0 {
+					return err
 				}
-				if err != nil && ctx.Err() == nil {
-					errs[w] = err
-					cancel()
+				if left.Add(-int64(finished)) <= 0 {
+					stop()
 				}
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	err := errors.Join(errs...)
-	if err == nil && left.Load() > 0 {
-		err = context.Cause(ctx)
-	}
+	err := workers.Wait()
 	return time.Since(began), err
 }
 

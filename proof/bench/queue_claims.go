@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"strconv"
 	"time"
 
@@ -26,20 +25,18 @@ const tasksSchema = `CREATE TABLE IF NOT EXISTS tasks (id bigint GENERATED ALWAY
 type claimsQueue struct {
 	pool    *pgxpool.Pool
 	store   *tenure.PostgresStore
-	session *claims.Session
+	session *session
 	queue   *claims.Queue
 	worker  *claims.Worker
-	stop    context.CancelFunc
-	over    chan struct{}
 }
 
-// openClaimsQueue makes a process with a session that has begun.
+// openClaimsQueue opens a queue whose session has begun.
 func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *claimsQueue, err error) {
 	pool, err := queuePool(ctx, url)
 	if err != nil {
 		return nil, err
 	}
-	q := &claimsQueue{pool: pool, over: make(chan struct{})}
+	q := &claimsQueue{pool: pool}
 	defer func() {
 		if err != nil {
 			pool.Close()
@@ -58,22 +55,16 @@ func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *cla
 	if err := q.store.Migrate(ctx); err != nil {
 		return nil, err
 	}
-	q.session, err = claims.NewSession(q.store, claims.SessionConfig{TTL: ttl, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
+	if q.session, err = newSession(q.store, ttl); err != nil {
 		return nil, err
 	}
 	if q.queue, err = claims.NewQueue(q.store, claimedRows); err != nil {
 		return nil, err
 	}
-	if q.worker, err = claims.NewWorker(q.session, q.queue); err != nil {
+	if q.worker, err = claims.NewWorker(q.session.Session, q.queue); err != nil {
 		return nil, err
 	}
-	var running context.Context
-	running, q.stop = context.WithCancel(context.WithoutCancel(ctx))
-	go func() {
-		defer close(q.over)
-		_ = q.session.Run(running)
-	}()
+	q.session.start(ctx)
 	for !q.session.Valid() {
 		if err := pause(ctx, time.Millisecond); err != nil {
 			q.close()
@@ -89,12 +80,8 @@ func (q *claimsQueue) fill(ctx context.Context, n int) error {
 }
 
 func (q *claimsQueue) work(ctx context.Context, n int, how manner) (time.Duration, error) {
-	size := 1
-	if how == batched {
-		size = batchSize
-	}
 	return workAll(ctx, n, func(taking context.Context) (int, error) {
-		got, err := q.worker.Take(taking, size)
+		got, err := q.worker.Take(taking, how.size())
 		if err != nil {
 			return 0, err
 		}
@@ -127,8 +114,7 @@ func (q *claimsQueue) finish(ctx context.Context, got []claims.Claim, worker str
 }
 
 func (q *claimsQueue) close() {
-	q.stop()
-	<-q.over
+	q.session.end()
 	q.store.Close()
 	q.pool.Close()
 }

@@ -49,12 +49,8 @@ func (q *handQueue) fill(ctx context.Context, n int) error {
 
 func (q *handQueue) work(ctx context.Context, n int, how manner) (time.Duration, error) {
 	const worker = "hand-written"
-	size := 1
-	if how == batched {
-		size = batchSize
-	}
 	return workAll(ctx, n, func(taking context.Context) (int, error) {
-		rows, err := q.pool.Query(ctx, handTake, worker, size)
+		rows, err := q.pool.Query(ctx, handTake, worker, how.size())
 		if err != nil {
 			return 0, err
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// riverQueueing is River, which takes as many jobs at once as it has idle workers, and finishes
-// those that return in batches of its own, or in a transaction of the job.
+// riverQueueing is River. It takes as many jobs at once as it has idle workers. It finishes jobs in
+// batches after they have returned, or in a transaction of the job.
 var riverQueueing = queueing{
 	name: "river",
 	open: func(ctx context.Context, url string) (queue, error) {
@@ -90,14 +90,10 @@ func (q *riverQueue) client(workers int, work func(context.Context, *river.Job[r
 
 // work counts the time from the first job's beginning until the database says that all are completed.
 func (q *riverQueue) work(ctx context.Context, n int, how manner) (took time.Duration, err error) {
-	workers := queueWorkers
-	if how == batched {
-		workers *= batchSize
-	}
 	var began atomic.Pointer[time.Time]
 	var worked atomic.Int64
 	done := make(chan struct{})
-	client, err := q.client(workers, func(ctx context.Context, job *river.Job[riverArgs]) error {
+	client, err := q.client(queueWorkers*how.size(), func(ctx context.Context, job *river.Job[riverArgs]) error {
 		if began.Load() == nil {
 			now := time.Now()
 			began.CompareAndSwap(nil, &now)
@@ -128,10 +124,8 @@ func (q *riverQueue) work(ctx context.Context, n int, how manner) (took time.Dur
 			err = stopErr
 		}
 	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	if err := await(ctx, done); err != nil {
+		return 0, err
 	}
 	for left := true; left; {
 		err := q.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM river_job WHERE state = ANY('{available,running,retryable}'))`).Scan(&left)

@@ -24,7 +24,7 @@ type result struct {
 	undecided  int // registers whose history took too long to check
 	renewals   int // renewals that were reported to a replica as successful
 	crowd      int // terms of other leases
-	together   int // beginnings and ends of those that were committed together with others
+	together   int // beginnings and ends of these terms that shared a commit
 	claims     int // on the keys that have a func
 	funcs      int // of these
 	takes      int // of rows
@@ -190,10 +190,10 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 	}
 }
 
-// checkSetUp looks for replicas that were told that the store is not set up. That of NATS says so
-// while its stream or its disk is full. In a database losing the tombstones is the only fault that
-// may cause this, and only for a moment: a replica must notice that they are gone and do everything
-// without them. That may take longer only if the network fails at the same time.
+// checkSetUp looks for replicas that were told that the store is not set up. On NATS they are told
+// so while the stream or the disk is full. In a database only the loss of the tombstones may cause
+// this error, and only for a moment: a replica must notice the loss and go on without tombstones.
+// It may take longer only if the network fails at the same time.
 func (r *result) checkSetUp(p *phase, a *audit) {
 	if !a.fit {
 		return

@@ -108,7 +108,7 @@ func (r *record) claimFuncs() map[string][]job {
 	return runs
 }
 
-// unclaimedSQL counts the keys without an owner: those that are free, and those whose session is gone.
+// unclaimedSQL counts the free keys, and the keys whose session is gone.
 const unclaimedSQL = `
 	SELECT count(*) FILTER (WHERE session IS NULL), count(*) FILTER (WHERE session IS NOT NULL AND o.id IS NULL)
 	FROM objects_claims c LEFT JOIN objects o ON o.object_type = 'tenure.session' AND o.id = c.session`

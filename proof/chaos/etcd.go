@@ -126,7 +126,7 @@ func (db *etcdServer) final(ctx context.Context, p *phase) error {
 		return err
 	}
 	db.audited.until = int64(f.from)
-	if err := errors.Join(db.End(syscall.SIGKILL), db.etcd.Restore(ctx, db.snapshot)); err != nil {
+	if err := errors.Join(db.End(syscall.SIGKILL), db.etcd.Restore(ctx, db.snapshot, "restored")); err != nil {
 		return err
 	}
 	pause(ctx, max(p.ttl, crowdTTL))

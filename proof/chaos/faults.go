@@ -14,8 +14,8 @@ const (
 
 type ending = func() (time.Duration, error)
 
-// processFaults are the faults that need nothing but processes. Some are not really
-// faults, but hand the lease over.
+// processFaults are the faults that need only processes. Some are not really faults: they hand the
+// lease over.
 var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
@@ -59,7 +59,7 @@ func startAll(processes []*process) error {
 
 // renewByCopy does once what a copy of the holder's process or machine would do: it renews
 // the record without changing its payload. The holder must notice at its next renewal and end its
-// term. Nobody renews the record after that, so the next term must begin once it expires.
+// term. No replica renews the record after that, so the next term must begin once it expires.
 func renewByCopy(renew func(context.Context) (term string, err error)) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
 		term, err := renew(ctx)

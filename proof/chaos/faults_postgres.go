@@ -88,9 +88,8 @@ func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
 	return term, err
 }
 
-// fill takes all connections that the server has left for the replicas, and breaks some of
-// those that the replicas have. The other replicas can't open new connections, although
-// their old ones exceed their lifetime.
+// fill takes all connections that the server has left, and breaks the connections of some replicas.
+// The other replicas can't open new connections when their old ones exceed their lifetime.
 func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) {
 	filling, stop := context.WithCancel(ctx)
 	filled := make(chan error, 1)

@@ -28,7 +28,7 @@ func (b *objectsBackend) store() tenure.Store { return b.objects }
 func (b *objectsBackend) close() error        { return b.closed() }
 
 // fenced has no transaction that it could keep open, so it lets the time pass before the write. Then
-// the write is to an object that no other term writes, and nothing but the fence can refuse it.
+// the write is to an object that no other term writes, so that only the fence can refuse it.
 func (b *objectsBackend) fenced(ctx context.Context, guard tenure.Guard, e entry, delay time.Duration) error {
 	id := noted
 	if delay > 0 {
@@ -48,7 +48,7 @@ func (b *objectsBackend) finish(context.Context, *claims.Queue, claims.Claim, en
 	return errors.ErrUnsupported
 }
 
-// objectsOnly is the part of a [database] that one with nothing but objects does not have.
+// objectsOnly stands in for the part of a [database] that a store of objects alone does not have.
 type objectsOnly struct{}
 
 func (objectsOnly) unclaimed(context.Context) (free, gone int, err error) {
@@ -133,7 +133,7 @@ func standing(history []change) (terms map[string]string, err error) {
 	return terms, nil
 }
 
-// ledgerOf returns the entries that triggers would have written, without those of the first changes.
+// ledgerOf returns the entries that triggers would have written, except for the first changes.
 func ledgerOf(history []change, without int) (ledger []entry, err error) {
 	now := map[tenure.Key]change{}
 	for i, c := range history {

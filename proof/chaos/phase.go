@@ -35,7 +35,7 @@ type phase struct {
 	began     time.Duration // time from the start of the replicas until one held the lease, and all shards ran
 	episodes  int
 	record    *record
-	left      string   // which keys nobody had claimed when the faults had ended, or which rows were not done; empty: few
+	left      string   // the keys without an owner, or the unfinished rows, after the last fault; empty if they are few
 	stuck     []string // rows that were held for too long after a fault
 	kinds     []faultKind
 }
@@ -46,7 +46,7 @@ type database interface {
 	replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy, error)
 	kinds() []faultKind
 
-	// unclaimed returns how many keys nobody owns, and how many more a session that is gone.
+	// unclaimed returns the number of keys without an owner, and of keys whose session is gone.
 	unclaimed(ctx context.Context) (free, gone int, err error)
 
 	// ids returns what a query of the table work returns, as text.

@@ -25,9 +25,9 @@ type postgres struct {
 }
 
 // theme decides between two kinds of faults that must not happen on one server. Without
-// tombstones only the database's clock keeps versions from going back, and after it was
-// ahead some versions stay ahead of it. So if tombstones get lost, the clock is never moved,
-// and tokens must rise without exception.
+// tombstones only the database's clock keeps versions from going back, and a clock that was
+// ahead leaves versions that are ahead of it. A server that loses tombstones never has its clock
+// moved, and there tokens must rise without exception.
 type theme uint8
 
 const (

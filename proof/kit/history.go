@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -50,6 +51,25 @@ func (l *History) Histories() [HistoryPairs][]Operation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.histories
+}
+
+// Tell logs how many calls each history has, and what became of them.
+func (l *History) Tell(t testing.TB) {
+	t.Helper()
+	for pair, history := range l.Histories() {
+		unknown, fenced, lost := 0, 0, 0
+		for _, op := range history {
+			switch {
+			case op.Call.Unknown():
+				unknown++
+			case errors.Is(op.Call.Err, tenure.ErrLost):
+				lost++
+			case op.Call.Fence != 0 && op.Call.Err == nil:
+				fenced++
+			}
+		}
+		t.Logf("pair %d: %d calls, %d of them without an answer; %d fenced writes, and %d refused", pair, len(history), unknown, fenced, lost)
+	}
 }
 
 // Changes returns how many writes have succeeded.

@@ -101,6 +101,36 @@ func Holder(replicas ...*Replica) *Replica {
 	return nil
 }
 
+// RunRestarts restarts the server of two replicas. No write that was acknowledged may be lost, no
+// token may go back, and no two jobs may run at once.
+func RunRestarts(t *testing.T, jobs *Jobs, a, b *Replica, rounds int, restart func()) {
+	t.Helper()
+	holds := func() bool { return Holder(a, b) != nil }
+	Await(t, "one holds", holds)
+	first := Holder(a, b).Status().Token
+	for range rounds {
+		obj, err := a.Store.Get(t.Context(), a.Lease.Key())
+		require.NoError(t, err)
+		restart()
+		var is tenure.Object
+		Await(t, "the server answers", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			is, err = a.Store.Get(ctx, a.Lease.Key())
+			return err == nil
+		})
+		require.GreaterOrEqual(t, is.Version, obj.Version, "what was acknowledged")
+		Await(t, "one holds", holds)
+		require.GreaterOrEqual(t, Holder(a, b).Status().Token, first)
+	}
+	before := Holder(a, b)
+	before.Stop()
+	Await(t, "the other holds", holds)
+	require.NotSame(t, before, Holder(a, b))
+	require.Greater(t, Holder(a, b).Status().Token, first)
+	require.EqualValues(t, 1, jobs.Most.Load())
+}
+
 // RunCutOff cuts a process that holds a hundred leases, with the first store, off from the
 // server. Its jobs must have ended before those of the process with the second store begin.
 func RunCutOff(t *testing.T, first, second FencingStore, ttl time.Duration) {

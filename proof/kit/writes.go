@@ -3,6 +3,7 @@ package kit
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 
@@ -10,6 +11,25 @@ import (
 
 	"github.com/tenurelib/tenure"
 )
+
+// RunKeysAreListed lists objects whose keys are long and have characters that mean something to
+// some databases.
+func RunKeysAreListed(t *testing.T, store tenure.Store) {
+	t.Helper()
+	kind, want := strings.Repeat("> ", 600), []string{"a", "b." + strings.Repeat("長い", 1000), "c" + strings.Repeat("*", 900), "d"}
+	for _, id := range want {
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: kind, ID: id}, Name: id}, tenure.IfAbsent())
+		require.NoError(t, err)
+	}
+	for range 2 {
+		var got []string
+		for obj, err := range tenure.List(t.Context(), store, kind) {
+			require.NoError(t, err)
+			got = append(got, obj.Key.ID)
+		}
+		require.Equal(t, want, got)
+	}
+}
 
 // RunNamesMove moves names between objects. An object must not get a name that another one has.
 func RunNamesMove(t *testing.T, store FencingStore) {

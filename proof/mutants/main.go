@@ -59,10 +59,10 @@ type suite struct {
 	args []string // for its tests
 
 	passed      bool // has passed without a mutant
-	knownPassed bool // those of its tests that have killed mutants before have
+	knownPassed bool // its tests that have killed mutants before have passed without a mutant
 }
 
-// suites are those that can kill mutants, the quickest first.
+// suites are the suites that can kill mutants, the quickest first.
 var suites = []*suite{
 	{dir: "."},
 	{dir: "internal/listen"},
@@ -238,28 +238,12 @@ func (s *suite) fails(dir, tests, limit string) (test, out string) {
 
 // copyModule copies the sources of the module, with those nested in it, whose examples the
 // tests of documents read.
-func copyModule(from, to string) error {
-	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			if name != "." && strings.HasPrefix(entry.Name(), ".") {
-				return filepath.SkipDir
-			}
-			return os.MkdirAll(filepath.Join(to, name), 0o700)
-		}
-		if !entry.Type().IsRegular() {
-			return nil
-		}
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(to, name), source, 0o600)
-	})
+func copyModule(from, to string) error { return os.CopyFS(to, sources{os.DirFS(from)}) }
+
+// sources is a directory without its hidden directories, such as .git.
+type sources struct{ fs.FS }
+
+func (s sources) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(s.FS, name)
+	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.IsDir() && strings.HasPrefix(e.Name(), ".") }), err
 }

@@ -126,8 +126,8 @@ type published struct {
 	dir  string // relative to the repository
 }
 
-// inOrder returns all modules but those of examples and of the proof. Each comes after those that it
-// requires, because its go.sum has their checksums.
+// inOrder returns all modules except examples and the proof. Each module comes after the modules that
+// it requires, because its go.sum has their checksums.
 func inOrder(top string) (modules []published, err error) {
 	names, err := git(top, "ls-files", "go.mod", "*/go.mod")
 	if err != nil {
@@ -203,8 +203,8 @@ func fetchedFrom(repo string) []string {
 	}
 }
 
-// require makes the module in dir require those of this repository at that version. Sums has
-// the checksums of those that it may require.
+// require makes the module in dir require this repository's modules at that version. Sums has
+// the checksums of the modules that it may require.
 func require(dir, version string, sums map[string]string) error {
 	name := filepath.Join(dir, "go.mod")
 	file, err := parse(name)

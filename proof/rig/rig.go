@@ -12,15 +12,25 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/tenurelib/tenure/proof/kit"
 )
+
+var programs sync.Map // by import path
 
 // Program returns the path of a server's program, given its import path. The go command builds it
 // if necessary: the module of chaos names it as a tool. The working directory must be in a module
 // of this repository.
 func Program(ctx context.Context, path string) (string, error) {
-	return inChaos(ctx, "tool", "-n", path)
+	if program, ok := programs.Load(path); ok {
+		return program.(string), nil
+	}
+	program, err := inChaos(ctx, "tool", "-n", path)
+	if err == nil {
+		programs.Store(path, program)
+	}
+	return program, err
 }
 
 // Version returns the version of the module that a program comes from.
@@ -53,10 +63,12 @@ func address() (string, error) {
 	return fmt.Sprint("127.0.0.1:", port), err
 }
 
-// Etcd is an etcd server, the only member of its cluster.
+// Etcd is an etcd server, by default the only member of its cluster.
 type Etcd struct {
 	Server
-	data, cluster, peer string
+	Peer string   // the URL where other members reach it
+	Data string   // the directory of its data
+	Args []string // further arguments of its program, which take precedence
 }
 
 const member = "default" // the name of the only member
@@ -76,30 +88,30 @@ func NewEtcd(ctx context.Context, dir string, args ...string) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Etcd{data: filepath.Join(dir, "data"), peer: "http://" + peer}
-	e.cluster = member + "=" + e.peer
+	e := &Etcd{Peer: "http://" + peer, Data: filepath.Join(dir, "data"), Args: args}
 	e.URL = &url.URL{Scheme: "http", Host: client}
 	e.Log = filepath.Join(dir, "etcd.log")
 	e.Answers = healthy(e.URL.String() + "/health")
 	e.Command = func() *exec.Cmd {
-		return exec.Command(program, append([]string{"--name", member, "--data-dir", e.data, "--log-level", "warn",
+		return exec.Command(program, append([]string{"--name", member, "--data-dir", e.Data, "--log-level", "warn",
 			"--listen-client-urls", e.URL.String(), "--advertise-client-urls", e.URL.String(),
-			"--listen-peer-urls", e.peer, "--initial-advertise-peer-urls", e.peer, "--initial-cluster", e.cluster}, args...)...)
+			"--listen-peer-urls", e.Peer, "--initial-advertise-peer-urls", e.Peer, "--initial-cluster", member + "=" + e.Peer}, e.Args...)...)
 	}
 	return e, nil
 }
 
-// Restore replaces the data of a server that does not run by those of a snapshot.
-func (e *Etcd) Restore(ctx context.Context, snapshot string) error {
+// Restore replaces the data of a stopped server with a snapshot. The token names the cluster: with
+// another token the server belongs to another cluster.
+func (e *Etcd) Restore(ctx context.Context, snapshot, token string) error {
 	program, err := Program(ctx, "go.etcd.io/etcd/etcdutl/v3")
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(e.data); err != nil {
+	if err := os.RemoveAll(e.Data); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, program, "snapshot", "restore", snapshot, "--data-dir", e.data, "--name", member,
-		"--initial-cluster", e.cluster, "--initial-advertise-peer-urls", e.peer, "--initial-cluster-token", "restored").CombinedOutput()
+	out, err := exec.CommandContext(ctx, program, "snapshot", "restore", snapshot, "--data-dir", e.Data, "--name", member,
+		"--initial-cluster", member+"="+e.Peer, "--initial-advertise-peer-urls", e.Peer, "--initial-cluster-token", token).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("restore: %w: %s", err, out)
 	}
