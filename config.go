@@ -3,7 +3,6 @@ package tenure
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -60,28 +59,19 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Labels = maps.Clone(cfg.Labels)
 
-	errs := []error{
-		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
-		objects.ValidText("holder", cfg.Holder),
-		validHolder(cfg.Holder),
-	}
-	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
-		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
-	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
-		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
-	}
+	var problems objects.Problems
+	problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
+	problems.Add(objects.ValidText("holder", cfg.Holder))
+	problems.Add(validHolder(cfg.Holder))
+	fits := cfg.TTL >= minimumTTL && cfg.TTL <= maximumTTL
+	problems.If(!fits, "TTL %v is not between %v and %v", cfg.TTL, minimumTTL, maximumTTL)
+	problems.If(fits && (cfg.Margin < 0 || cfg.Margin >= cfg.TTL), "Margin %v is not between 0 and the TTL of %v", cfg.Margin, cfg.TTL)
 	for name := range cfg.Labels {
-		if strings.HasPrefix(name, record.Reserved) {
-			errs = append(errs, fmt.Errorf("%w: the label %q has the prefix %q, which is reserved", ErrInvalid, name, record.Reserved))
-		}
+		problems.If(strings.HasPrefix(name, record.Reserved), "the label %q has the prefix %q, which is reserved", name, record.Reserved)
 	}
-	if cfg.AssumeUniqueHolder && unnamed {
-		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty", ErrInvalid))
-	}
-	if cfg.Expiry > Observed {
-		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
-	}
-	return cfg, errors.Join(errs...)
+	problems.If(cfg.AssumeUniqueHolder && unnamed, "AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty")
+	problems.If(cfg.Expiry > Observed, "Expiry %d is neither StoreClock nor Observed", cfg.Expiry)
+	return cfg, problems.Err()
 }
 
 // validHolder refuses a name for which a record has no room.
@@ -194,26 +184,21 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
 	cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
 
-	var errs []error
-	refuse := func(when bool, format string, args ...any) {
-		if when {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
-		}
-	}
-	refuse(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
-	refuse(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
+	var problems objects.Problems
+	problems.If(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
+	problems.If(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
 		"AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
-	refuse(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
-	refuse(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
-	refuse(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
+	problems.If(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
+	problems.If(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
+	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
 		"CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
 		cfg.CheckTimeout, renewing)
-	refuse(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
-	refuse(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
+	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
+	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
-	refuse(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
-	refuse(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
+	problems.If(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+	problems.If(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
 		"RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 		cfg.RenewDeadline, least, lease.TTL, lease.Margin)
-	return cfg, errors.Join(errs...)
+	return cfg, problems.Err()
 }

@@ -170,7 +170,7 @@ func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
 		if err == nil || errors.Is(err, objects.ErrInUse) {
 			return done, err
 		}
-		c.monitor.failed("the store cannot be used, trying again", err)
+		c.monitor.logFailure("the store cannot be used, trying again", err)
 		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
 			break
 		}
@@ -265,7 +265,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		case r := <-job.results:
 			job.finished(r)
 			if !r.isConfirmation() {
-				c.monitor.funcReturned(r)
+				r.note(&c.monitor)
 				return r.cause
 			}
 			if _, err := c.untilCheck(term, keeper); err != nil {
@@ -347,13 +347,6 @@ func (c *Coordinator) askToResign(away time.Duration) *resignation {
 		c.keeper.end(ErrResigned)
 	}
 	return c.resign
-}
-
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	away time.Duration // the least time to stay away
-	done chan struct{} // closed when the term is over
-	err  error         // of the release; set before done is closed
 }
 
 // Do waits until this replica holds the lease, calls fn once with the context of its term,

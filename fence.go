@@ -156,8 +156,9 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	if s, ok := store.(*PostgresStore); ok && fence != nil { // by ctx, and before there is a transaction
-		if _, err := s.table.Place(ctx); err != nil {
+	if s, ok := store.(interface{ place(context.Context) error }); ok && fence != nil {
+		// By ctx, and before there is a transaction: FenceStatement has no context.
+		if err := s.place(ctx); err != nil {
 			return fmt.Errorf("tenure: fenced transaction: %w", err)
 		}
 	}

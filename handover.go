@@ -54,13 +54,13 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
 	offer := term.offer(offerFor)
 	if offer == nil {
-		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
+		return l.remove(ctx, term.currentVersion())
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(term.currentVersion()))
+	_, err := l.put(ctx, obj, IfVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}
@@ -168,7 +168,7 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	if pending == nil || pending.To != to {
 		obj.Labels = read.stored.WithRequest(holding.Term, to)
-		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(obj.Version)); err != nil {
+		if _, err := l.put(ctx, obj, IfVersion(obj.Version)); err != nil {
 			return err
 		}
 	}
@@ -236,7 +236,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
 		attempt = now()
-		obj, err = l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(read.Version))
+		obj, err = l.put(ctx, obj, IfVersion(read.Version))
 	}
 	if err != nil {
 		return nil, err

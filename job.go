@@ -116,6 +116,14 @@ func (r *jobResult) isConfirmation() bool {
 	return r.name == confirmName && r.err == nil && r.panicked == nil
 }
 
+// note records that the func has returned an error without having been told to return. It leaves
+// out a panic: RecordRun may have recorded that, and Run is about to panic.
+func (r *jobResult) note(m *monitor) {
+	if r.name != confirmName && r.err != nil && r.panicked == nil {
+		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
+	}
+}
+
 // why returns why the term is over if the func has returned too early.
 func (r *jobResult) why() error {
 	name := r.name

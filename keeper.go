@@ -103,7 +103,7 @@ type keeper struct {
 	over     context.Context         // done when the term is to end; the first cause counts
 	end      context.CancelCauseFunc // never blocks
 	stopping atomic.Bool             // the job has been told to return: nothing is checked any more
-	checkErr atomic.Pointer[error]   // of the last check; nil: it succeeded
+	checkErr atomic.Pointer[error]   // of the last check; nil: there was none
 
 	toConfirm int           // renewals that must still succeed; for the goroutine that renews only
 	counted   time.Time     // when the last renewal that counted was sent, at first the last of all
@@ -146,7 +146,7 @@ func (k *keeper) stop() {
 
 // overdueCause returns why the term was not renewed in time.
 func (k *keeper) overdueCause() error {
-	if err := k.checkErr.Load(); err != nil {
+	if err := k.checkErr.Load(); err != nil && *err != nil {
 		return *err
 	}
 	return ErrDeadline
@@ -269,11 +269,7 @@ func (k *keeper) check(ctx context.Context) error {
 		role = RoleConfirming
 	}
 	err := k.ask(ctx, role)
-	if err != nil {
-		k.checkErr.Store(&err)
-	} else {
-		k.checkErr.Store(nil)
-	}
+	k.checkErr.Store(&err)
 	return err
 }
 
@@ -336,7 +332,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 		case time.Since(began) >= patience:
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
-		k.monitor.failed("predecessor not fenced, trying again", err)
+		k.monitor.logFailure("predecessor not fenced, trying again", err)
 		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}

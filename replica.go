@@ -143,12 +143,6 @@ func recorded(holdings []Holding) (rs []record.Holding) {
 	return rs
 }
 
-func (h *Holding) pastTerm(reason string) PastTerm {
-	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
-}
-
-func followedBy(h *Holding) string { return "followed by " + h.Holder }
-
 // ErrHeld says that another replica holds the lease. The error is a [*HeldError].
 var ErrHeld = errors.New("lease is held")
 

@@ -133,9 +133,9 @@ func (s *standby) waitAfter(err error) wait {
 			s.headStart.CameSecond(s.took)
 		}
 	} else if errors.Is(err, ErrUnhealthy) {
-		s.monitor.failed("replica is unhealthy and does not compete", err)
+		s.monitor.logFailure("replica is unhealthy and does not compete", err)
 	} else {
-		s.monitor.failed("lease cannot be acquired", err)
+		s.monitor.logFailure("lease cannot be acquired", err)
 	}
 	wait := s.after(err)
 	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, s.cfg.AcquireInterval))
@@ -249,6 +249,13 @@ func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
 	}
 	s.monitor.sawHolder(&read.holding)
 	return read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder, nil
+}
+
+// resignation is how Resign reaches Run's goroutine, which owns the term.
+type resignation struct {
+	away time.Duration // the least time to stay away
+	done chan struct{} // closed when the term is over
+	err  error         // of the release; set before done is closed
 }
 
 // longestStayAway is how many TTLs an unhealthy replica stays away at most.

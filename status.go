@@ -280,6 +280,12 @@ func (s *state) saw(h *Holding) {
 // reads notes the record of another holder as it was just read.
 func (s *state) reads(h *Holding) { s.seen, s.holder, s.seenAt = h, h.Holder, time.Now() }
 
+func (h *Holding) pastTerm(reason string) PastTerm {
+	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
+}
+
+func followedBy(h *Holding) string { return "followed by " + h.Holder }
+
 // endTerm notes a term that is over.
 func (s *state) endTerm(term PastTerm) {
 	const most = 10

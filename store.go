@@ -335,14 +335,6 @@ type Notifier interface {
 	Wake(ctx context.Context, key Key) error
 }
 
-// deleteAndWake deletes an object from any store.
-func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
-	if notifier, ok := store.(Notifier); ok {
-		return notifier.DeleteAndWake(ctx, key, version)
-	}
-	return store.DeleteIf(ctx, key, version)
-}
-
 // Wake wakes all that watch an object, in any store. If the store is not a [Notifier], it does
 // nothing.
 func Wake(ctx context.Context, store Store, key Key) error {

@@ -270,6 +270,12 @@ func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, e
 	return fenceStatement(s.table, guard)
 }
 
+// place finds out in which schemas the tables are, which FenceStatement has to know.
+func (s *PostgresStore) place(ctx context.Context) error {
+	_, err := s.table.Place(ctx)
+	return err
+}
+
 // PutStatement returns a statement that writes an object that exists, if it is at that
 // version, and that fails otherwise, and its transaction with it: for a transaction that
 // writes other tables of the same database, too, by whatever driver. Of I/O it does what
