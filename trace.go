@@ -217,8 +217,8 @@ func (m *monitor) jobBegins(term *Term) {
 	m.tell(m.trace.JobStarted != nil, func() { m.trace.JobStarted(term) })
 }
 
-// ran notes that a run of the job has begun or ended, with the text of its error. Running is
-// how many more are running now.
+// ran notes that a run of the job has begun or ended, with the text of its error. Running is by
+// how much the number of runs grows.
 func (m *monitor) ran(r JobRun, text string, running int) {
 	m.update(func(s *state) { s.ran(r, text, running) })
 	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
