@@ -205,7 +205,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 
 // endTerm tells the job to return, waits until it has, and releases the lease. It returns the
 // resignation that ended the term, if there was one.
-func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *job, cause error) *resignation {
+func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *runningJob, cause error) *resignation {
 	keeper.stopping.Store(true)
 	c.working.Store(nil)
 	job.cancel(cause) // before anything is said about it
@@ -242,7 +242,7 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 	return resign
 }
 
-func (c *Coordinator) startJob(term *Term, job *job) {
+func (c *Coordinator) startJob(term *Term, job *runningJob) {
 	c.working.Store(term)
 	c.monitor.jobBegins(term)
 	job.alone = c.cfg.Watch == nil || c.cfg.Reconcile == nil
@@ -251,7 +251,7 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 }
 
 // untilOver returns why the term is over.
-func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
+func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *runningJob) error {
 	for {
 		next, err := c.untilCheck(term, keeper)
 		if err != nil {
@@ -296,7 +296,7 @@ func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, err
 // awaitJob waits until the job has returned. If that takes longer than the trust allows, it
 // reports the job as stuck and lets the lease expire. Another replica may then take the lease,
 // but this one does not compete before its job has returned.
-func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
+func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *runningJob) {
 	told := time.Now()
 	allowed := time.NewTimer(c.lease.cfg.TTL - c.lease.cfg.Margin - c.cfg.RenewDeadline)
 	defer allowed.Stop()

@@ -49,8 +49,8 @@ func TermFromContext(ctx context.Context) *Term {
 	return scope.term
 }
 
-// job is the caller's funcs, running for one term. Only Run's goroutine touches it.
-type job struct {
+// runningJob is the job of one term: the caller's funcs, running. Only Run's goroutine touches it.
+type runningJob struct {
 	term     *Term
 	of       *base
 	ctx      context.Context
@@ -77,13 +77,13 @@ var errGoexit = errors.New("runtime.Goexit was called")
 
 // newJob returns a job whose funcs don't run yet. Their context has the values of ctx, but it
 // doesn't end with ctx: the coordinator ends it, with a cause.
-func newJob(ctx context.Context, term *Term, b *base) *job {
+func newJob(ctx context.Context, term *Term, b *base) *runningJob {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	return &job{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
+	return &runningJob{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts a func, unless it is nil.
-func (j *job) start(name string, run func(context.Context) error) {
+func (j *runningJob) start(name string, run func(context.Context) error) {
 	if run == nil {
 		return
 	}
@@ -104,7 +104,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 }
 
 // finished notes that a func has returned.
-func (j *job) finished(r *jobResult) {
+func (j *runningJob) finished(r *jobResult) {
 	j.running--
 	if j.panicked == nil {
 		j.panicked = r.panicked
