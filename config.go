@@ -3,7 +3,6 @@ package tenure
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -30,22 +29,22 @@ type LeaseConfig struct {
 	Key    Key               // default {"reconciler_lease", "singleton"}
 	Name   string            // of the object; default "reconciler-lease" for the default key, else the key's ID
 	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
-	TTL    time.Duration     // for how long after its last renewal the lease counts as held; default 30s; from 10ms to a year
-	Margin time.Duration     // the holder's own trust ends this long before the TTL does; default TTL/30
+	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
+	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
 	Expiry ExpiryPolicy      // default StoreClock, which a store without a clock makes Observed
 	Logger *slog.Logger      // default slog.Default()
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
-	// record names its own Holder: a replica that crashed and restarted does not wait for
-	// the TTL of its own last term. It is safe only if there is never more than one process
+	// record names its own Holder. A replica that crashed and restarted then does not wait for
+	// the TTL of its own last term. This is safe only if there is never more than one process
 	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
-	// unit that is named after its host. It is not safe if a name can be given out twice,
-	// for example by an orchestrator that replaces what it cannot reach. Holder must be set.
+	// unit that is named after its host. It is unsafe if a name can be given out twice, for
+	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
 	AssumeUniqueHolder bool
 }
 
-// withDefaults returns the config with its zero fields filled in, or an error that names
+// withDefaults returns the config with its zero fields filled in, and an error that names
 // everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Key = cmp.Or(cfg.Key, defaultKey)
@@ -60,28 +59,19 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	cfg.Labels = maps.Clone(cfg.Labels)
 
-	errs := []error{
-		Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate(),
-		objects.ValidText("holder", cfg.Holder),
-		validHolder(cfg.Holder),
-	}
-	if cfg.TTL < minimumTTL || cfg.TTL > maximumTTL {
-		errs = append(errs, fmt.Errorf("%w: TTL %v is not between %v and %v", ErrInvalid, cfg.TTL, minimumTTL, maximumTTL))
-	} else if cfg.Margin < 0 || cfg.Margin >= cfg.TTL {
-		errs = append(errs, fmt.Errorf("%w: Margin %v is not between 0 and the TTL of %v", ErrInvalid, cfg.Margin, cfg.TTL))
-	}
+	var problems objects.Problems
+	problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
+	problems.Add(objects.ValidText("holder", cfg.Holder))
+	problems.Add(validHolder(cfg.Holder))
+	fits := cfg.TTL >= minimumTTL && cfg.TTL <= maximumTTL
+	problems.If(!fits, "TTL %v is not between %v and %v", cfg.TTL, minimumTTL, maximumTTL)
+	problems.If(fits && (cfg.Margin < 0 || cfg.Margin >= cfg.TTL), "Margin %v is not between 0 and the TTL of %v", cfg.Margin, cfg.TTL)
 	for name := range cfg.Labels {
-		if strings.HasPrefix(name, record.Reserved) {
-			errs = append(errs, fmt.Errorf("%w: the label %q has the prefix %q, which is reserved", ErrInvalid, name, record.Reserved))
-		}
+		problems.If(strings.HasPrefix(name, record.Reserved), "the label %q has the prefix %q, which is reserved", name, record.Reserved)
 	}
-	if cfg.AssumeUniqueHolder && unnamed {
-		errs = append(errs, fmt.Errorf("%w: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty", ErrInvalid))
-	}
-	if cfg.Expiry > Observed {
-		errs = append(errs, fmt.Errorf("%w: Expiry %d is neither StoreClock nor Observed", ErrInvalid, cfg.Expiry))
-	}
-	return cfg, errors.Join(errs...)
+	problems.If(cfg.AssumeUniqueHolder && unnamed, "AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty")
+	problems.If(cfg.Expiry > Observed, "Expiry %d is neither StoreClock nor Observed", cfg.Expiry)
+	return cfg, problems.Err()
 }
 
 // validHolder refuses a name for which a record has no room.
@@ -98,27 +88,28 @@ type ExpiryPolicy uint8
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would. On a [Clockless] store only the latter is
-	// left, so it is Observed there. That is not an error, because StoreClock is the default,
-	// and such a store leaves nothing to choose; nor is it less safe: Observed is the stricter.
+	// left, so StoreClock means Observed there. That is no error, because StoreClock is the
+	// default and such a store leaves no choice. It is no less safe, because Observed is the
+	// stricter of the two.
 	StoreClock ExpiryPolicy = iota
 
-	// Observed lets a standby steal when it has itself seen the record unchanged for the
-	// TTL, by its own monotonic clock. It is for databases whose clock may jump or that have
-	// none, and makes a replica wait for a TTL after each start. On a store that delivers
-	// changes, see [ChangeSubscription], a standby sees each renewal without a read; on any
-	// other it polls.
+	// Observed lets a standby steal when the standby itself has seen the record unchanged for
+	// the TTL, by its own monotonic clock. It is for databases whose clock may jump, or that
+	// have no clock. It makes a replica wait for a TTL after each start. A standby on a store
+	// that delivers changes sees each renewal without a read: see [ChangeSubscription]. On any
+	// other store it polls.
 	Observed
 )
 
 // CoordinatorConfig configures a [Coordinator]. The zero value is ready to use.
 type CoordinatorConfig struct {
 	// Watch and Reconcile are the job. Both run, each in its own goroutine, from the start
-	// of a term until their context ends; [context.Cause] tells why it did, and
-	// [TermFromContext] which term it is. If one of them returns or panics earlier, the
-	// term is over: the other's context ends, the lease is released, and after a pause
-	// this replica competes again.
+	// of a term until their context ends; [context.Cause] tells why it ended, and
+	// [TermFromContext] returns the term. If one of them returns or panics earlier, the term
+	// is over: the other's context ends, the lease is released, and after a pause this replica
+	// competes again.
 	//
-	// Either or both may be nil. If both are, the replica only holds the lease, for a
+	// Either or both may be nil. If both are nil, the replica only holds the lease, for a
 	// program that asks [Coordinator.IsHolder] before each of its steps.
 	Watch     func(ctx context.Context) error
 	Reconcile func(ctx context.Context) error
@@ -127,28 +118,28 @@ type CoordinatorConfig struct {
 	RenewInterval time.Duration
 
 	// AcquireInterval is the longest time between a standby's attempts while it can't
-	// expect to be woken by a release: if the store is not a [Watcher], its watch is not
-	// live, or an error occurred, and with [Observed] unless the watch is a
-	// [ChangeSubscription]. After an [ErrSetup] it is longer.
-	// A replica whose term has ended stays away for one AcquireInterval, or for two if it
-	// resigned or its job ended. Default TTL/6, and at most 10s.
+	// expect a release to wake it: if the store is not a [Watcher], if its watch is not live,
+	// after an error, and with [Observed] unless the watch is a [ChangeSubscription]. After an
+	// [ErrSetup] the time is longer. A replica whose term has ended stays away for one
+	// AcquireInterval, or for two if it resigned or its job ended. Default TTL/6, and at most
+	// 10s.
 	AcquireInterval time.Duration
 
-	// RenewDeadline is how long the job may run without a renewal. The rest of
-	// TTL − Margin is the time that the job has to return. Default 2/3 of the TTL.
+	// RenewDeadline is how long the job may run without a renewal. The job has the rest of
+	// TTL − Margin to return. Default 2/3 of the TTL.
 	RenewDeadline time.Duration
 
 	// Check, if set, returns nil if this replica is healthy. It is called before the
 	// replica competes, with [RoleStandby], and before each renewal, with [RoleHolder], or
 	// with [RoleConfirming] if the job has not begun yet. An unhealthy standby does not
-	// compete. An unhealthy holder does not renew; after CheckFailures failures in a row,
-	// or at the RenewDeadline, its term ends with [ErrUnhealthy], the lease is released
-	// once the job has returned, and the replica stays away, longer each time, so that a
-	// healthy one wins.
+	// compete. An unhealthy holder does not renew. After CheckFailures failures in a row, or
+	// at the RenewDeadline, its term ends with [ErrUnhealthy], and the lease is released once
+	// the job has returned. The replica then stays away, longer each time, so that a healthy
+	// one wins.
 	//
-	// Check must return when its context ends, after CheckTimeout at the latest, or it
-	// counts as failed. It should be quick, because a standby that is woken by a release
-	// calls it before it competes. It must not panic.
+	// Check must return when its context ends, at the latest after CheckTimeout; otherwise it
+	// counts as failed. It should be quick, because a standby calls it between a release that
+	// wakes it and its attempt. It must not panic.
 	Check         func(ctx context.Context, role Role) error
 	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2
 	CheckFailures int           // default 1
@@ -160,28 +151,27 @@ type CoordinatorConfig struct {
 	Confirmations int
 
 	// FencePredecessor, if set, is called after a takeover and its confirmations, before
-	// the job begins: to cut off the power, the disk or the address of a holder that
+	// the job begins: it cuts off the power, the disk or the address of a holder that
 	// vanished. It is called again until it returns nil or the term is over. When it has
-	// failed for a TTL, another replica gets the lease, and has to fence the same holders;
+	// failed for a TTL, another replica gets the lease and has to fence the same holders;
 	// this one stays away as if its Check had failed.
 	//
 	// It must be safe to call for a holder that is already cut off, because a replica that
-	// did not finish leaves its predecessors to the next one. It is also called for a
-	// holder with this replica's own name, after a crash and restart, unless
-	// AssumeUniqueHolder is set. It must return when its context ends, as a job must: with
-	// the term, or after ten TTLs.
+	// did not finish leaves its predecessors to the next one. After a crash and restart it is
+	// also called for a holder with this replica's own name, unless AssumeUniqueHolder is set.
+	// It must return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
-	// Logger gets one line for each acquire, loss and release, and for what goes wrong.
-	// Nothing waits for it, see [Trace]. Default: the lease's.
+	// Logger gets one line for each acquire, loss and release, and for each problem.
+	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
-	// Trace, if set, is told what happens.
+	// Trace, if set, is called when something happens.
 	Trace *Trace
 }
 
-// longestAcquireInterval is the default for long TTLs, so that a passing error of the store,
-// or a lost hint, does not cost more.
+// longestAcquireInterval is the default for long TTLs. A brief error of the store or a lost hint
+// then costs no more than this.
 const longestAcquireInterval = 10 * time.Second
 
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
@@ -194,26 +184,21 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
 	cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
 
-	var errs []error
-	refuse := func(when bool, format string, args ...any) {
-		if when {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
-		}
-	}
-	refuse(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
-	refuse(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
+	var problems objects.Problems
+	problems.If(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
+	problems.If(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
 		"AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
-	refuse(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
-	refuse(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
-	refuse(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
+	problems.If(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
+	problems.If(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
+	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
 		"CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
 		cfg.CheckTimeout, renewing)
-	refuse(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
-	refuse(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
+	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
+	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
-	refuse(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
-	refuse(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
+	problems.If(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+	problems.If(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
 		"RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 		cfg.RenewDeadline, least, lease.TTL, lease.Margin)
-	return cfg, errors.Join(errs...)
+	return cfg, problems.Err()
 }

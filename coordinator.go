@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// Coordinator runs a job while its replica holds the lease. The package documentation shows
+// Coordinator runs a job while its replica holds a lease. The package documentation shows
 // its states. All methods are safe for concurrent use.
 type Coordinator struct {
 	base
@@ -27,7 +27,7 @@ type Coordinator struct {
 }
 
 // longestCall limits a call to the store, however long the TTL is, because a shutdown waits
-// that long for a store that hangs.
+// that long if the store hangs.
 const longestCall = 10 * time.Second
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts nothing. An
@@ -45,13 +45,13 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		lease: lease,
 		cfg:   cfg,
 		caller: caller{
-			// Two calls may hang, one after the other, between the time for a renewal and
-			// the renew deadline.
+			// Between the time for a renewal and the renew deadline, two calls may hang,
+			// one after the other.
 			timeout:  min((cfg.RenewDeadline-cfg.RenewInterval)/2, longestCall),
 			confirms: cfg.Confirmations > 0 || cfg.FencePredecessor != nil,
 		},
-		// Timers stand still while the machine is suspended, so a goroutine that
-		// sleeps looks at both clocks again, early enough that the Margin covers the delay.
+		// Timers stand still while the machine is suspended. A goroutine that sleeps
+		// therefore wakes to read both clocks, often enough that the Margin covers the delay.
 		longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond),
 
 		single: isExclusive(lease.store),
@@ -63,16 +63,16 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 	}}, nil
 }
 
-// Config returns the config of the coordinator, with its defaults.
+// Config returns the config of the coordinator with its defaults filled in.
 func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it, except that a SQLite file on which another process competes,
-// one of the two without Shared, is [ErrSetup] at once.
+// No error of the store ends it, with one exception: Run returns [ErrSetup] at once if another
+// process competes on the same SQLite file and one of the two is not Shared.
 //
 // If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
-// panics with a [*JobPanic]. To call Run while it is running is [ErrInvalid].
+// panics with a [*JobPanic]. A second call while Run is running returns [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
 	ctx, hints, done, err := c.begin(ctx)
 	if err != nil {
@@ -94,9 +94,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 }
 
 // Hold is [Coordinator.Run] for a term that the caller has acquired or resumed with the
-// coordinator's lease: it renews the term and runs the job, until the term is over or ctx is done, tells the
-// job to return, waits until it has, and releases the lease. It returns nil if that was
-// because ctx was done, else why the term was over. It does not compete for another term.
+// coordinator's lease. It renews the term and runs the job until the term is over or ctx is
+// done. Then it tells the job to return, waits until it has, and releases the lease. It returns
+// nil if ctx was done, and otherwise why the term was over. It does not compete for another term.
 //
 // No two coordinators may hold one term.
 func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
@@ -119,7 +119,7 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 }
 
 // begin prepares to hold the lease, until done is called. The context that it returns also ends
-// when the logger or the trace panics, and then done panics.
+// when the logger or the trace panics; done then panics too.
 func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subscription, done func(), err error) {
 	if !c.running.CompareAndSwap(false, true) {
 		return nil, nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
@@ -157,8 +157,8 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 	}, nil
 }
 
-// useStore makes sure that no other process believes that it alone uses the store, nor this
-// one wrongly, until done is called.
+// useStore makes sure, until done is called, that neither this process nor another one wrongly
+// believes that it is the only one to use the store.
 func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
 	file, ok := c.lease.store.(interface {
 		use(context.Context) (func(), error)
@@ -170,7 +170,7 @@ func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
 		if err == nil || errors.Is(err, objects.ErrInUse) {
 			return done, err
 		}
-		c.monitor.failed("the store cannot be used, trying again", err)
+		c.monitor.logFailure("the store cannot be used, trying again", err)
 		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
 			break
 		}
@@ -179,15 +179,15 @@ func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
 }
 
 // IsHolder reports whether this replica holds the lease and its job has not been told to
-// return. It does no I/O. It turns false by itself when the trust in the term ends, whatever
+// return. It does no I/O. When the trust in the term ends, it turns false by itself, whatever
 // else hangs.
 func (c *Coordinator) IsHolder() bool {
 	term := c.working.Load()
 	return term != nil && term.Valid()
 }
 
-// hold runs the job for one term. It returns after the job has returned and the lease is
-// released, with the cause, and with the resignation if there was one.
+// hold runs the job for one term. When the job has returned and the lease is released, it returns
+// the cause, and the resignation if there was one.
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
 	keeper, job := newKeeper(&c.base, term, hints), newJob(ctx, term, &c.base)
 	c.enterTerm(keeper)
@@ -205,7 +205,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 
 // endTerm tells the job to return, waits until it has, and releases the lease. It returns the
 // resignation that ended the term, if there was one.
-func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *job, cause error) *resignation {
+func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *runningJob, cause error) *resignation {
 	keeper.stopping.Store(true)
 	c.working.Store(nil)
 	job.cancel(cause) // before anything is said about it
@@ -228,7 +228,7 @@ func (c *Coordinator) enterTerm(keeper *keeper) {
 }
 
 // leaveTerm is called when nothing remains to be done for the term: the lease is released,
-// or err says why not. It returns the resignation that ended the term, if there was one.
+// or err says why it is not. It returns the resignation that ended the term, if there was one.
 func (c *Coordinator) leaveTerm(err error) *resignation {
 	c.mu.Lock()
 	resign := c.resign
@@ -242,7 +242,7 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 	return resign
 }
 
-func (c *Coordinator) startJob(term *Term, job *job) {
+func (c *Coordinator) startJob(term *Term, job *runningJob) {
 	c.working.Store(term)
 	c.monitor.jobBegins(term)
 	job.alone = c.cfg.Watch == nil || c.cfg.Reconcile == nil
@@ -251,7 +251,7 @@ func (c *Coordinator) startJob(term *Term, job *job) {
 }
 
 // untilOver returns why the term is over.
-func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *job) error {
+func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *runningJob) error {
 	for {
 		next, err := c.untilCheck(term, keeper)
 		if err != nil {
@@ -265,7 +265,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 		case r := <-job.results:
 			job.finished(r)
 			if !r.isConfirmation() {
-				c.monitor.funcReturned(r)
+				r.note(&c.monitor)
 				return r.cause
 			}
 			if _, err := c.untilCheck(term, keeper); err != nil {
@@ -277,7 +277,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 	}
 }
 
-// untilCheck returns how long untilOver may sleep before it looks again, or why the term is
+// untilCheck returns how long untilOver may sleep before it checks again, or why the term is
 // over.
 func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, error) {
 	if err := term.over(); err != nil {
@@ -293,10 +293,10 @@ func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, err
 	return min(untilDeadline, c.longestSleep), nil
 }
 
-// awaitJob returns when the job has returned. If that takes longer than the trust allows, it
-// reports the job and lets the lease expire: another replica may take it, but this one does
-// not compete before its job has returned.
-func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
+// awaitJob waits until the job has returned. If that takes longer than the trust allows, it
+// reports the job as stuck and lets the lease expire. Another replica may then take the lease,
+// but this one does not compete before its job has returned.
+func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *runningJob) {
 	told := time.Now()
 	allowed := time.NewTimer(c.lease.cfg.TTL - c.lease.cfg.Margin - c.cfg.RenewDeadline)
 	defer allowed.Stop()
@@ -312,16 +312,16 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *job) {
 }
 
 // Resign ends the current term, if there is one, and returns when the job has returned and
-// the lease is released. The replica then stays away for long enough that another can win.
-// An error says that the lease could not be released, or that ctx was done first; the
+// the lease is released. The replica then stays away long enough for another one to win.
+// An error means that the lease could not be released, or that ctx was done first; the
 // resignation stands all the same.
 //
-// A job that resigns passes its own context, or it would wait for itself to return.
+// A job that resigns must pass its own context; otherwise it would wait for itself to return.
 func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
 
-// ResignFor is [Coordinator.Resign] with the least time for which this replica stays away
-// after the release. A handover to it by name, see [Lease.RequestHandover], brings it back
-// earlier. If it is called several times in one term, the first call's time counts.
+// ResignFor is [Coordinator.Resign] with the shortest time for which this replica stays away
+// after the release. A handover to it by name brings it back earlier: see
+// [Lease.RequestHandover]. Of several calls in one term, the time of the first counts.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
@@ -349,21 +349,14 @@ func (c *Coordinator) askToResign(away time.Duration) *resignation {
 	return c.resign
 }
 
-// resignation is how Resign reaches the goroutine that owns the term.
-type resignation struct {
-	away time.Duration // the least time to stay away
-	done chan struct{} // closed when the term is over
-	err  error         // of the release; set before done is closed
-}
-
 // Do waits until this replica holds the lease, calls fn once with the context of its term,
 // and releases the lease. It returns fn's error; if the lease was lost before fn returned,
-// that error is [ErrLost] or [ErrDeadline] as well. If ctx is done before fn is called, Do
-// returns its cause; if it is done later, the context of fn is done, too, and the lease is
-// kept until fn has returned. A panic of fn makes Do panic with a [*JobPanic]. fn is never
-// called twice: what to do after a loss is up to the caller.
+// that error is also [ErrLost] or [ErrDeadline]. If ctx is done before fn is called, Do
+// returns its cause; if ctx is done later, the context of fn is done too, and the lease is
+// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]. It never calls fn
+// twice: the caller decides what to do after a loss.
 //
-// It is for a single piece of work, such as a migration. A job that goes on for as long as
+// Use it for a single piece of work, such as a migration. A job that continues for as long as
 // the program runs needs a [Coordinator].
 func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error {
 	if fn == nil {

@@ -25,12 +25,13 @@ type Database interface {
 	Close() error
 }
 
-// Open opens the store that a URL names, so that a program runs on SQLite here and on Postgres
-// there: a postgres:// or postgresql:// URL as [OpenPostgres] does, and the path of a file,
-// with or without sqlite: before it, as [OpenSQLite] does for a file that is Shared. Anything
-// else is [ErrInvalid], also :memory:, which cannot be shared, and a path with an @ or with
-// parameters, which may be a mistyped URL; the error does not quote it, because it may hold a
-// password. Use those two for anything but the defaults of their configs.
+// Open opens the store that a URL names, so that a program can run on SQLite in one place and on
+// Postgres in another. It opens a postgres:// or postgresql:// URL as [OpenPostgres] does, and the
+// path of a file, with or without sqlite: before it, as [OpenSQLite] does for a Shared file.
+// Anything else is [ErrInvalid]. That includes :memory:, which cannot be shared, and a path with
+// an @ or with parameters, which may be a mistyped URL; the error does not quote such a path,
+// because it may contain a password. To set more than the defaults, use OpenPostgres or
+// OpenSQLite.
 func Open(ctx context.Context, url string) (Database, error) {
 	path, err := storeurl.Path(url)
 	if err != nil {
@@ -107,8 +108,8 @@ func (o Object) written(r objects.Row) Object {
 	return o
 }
 
-// What the stores on Postgres and SQLite do alike: check, convert, call the table, and name the
-// error. Each of their methods is one line that says which of these it is.
+// The stores on Postgres and SQLite share the funcs below: each checks its arguments, converts
+// them, calls the table, and says in the error which operation failed.
 
 func getFrom(ctx context.Context, t objects.Table, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
@@ -190,7 +191,7 @@ func putStatement(t objects.Table, fence *objects.Fence, obj Object, version int
 	return query, args, nil
 }
 
-// fenceFor returns the fence of a guard for a store whose own fence, if it has one, is given.
+// fenceFor returns the fence of a guard for a store that may already have a fence.
 func fenceFor(fenced *objects.Fence, guard Guard) (*objects.Fence, error) {
 	if fenced != nil {
 		return nil, fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)

@@ -1,14 +1,14 @@
-// Package tenure lets one replica of a service at a time do a job, by a lease kept in the
+// Package tenure lets one replica of a service at a time do a job. It keeps a lease in the
 // database that the service already uses.
 //
 // # Concepts
 //
-// A [Store] keeps objects in a table, and writes them by compare-and-swap. A [Lease] is the
+// A [Store] keeps objects in a table and writes them by compare-and-swap. A [Lease] is the
 // right to do one job; its record is one object. One replica holds the lease, and the others
 // are standbys. A [Term] is one unbroken holding, from the write that began it until release
 // or loss. The version of that write is the term's fencing token: of two terms of one lease,
-// the later always has the greater token. A [Coordinator] does all of this by itself, and
-// runs the caller's job while its replica holds the lease:
+// the later always has the greater token. A [Coordinator] acquires, renews and releases the
+// lease by itself, and runs the caller's job while its replica holds it:
 //
 //	            acquire | steal
 //	standby ------------------> holding ----> stopping ----> standby, or return on shutdown
@@ -21,40 +21,40 @@
 //
 // No replica's clock is ever compared with another replica's.
 //
-//   - Trust: may the holder still rely on its term? Until attempt + TTL − Margin, where
-//     attempt is the instant before it sent the acquire or renewal that last succeeded, by
-//     its own clocks: of the monotonic and the wall clock, the one that says less time
-//     remains. It never counts from the answer, which may be late, while the store counts
-//     from the write. For the same reason, an answer that comes after the trust has ended
-//     counts as a refusal.
+//   - Trust: until when may the holder rely on its term? Until attempt + TTL − Margin, where
+//     attempt is the instant before it sent the acquire or renewal that last succeeded. It
+//     goes by its own clocks: of the monotonic and the wall clock, the one that says less
+//     time remains. It never counts from the answer, which may be late, because the store
+//     counts from the write. For the same reason, an answer that comes after the trust has
+//     ended counts as a refusal.
 //   - Deadline: when is the job told to return? RenewDeadline after attempt, by the same
 //     clocks, and by a timer that waits for no I/O.
-//   - Expiry: may a standby steal the lease? When the record's age, by the store's clock,
-//     has reached the TTL in the record, which is the holder's; or when the standby has
-//     itself seen the record unchanged for that long, by its own monotonic clock, from the
-//     answer that first showed it. The second heals a record that a wrong clock has stamped.
-//     [Observed] allows only the second.
-//   - Fencing: is a write of a former term refused? By the record's content and the
-//     database's locks, so no clock matters.
+//   - Expiry: when may a standby steal the lease? When the record's age, by the store's clock,
+//     has reached the TTL in the record, which is the holder's; or when the standby itself has
+//     seen the record unchanged for that long, by its own monotonic clock, counted from the
+//     answer that first showed it. The second rule heals a record with the stamp of a wrong
+//     clock. [Observed] allows only the second.
+//   - Fencing: what refuses a write of a former term? The record's content and the database's
+//     locks, so no clock matters.
 //   - Tokens: the database makes them. Each is above all earlier ones, and none is below the
 //     database's time in microseconds.
 //
 // # What is guaranteed
 //
-//   - Jobs of two replicas never overlap, except as said below.
+//   - Jobs of two replicas never overlap, except as listed below.
 //   - A lease is released only after its job has returned, and one replica never runs two
 //     of its jobs at once.
-//   - The fencing tokens of a lease strictly increase, over release, deletion, re-creation
+//   - The fencing tokens of a lease strictly increase, across release, deletion, re-creation
 //     and restart.
-//   - A fenced write of a term never commits after the next term has begun, whatever the
-//     pauses, clocks and partitions.
+//   - A fenced write of a term never commits after the next term has begun, whatever pauses,
+//     clocks and partitions do.
 //   - While the store answers some replica, some replica holds the lease within TTL +
 //     AcquireInterval of the last renewal, and after a release as soon as a standby is
-//     woken. If the store's clock is set back it may take two TTLs, because then only what
-//     a standby has itself seen counts. If a standby was not told that another term began,
-//     because the record was changed by hand, or a hint was lost, it may take the standby's
+//     woken. If the store's clock is set back, that may take two TTLs, because then only what
+//     a standby has seen itself counts. If a standby was not told that another term began,
+//     because the record was changed by hand or a hint was lost, it may take the standby's
 //     own TTL where that is longer.
-//   - A write that landed although its answer was lost costs no term.
+//   - A write that landed although its answer was lost does not cost the term.
 //
 // # What can make two jobs overlap
 //
@@ -64,70 +64,70 @@
 //     end of its context. The coordinator reports it, stops renewing, and does not compete
 //     again until it has returned;
 //   - for a moment, if the process is paused for longer than the TTL: it finds out when it
-//     runs again, one instruction too late. [Term.Valid] and [Coordinator.IsHolder] are
-//     false by then, but cannot vouch for the next instant;
+//     runs again, one instruction too late. [Term.Valid] and [Coordinator.IsHolder] return
+//     false by then, but they cannot vouch for the next instant;
 //   - if two clocks' rates differ by more than Margin/TTL, or a suspended machine's wall
 //     clock is set back;
 //   - if the database's clock is set ahead: records look expired. With [Observed] they don't;
-//   - if the database loses a committed write, as a failover to a lagging replica does, or
-//     the record is deleted, or restored from a backup, while replicas run;
+//   - if the database loses a committed write, as in a failover to a lagging replica, or if the
+//     record is deleted, or restored from a backup, while replicas run;
 //   - if a machine or process that holds the lease is copied, until either copy renews: the
 //     other then finds a renewal that is not its own. Fencing can't tell the copies apart,
 //     because both have the same term;
 //   - if [LeaseConfig].AssumeUniqueHolder is set for a name that two processes have, or if a
 //     store wrongly says that it is [Exclusive].
 //
-// So fence anything that a former holder must never do.
+// Fence anything that a former holder must never do.
 //
 // # When the database is down
 //
-// The holder goes on, and keeps trying to renew. If the store answers before the deadline,
+// The holder works on and keeps trying to renew. If the store answers before the deadline,
 // the outage costs nothing. Otherwise the job's context ends with [ErrDeadline]. Once the
-// job has returned the lease is released, if the store answers by then, or left to expire.
-// The standbys try once in an AcquireInterval, and when the store answers again one of them
-// gets the lease. No error of the store ends [Coordinator.Run], or makes
-// [Coordinator.Healthy] return one.
+// job has returned, the lease is released, if the store answers by then, or left to expire.
+// Each standby tries once per AcquireInterval, and when the store answers again, one of them
+// gets the lease. No error of the store ends [Coordinator.Run] or makes
+// [Coordinator.Healthy] return an error.
 //
 // # Fencing
 //
 // [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that commits
 // only if the term is still the lease's; [Fence] makes a [Store] whose writes are fenced in
 // the same way. Both are for the database that has the lease. Any other resource takes
-// [Term.Token] with each request, and refuses one that is below the greatest it has seen, as
+// [Term.Token] with each request and refuses a token below the greatest that it has seen, as
 // a [Gate] does.
 //
 // Stop all replicas before you restore the table from an older state, because that brings
-// back the record of an earlier term. If the database's clock is right, the tokens go on
-// above the old ones. If it is behind as well, a replica that has seen a greater token
+// back the record of an earlier term. If the database's clock is right, the tokens continue
+// above the old ones. If the clock is behind as well, a replica that has seen a greater token
 // refuses to begin a term, with [ErrSetup]: set the clock right, or raise resource_version
 // above the greatest known token.
 //
 // # When a standby looks
 //
 // A standby looks at the record when it is woken, when the record that it saw can expire, and
-// at least once in its own TTL. A release wakes all standbys, and a request wakes the holder:
-// on Postgres by a notification, for which one connection per store listens; on SQLite
-// through the store, or in other processes by polling the file. If no hint can be expected,
-// and with [Observed], a standby also looks once in an AcquireInterval, unless the store
-// delivers every change, see [ChangeSubscription]. Hints may be lost: nothing is decided by
-// one alone, and a flood of spurious ones costs no more than polling. To spare the database a
+// at least once per TTL of its own. A release wakes all standbys, and a request wakes the
+// holder: on Postgres by a notification, for which each store listens on one connection; on
+// SQLite through the store, or in other processes by polling the file. If no hint can be
+// expected, and with [Observed], a standby also looks once per AcquireInterval, unless the store
+// delivers every change: see [ChangeSubscription]. Hints may be lost: none decides anything by
+// itself, and a flood of spurious hints costs no more than polling. To spare the database a
 // thundering herd, a standby that came second at the last release, or whose last term failed,
 // gives the others a head start of up to 4 ms.
 //
 // # Handover and takeover
 //
-// [Lease.RequestRelease] and [Lease.RequestHandover] write a request into the record, which
-// does not count as a renewal. The holder finds it when it is woken, or at its next renewal,
-// ends its job and releases the lease; if a replica was named, by a record that offers the
-// lease to that replica for a while.
+// [Lease.RequestRelease] and [Lease.RequestHandover] write a request into the record. That does
+// not count as a renewal. The holder finds the request when it is woken, or at its next renewal,
+// ends its job and releases the lease. If the request names a replica, the record that remains
+// offers the lease to that replica for a while.
 //
-// A term that was stolen may have to be confirmed before its job begins, see
-// [CoordinatorConfig]. Until it is, its record names the holders before it, so that if this
-// replica crashes or releases the lease, the next one confirms, and fences, for them too.
+// A stolen term may have to be confirmed before its job begins: see [CoordinatorConfig]. Until
+// then its record names the earlier holders, so that if this replica crashes or releases the
+// lease, the next one confirms, and fences, for them too.
 //
 // # Concurrency
 //
-// All types are safe for concurrent use. Beside the job's goroutines a coordinator has the
-// one that called [Coordinator.Run], which owns the term; one that renews; and one while a
+// All types are safe for concurrent use. Besides the job's goroutines, a coordinator has the
+// one that called [Coordinator.Run], which owns the term, one that renews, and one while a
 // Check runs. All have ended when Run returns.
 package tenure

@@ -15,8 +15,9 @@ import (
 // A Guard is a right that a write can depend on: a [*Term], or a Claim of package claims. Only
 // types of this module implement it.
 type Guard interface {
-	// Fence returns what a store has to check, without any I/O; nil if there is nothing to lose,
-	// see [Exclusive]. No right is [ErrInvalid], and one that is known to be lost is [ErrLost].
+	// Fence returns what a store has to check. It does no I/O. The fence is nil if there is no
+	// lease to lose: see [Exclusive]. The error is [ErrInvalid] if there is no right, and
+	// [ErrLost] if the right is known to be lost.
 	Fence() (*objects.Fence, error)
 }
 
@@ -28,7 +29,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	case t.local():
 		return nil, nil
 	}
-	if over := t.over(); errors.Is(over, ErrLost) { // for all others the store decides
+	if over := t.over(); errors.Is(over, ErrLost) { // after any other cause the store decides
 		return nil, fmt.Errorf("term of %s: %w", t.key, over)
 	}
 	return &objects.Fence{
@@ -40,8 +41,8 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	}, nil
 }
 
-// fencedOut ends a term whose record is not, or no longer, the lease's. Now is what stands in
-// its place; nil: nothing. Why says why that is not known.
+// fencedOut ends a term whose record is not, or no longer, the lease's. Now is the record that
+// stands in its place; nil: none. Why says why that record is not known.
 func (t *Term) fencedOut(now *objects.Row, why error) error {
 	switch {
 	case why != nil:
@@ -54,13 +55,13 @@ func (t *Term) fencedOut(now *objects.Row, why error) error {
 	}
 }
 
-// lostToRecord ends a term, and says which record stands in place of its own.
+// lostToRecord ends a term, and returns an error with the record that stands in place of its own.
 func (t *Term) lostToRecord(now Object) error {
 	holding, _ := decodeHolding(now, 0) // one that can't be decoded is held by unknown
 	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }
 
-// fenceOf returns the fence of a guard; nil if there is nothing to lose.
+// fenceOf returns the fence of a guard; nil if there is no lease to lose.
 func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 	if guard == nil {
 		return nil, fmt.Errorf("tenure: %s: %w: no term or claim is given; see TermFromContext", op, ErrInvalid)
@@ -75,28 +76,28 @@ func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 // Fencer is implemented by stores that can make their writes depend on a right. All stores
 // of this module do, except that of [Static].
 type Fencer interface {
-	// Fence returns the same store, whose PutIf and DeleteIf succeed only while the guard's
-	// right stands: for a [*Term], while the object under [Term.Key], which they refuse to
-	// write, has [Term.Record] as its payload. That is decided in the transaction of the
-	// write, in such a way that no takeover can commit between the decision and the write.
-	// Otherwise they return [ErrLost] and write nothing.
+	// Fence returns the same store, except that its PutIf and DeleteIf succeed only while the
+	// guard's right stands. For a [*Term] that is while the object under [Term.Key] has
+	// [Term.Record] as its payload; they refuse to write that object. The transaction of the
+	// write decides this, in such a way that no takeover can commit between the decision and
+	// the write. Otherwise they return [ErrLost] and write nothing.
 	//
-	// No term, or one that is not of a [Lease], is [ErrInvalid]. A store that is fenced
-	// already, and a guard that the store does not know, is [errors.ErrUnsupported]. For a term
-	// of a single replica, which has no record, Fence returns the store as it is.
+	// No term, or a term that is not of a [Lease], is [ErrInvalid]. A store that is already
+	// fenced, or that does not know the guard, returns [errors.ErrUnsupported]. For a term of a
+	// single replica, which has no record, Fence returns the store unchanged.
 	Fence(guard Guard) (Store, error)
 }
 
-// Fence returns the same store, whose PutIf and DeleteIf write only while the term is still
-// the lease's, or the claim stands: otherwise they return [ErrLost] and nothing is written,
+// Fence returns the same store, except that its PutIf and DeleteIf write only while the term is
+// still the lease's, or the claim stands. Otherwise they return [ErrLost] and write nothing,
 // however long this process was paused before. The lease or the claim must be in that same
 // store. A fenced write takes one round trip, like any other. Use Fence for code that is
 // written against [Store]; for writes to tables of your own, use [PostgresStore.Fenced] or
 // [SQLiteStore.Fenced].
 //
-// For a term of a single replica, which has no lease to lose, Fence returns the store as it
-// is. A store that is not a [Fencer], or is fenced already, is [errors.ErrUnsupported], as is one
-// that knows only terms, like that of natstenure, for a claim.
+// For a term of a single replica, which has no lease to lose, Fence returns the store unchanged.
+// The error is [errors.ErrUnsupported] if the store is not a [Fencer], if it is already fenced,
+// or if it is given a claim and knows only terms, as that of natstenure does.
 func Fence(store Store, guard Guard) (Store, error) {
 	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
@@ -124,25 +125,24 @@ type SQLStore interface {
 	// "tenure: the term is over; records that stand: ".
 	FenceStatement(guard Guard) (query string, args []any, err error)
 
-	// PutStatement returns a statement that writes an object that exists, if it is at that
-	// version, and that fails otherwise, and its transaction with it.
+	// PutStatement returns a statement that writes an existing object if it is at that version.
+	// Otherwise the statement fails, and its transaction with it.
 	PutStatement(obj Object, version int64) (query string, args []any, err error)
 }
 
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's, or
 // the claim stands. Otherwise it returns [ErrLost] and nothing is written. Use it with
-// database/sql and any driver; db must be the database of the store, and [ErrInvalid] is
-// returned if it turns out that it is not. opts are those of BeginTx, and may be nil. An error
-// or panic of fn rolls back and is passed on. After an error of the connection during the
-// commit, the writes may have been committed or not, as after any commit, but never after
-// another term began.
+// database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
+// it turns out that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn
+// rolls back and is passed on. If the connection fails during the commit, the writes may have
+// been committed or not, as with any commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
-// statement. What precedes a COMMIT that fn sends as SQL is not fenced; FencedTx then returns an
-// error. fn runs within a savepoint, so on Postgres the isolation level can be chosen only by opts.
+// statement. If fn sends COMMIT as SQL, the writes before it are not fenced, and FencedTx returns
+// an error. fn runs within a savepoint, so on Postgres only opts can choose the isolation level.
 // Above READ COMMITTED a database may end the transaction with a serialization failure because
-// the lease was renewed since; then try again. On SQLite nobody can renew the lease or take it
-// over from fn's first write until the end of the transaction.
+// the lease was renewed in the meantime; then try again. On SQLite no process can renew the lease
+// or take it over from fn's first write until the end of the transaction.
 func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	switch {
 	case objects.IsNil(store):
@@ -156,8 +156,9 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	if s, ok := store.(*PostgresStore); ok && fence != nil { // by ctx, and before there is a transaction
-		if _, err := s.table.Place(ctx); err != nil {
+	if s, ok := store.(interface{ place(context.Context) error }); ok && fence != nil {
+		// By ctx, and before there is a transaction: FenceStatement has no context.
+		if err := s.place(ctx); err != nil {
 			return fmt.Errorf("tenure: fenced transaction: %w", err)
 		}
 	}
@@ -176,8 +177,8 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	return fencedBy(ctx, fence, err)
 }
 
-// refusedByStatement says what became of a term whose statement has refused a transaction of a
-// database that is said to have the lease.
+// refusedByStatement returns what became of a term after its statement has refused a transaction,
+// in a database that is said to have the lease.
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
 	obj, err := store.Get(ctx, t.key)
 	switch {
@@ -188,11 +189,11 @@ func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal erro
 	case errors.Is(err, ErrNotFound):
 		return t.lostTo(&LostError{Key: t.key})
 	}
-	t.end(ErrLost) // nothing is known of who holds it now
+	t.end(ErrLost) // the holder is unknown
 	return refusal
 }
 
-// fencedBy says on which right a transaction depended that has failed.
+// fencedBy adds to the error of a fenced transaction the right on which it depended.
 func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	if err == nil || fence == nil {
 		return err
@@ -200,9 +201,10 @@ func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	return opError(ctx, "fenced by", Key(fence.ID), err)
 }
 
-// FenceError returns the error of a transaction as [ErrLost] if a statement of
-// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended it, whatever the
-// driver; it returns any other error, and nil, as it is. The driver's error stays reachable.
+// FenceError makes the error of a transaction an [ErrLost] if a statement of
+// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended the transaction,
+// whatever the driver. It returns any other error, and nil, unchanged. The driver's error stays
+// reachable.
 func FenceError(err error) error {
 	if err == nil || !objects.IsFenceFailure(err) {
 		return err
@@ -214,18 +216,18 @@ func FenceError(err error) error {
 // lock, or in the transaction, of the operation that it guards: a gate cannot stop a write that
 // passed it and is still under way.
 //
-// A gate is for the tokens of one lease; those of two don't compare. The zero value is
-// ready to use, and admits any term's token until it has seen one. It forgets what it has
-// seen when its process ends: a resource that outlives the process keeps the token beside
-// its data, as the example shows in SQL. A Gate is safe for concurrent use, and must not
-// be copied after its first use.
+// A gate is for the tokens of one lease, because tokens of two leases don't compare. The zero
+// value is ready to use, and admits any token until it has seen one. A gate forgets what it has
+// seen when its process ends: a resource that outlives the process keeps the token beside its
+// data, as the example shows in SQL. A Gate is safe for concurrent use, and must not be copied
+// after its first use.
 type Gate struct {
 	highest atomic.Int64
 }
 
-// Admit returns nil for a fencing token that is not below the highest seen, and [ErrLost]
-// for one that is: its term is over, because a later one has been here. A token that is
-// not positive is [ErrInvalid].
+// Admit returns nil for a fencing token that is not below the highest seen. For a lower one it
+// returns [ErrLost]: its term is over, because a later term has been here. A token that is not
+// positive is [ErrInvalid].
 func (g *Gate) Admit(token int64) error {
 	if token <= 0 {
 		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)

@@ -16,10 +16,11 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Release ends the term, deletes its record in one call to the store, and wakes the
-// standbys, so that another replica may begin at once. It returns [ErrLost] if the lease
-// was already another's, or gone. After any other error the record may still stand: Release
-// may be called again, and the next acquire by this lease removes it first.
+// Release ends the term, deletes its record with one call to the store, and wakes the
+// standbys, so that another replica may begin at once. It returns [ErrLost] if another replica
+// already had the lease, or if the record was gone. After any other error the record may still
+// stand: Release may be called again, and the next acquire by this lease first removes the
+// record.
 //
 // On Postgres it does not wait for the disk: if the database crashes at that moment, the
 // record stands again and expires.
@@ -27,8 +28,8 @@ import (
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
 
-// release is Release, except that it offers the lease for this long to the replica that a
-// request has named, if there is one.
+// release is Release, but if a request has named a replica, it offers the lease to that replica
+// for this long.
 func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration) error {
 	if err := term.isFor("release", l.cfg.Key); err != nil {
 		return err
@@ -41,7 +42,7 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 		err := l.vacate(ctx, term, offerFor)
 		if errors.Is(err, ErrConflict) {
 			if err = l.reread(ctx, term); err == nil {
-				continue // a renewal whose answer was lost had landed, or a request
+				continue // a renewal whose answer was lost had landed, or a request had
 			}
 		}
 		return l.releaseResult(ctx, term, offerFor, err)
@@ -50,17 +51,17 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 	return fmt.Errorf("tenure: release %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
-// vacate deletes a term's record, or replaces it by an offer, and wakes the standbys.
+// vacate deletes a term's record, or replaces it with an offer, and wakes the standbys.
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
 	offer := term.offer(offerFor)
 	if offer == nil {
-		return deleteAndWake(objects.WithLeaseCall(ctx), l.store, l.cfg.Key, term.currentVersion())
+		return l.remove(ctx, term.currentVersion())
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	_, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(term.currentVersion()))
+	_, err := l.put(ctx, obj, IfVersion(term.currentVersion()))
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}
@@ -87,20 +88,20 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	}
 }
 
-// orphan is what a lease keeps of a term whose record may stand although nothing relies on it.
+// orphan is what a lease keeps of a term on which nothing relies, but whose record may stand.
 type orphan struct {
 	term     *Term
 	offerFor time.Duration // see [Lease.release]
 }
 
-// removeOrphan releases a record that was just read if it is an orphan of this lease, to the
-// replica for which it was meant if there is one. It reports whether it did.
+// removeOrphan releases a record that was just read, if it is an orphan of this lease: to the
+// replica that its release named, if there is one. It reports whether it did.
 func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
 	o, ok := l.memory.Orphan(read.holding.Term)
 	if !ok {
 		return false, nil
 	}
-	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process goes on with it
+	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process continues the term
 		l.memory.DropOrphan(o.term.id)
 		return false, nil
 	}
@@ -118,20 +119,21 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (remo
 // RequestRelease asks the holder, through the store, to release the lease, as
 // [Coordinator.Resign] does within its process. It returns when the request is stored. The
 // holder's coordinator obeys when it is woken, or at its next renewal. A holder that has
-// vanished does not, and its lease expires as it would have without the request; nor does a
-// holder without a [Coordinator]. [ErrNotFound] says that nobody holds the lease,
-// [errors.ErrUnsupported] that its record was written by another program.
+// vanished does not obey, and its lease expires as it would have without the request; a holder
+// without a [Coordinator] does not obey either. [ErrNotFound] means that no replica holds the
+// lease, [errors.ErrUnsupported] that another program wrote its record.
 //
-// Any process that can write to the store may ask; its Lease need not compete. The record of a
-// session of package claims is [ErrInvalid].
+// Any process that can write to the store may ask; its Lease need not compete. For the record of
+// a session of package claims, the error is [ErrInvalid].
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
-// RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For
-// a while only that one may begin a term, then any: for a second and the old holder's
-// CheckTimeout, if it has a Check; where changes of the store wake nobody, for 5/4 of its
-// AcquireInterval, if that is longer; but at most for the TTL. Nobody knows which replicas stand
-// by: if none has the name, nobody holds the lease for so long. It returns nil if that replica
-// already holds the lease. A later request replaces an earlier one that was not obeyed yet.
+// RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For a
+// while only that replica may begin a term, and then any. That while is a second, plus the old
+// holder's CheckTimeout if it has a Check; it is 5/4 of the old holder's AcquireInterval if that
+// is longer and changes of the store wake no replica; and it is at most the TTL. The library does
+// not know which replicas stand by: if none has the name, no replica holds the lease for that
+// long. RequestHandover returns nil if that replica already holds the lease. A later request
+// replaces an earlier one that was not obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	err := cmp.Or(objects.ValidText("replica", to), validHolder(to))
 	if l.cfg.Key.Type == objects.SessionType {
@@ -168,40 +170,40 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	if pending == nil || pending.To != to {
 		obj.Labels = read.stored.WithRequest(holding.Term, to)
-		if _, err := l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(obj.Version)); err != nil {
+		if _, err := l.put(ctx, obj, IfVersion(obj.Version)); err != nil {
 			return err
 		}
 	}
-	l.wake(ctx) // if that fails, the holder finds it at its next renewal
+	l.wake(ctx) // if that fails, the holder finds the request at its next renewal
 	return nil
 }
 
-// Resume goes on with a term that another process has begun, or this one before it was
+// Resume continues a term that another process has begun, or that this one began before it was
 // restarted. It renews the record, which keeps its TTL and its labels, and returns the term,
 // trusted from before the renewal was sent. id and token are what [Term.ID] and [Term.Token]
 // returned where the term began; no later token is needed.
 //
-// Resume the same term again to renew it, whichever process does so, or pass it to
-// [Coordinator.Hold] or [Lease.Renew] in one process. The process that began the term loses it
-// at its next renewal or release, with [ErrLost], and so does one that holds what it has
-// resumed.
+// To renew the term, resume it again, in any process, or pass it to [Coordinator.Hold] or
+// [Lease.Renew] in one process. The process that began the term loses it at its next renewal or
+// release, with [ErrLost]; a process that holds what it has resumed loses it likewise when
+// another one resumes it.
 //
 // Two processes must not rely on one term. There are two ways to be sure of that:
 //
 //   - The former process is dead, or has stopped what it did under the term: a program that was
-//     restarted, or one that was handed the work. A former process that still runs believes in
+//     restarted, or one that handed its work over. A former process that still runs believes in
 //     the term until its own trust ends, and no fence and no token can tell the two apart.
 //   - Only a worker relies on the term, and servers resume it for the worker whenever its
 //     heartbeat arrives at one of them. The worker trusts the term for TTL − Margin from before
 //     it sent the heartbeat that was last answered; the servers' terms mean nothing.
 //
-// The record goes on to name the process that began the term: [CoordinatorConfig.FencePredecessor]
-// is told of that one, so don't use both. A term that is held after it was resumed is lost if a
-// renewal gets no answer, and can be resumed again. What [Lease.RequestRelease] asks for reaches
-// only [Coordinator.Hold], not a worker behind servers.
+// The record continues to name the process that began the term.
+// [CoordinatorConfig.FencePredecessor] gets that name, so don't use both. A term that is held
+// after it was resumed is lost if a renewal gets no answer, and can be resumed again. A request
+// of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
-// It returns [ErrLost] if another term stands, or none does, or if the process that began the
-// term is about to end it: see [Lease.Seal]. A record that has expired is resumed if nobody has
+// Resume returns [ErrLost] if another term stands, or none does, or if the process that began
+// the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
 // taken the lease over, so that a worker that was late loses nothing. After any other error the
 // record may have been renewed; Resume may be called again.
 //
@@ -222,7 +224,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	obj, err := l.resumeAsItIs(ctx, id)
 	var request *record.Request
 	for conflicts := 0; errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict); conflicts++ {
-		// Others may resume it at the same moment. The random pause keeps them from colliding again.
+		// Others may resume the term at the same moment. The random pause keeps them apart.
 		if conflicts > 0 && !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
 			return nil, fmt.Errorf("tenure: resume %s: %w: %w", l.cfg.Key, context.Cause(ctx), err)
 		}
@@ -236,14 +238,14 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
 		attempt = now()
-		obj, err = l.store.PutIf(objects.WithLeaseCall(ctx), obj, IfVersion(read.Version))
+		obj, err = l.put(ctx, obj, IfVersion(read.Version))
 	}
 	if err != nil {
 		return nil, err
 	}
 	l.memory.SawVersion(obj.Version)
 	if l.memory.IsLast(id) {
-		l.memory.FoundCopy(id) // somebody else may rely on it
+		l.memory.FoundCopy(id) // another process may rely on it
 	}
 	term, err := l.resumedTerm(obj, token, now, attempt)
 	if err != nil {
@@ -269,14 +271,14 @@ func (l *Lease) resumeAsItIs(ctx context.Context, id string) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
-	// The statement knows only parts of the record, and somebody else may have written it.
+	// The statement checks only parts of the record, and another program may have written it.
 	if h, err := decodeHolding(obj, l.cfg.TTL); err != nil || h.Term != id || h.isOffer() || !h.resumed {
 		return Object{}, &LostError{Key: l.cfg.Key, To: &h}
 	}
 	return obj, nil
 }
 
-// resumable returns the record of a term if the lease may go on with it.
+// resumable returns the record of a term if the lease may continue the term.
 func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 	read, err := l.look(ctx, caller{})
 	switch {
@@ -292,7 +294,7 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 	return read, nil
 }
 
-// resumedTerm makes the term of a record that was renewed by a write sent at attempt.
+// resumedTerm makes the term of a record that a write, sent at attempt, has renewed.
 func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt clock.Reading) (*Term, error) {
 	h, err := decodeHolding(obj, l.cfg.TTL)
 	if err != nil {
@@ -302,7 +304,7 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 		return nil, fmt.Errorf("%w: token %d is not of this term: the record is at version %d", ErrInvalid, token, obj.Version)
 	}
 	margin := l.cfg.Margin
-	if h.TTL != l.cfg.TTL { // what counts is the difference of the clocks' rates
+	if h.TTL != l.cfg.TTL { // a margin is for clocks whose rates differ, so it is a part of the TTL
 		margin = time.Duration(math.Round(float64(margin) / float64(l.cfg.TTL) * float64(h.TTL)))
 	}
 	term := &Term{
@@ -320,11 +322,11 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 	return term, nil
 }
 
-// Seal renews the term, and makes [Lease.Resume] refuse it from then on, in every process. It
-// is for a process that gives up one by one what it owns under a term that others may have
-// resumed, before it releases the lease: [ErrLost] says that one has, and then nothing is this
-// process's to give up any more. Only the process that began the term may seal it. After any
-// other error the term may be sealed or not; Seal may be called again.
+// Seal renews the term, and makes [Lease.Resume] refuse it from then on, in every process. It is
+// for a process that gives up one by one what it owns under a term, before it releases the lease,
+// if others may have resumed the term. [ErrLost] means that one of them has; then this process
+// owns nothing any more that it could give up. Only the process that began the term may seal it.
+// After any other error the term may be sealed or not; Seal may be called again.
 func (l *Lease) Seal(ctx context.Context, term *Term) error {
 	if err := term.isFor("seal", l.cfg.Key); err != nil {
 		return err

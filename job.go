@@ -36,27 +36,27 @@ func (p *JobPanic) Unwrap() error {
 type jobScope struct {
 	term *Term
 	of   *base
-	job  context.Context // of all the funcs, which the caller can't have given a deadline
+	job  context.Context // of all the funcs; unlike a func's own, it never has a deadline of the caller's
 	name string          // of this func
 }
 
 type jobScopeKey struct{}
 
 // TermFromContext returns the term for which a job runs, or nil if ctx is not derived from
-// a job's context. See [Term] for what a nil Term does.
+// a job's context. [Term] says what a nil Term does.
 func TermFromContext(ctx context.Context) *Term {
 	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
 	return scope.term
 }
 
-// job is the caller's funcs, running for one term. Only Run's goroutine touches it.
-type job struct {
+// runningJob is the job of one term: the caller's funcs, running. Only Run's goroutine touches it.
+type runningJob struct {
 	term     *Term
 	of       *base
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	results  chan *jobResult // has room for all funcs, so that none has to wait
-	alone    bool            // it has one func
+	results  chan *jobResult // has room for the results of all funcs, so that none waits
+	alone    bool            // the job has only one func
 	running  int
 	panicked *JobPanic
 }
@@ -68,22 +68,22 @@ type jobResult struct {
 	err      error
 	text     string // of err
 	panicked *JobPanic
-	cause    error // why the term is over if nobody told the func to return
+	cause    error // why the term is over, if the func was not told to return
 }
 
 const confirmName = "fence predecessor"
 
 var errGoexit = errors.New("runtime.Goexit was called")
 
-// newJob returns a job whose funcs don't run yet. Their context has the values of ctx but
-// doesn't end with it: the coordinator ends it, with a cause.
-func newJob(ctx context.Context, term *Term, b *base) *job {
+// newJob returns a job whose funcs don't run yet. Their context has the values of ctx, but it
+// doesn't end with ctx: the coordinator ends it, with a cause.
+func newJob(ctx context.Context, term *Term, b *base) *runningJob {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	return &job{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
+	return &runningJob{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts a func, unless it is nil.
-func (j *job) start(name string, run func(context.Context) error) {
+func (j *runningJob) start(name string, run func(context.Context) error) {
 	if run == nil {
 		return
 	}
@@ -104,7 +104,7 @@ func (j *job) start(name string, run func(context.Context) error) {
 }
 
 // finished notes that a func has returned.
-func (j *job) finished(r *jobResult) {
+func (j *runningJob) finished(r *jobResult) {
 	j.running--
 	if j.panicked == nil {
 		j.panicked = r.panicked
@@ -114,6 +114,14 @@ func (j *job) finished(r *jobResult) {
 // isConfirmation reports whether the job may begin now.
 func (r *jobResult) isConfirmation() bool {
 	return r.name == confirmName && r.err == nil && r.panicked == nil
+}
+
+// note records that the func has returned an error without having been told to return. It leaves
+// out a panic: RecordRun may have recorded that, and Run is about to panic.
+func (r *jobResult) note(m *monitor) {
+	if r.name != confirmName && r.err != nil && r.panicked == nil {
+		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
+	}
 }
 
 // why returns why the term is over if the func has returned too early.
@@ -127,7 +135,7 @@ func (r *jobResult) why() error {
 		return fmt.Errorf("%w: %s panicked: %v", ErrJobEnded, name, r.panicked.Value)
 	case r.name == confirmName:
 		return r.err // the job has not begun, so it has not ended
-	case r.err != nil && r.alone: // "reconcile" says nothing to those who read the log of tenure run
+	case r.err != nil && r.alone: // "reconcile" means nothing to readers of the log of tenure run
 		return fmt.Errorf("%w: %w", ErrJobEnded, r.err)
 	case r.err != nil:
 		return fmt.Errorf("%w: %s: %w", ErrJobEnded, name, r.err)
@@ -137,12 +145,12 @@ func (r *jobResult) why() error {
 }
 
 // Every returns a job that calls sweep at once, and again one interval after each call has
-// returned, until its context is done. It logs a sweep's error and goes on; one that stays the
-// same is logged every ten minutes. A panic ends the job. Every itself panics if the interval
+// returned, until its context is done. It logs a sweep's error and continues; it logs an
+// unchanged error every ten minutes. A panic ends the job. Every itself panics if the interval
 // is not positive or sweep is nil.
 //
-// Each term begins with a sweep, so with an interval of a day a sweep comes at each
-// deployment, too. Package schedule is for jobs that are due at given times.
+// Each term begins with a sweep, so even with an interval of a day there is a sweep at each
+// deployment. Package schedule is for jobs that are due at given times.
 //
 // The sweeps are recorded as by [RecordRun], named after the job's func: watch or reconcile.
 func Every(interval time.Duration, sweep func(context.Context) error) func(context.Context) error {
@@ -167,8 +175,8 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 	}
 }
 
-// sweepLog logs how sweeps end. An error that stays the same is logged every ten minutes, and
-// at debug level in between.
+// sweepLog logs how sweeps end. It logs an unchanged error every ten minutes, and at debug level
+// in between.
 type sweepLog struct {
 	logger   *slog.Logger
 	failures int // since the last success
@@ -198,13 +206,13 @@ func (l *sweepLog) ended(err error) {
 var errNotReturned = errors.New("the run did not return: it panicked or called runtime.Goexit")
 
 // RecordRun calls run and returns its error. If ctx is derived from a job's context, the
-// coordinator's [Status] and [Trace] tell that a run of this name has begun, and how it
-// ended: otherwise a job that goes on after errors looks healthy although it always fails.
-// [Every] and package schedule record their runs; a loop of the caller's own should do so
-// for each round. It is safe for concurrent use.
+// coordinator's [Status] and [Trace] show that a run with this name has begun, and how it
+// ended. Without that, a job that continues after errors looks healthy even if it always fails.
+// [Every] and package schedule record their runs; a loop of your own should record each round.
+// RecordRun is safe for concurrent use.
 //
-// A run that returns an error after its term has ended is interrupted and has not failed. A program should have few names, because a coordinator remembers each
-// of them.
+// A run that returns an error after its term has ended counts as interrupted, not as failed. Use
+// few names, because a coordinator remembers each of them.
 func RecordRun(ctx context.Context, name string, run func(context.Context) error) (err error) {
 	scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 	if !ok {

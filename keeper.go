@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// longestRetryPause limits the pause between two tries, however long the TTL is.
+	// longestRetryPause limits the pause between two attempts, however long the TTL is.
 	longestRetryPause = 5 * time.Second
 
 	// longestFencing is how many TTLs one call of FencePredecessor may last.
@@ -28,12 +28,12 @@ const (
 type base struct {
 	lease        *Lease
 	cfg          CoordinatorConfig
-	caller       caller        // how it calls the lease
+	caller       caller        // how this replica calls the lease
 	longestSleep time.Duration // of anything that depends on the trust in a term
 	single       bool          // there is no lease to lose
 	monitor      monitor
 	health       health.Check
-	working      atomic.Pointer[Term] // while its job runs and has not been told to return
+	working      atomic.Pointer[Term] // nil unless its job runs and has not been told to return
 }
 
 // ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
@@ -54,8 +54,8 @@ func (b *base) ask(ctx context.Context, role Role) error {
 	return err
 }
 
-// release releases the lease, unless it is already another's. If a request has named a
-// replica, the lease is offered to that one for long enough that it finds out. Live says
+// release releases the lease, unless another replica has it already. If a request has named a
+// replica, release offers the lease to that one, for long enough that it finds out. Live says
 // whether the release wakes the standbys.
 func (b *base) release(term *Term, cause error, live bool) error {
 	if isLoss(cause) && errors.Is(cause, ErrLost) {
@@ -80,11 +80,11 @@ func (b *base) release(term *Term, cause error, live bool) error {
 	}
 }
 
-// offerFor returns how long only the replica that was asked for may take the lease. Nobody holds
-// it for so long if there is no such replica.
+// offerFor returns for how long only the requested replica may take the lease. If there is no
+// such replica, the lease stays free for that long.
 func (b *base) offerFor(live bool) time.Duration {
 	enough := time.Second
-	if b.cfg.Check != nil { // it asks its own first
+	if b.cfg.Check != nil { // the replica asks its own Check first
 		enough += b.cfg.CheckTimeout
 	}
 	if !live { // it has to poll
@@ -93,21 +93,21 @@ func (b *base) offerFor(live bool) time.Duration {
 	return enough
 }
 
-// keeper renews one term in a goroutine of its own, so that nothing else waits for a
-// renewal that hangs.
+// keeper renews one term in a goroutine of its own, so that nothing else waits while a renewal
+// hangs.
 type keeper struct {
 	*base
 	term  *Term
 	hints Subscription
 
-	over     context.Context         // done when the term is to end; the first cause counts
+	over     context.Context         // done when the term has to end; the first cause counts
 	end      context.CancelCauseFunc // never blocks
-	stopping atomic.Bool             // the job has been told to return: nothing is checked any more
-	checkErr atomic.Pointer[error]   // of the last check; nil: it succeeded
+	stopping atomic.Bool             // the job has been told to return, so there are no more checks
+	checkErr atomic.Pointer[error]   // of the last check; nil: there was none
 
-	toConfirm int           // renewals that must still succeed; for the goroutine that renews only
-	counted   time.Time     // when the last renewal that counted was sent, at first the last of all
-	confirmed chan struct{} // closed when toConfirm gets to 0; nil: none were needed
+	toConfirm int           // renewals that must still succeed; only for the goroutine that renews
+	counted   time.Time     // when the last renewal that counted was sent; at first, the last one of all
+	confirmed chan struct{} // closed when toConfirm reaches 0; nil: it was 0 from the start
 
 	stopRenewing context.CancelFunc
 	done         sync.WaitGroup
@@ -123,7 +123,7 @@ func newKeeper(b *base, term *Term, hints Subscription) *keeper {
 	return k
 }
 
-// start begins to renew. A local term has nothing to renew; its keeper just waits to be
+// start begins to renew. A local term has nothing to renew, so its keeper only waits to be
 // stopped.
 func (k *keeper) start() {
 	var ctx context.Context
@@ -138,7 +138,7 @@ func (k *keeper) start() {
 	})
 }
 
-// stop ends the renewing, and returns when no renewal is under way any more.
+// stop ends the renewing, and returns when no renewal is under way.
 func (k *keeper) stop() {
 	k.stopRenewing()
 	k.done.Wait()
@@ -146,15 +146,15 @@ func (k *keeper) stop() {
 
 // overdueCause returns why the term was not renewed in time.
 func (k *keeper) overdueCause() error {
-	if err := k.checkErr.Load(); err != nil {
+	if err := k.checkErr.Load(); err != nil && *err != nil {
 		return *err
 	}
 	return ErrDeadline
 }
 
 // keep renews until ctx is done, and then returns nil, or until the term is over, and then
-// returns why. An error of the store only makes it try again soon. A hint makes it renew at
-// once: the record may have a request, or be gone.
+// returns why. After an error of the store it retries soon. A hint makes it renew at once: the
+// record may contain a request, or be gone.
 func (k *keeper) keep(ctx context.Context) error {
 	next := k.untilRenewal()
 	var spurious pace.Limiter
@@ -162,7 +162,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	for failures, failedChecks := 0, 0; ; {
 		ignoreFor := spurious.IgnoreFor(woken, k.cfg.RenewInterval)
 		if failures > 0 || failedChecks > 0 || k.toConfirm > 0 {
-			ignoreFor = next // what counts is the time between renewals
+			ignoreFor = next // the time between renewals counts
 		}
 		if woken, ok = k.await(ctx, ignoreFor, next); !ok {
 			return nil
@@ -177,7 +177,7 @@ func (k *keeper) keep(ctx context.Context) error {
 			err = k.renew(ctx)
 		} else if failedChecks++; failedChecks == k.cfg.CheckFailures && ctx.Err() == nil {
 			k.end(err)
-			k.stopping.Store(true) // and the lease is renewed until the job has returned
+			k.stopping.Store(true) // the lease is still renewed until the job has returned
 			next = 0
 			continue
 		}
@@ -205,18 +205,18 @@ func (k *keeper) untilRenewal() time.Duration {
 	return k.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
-// retryPause returns how long to wait after a failure that followed this many others.
+// retryPause returns how long to wait after a failure that followed this number of others.
 func (k *keeper) retryPause(failures int) time.Duration {
 	return pace.Retry(k.cfg.RenewInterval, longestRetryPause, failures)
 }
 
-// await waits for at most longest, or until a hint comes. If the machine was suspended
-// meanwhile and the renewal is overdue now, it waits no longer.
+// await waits for at most longest, or until a hint comes. If the renewal becomes overdue
+// meanwhile because the machine was suspended, it stops waiting.
 func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (woken, ok bool) {
-	wasDue := k.untilRenewal() <= 0 // then this is the pause before the next try
+	wasDue := k.untilRenewal() <= 0 // then this is the pause before the next attempt
 	end := time.Now().Add(longest)  // timers are late, and a late renewal comes just after a standby's look
 	for {
-		// Run's goroutine looks at the clocks more often.
+		// Run's goroutine reads the clocks more often.
 		step := min(longest, max(k.longestSleep, k.cfg.RenewInterval/4))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = time.Until(end), ignoreFor-step
@@ -227,8 +227,8 @@ func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (w
 	}
 }
 
-// isOwnRenewal reports whether a hint tells of no more than what this replica has written
-// itself. It would renew in answer to its own renewals, for ever.
+// isOwnRenewal reports whether a hint only tells what this replica itself has written. Otherwise
+// the keeper would answer its own renewals with renewals, forever.
 func (k *keeper) isOwnRenewal() bool {
 	change, ok := lastChange(k.hints)
 	if !ok {
@@ -251,7 +251,7 @@ func (k *keeper) renew(ctx context.Context) error {
 	return nil
 }
 
-// requestCause is why a term ends if its holder was asked to hand the lease over.
+// requestCause returns the cause of a term that ends on request.
 func requestCause(r *record.Request) error {
 	if r.To == "" {
 		return fmt.Errorf("%w: on request", ErrResigned)
@@ -259,7 +259,7 @@ func requestCause(r *record.Request) error {
 	return fmt.Errorf("%w: on request, in favour of %s", ErrResigned, r.To)
 }
 
-// check asks whether this replica may be renewed, unless the job has been told to return.
+// check asks whether this replica is healthy, unless the job has been told to return.
 func (k *keeper) check(ctx context.Context) error {
 	if k.stopping.Load() {
 		return nil
@@ -269,17 +269,13 @@ func (k *keeper) check(ctx context.Context) error {
 		role = RoleConfirming
 	}
 	err := k.ask(ctx, role)
-	if err != nil {
-		k.checkErr.Store(&err)
-	} else {
-		k.checkErr.Store(nil)
-	}
+	k.checkErr.Store(&err)
 	return err
 }
 
 // countConfirmation counts a renewal that has succeeded, if the takeover must be confirmed.
-// A wall clock that is set ahead makes renewals come early, so only those count that are
-// an interval apart by the monotonic clock.
+// Renewals come early if the wall clock is set ahead, so they count only when they are an
+// interval apart by the monotonic clock.
 func (k *keeper) countConfirmation(began time.Time) {
 	if k.toConfirm == 0 || began.Sub(k.counted) < k.cfg.RenewInterval {
 		return
@@ -290,7 +286,7 @@ func (k *keeper) countConfirmation(began time.Time) {
 	}
 }
 
-// confirm returns nil when the term's predecessors are certainly gone. It runs like one of
+// confirm returns nil once the term's predecessors are certainly gone. It runs like one of
 // the job's funcs: its context ends with the term.
 func (k *keeper) confirm(ctx context.Context) error {
 	began, predecessors := time.Now(), k.term.unconfirmed()
@@ -310,8 +306,8 @@ func (k *keeper) confirm(ctx context.Context) error {
 	}
 	last := predecessors[len(predecessors)-1]
 	k.monitor.log().Info("takeover confirmed", "predecessor", last.Holder, "token", k.term.Token(), "took", time.Since(began))
-	// Renew at once, because the record still says that the takeover is not confirmed: if
-	// this replica crashed now, a predecessor that has recovered would be fenced again.
+	// Renew at once, because the record still says that the takeover is unconfirmed: if this
+	// replica crashed now, a predecessor that has since recovered would be fenced again.
 	k.term.confirm()
 	if err := k.renew(ctx); err != nil {
 		k.monitor.renewalFailed(k.term, err)
@@ -319,7 +315,7 @@ func (k *keeper) confirm(ctx context.Context) error {
 	return nil
 }
 
-// fencePredecessor calls the caller's func until it succeeds, or ctx is done, or it has
+// fencePredecessor calls the user's func until it succeeds, until ctx is done, or until it has
 // failed for so long that another replica may do better.
 func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 	patience := k.lease.cfg.TTL
@@ -336,7 +332,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 		case time.Since(began) >= patience:
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
-		k.monitor.failed("predecessor not fenced, trying again", err)
+		k.monitor.logFailure("predecessor not fenced, trying again", err)
 		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}

@@ -20,15 +20,15 @@ import (
 // Lease is the right to do one job, as one replica sees it. It acquires, steals, renews
 // and releases. Most programs leave that to a [Coordinator].
 //
-// All methods are safe for concurrent use. Errors of the store are returned as they are.
-// After one, the write may or may not have happened; the next call finds out.
+// All methods are safe for concurrent use. They return errors of the store as they are. After
+// such an error the write may or may not have happened; the next call finds out.
 type Lease struct {
 	store  Store
 	cfg    LeaseConfig
 	memory sighting.Memory[orphan]
 }
 
-// NewLease returns a lease over a store. It does no I/O. An [ErrInvalid] names everything
+// NewLease returns a lease in a store. It does no I/O. An [ErrInvalid] names everything
 // that is wrong with the config.
 func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	if objects.IsNil(store) {
@@ -44,7 +44,7 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	return &Lease{store: store, cfg: cfg}, nil
 }
 
-// Config returns the config of the lease, with its defaults.
+// Config returns the config of the lease with its defaults filled in.
 func (l *Lease) Config() LeaseConfig {
 	cfg := l.cfg
 	cfg.Labels = maps.Clone(cfg.Labels)
@@ -54,29 +54,49 @@ func (l *Lease) Config() LeaseConfig {
 // Key returns the key of the lease.
 func (l *Lease) Key() Key { return l.cfg.Key }
 
-// TryAcquire begins a term if the lease is free, in one write. If another term's record
+// TryAcquire begins a term if the lease is free, with one write. If the record of another term
 // stands, even an expired one, it returns [ErrHeld].
 func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
 	return l.acquire(ctx, caller{}, true, false)
 }
 
-// StealExpired begins a term in place of a record that has expired. If it has not, it
-// returns [ErrHeld]; if there is none, [ErrNotFound]; if another replica wrote first,
-// [ErrConflict].
+// StealExpired begins a term in place of an expired record. It returns [ErrHeld] if the record
+// has not expired, [ErrNotFound] if there is none, and [ErrConflict] if another replica wrote
+// first.
 func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
 	return l.takeOver(ctx, caller{}, true)
 }
 
-// AcquireOrSteal begins a term if the lease is free or expired; otherwise it returns
-// [ErrHeld]. While the lease is held it costs one read.
+// AcquireOrSteal begins a term if the lease is free or has expired; otherwise it returns
+// [ErrHeld]. While the lease is held, it costs one read.
 func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 	return l.acquire(ctx, caller{}, false, true)
 }
 
-// caller is who calls a lease. The zero value is a program that uses [Lease] directly.
+// get, put and remove mark their call as one of a lease: on Postgres it then has a connection,
+// however busy the application is.
+
+func (l *Lease) get(ctx context.Context) (Object, error) {
+	return l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
+}
+
+func (l *Lease) put(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	return l.store.PutIf(objects.WithLeaseCall(ctx), obj, cond)
+}
+
+// remove deletes the object and wakes all that watch it, if the store can.
+func (l *Lease) remove(ctx context.Context, version int64) error {
+	ctx = objects.WithLeaseCall(ctx)
+	if notifier, ok := l.store.(Notifier); ok {
+		return notifier.DeleteAndWake(ctx, l.cfg.Key, version)
+	}
+	return l.store.DeleteIf(ctx, l.cfg.Key, version)
+}
+
+// caller says how a lease is called. The zero value is for a program that uses [Lease] directly.
 type caller struct {
 	timeout  time.Duration // of each call to the store; 0: only the context limits it
-	confirms bool          // it confirms a takeover before its job begins
+	confirms bool          // the caller confirms a takeover before its job begins
 }
 
 func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -87,7 +107,7 @@ func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // write returns a context that a shutdown does not end: an acquire that is cut off halfway
-// may leave the record of a term that nobody holds, and everybody would wait for its TTL.
+// may leave the record of a term that no replica holds, and all would wait for its TTL.
 func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
 	if by.timeout != 0 {
 		ctx = context.WithoutCancel(ctx)
@@ -95,7 +115,7 @@ func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc
 	return by.read(ctx)
 }
 
-// acquire creates the record or takes it over, beginning with what is likelier to succeed.
+// acquire creates the record or takes it over, and tries first what is likelier to succeed.
 func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) (*Term, error) {
 	likelyFree = likelyFree || l.memory.LastSeen() == nil
 	// Another replica's write may come between our read and our write. If it has done so
@@ -113,11 +133,12 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 		}
 		likelyFree = errors.Is(err, ErrNotFound)
 	}
-	return nil, l.heldByUnknown()
+	// Each time a record was in the way, and had vanished when it was read.
+	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
 
-// takeOver begins a term in place of the record that stands: one that this lease may take,
-// or, to steal it, one that has expired.
+// takeOver begins a term in place of the record that stands, if this lease may take the record
+// or, where it may steal, if the record has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
 	read, err := l.look(ctx, by)
 	if err != nil {
@@ -141,23 +162,17 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		term.stolenFrom = &from
 	}
 	if err == nil && held.canExpireIn > 0 && l.cfg.TTL < from.TTL {
-		l.wake(ctx) // the standbys wait for the record that they saw, which would have expired later
+		l.wake(ctx) // the standbys are waiting for the old record, which would have expired later
 	}
 	return term, err
 }
 
-// held returns who holds the lease, and how long it will be until the record can expire: 0
-// or less if it has expired, and a standby may steal the lease.
+// held returns who holds the lease, and how soon the record can expire: 0 or less if it has
+// expired, so that a standby may steal the lease.
 func (l *Lease) held(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
 	in, byAge := l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
 	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
-}
-
-// heldByUnknown is the error if a record was in the way of an acquire and had vanished when
-// it was read.
-func (l *Lease) heldByUnknown() *HeldError {
-	return &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
 
 // begin writes the record of a new term.
@@ -171,13 +186,10 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	attempt := now()
 	id := uuid.NewString()
 	term := &Term{
-		key:        l.cfg.Key,
-		id:         id,
-		holder:     l.cfg.Holder,
-		acquiredAt: attempt.Mono,
-		trusted:    l.cfg.TTL - l.cfg.Margin,
-		clock:      now,
-		inDoubt:    1, // the write that begins it
+		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono,
+		trusted: l.cfg.TTL - l.cfg.Margin,
+		clock:   now,
+		inDoubt: 1, // the write that begins it
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -189,7 +201,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 		term.predecessors.Store(&predecessors)
 	}
 	defer l.memory.Begins(id)()
-	obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), cond)
+	obj, err := l.put(ctx, l.object(term), cond)
 	if err != nil {
 		if !objects.Answered(err) {
 			l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
@@ -200,7 +212,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
-		l.abandon(ctx, term) // a replica that does not know the newer token can still hold
+		l.abandon(ctx, term) // a replica that has not seen the newer token can still hold the lease
 		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the store was restored from an older state, or made anew, and its versions (resource_version in a table) are behind; raise them above %[4]d",
 			l.cfg.Key, ErrSetup, obj.Version, newest)
 	}
@@ -214,16 +226,16 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 	return term, nil
 }
 
-// wake wakes all that watch the record, which has just been written, perhaps just before ctx
-// ended. It ignores errors, since hints may be lost in any case.
+// wake wakes all that watch the record. The record has just been written, perhaps in the moment
+// before ctx ended. It ignores errors, because a hint may be lost in any case.
 func (l *Lease) wake(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = Wake(ctx, l.store, l.cfg.Key)
 }
 
-// abandon releases a term that has just begun and that nobody can use. It does so at once,
-// because all others would have to wait for a TTL.
+// abandon releases a term that has just begun and cannot be used. It does so at once, because
+// the other replicas would have to wait for a TTL.
 func (l *Lease) abandon(ctx context.Context, term *Term) {
 	term.end(ErrLost)
 	if l.vacate(ctx, term, 0) != nil {
@@ -246,10 +258,10 @@ func (l *Lease) object(term *Term) Object {
 	return obj
 }
 
-// Renew extends the trust in the term, counted from now, in one write. It returns [ErrLost]
+// Renew extends the trust in the term, counted from now, with one write. It returns [ErrLost]
 // if another term stands or none does, and [ErrDeadline] if the trust had ended before the
-// store answered; in both cases the term is over. After any other error the term is as it
-// was, and Renew may be called again.
+// store answered; in both cases the term is over. Any other error leaves the term as it was,
+// and Renew may be called again.
 func (l *Lease) Renew(ctx context.Context, term *Term) error {
 	if err := term.isFor("renew", l.cfg.Key); err != nil {
 		return err
@@ -258,15 +270,15 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		return nil
 	}
 	defer term.renewal()()
-	// The second round is for an earlier renewal of ours that landed although its
-	// answer was lost: the record is ours, at a version that we did not know. That we have
-	// seen it extends no trust; only a write that is answered does.
+	// The second round is for an earlier renewal of ours that landed although its answer was
+	// lost: the record is ours, at a version that we did not know. Seeing it extends no trust;
+	// only an answered write does.
 	for range 2 {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
 		}
 		attempt, version := term.clock(), term.writing()
-		obj, err := l.store.PutIf(objects.WithLeaseCall(ctx), l.object(term), IfVersion(version))
+		obj, err := l.put(ctx, l.object(term), IfVersion(version))
 		if objects.Answered(err) {
 			term.refused(version)
 		}
@@ -287,7 +299,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
 }
 
-// tooLate says what became of a term that was over before its renewal was sent.
+// tooLate returns what became of a term that was over before its renewal was sent.
 func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	err := l.reread(ctx, term)
 	if errors.Is(err, ErrLost) {
@@ -299,9 +311,9 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 }
 
-// reread looks at the record of a term after a write found another version than the term
-// knows. If the record is still the term's, because of a write whose answer was lost,
-// reread notes the version and returns nil. If it is not, reread ends the term.
+// reread looks at the record of a term after a write has found another version than the one
+// the term knows. If the record is still the term's, because the answer to a write was lost,
+// reread notes the version and returns nil. Otherwise it ends the term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
 	r, err := l.look(ctx, caller{})
@@ -322,8 +334,8 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	return nil
 }
 
-// recognises reports whether a record with the term's payload was written by the term
-// itself and not by another process. If so, it notes the version and any request.
+// recognises reports whether the term itself, and not another process, wrote a record that has
+// the term's payload. If so, it notes the version and any request.
 func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	request := r.stored.Request()
 	elsewhere := r.stored.Resumed() && term.resumed == nil // whatever the version says
@@ -337,7 +349,7 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	return true
 }
 
-// Read returns who holds the lease, or to which replica it is offered, see
+// Read returns who holds the lease, or to which replica the lease is offered: see
 // [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
 	read, err := l.look(ctx, caller{})
@@ -355,7 +367,7 @@ type reading struct {
 func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	ctx, cancel := by.read(ctx)
 	defer cancel()
-	r.Object, err = l.store.Get(objects.WithLeaseCall(ctx), l.cfg.Key)
+	r.Object, err = l.get(ctx)
 	answered := time.Now()
 	if errors.Is(err, ErrNotFound) {
 		l.memory.Saw(nil, answered)
@@ -366,7 +378,7 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	return l.note(r.Object, answered), nil
 }
 
-// note remembers since when a record has stood unchanged, given when it was seen.
+// note remembers since when a record has stood unchanged, given the time when it was seen.
 func (l *Lease) note(obj Object, answered time.Time) reading {
 	r := reading{Object: obj, stored: stored(obj)}
 	var undecodable error
@@ -378,18 +390,18 @@ func (l *Lease) note(obj Object, answered time.Time) reading {
 	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
 		l.memory.FoundCopy(r.holding.Term)
 	}
-	// The versions of other programs' records do not count. Nor does the version of a term
-	// that this replica is just beginning, in case the record is read before the answer to
-	// its acquire arrives: then its token would seem to repeat a known one.
+	// The versions of other programs' records do not count. Neither does that of a term which
+	// this replica is just beginning: if its record is read before its acquire is answered, its
+	// token would seem to repeat a known one.
 	if r.holding.Term != "" && !l.memory.IsBeginning(r.holding.Term) {
 		l.memory.SawVersion(r.Version)
 	}
 	return r
 }
 
-// heldAfter returns who holds the lease according to the last change that a subscription
-// has seen. It returns nil if that is unknown, or if an attempt to acquire may do better than
-// to read the same.
+// heldAfter returns who holds the lease, according to the last change that a subscription has
+// seen. It returns nil if that is unknown, or if an attempt to acquire may do more than read
+// the same again.
 func (l *Lease) heldAfter(hints Subscription) *HeldError {
 	change, ok := lastChange(hints)
 	if !ok || change.Deleted || l.memory.HasSeenNewer(change.Object.Version) {
@@ -412,16 +424,16 @@ func (l *Lease) isOffered(h Holding) bool {
 	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
 }
 
-// reclaims reports whether the record was left by an earlier run of this replica. That it
-// names the same holder is not enough: it may be of a term that this very lease has begun,
-// or is beginning in another goroutine, or that another process has resumed.
+// reclaims reports whether an earlier run of this replica left the record. The same holder's
+// name is not enough: the term may be one that this very lease has begun or is beginning in
+// another goroutine, or one that another process has resumed.
 func (l *Lease) reclaims(h Holding) bool {
 	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
 }
 
-// predecessors returns the holders that may still be at work if this lease takes over a
-// record: the record's own, unless it has released the lease, and those that it had not
-// confirmed to be gone; but not this replica. Of each holder only the last term counts.
+// predecessors returns the holders that may still be working if this lease takes a record over:
+// the record's holder, unless it has released the lease, and the holders that it had not
+// confirmed to be gone, but never this replica. Of each holder only the last term counts.
 func (l *Lease) predecessors(h Holding) []Holding {
 	others := slices.Clone(h.unconfirmed)
 	if !h.isOffer() {
@@ -431,7 +443,7 @@ func (l *Lease) predecessors(h Holding) []Holding {
 	return slices.DeleteFunc(others, l.isOwn)
 }
 
-// isOwn reports whether a record is of a term of this replica, whose job has returned.
+// isOwn reports whether a record is that of a term of this replica, whose job has returned.
 func (l *Lease) isOwn(h Holding) bool {
 	_, isOrphan := l.memory.Orphan(h.Term)
 	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)

@@ -12,10 +12,10 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// ReplicaID returns a name for this replica, for people to read: the first of
-// the environment variables TENURE_REPLICA_ID, OPENSHELL_REPLICA_ID and HOSTNAME
-// that is set, else the host's name, else a new UUID. Two replicas may share
-// it: nothing that must be safe depends on it.
+// ReplicaID returns a name for this replica, for people to read. It is the first of the
+// environment variables TENURE_REPLICA_ID, OPENSHELL_REPLICA_ID and HOSTNAME that is set, or else
+// the host's name, or else a new UUID. Two replicas may have the same name: safety never depends
+// on it.
 func ReplicaID() string {
 	for _, name := range []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"} {
 		if id := os.Getenv(name); id != "" {
@@ -33,9 +33,9 @@ type Role uint8
 
 const (
 	RoleStandby    Role = iota // it waits for the lease
-	RoleConfirming             // it has taken the lease over, and makes sure that its predecessor is gone before the job begins
+	RoleConfirming             // it has taken the lease over, and confirms that its predecessor is gone before the job begins
 	RoleHolder                 // it holds the lease, and its job runs
-	RoleStopping               // its job has been told to return, and the lease is released when it has
+	RoleStopping               // its job has been told to return; then the lease is released
 )
 
 var roles = [...]string{RoleStandby: "standby", RoleConfirming: "confirming", RoleHolder: "holder", RoleStopping: "stopping"}
@@ -63,7 +63,7 @@ func (r *Role) UnmarshalText(text []byte) error {
 // Holding is what a lease's record says: who holds the lease, and since when.
 type Holding struct {
 	Key        Key
-	Holder     string // for people to read; "unknown" if the record doesn't say; empty: nobody holds the lease
+	Holder     string // for people to read; "unknown" if the record doesn't say; empty: no replica holds the lease
 	Term       string // the term's ID; empty in a record of another program
 	Version    int64
 	TTL        time.Duration // the holder's; the reader's own if the record doesn't say
@@ -73,19 +73,19 @@ type Holding struct {
 	Labels     map[string]string
 
 	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
-	// empty. Until the TTL has passed only that one may take it. If OfferedTo is empty too,
+	// empty. Until the TTL has passed, only that replica may take it. If OfferedTo is empty too,
 	// any replica may.
 	OfferedTo string
 
 	unconfirmed []Holding // see [Term.unconfirmed]
-	resumed     bool      // another process may go on with the term than the one it names
+	resumed     bool      // a process other than Holder may have continued the term
 }
 
-// isOffer reports whether nobody holds the lease because its last holder has offered it to
-// one replica, or to all.
+// isOffer reports whether the lease is free because its last holder has offered it to one
+// replica, or to all.
 func (h *Holding) isOffer() bool { return h.Holder == "" }
 
-// how says who has the lease.
+// how says in words who has the lease.
 func (h *Holding) how() string {
 	switch {
 	case !h.isOffer():
@@ -106,8 +106,8 @@ func stored(obj Object) record.Object {
 	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
 }
 
-// decodeHolding reads a lease's object. It always returns a Holding that a standby can act
-// on; the error says what is wrong with the record.
+// decodeHolding reads a lease's object. It always returns a Holding on which a standby can act;
+// the error says what is wrong with the record.
 func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	h, err := record.Read(stored(obj), ownTTL)
 	if err != nil {
@@ -143,22 +143,16 @@ func recorded(holdings []Holding) (rs []record.Holding) {
 	return rs
 }
 
-func (h *Holding) pastTerm(reason string) PastTerm {
-	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
-}
-
-func followedBy(h *Holding) string { return "followed by " + h.Holder }
-
-// ErrHeld says that another replica holds the lease. The error is a [*HeldError].
+// ErrHeld means that another replica holds the lease. The error is a [*HeldError].
 var ErrHeld = errors.New("lease is held")
 
 // HeldError is the error of an acquire or steal while another replica holds the lease. It
-// is [ErrHeld].
+// matches [ErrHeld].
 type HeldError struct {
 	Holding Holding
 
 	canExpireIn time.Duration // until a steal may succeed
-	byAge       bool          // canExpireIn goes by the record's age, so looking earlier is useless
+	byAge       bool          // canExpireIn goes by the record's age, so an earlier look does not help
 }
 
 func (e *HeldError) Error() string {
@@ -172,12 +166,12 @@ func (e *HeldError) Error() string {
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // LostError is the error of a renewal, a release or a fenced write whose term is over. It
-// is [ErrLost].
+// matches [ErrLost].
 type LostError struct {
 	Key Key
-	To  *Holding // who holds the lease now, or who is offered it; nil: the record is gone
+	To  *Holding // what the record says now; nil: the record is gone
 
-	why string // the term is lost although To is that very term
+	why string // why the term is lost although To is that very term
 }
 
 func (e *LostError) Error() string {

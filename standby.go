@@ -10,8 +10,8 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// standby is the role of a replica that does not hold the lease: it rests, and then
-// competes. It belongs to Run's goroutine.
+// standby is the role of a replica that does not hold the lease: it rests, and then it competes.
+// Only Run's goroutine uses it.
 type standby struct {
 	*base
 	hints     Subscription
@@ -21,8 +21,8 @@ type standby struct {
 	// Of the current stay.
 	spurious pace.Limiter
 	woken    bool          // by a hint
-	took     time.Duration // the last attempt to acquire
-	lastTerm string        // the ID of the term that stood last
+	took     time.Duration // of the last attempt to acquire
+	lastTerm string        // the ID of the term that was last seen
 	lastLook time.Time     // when the record was last read
 }
 
@@ -34,7 +34,7 @@ func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 			return term
 		}
 	}
-	if s.lease.memory.HasOrphans() { // the other replicas would have to wait until they expire
+	if s.lease.memory.HasOrphans() { // the other replicas would have to wait until these expire
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
@@ -56,7 +56,7 @@ func (s *standby) compete(ctx context.Context) *Term {
 }
 
 // await waits for the next attempt. It returns false once ctx is done. Where the hints tell
-// what has changed, most are renewals: then it goes on waiting, from that change on.
+// what has changed, most of them are renewals; after a renewal it waits on, counting from there.
 func (s *standby) await(ctx context.Context, w wait) (ok bool) {
 	for {
 		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints, w.longest); !ok || !s.woken {
@@ -83,8 +83,8 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 	}
 	if err := s.ask(ctx, RoleStandby); err != nil {
 		if !s.single && (time.Since(s.lastLook) > s.lease.cfg.TTL || s.lease.memory.HasOrphans()) {
-			// So that Status doesn't show a holder that is gone, and no orphan of this
-			// replica keeps the others waiting.
+			// Otherwise Status could show a holder that is gone, and an orphan of this
+			// replica could keep the others waiting.
 			s.lastLook = time.Now()
 			_, _ = s.look(ctx)
 		}
@@ -99,8 +99,8 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 		s.release(term, ErrShutdown, s.hints.Live())
 		return nil, ctx.Err()
 	case term.sinceRenewal() >= s.cfg.RenewDeadline:
-		// The job would be told to return as soon as it begins, with less time than it is
-		// allowed to take.
+		// The job would be told to return as soon as it began, with less time left than it
+		// may take.
 		s.release(term, ErrDeadline, s.hints.Live())
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", s.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
@@ -118,7 +118,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 	return term, err
 }
 
-// waitAfter notes why an attempt has failed, and returns how to wait for the next.
+// waitAfter notes why an attempt has failed, and returns how to wait for the next one.
 func (s *standby) waitAfter(err error) wait {
 	isNew := false
 	if held := (*HeldError)(nil); errors.As(err, &held) {
@@ -133,9 +133,9 @@ func (s *standby) waitAfter(err error) wait {
 			s.headStart.CameSecond(s.took)
 		}
 	} else if errors.Is(err, ErrUnhealthy) {
-		s.monitor.failed("replica is unhealthy and does not compete", err)
+		s.monitor.logFailure("replica is unhealthy and does not compete", err)
 	} else {
-		s.monitor.failed("lease cannot be acquired", err)
+		s.monitor.logFailure("lease cannot be acquired", err)
 	}
 	wait := s.after(err)
 	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, s.cfg.AcquireInterval))
@@ -152,24 +152,24 @@ type wait struct {
 	ignoreHints time.Duration // at first
 }
 
-// afterAttempt decides how to wait after an attempt that has failed. Whether an attempt may
-// steal the lease is not decided here but in Lease.takeOver. Live says whether hints can be
-// expected, and follows whether each renewal is one.
+// afterAttempt decides how to wait after a failed attempt. Lease.takeOver decides whether an
+// attempt may steal the lease. Live says whether hints can be expected, and follows whether each
+// renewal is one.
 func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wait {
 	held := (*HeldError)(nil)
 	pause := pace.Jitter(interval)
 	switch {
 	case errors.As(err, &held) && held.canExpireIn <= 0:
 		return wait{longest: pause} // another replica was faster
-	case errors.As(err, &held) && !held.byAge && !follows: // each standby began to watch it at another time
+	case errors.As(err, &held) && !held.byAge && !follows: // each standby first saw it at another time
 		return wait{longest: min(pause, held.canExpireIn)}
 	case errors.As(err, &held):
-		// A few ms apart, so that not all standbys write at once, and a few ms late, so
-		// that they don't come just before a renewal that is on its way.
+		// A few ms apart, so that the standbys don't all write at once, and a few ms late,
+		// so that they don't come just before a renewal that is on its way.
 		expiry := held.canExpireIn + 2*time.Millisecond + rand.N(4*time.Millisecond)
 		if live {
 			// A release would wake us, so there is no need to look earlier. But the record
-			// may be deleted without a hint, and its TTL is somebody else's choice.
+			// may be deleted without a hint, and its TTL is the holder's choice.
 			return wait{longest: min(expiry, ttl)}
 		}
 		return wait{longest: min(pause, expiry)}
@@ -183,18 +183,18 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 	}
 }
 
-// rest waits before this replica competes again: for the pause, or until the lease is
-// offered to it by name. It returns false once ctx is done.
+// rest waits before this replica competes again: for the pause, or until the lease is offered
+// to this replica by name. It returns false once ctx is done.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	if s.single {
 		return pace.Sleep(ctx, pause)
 	}
 	end := time.Now().Add(pause)
-	ignoreFor := 5 * time.Millisecond // then one look covers our own release and what the others make of it
+	ignoreFor := 5 * time.Millisecond // then one look covers our own release and the others' reaction
 	look := s.nextLook(nil)
 	for {
-		// A release that has failed is retried first, and the others get their time from
-		// then on: this replica must not be back before they have seen it.
+		// A failed release is retried first, and the others' time counts from then on: this
+		// replica must not come back before they have seen the release.
 		pending, wait := s.lease.memory.ReleasePending(), min(look, time.Until(end))
 		if pending {
 			wait = min(look, pace.Jitter(s.cfg.AcquireInterval/4))
@@ -216,8 +216,8 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// nextLook returns how long a resting replica waits for its next look unless woken, given
-// the error of the last one.
+// nextLook returns how long a resting replica waits for its next look unless it is woken, given
+// the error of the last look.
 func (s *standby) nextLook(err error) time.Duration {
 	switch {
 	case err != nil: // it may have been woken for something that it has not seen
@@ -231,7 +231,7 @@ func (s *standby) nextLook(err error) time.Duration {
 
 // look reads who holds the lease without competing for it, and removes an orphan of this
 // replica. It reports whether the lease is offered to this replica by name; an offer to
-// any replica is no reason to come back.
+// any replica is no reason to come back early.
 func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
 	read, err := s.lease.look(ctx, s.caller)
 	if err == nil {
@@ -251,10 +251,17 @@ func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
 	return read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder, nil
 }
 
-// longestStayAway is how many TTLs an unhealthy replica stays away at most.
+// resignation is how Resign reaches Run's goroutine, which owns the term.
+type resignation struct {
+	away time.Duration // the least time to stay away
+	done chan struct{} // closed when the term is over
+	err  error         // of the release; set before done is closed
+}
+
+// longestStayAway is for how many TTLs an unhealthy replica stays away at most.
 const longestStayAway = 4
 
-// stayAway returns how long this replica does not compete after a term.
+// stayAway returns for how long this replica does not compete after a term.
 func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Duration {
 	// Otherwise two unhealthy replicas could hand the lease back and forth forever.
 	s.headStart.Gives = !errors.Is(cause, ErrResigned)
@@ -267,8 +274,8 @@ func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Du
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
-		// Even the first time for longer than after a resignation, so that it does not win
-		// again when a healthy replica was asked to hand over.
+		// Even the first time this is longer than after a resignation, so that this replica
+		// does not win again when a healthy one was asked to hand over.
 		away := s.unhealthy.Next(time.Since(term.AcquiredAt()), 3*every, longestStayAway*s.lease.cfg.TTL)
 		return max(least, pace.Jitter(away))
 	case errors.Is(cause, ErrJobEnded):

@@ -13,27 +13,28 @@ import (
 	"github.com/tenurelib/tenure/internal/seconds"
 )
 
-// Status is what a [Coordinator] knows without asking the store. What a standby knows of
-// the holder is what it read last, up to a TTL ago, or longer if Stale is set.
+// Status is what a [Coordinator] knows without asking the store. A standby knows of the holder
+// what it read last, up to a TTL ago, or longer ago if Stale is set.
 //
-// In JSON the names are as the tags say, times are RFC 3339, durations are seconds, and the
-// lease is its key's type and ID with a slash between. JSON can be read back.
+// In JSON the names are those of the tags, times are RFC 3339, durations are in seconds, and the
+// lease is the type and the ID of its key with a slash between them. A Status can be decoded from
+// its JSON.
 type Status struct {
 	Lease   Key       `json:"-"`
 	Replica string    `json:"replica"` // this replica's name
 	Role    Role      `json:"role"`
 	Since   time.Time `json:"since"`  // when the role began
-	Reason  string    `json:"reason"` // for the last change of role or holder; empty: there was none
+	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
 
-	Holder    string            `json:"holder"`              // when the lease was last seen; empty: nobody
-	Stale     bool              `json:"stale"`               // the holder's record has expired since it was read: nobody may hold the lease now, or another replica
+	Holder    string            `json:"holder"`              // when the lease was last seen; empty: none
+	Stale     bool              `json:"stale"`               // the holder's record has expired since it was read: the lease may now be free, or another replica's
 	Labels    map[string]string `json:"labels,omitempty"`    // the holder's
 	HeldSince time.Time         `json:"held_since,omitzero"` // by the holder's clock; zero: not known
 	RenewedAt time.Time         `json:"renewed_at,omitzero"` // by this replica's clock
-	TTL       time.Duration     `json:"-"`                   // the holder's; if nobody is known to hold the lease, this replica's; 0 if there is no lease to lose
+	TTL       time.Duration     `json:"-"`                   // the holder's; this replica's if no holder is known; 0 if there is no lease to lose
 
 	// All of these are 0 for a standby. All but Token and RenewalLatency are also 0 if there
-	// is no lease to lose, see [Exclusive].
+	// is no lease to lose: see [Exclusive].
 	Token          int64         `json:"token"` // of the term
 	TrustLeft      time.Duration `json:"-"`     // in the term
 	TrustGiven     time.Duration `json:"-"`     // by each renewal: TTL − Margin
@@ -78,12 +79,13 @@ type PastTerm struct {
 	Token  int64     `json:"token"`          // 0: not known, as for any term of another replica
 	Began  time.Time `json:"began,omitzero"` // by the holder's clock; zero: not known
 	Ended  time.Time `json:"ended"`          // by this replica's clock: when it was released, or seen to be over
-	Reason string    `json:"reason"`         // how it ended, as other replicas see it too; of this replica's own, also why
+	Reason string    `json:"reason"`         // how it ended, as other replicas see it too; for this replica's own terms, also why
 }
 
-// RunStats is what a coordinator knows about the runs of one name in its replica's job, see
-// [RecordRun]. A func of the job that returns an error by itself counts as a failed run that
-// has its name, watch or reconcile, although its start is not counted: that ends the term.
+// RunStats is what a coordinator knows about the runs of one name in its replica's job: see
+// [RecordRun]. If a func of the job returns an error without having been told to return, that
+// ends the term, and counts as a failed run with the func's name, watch or reconcile; its start
+// is not counted.
 type RunStats struct {
 	Name        string    `json:"name"`
 	Running     int       `json:"running"` // now
@@ -99,16 +101,16 @@ type RunStats struct {
 // Failing reports whether a run has failed and none has succeeded since.
 func (r RunStats) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
 
-// JobRun is one run of a replica's job, see [RecordRun].
+// JobRun is one run of a replica's job: see [RecordRun].
 type JobRun struct {
 	Name    string
 	Outcome RunOutcome
 	Began   time.Time
 	Ended   time.Time // zero if it has just begun
-	Err     error     // that it returned
+	Err     error     // what it returned
 }
 
-// RunOutcome is how a run has ended, if it has.
+// RunOutcome says how a run has ended, if it has ended.
 type RunOutcome string
 
 const (
@@ -167,8 +169,8 @@ func (c *Coordinator) status() Status {
 	return status
 }
 
-// isStale reports whether the record of another holder has expired since it was read. As a
-// rule a standby reads it again at that moment, and needs a moment for that.
+// isStale reports whether the record of another holder has expired since it was read. A standby
+// usually reads it again when it expires, which takes a moment.
 func (c *Coordinator) isStale(s *state) bool {
 	age := max(0, s.seen.Age)
 	if s.seen.Term == "" || c.lease.cfg.Expiry == Observed { // then the age does not count
@@ -177,13 +179,13 @@ func (c *Coordinator) isStale(s *state) bool {
 	return age+time.Since(s.seenAt) > s.seen.TTL+time.Second
 }
 
-// Changes returns the status now, and again each time that the role, the holder, the last
-// error or the stuck job changes, until ctx is done or the loop is left. A renewal is no
-// change, nor is a run of the job, nor that what is known becomes stale.
+// Changes yields the status now, and again each time that the role, the holder, the last error
+// or the stuck job changes, until ctx is done or the loop ends. A renewal is no change, nor is a
+// run of the job, nor is the moment in which the status becomes stale.
 //
-// A reader that is slower than the changes gets the latest one and misses those between;
-// the coordinator never waits for readers. Each reader gets all changes. No goroutine is
-// started.
+// A reader that is slower than the changes gets the latest status and misses those in between;
+// the coordinator never waits for a reader. Any number of readers each get all changes. Changes
+// starts no goroutine.
 func (c *Coordinator) Changes(ctx context.Context) iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		for ctx.Err() == nil {
@@ -210,9 +212,9 @@ func (c *Coordinator) follow() (Status, <-chan struct{}) {
 }
 
 // Healthy is for a liveness probe, and does no I/O. It returns an error only if a restart of
-// the process would help: if a job still runs that did not return in time after its term, or
+// the process would help: if a job did not return in time after its term and still runs, or
 // if the trust in a term ended longer ago than the tolerance and the coordinator has not
-// dealt with that. A standby is healthy, and so is a replica whose database doesn't answer.
+// reacted to that. A standby is healthy, and so is a replica whose database doesn't answer.
 func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	c.monitor.mu.Lock()
 	stuck, held := c.monitor.state.stuck, c.monitor.state.held
@@ -235,7 +237,7 @@ type state struct {
 	since     time.Time
 	reason    string
 	held      *Term    // until it is released; nil for a standby
-	holder    string   // as last seen; empty: nobody, as far as is known
+	holder    string   // as last seen; empty: none is known
 	seen      *Holding // another holder's record, as last read; nil: there is none
 	seenAt    time.Time
 	ending    string // what became of the record of the term held, in the words of other replicas
@@ -244,13 +246,13 @@ type state struct {
 	terms     int
 	token     int64 // of the last term
 	latency   time.Duration
-	overdue   time.Time // when the first of the renewals in a row that have failed did; zero: the last one succeeded
+	overdue   time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
 	lastError string
 	class     string          // of lastError
 	retries   logtext.Retries // since the last call to the store that succeeded
 	past      []PastTerm      // the latest last; nil until a term is over
 	runs      []RunStats      // one for each name
-	changed   chan struct{}   // closed at the next change; nil: nobody waits for one
+	changed   chan struct{}   // closed at the next change; nil: no reader waits for one
 }
 
 // become notes a change of role.
@@ -280,6 +282,12 @@ func (s *state) saw(h *Holding) {
 // reads notes the record of another holder as it was just read.
 func (s *state) reads(h *Holding) { s.seen, s.holder, s.seenAt = h, h.Holder, time.Now() }
 
+func (h *Holding) pastTerm(reason string) PastTerm {
+	return PastTerm{ID: h.Term, Holder: h.Holder, Began: h.AcquiredAt, Ended: time.Now(), Reason: reason}
+}
+
+func followedBy(h *Holding) string { return "followed by " + h.Holder }
+
 // endTerm notes a term that is over.
 func (s *state) endTerm(term PastTerm) {
 	const most = 10
@@ -287,7 +295,7 @@ func (s *state) endTerm(term PastTerm) {
 	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
 }
 
-// ran notes that a run has begun or ended. Running is how many more are running now.
+// ran notes that a run has begun or ended. Running is by how much the number of runs grows.
 func (s *state) ran(r JobRun, text string, running int) {
 	i := slices.IndexFunc(s.runs, func(known RunStats) bool { return known.Name == r.Name })
 	if i < 0 {

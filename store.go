@@ -19,23 +19,23 @@ import (
 const MaxPayload = 1 << 20
 
 var (
-	// ErrNotFound says that there is no object under the key.
+	// ErrNotFound means that there is no object under the key.
 	ErrNotFound = objects.ErrNotFound
 
-	// ErrExists says that an object that was to be created exists already.
+	// ErrExists means that the object to be created exists already.
 	ErrExists = objects.ErrExists
 
-	// ErrConflict says that the object is at another version. The error is a [*ConflictError].
+	// ErrConflict means that the object is at another version. The error is a [*ConflictError].
 	ErrConflict = objects.ErrConflict
 
-	// ErrTaken says that the ID or the name belongs to another object. Trying again cannot help.
+	// ErrTaken means that the ID or the name belongs to another object. Retrying does not help.
 	ErrTaken = objects.ErrTaken
 
-	// ErrInvalid says that an argument can never be accepted. Nothing was sent to the database.
+	// ErrInvalid means that an argument can never be accepted. Nothing was sent to the database.
 	ErrInvalid = objects.ErrInvalid
 
-	// ErrSetup says that somebody has to repair the database: a table is missing, a column
-	// has the wrong type, a role is refused. Trying again soon is of no use.
+	// ErrSetup means that the database needs attention: a table is missing, a column has the
+	// wrong type, a role is refused. Retrying soon does not help.
 	ErrSetup = objects.ErrSetup
 )
 
@@ -58,8 +58,8 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
 // Key names one object. Neither part may be empty.
 type Key struct {
-	Type string // what kind of thing it is, for example "sandbox"
-	ID   string // which one of that kind
+	Type string // the kind of object, for example "sandbox"
+	ID   string // which object of that kind
 }
 
 func (k Key) String() string { return k.Type + "/" + k.ID }
@@ -89,16 +89,16 @@ type Object struct {
 	Labels  map[string]string
 	Payload []byte // at most MaxPayload bytes
 
-	// Version, CreatedAt, UpdatedAt and Age are set by the store and ignored when an object
-	// is written. Whatever another program has left in the row, the version is positive, a
-	// time that can't be read is the zero time, and if that is UpdatedAt, the age is 0.
+	// The store sets Version, CreatedAt, UpdatedAt and Age, and ignores them in a write.
+	// Whatever another program has left in the row, the version is positive, an unreadable
+	// time is the zero time, and if UpdatedAt is unreadable, the age is 0.
 	Version   int64
 	CreatedAt time.Time
 	UpdatedAt time.Time
 
-	// Age is how long ago the object was last written, by the clock of the store, when it
-	// was read. It is never more than the time since the call that wrote it began; it is
-	// negative where the stamp is ahead of the clock, and 0 if the store is [Clockless].
+	// Age is how long before the read the object was last written, by the clock of the store.
+	// It is never more than the time since the call that wrote the object began; it is
+	// negative if the stamp is ahead of the clock, and 0 if the store is [Clockless].
 	Age time.Duration
 }
 
@@ -139,8 +139,8 @@ func (c WriteCondition) Validate() error {
 	return nil
 }
 
-// Check compares the condition with the current version of the object, 0 where it does not
-// exist. It returns nil, [ErrExists] or a [*ConflictError]. It is for implementations of
+// Check compares the condition with the current version of the object, which is 0 if there is no
+// object. It returns nil, [ErrExists] or a [*ConflictError]. It is for implementations of
 // [Store] that can keep the object unchanged between the check and the write.
 func (c WriteCondition) Check(key Key, current int64) error {
 	switch {
@@ -166,8 +166,8 @@ func (c WriteCondition) String() string {
 // Store keeps objects and writes them by compare-and-swap.
 //
 // A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier],
-// [Clockless] and [Exclusive]. One for another database is a module of its own, with its own
-// constructor. The package storetest has the contract as a test suite:
+// [Clockless] and [Exclusive]. A store for another database is a module of its own, with its
+// own constructor. Package storetest tests a store against this contract:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any
@@ -178,9 +178,9 @@ func (c WriteCondition) String() string {
 //     [Clockless] store has no ages, and its times are for people to read.
 //   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
 //     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other
-//     error it may or may not have written, but never half. An error says which operation on
-//     which key, and keeps its cause for [errors.Is] and [errors.As].
-//   - No call waits longer for a lock than its context allows.
+//     error it may or may not have written, but never half. An error names the operation and the
+//     key, and keeps its cause for [errors.Is] and [errors.As].
+//   - No call waits for a lock longer than its context allows.
 //   - Invalid arguments are [ErrInvalid] before any I/O.
 //
 // All methods are safe for concurrent use.
@@ -189,8 +189,8 @@ type Store interface {
 	Get(ctx context.Context, key Key) (Object, error)
 
 	// PutIf writes the object if the condition holds, and returns it with its new version
-	// and times. Otherwise it returns [ErrExists] or [ErrConflict], or [ErrTaken] where the
-	// ID or the name is another object's.
+	// and times. Otherwise it returns [ErrExists] or [ErrConflict]. It returns [ErrTaken] if
+	// the ID or the name is another object's.
 	PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error)
 
 	// DeleteIf deletes the object if it is at that version. Otherwise it returns
@@ -201,16 +201,16 @@ type Store interface {
 // Lister is implemented by stores that can enumerate objects. All stores of this module do,
 // except that of [Static].
 type Lister interface {
-	// List returns at most limit objects of a type, those whose IDs come after the given
-	// one, ordered by ID as the database orders text. A limit that is not positive is
-	// [ErrInvalid], as is a type that no key can have.
+	// List returns at most limit objects of a type whose IDs come after the given one, ordered
+	// by ID as the database orders text. A limit that is not positive is [ErrInvalid], and so
+	// is a type that no key can have.
 	List(ctx context.Context, objectType, after string, limit int) ([]Object, error)
 }
 
-// List yields all objects of a type, page by page. It is not a snapshot: an object that is
-// written meanwhile may be seen before or after the write, and one that is created or
-// deleted meanwhile may or may not be seen. The first error ends the sequence; for a store
-// that is not a [Lister] it is [errors.ErrUnsupported].
+// List yields all objects of a type, page by page. It is not a snapshot: if an object is
+// written meanwhile, List may yield it as it was before or after the write, and it may or may not
+// yield an object that is created or deleted meanwhile. The first error ends the sequence; for a
+// store that is not a [Lister] it is [errors.ErrUnsupported].
 func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object, error] {
 	const page = 256
 	return func(yield func(Object, error) bool) {
@@ -242,21 +242,19 @@ func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object,
 	}
 }
 
-// Watcher is implemented by stores that can tell, by hints, when an object is deleted or
-// changed. All stores of this module do, except that of [Static]. With a store that does
-// not, standbys poll, and holders find out at their next renewal.
+// Watcher is implemented by stores that can hint that an object was deleted or changed. All
+// stores of this module do, except that of [Static]. With a store that does not, standbys poll,
+// and holders find out at their next renewal.
 type Watcher interface {
 	// Watch begins to watch an object, which need not exist. It does no I/O.
 	Watch(key Key) Subscription
 }
 
-// Subscription is a subscription to one object; it delivers hints. A hint may come late,
-// twice, without a cause, or not at all, so nothing is decided by one alone. All methods
-// are safe for concurrent use.
+// Subscription delivers hints about one object. A hint may come late, twice, without a cause, or
+// not at all, so a hint alone must not decide anything. All methods are safe for concurrent use.
 type Subscription interface {
-	// C receives when the object was deleted by DeleteAndWake, when somebody has called
-	// Wake, and whenever hints may have been missed; that of a [ChangeSubscription] after
-	// every change.
+	// C receives after DeleteAndWake has deleted the object, after a call of Wake, and whenever
+	// hints may have been missed; the C of a [ChangeSubscription] receives after every change.
 	C() <-chan struct{}
 
 	// Live reports whether hints can be expected. Whenever that has changed, C receives.
@@ -269,8 +267,8 @@ type Subscription interface {
 
 // ChangeSubscription is a [Subscription] of a store on which every write and every deletion
 // is an event. It tells what has changed, so a standby neither polls nor reads after each
-// renewal: it counts the silence since the last change that it has seen, and reads the record
-// once before it takes over. Changes may be left out, but not those that come last.
+// renewal: it counts the time since the last change that it has seen, and reads the record
+// once before it takes over. A subscription may leave changes out, but not the last one.
 type ChangeSubscription interface {
 	Subscription
 
@@ -280,16 +278,16 @@ type ChangeSubscription interface {
 	Last() (change Change, ok bool)
 }
 
-// Change is what a write or a deletion has made of an object.
+// Change is an object after a write or a deletion.
 type Change struct {
-	// Object is as it was written, and must not be modified. If there is none any more it
-	// has only a Key and, if the store knows it, the Version of the deletion.
+	// Object is as it was written, and must not be modified. After a deletion it has only a
+	// Key and, if the store knows it, the Version of the deletion.
 	Object  Object
 	Deleted bool      // there is no object
-	Arrived time.Time // when this process got to know, by its own monotonic clock
+	Arrived time.Time // when this process learned of it, by its own monotonic clock
 }
 
-// lastChange returns the newest change that a subscription has seen, if it tells any.
+// lastChange returns the newest change that a subscription has seen, if it tells of changes.
 func lastChange(s Subscription) (Change, bool) {
 	if s, ok := s.(ChangeSubscription); ok {
 		return s.Last()
@@ -297,7 +295,7 @@ func lastChange(s Subscription) (Change, bool) {
 	return Change{}, false
 }
 
-// followsChanges reports whether a subscription tells of every change for now.
+// followsChanges reports whether a subscription currently tells of every change.
 func followsChanges(s Subscription) bool {
 	_, ok := lastChange(s)
 	return ok
@@ -312,7 +310,7 @@ func Watch(store Store, key Key) Subscription {
 	return noHints{}
 }
 
-// noHints is a subscription to a store that gives none.
+// noHints is a subscription to a store that gives no hints.
 type noHints struct{}
 
 func (noHints) C() <-chan struct{} { return nil }
@@ -321,29 +319,21 @@ func (noHints) Live() bool { return false }
 
 func (noHints) Stop() {}
 
-// Notifier is implemented by stores on which a change wakes those that watch an object only
-// if they are notified of it. All stores of this module do, except that of [Static]. A store
-// on which every change is an event is only a [Watcher], whose subscriptions are each a
+// Notifier is implemented by stores on which a change wakes the watches of an object only if
+// they are notified. All stores of this module do, except that of [Static]. A store on which
+// every change is an event is only a [Watcher], and each of its subscriptions is a
 // [ChangeSubscription].
 type Notifier interface {
-	// DeleteAndWake is DeleteIf, and wakes all that watch the key, in other processes too;
-	// none if nothing was deleted. The delete need not be durable when it returns: a crash
-	// of the database may bring the object back, as it was.
+	// DeleteAndWake is DeleteIf, and wakes all watches of the key, also in other processes, if
+	// it has deleted the object. The delete need not be durable when DeleteAndWake returns: a
+	// crash of the database may bring the object back as it was.
 	DeleteAndWake(ctx context.Context, key Key, version int64) error
 
-	// Wake wakes all that watch an object that the caller has just changed, wherever they are.
+	// Wake wakes all watches of an object that the caller has just changed, in any process.
 	Wake(ctx context.Context, key Key) error
 }
 
-// deleteAndWake deletes an object from any store.
-func deleteAndWake(ctx context.Context, store Store, key Key, version int64) error {
-	if notifier, ok := store.(Notifier); ok {
-		return notifier.DeleteAndWake(ctx, key, version)
-	}
-	return store.DeleteIf(ctx, key, version)
-}
-
-// Wake wakes all that watch an object, in any store. If the store is not a [Notifier], it does
+// Wake wakes all watches of an object, in any store. If the store is not a [Notifier], it does
 // nothing.
 func Wake(ctx context.Context, store Store, key Key) error {
 	if notifier, ok := store.(Notifier); ok {
@@ -353,11 +343,11 @@ func Wake(ctx context.Context, store Store, key Key) error {
 }
 
 // Clockless is implemented by stores that cannot tell how long ago an object was written.
-// The leases over one expire as with [Observed]. A store that wraps another has to pass this
-// on: it may be implemented by any store that sometimes wraps one.
+// Leases in such a store expire as with [Observed]. A store that wraps another has to pass the
+// answer on, and so a store may implement Clockless and return false.
 type Clockless interface {
 	// Clockless reports whether the ages of this store's objects mean nothing. Then they
-	// are 0, and CreatedAt and UpdatedAt may be by the clocks of those that write.
+	// are 0, and CreatedAt and UpdatedAt may come from the clocks of the writing processes.
 	Clockless() bool
 }
 
@@ -379,10 +369,10 @@ func isExclusive(store Store) bool {
 	return ok && exclusive.SingleReplica()
 }
 
-// Update reads an object, lets change make another of it, and writes that if nobody has
-// written in between; otherwise it starts again. It returns the object as it was written.
-// Where there is no object the error is [ErrNotFound], and [ErrInvalid] if change has given it
-// another key. An error of change is returned as it is, and nothing is written.
+// Update reads an object, calls change to get its new state, and writes that, unless the object
+// was written in between; then it starts again. It returns the object as it was written. The
+// error is [ErrNotFound] if there is no object, and [ErrInvalid] if change has returned another
+// key. Update returns an error of change unchanged, and then writes nothing.
 //
 // Update may call change several times, so change should do nothing but decide. It may
 // modify the object that it gets. Update ends only with success, with ctx, or with an error
@@ -412,7 +402,7 @@ func Update(ctx context.Context, store Store, key Key, change func(Object) (Obje
 		if !errors.Is(err, ErrConflict) {
 			return written, err
 		}
-		// Somebody else was faster. The random pause keeps many callers from colliding again.
+		// Another writer was faster. The random pause keeps many callers from colliding again.
 		if !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
 			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
 		}

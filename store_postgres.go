@@ -17,26 +17,25 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// PostgresConfig configures a [PostgresStore]. The zero value serves.
+// PostgresConfig configures a [PostgresStore]. The zero value is ready to use.
 type PostgresConfig struct {
 	// Schema is where the tables are. Default: the schemas in which the search_path of the
-	// store's own connections finds them, temporary tables aside. Either way every
-	// statement names it.
+	// store's own connections finds them, except temporary tables. In either case every
+	// statement names the schema.
 	Schema string
 	Table  string       // default "objects"
 	Logger *slog.Logger // default slog.Default()
 
-	// PollOnly keeps the store from holding a connection to listen on. Its
-	// standbys then find a released lease by polling, within their
-	// AcquireInterval.
+	// PollOnly keeps the store from holding a connection to listen on. Its standbys then find
+	// a released lease by polling, within their AcquireInterval.
 	PollOnly bool
 
-	// ListenURL is where to listen, for a pool whose connections lead through a
-	// pooler in transaction mode: there nothing is heard. Default: as the pool.
+	// ListenURL is where to listen, for a pool behind a transaction-mode pooler, which does
+	// not deliver notifications. Default: as the pool.
 	ListenURL string
 }
 
-// String names the table, and not the ListenURL, which may hold a password.
+// String names the table but not the ListenURL, which may contain a password.
 func (cfg PostgresConfig) String() string {
 	return fmt.Sprintf("{Schema:%q Table:%q PollOnly:%t}", cfg.Schema, cfg.Table, cfg.PollOnly)
 }
@@ -47,19 +46,17 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.
 //
-// Leases have connections of their own, so that renewals never wait behind the
-// application's queries: usually one, and more, up to the size of the pool but at
-// least four, while many leases are busy at the same moment, or some wait for locks.
-// Those that write at the same moment share transactions, and so need few
-// connections, unless the pool has a PrepareConn hook, which may go by the context
-// of a single call, or the connections prepare no statements, as behind a pooler.
-// When they are older than the pool's MaxConnLifetime they are replaced: a new one is
-// opened first, and if the server has no slot for it the old ones are kept. An idle
-// one is kept for at least half an hour. Where standbys watch, one more connection
-// listens for all of them.
+// Leases have connections of their own, so that renewals never wait behind the application's
+// queries: usually one, and more while many leases are busy at the same moment or some wait for
+// locks, up to the size of the pool but at least four. Leases that write at the same moment share
+// transactions, and so need few connections, unless the pool has a PrepareConn hook, which may go
+// by the context of a single call, or the connections prepare no statements, as behind a pooler.
+// Connections older than the pool's MaxConnLifetime are replaced: a new one is opened first, and
+// if the server has no slot for it, the old ones are kept. An idle connection is kept for at least
+// half an hour. Where standbys watch, one more connection listens for all of them.
 //
-// A call whose context has no deadline takes 30 s at most, except that [OpenPostgres] and Migrate
-// wait for a database, and that funcs of Fenced take as long as they like.
+// A call whose context has no deadline takes at most 30 s, with two exceptions: [OpenPostgres] and
+// Migrate wait for a database, and a func of Fenced takes as long as it likes.
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {
@@ -80,10 +77,9 @@ func init() {
 	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
 }
 
-// NewPostgresStore returns a store that uses the caller's pool, which stays the
-// caller's to close. It does no I/O. What leases need beside the pool they open
-// with its settings when they need it; Close closes that. A pool that is nil, or a
-// config that no database can serve, is [ErrInvalid].
+// NewPostgresStore returns a store that uses the caller's pool, which the caller has to close. It
+// does no I/O. Leases open further connections with the pool's settings when they need them;
+// Close closes these. A pool that is nil, or a config that no database can serve, is [ErrInvalid].
 func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("tenure: new Postgres store: %w: pool is nil", ErrInvalid)
@@ -100,13 +96,12 @@ func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 	return &PostgresStore{conns: conns, table: pgobjects.New(conns, pgobjects.Config(cfg))}
 }
 
-// OpenPostgres opens a small pool of connections of its own and returns a store
-// that uses it. It waits for a database that is down, until ctx ends; one that
-// refuses the role or does not exist is an [ErrSetup] at once. Of several hosts in the
-// URL it uses one that admits writes, unless target_session_attrs says otherwise. The pool_* and
-// all other parameters of pgxpool may stand in the URL. Of pool_max_conns, by
-// default 4, there are as many for the leases and as many for all else; none is
-// opened before it is needed.
+// OpenPostgres opens a small pool of its own and returns a store that uses it. It waits for a
+// database that is down until ctx ends; a database that refuses the role or does not exist is an
+// [ErrSetup] at once. Of several hosts in the URL it uses one that admits writes, unless
+// target_session_attrs says otherwise. The URL may contain the pool_* and all other parameters of
+// pgxpool. There are up to pool_max_conns connections, by default 4, for the leases, and as many
+// for everything else; none is opened before it is needed.
 func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*PostgresStore, error) {
 	if url == "" {
 		return nil, fmt.Errorf("tenure: open Postgres: %w: the URL is empty", ErrInvalid)
@@ -140,10 +135,10 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 // [OpenPostgres] opened, which Close closes. Leases do not use it.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
 
-// Close closes the connections that the store has opened: those of leases and of
-// watches, and the pool if it is [OpenPostgres]'s. It waits some seconds for calls
-// that are under way and for a server that does not answer; then it cuts these
-// connections off, and the calls fail. Coordinators should have ended before.
+// Close closes the connections that the store has opened: those of leases and of watches, and
+// the pool if [OpenPostgres] opened it. It waits a few seconds for calls that are under way and for
+// a server that does not answer; then it cuts these connections off, and the calls fail. End all
+// coordinators first.
 func (s *PostgresStore) Close() error {
 	s.table.Close()
 	return nil
@@ -181,7 +176,7 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 
 // resume implements resumer.
 func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Object, error) {
-	if s.fence != nil { // its writes are fenced, and PutIf does that
+	if s.fence != nil { // writes have to be fenced, and only PutIf does that
 		return Object{}, ErrNotFound
 	}
 	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final})
@@ -212,23 +207,21 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 	return noHints{}
 }
 
-// Fenced runs fn in a transaction whose writes, on any tables of this database, commit
-// only if the term is still the lease's. Otherwise it returns [ErrLost] and nothing is
-// written. An error or panic of fn rolls back and is passed on. After an error of the
-// connection during the commit, the writes may have been committed or not, as after any
-// commit, but never after another term began.
+// Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
+// the term is still the lease's. Otherwise it returns [ErrLost] and nothing is written. An error
+// or panic of fn rolls back and is passed on. If the connection fails during the commit, the
+// writes may have been committed or not, as with any commit, but never after another term began.
 //
-// Nothing is locked on the lease while fn runs, so neither renewals nor a takeover wait
-// for it; only deferred constraints, which run with the commit, hold them up. The server
-// ends a transaction that idles for a minute, or for two TTLs if that is longer, so that a
-// holder that is paused in fn does not keep its row locks.
+// The lease is not locked while fn runs, so neither renewals nor a takeover wait for it; only
+// deferred constraints, which run with the commit, delay them. The server ends a transaction that
+// idles for a minute, or for two TTLs if that is longer, so that a holder that is paused in fn
+// does not keep its row locks.
 //
-// fn must use tx and not the store, must not end the transaction itself (Commit and
-// Rollback are errors, and COMMIT as SQL makes Fenced return [ErrInvalid]), and should return
-// the first error of a statement. It may choose
-// another isolation level by its first statement. Above READ COMMITTED the server ends
-// the transaction with a serialization failure (40001) if the lease was renewed since;
-// then try again.
+// fn must use tx and not the store, must not end the transaction itself (Commit and Rollback
+// return errors, and COMMIT as SQL makes Fenced return [ErrInvalid]), and should return the first
+// error of a statement. Its first statement may choose another isolation level. Above READ
+// COMMITTED the server ends the transaction with a serialization failure (40001) if the lease was
+// renewed in the meantime; then try again.
 func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.Tx) error) error {
 	fence, err := fenceOf("fenced", guard)
 	switch {
@@ -246,35 +239,38 @@ func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.
 	return fnErr
 }
 
-// FenceStatement returns a statement that fails, and its transaction with it, unless the
-// term is still the lease's. It is for programs that write by database/sql, an ORM or
-// another driver than pgx, where [PostgresStore.Fenced] does not fit. [FenceError]
-// recognises the failure.
+// FenceStatement returns a statement that fails, and its transaction with it, unless the term is
+// still the lease's. Use it where [PostgresStore.Fenced] does not fit: with database/sql, an ORM,
+// or a driver other than pgx. [FenceError] recognises the failure.
 //
 // The statement names the table's schema. FenceStatement does no I/O, unless
-// [PostgresConfig.Schema] is empty and the store has done nothing yet: then it looks the
-// schema up, for up to 5 s.
+// [PostgresConfig.Schema] is empty and the store has not been used yet: then it looks the schema
+// up, for up to 5 s.
 //
-// It must be the last statement before COMMIT, in the same database. Any earlier, it
-// protects as well, but its lock on the lease's record holds up the holder's own
-// renewals until the transaction ends, so a long transaction ends its own term. In a
-// transaction of its own it protects nothing. PREPARE TRANSACTION must not follow it: nobody
-// could renew the lease or take it over until the prepared transaction is ended, even after
-// a restart of the server. Above READ COMMITTED the server may end the
-// transaction with a serialization failure (40001) because the lease was renewed since
-// its first statement; then try again.
+// It must be the last statement before COMMIT, in the same database. An earlier one protects as
+// well, but its lock on the lease's record delays the holder's own renewals until the transaction
+// ends, so a long transaction ends its own term. In a transaction of its own it protects nothing.
+// PREPARE TRANSACTION must not follow it: no process could renew the lease or take it over until
+// the prepared transaction has ended, even after a restart of the server. Above READ COMMITTED the
+// server may end the transaction with a serialization failure (40001) because the lease was
+// renewed after its first statement; then try again.
 //
-// A term that is known to be over is [ErrLost]. One of a single replica, which has no
-// lease to lose, gets a statement that always succeeds.
+// A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
+// lease to lose, the statement always succeeds.
 func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, err error) {
 	return fenceStatement(s.table, guard)
 }
 
-// PutStatement returns a statement that writes an object that exists, if it is at that
-// version, and that fails otherwise, and its transaction with it: for a transaction that
-// writes other tables of the same database, too, by whatever driver. Of I/O it does what
-// [PostgresStore.FenceStatement] does. It neither creates an object nor wakes those that
-// watch it.
+// place finds out in which schemas the tables are, which FenceStatement has to know.
+func (s *PostgresStore) place(ctx context.Context) error {
+	_, err := s.table.Place(ctx)
+	return err
+}
+
+// PutStatement returns a statement that writes an existing object if it is at that version;
+// otherwise the statement fails, and its transaction with it. It is for a transaction that also
+// writes other tables of the same database, with any driver. It does I/O only where
+// [PostgresStore.FenceStatement] does. It neither creates an object nor wakes its watches.
 func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
 	return putStatement(s.table, s.fence, obj, version)
 }

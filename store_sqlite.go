@@ -15,15 +15,15 @@ import (
 	"github.com/tenurelib/tenure/internal/storeurl"
 )
 
-// SQLiteConfig configures a [SQLiteStore]. The zero value is valid.
+// SQLiteConfig configures a [SQLiteStore]. The zero value is ready to use.
 type SQLiteConfig struct {
 	Table string // default "objects"
 
 	// Shared says that other processes, or other coordinators of this one, use the same
-	// database, and compete for leases. Without it, the store's SingleReplica returns true,
-	// and while one process uses a file so, no other may compete on it: it gets an
-	// [ErrSetup]. That takes a lock on a file beside the database, named after it and the
-	// table. It works on Linux, macOS and the BSDs.
+	// database and compete for leases. Without it, the store's SingleReplica returns true, and
+	// while one process uses a file in this way, any other that competes on it gets an
+	// [ErrSetup]. That needs a lock on a file beside the database, named after the database and
+	// the table, and works on Linux, macOS and the BSDs.
 	Shared bool
 
 	Logger *slog.Logger // default slog.Default()
@@ -45,10 +45,10 @@ func (cfg *SQLiteConfig) complete() error {
 }
 
 // SQLiteStore is a [Store] in a SQLite database. It imports no driver; the program does.
-// Times are those of the process clock, since all processes that use the database run on one
+// Times are those of the process clock, because all processes that use the database run on one
 // host.
 //
-// A call whose context has no deadline takes 30 s at most, except for the funcs of Fenced.
+// A call whose context has no deadline takes at most 30 s, except for the funcs of Fenced.
 //
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
@@ -70,13 +70,13 @@ func init() {
 	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
 }
 
-// NewSQLiteStore returns a store in the caller's database, which the caller has to close.
-// The database should be opened as [OpenSQLite] does: with immediate transactions, a busy
-// timeout of some milliseconds, in WAL mode, and with one connection if it is in memory. The
-// store waits for a lock as long as a call's context allows, but within a busy timeout it
-// does not notice that the context has ended. While standbys wait, the store keeps one of
-// the database's connections, if it may have three or more. A database that is nil, or an
-// unusable config, is [ErrInvalid].
+// NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
+// the database as [OpenSQLite] does: with immediate transactions, a busy timeout of a few
+// milliseconds, in WAL mode, and with one connection if it is in memory. The store waits for a
+// lock as long as a call's context allows, but during a busy timeout it does not notice that the
+// context has ended. While standbys wait, the store keeps one of the database's connections, if
+// the database may have three or more. A database that is nil, or an unusable config, is
+// [ErrInvalid].
 func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) (*SQLiteStore, error) {
 	if db == nil {
 		return nil, fmt.Errorf("tenure: new SQLite store: %w: db is nil", ErrInvalid)
@@ -122,8 +122,8 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	return store, nil
 }
 
-// claim refuses a file that two programs use, one of which believes that it is alone. Those that
-// share it need a lease, and hear of any other error when they ask for that.
+// claim refuses a file that two programs use if one of them believes that it is alone. Programs
+// that share the file need a lease, and find any other error when they ask for that.
 func (s *SQLiteStore) claim(ctx context.Context) error {
 	err := s.table.Claim(ctx, s.shared)
 	if s.shared && !errors.Is(err, objects.ErrInUse) {
@@ -155,8 +155,8 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 }
 
 // DB returns the database: the caller's, or the one that [OpenSQLite] opened, which Close
-// closes. The latter gives up on a lock after some milliseconds, since the store tries again
-// itself. A transaction of your own fails there with SQLITE_BUSY while another one writes:
+// closes. The latter gives up on a lock after a few milliseconds, because the store itself
+// retries. A transaction of your own fails there with SQLITE_BUSY while another one writes:
 // use [SQLiteStore.Fenced], or a database with a longer busy timeout.
 func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
 
@@ -200,9 +200,9 @@ func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64)
 // Wake implements [Notifier]. Other processes are woken by the change itself.
 func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
-// Watch implements [Watcher]. While there are subscriptions, the store keeps one connection,
-// on which it asks SQLite 20 times a second whether anybody has written to the file. It does
-// not do so in a database that may have only one or two connections.
+// Watch implements [Watcher]. While there are subscriptions, the store keeps one connection, on
+// which it asks SQLite 20 times a second whether the file was written. It does not do so in a
+// database that may have only one or two connections.
 func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects.ID(key)) }
 
 // Fence implements [Fencer].
@@ -214,15 +214,15 @@ func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
 	return &SQLiteStore{table: s.table, shared: s.shared, fence: fence}, nil
 }
 
-// Fenced runs fn in a transaction whose writes, on whatever tables of this database, commit
-// only if the term is still the lease's. Otherwise it returns [ErrLost], and fn is not
-// called. An error or panic of fn rolls back and is passed on.
+// Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
+// the term is still the lease's. Otherwise it returns [ErrLost] and does not call fn. An error or
+// panic of fn rolls back and is passed on.
 //
-// The transaction holds the database's one write lock: nobody can renew a lease or take one
-// over while fn runs, so it must be short compared with the TTL. fn must use tx and not the
-// store, must not end the transaction itself, and must return the first error of a
-// statement: after some errors SQLite has rolled back, and later statements would write
-// outside the transaction, unfenced.
+// The transaction holds the database's one write lock: no process can renew a lease or take one
+// over while fn runs, so fn must be short compared with the TTL. fn must use tx and not the
+// store, must not end the transaction itself, and must return the first error of a statement:
+// after some errors SQLite has rolled back, and later statements would write outside the
+// transaction, unfenced.
 func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.Tx) error) error {
 	fence, err := fenceOf("fenced", guard)
 	switch {
@@ -242,25 +242,25 @@ func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.T
 	return fencedBy(ctx, fence, err)
 }
 
-// FenceStatement returns a statement that fails unless the term is still the lease's. It is
-// for programs that write through an ORM, or in transactions of their own, where
-// [SQLiteStore.Fenced] does not fit. [FenceError] recognises the failure, after which the
-// caller must roll back. FenceStatement does no I/O.
+// FenceStatement returns a statement that fails unless the term is still the lease's. Use it
+// where [SQLiteStore.Fenced] does not fit: through an ORM, or in transactions of your own.
+// [FenceError] recognises the failure, after which the caller must roll back. FenceStatement does
+// no I/O.
 //
-// The statement takes the database's write lock, so it may stand anywhere in a transaction:
-// from then on nobody can take the lease over until the transaction ends, and nobody can
-// renew it either. In a transaction of its own it protects nothing.
+// The statement takes the database's write lock, so it may stand anywhere in a transaction. From
+// then on, until the transaction ends, no process can take the lease over or renew it. In a
+// transaction of its own it protects nothing.
 //
-// A term that is known to be over is [ErrLost]. The term of a single replica, which has no
-// lease to lose, gets a statement that always succeeds.
+// A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
+// lease to lose, the statement always succeeds.
 func (s *SQLiteStore) FenceStatement(guard Guard) (query string, args []any, err error) {
 	return fenceStatement(s.table, guard)
 }
 
-// PutStatement returns a statement that writes an object that exists, if it is at that
-// version, and that fails otherwise: for a transaction that writes other tables of the same
-// database, too, which must then be rolled back. It does no I/O. It neither creates an object
-// nor wakes those that watch it.
+// PutStatement returns a statement that writes an existing object if it is at that version, and
+// that fails otherwise. It is for a transaction that also writes other tables of the same
+// database; after a failure that transaction must be rolled back. PutStatement does no I/O. It
+// neither creates an object nor wakes its watches.
 func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
 	return putStatement(s.table, s.fence, obj, version)
 }

@@ -18,39 +18,39 @@ import (
 
 // The causes with which a term ends. The job finds them with [context.Cause].
 var (
-	// ErrLost says that a term is over because the lease is another's, or its record is
-	// gone. The error is a [*LostError] if the store was asked.
+	// ErrLost means that a term is over because another replica has the lease, or because its
+	// record is gone. The error is a [*LostError] if the store was asked.
 	ErrLost = objects.ErrLost
 
-	// ErrDeadline says that a term is over because it was not renewed in time, or never
-	// began because the answer to its acquire came too late.
+	// ErrDeadline means that a term is over because it was not renewed in time, or that it
+	// never began because the answer to its acquire came too late.
 	ErrDeadline = errors.New("lease not renewed in time")
 
-	// ErrResigned says that the term was given up by [Coordinator.Resign], or at the
-	// request of another process, see [Lease.RequestRelease].
+	// ErrResigned means that [Coordinator.Resign] gave the term up, or that another process
+	// requested that: see [Lease.RequestRelease].
 	ErrResigned = errors.New("lease resigned")
 
-	// ErrShutdown says that the context of [Coordinator.Run] is done.
+	// ErrShutdown means that the context of [Coordinator.Run] is done.
 	ErrShutdown = errors.New("replica is shutting down")
 
-	// ErrUnhealthy says that a term is over because [CoordinatorConfig.Check] failed, or
+	// ErrUnhealthy means that a term is over because [CoordinatorConfig.Check] failed, or
 	// because FencePredecessor kept failing for too long.
 	ErrUnhealthy = errors.New("replica is unhealthy")
 
-	// ErrJobEnded says that one of the job's funcs returned or panicked during the term.
+	// ErrJobEnded means that one of the job's funcs returned or panicked during the term.
 	ErrJobEnded = errors.New("job ended")
 )
 
 // isLoss reports whether a term with this cause is over because the lease is lost, and not
-// by a decision of this replica. That an error of the job or of its check says so does not
-// count.
+// by a decision of this replica. An error of the job or of its check does not count, whatever
+// it wraps.
 func isLoss(cause error) bool {
 	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
 		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
 }
 
-// isLossOf reports whether an error says that this term is lost. [ErrLost] alone may be
-// that of another lease, or of a gate.
+// isLossOf reports whether an error means that this term is lost. A mere [ErrLost] may come from
+// another lease, or from a gate.
 func isLossOf(term *Term, err error) bool {
 	var lost *LostError
 	return errors.Is(err, ErrLost) && (!term.Valid() || errors.As(err, &lost) && lost.Key == term.key)
@@ -68,9 +68,9 @@ type Term struct {
 	acquiredAt time.Time
 	payload    []byte        // of the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
-	resumed    *Object       // the record of a term that Resume goes on with; nil: the lease has begun the term
+	resumed    *Object       // the record of a term that Resume continues; nil: this lease began the term
 
-	stolenFrom   *Holding                  // nil: nobody held the lease
+	stolenFrom   *Holding                  // nil: no replica held the lease
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
@@ -87,9 +87,9 @@ type Term struct {
 	renewing chan struct{}   // of the latest renewal; closed when it ends
 }
 
-// trust is until when a holder may believe in its term: attempt + TTL − Margin, on both
-// clocks of the process. The monotonic clock stands still while the machine is suspended,
-// and the TTL does not, so whichever clock says that less time remains is right.
+// trust is the time until which a holder may believe in its term: attempt + TTL − Margin, on both
+// clocks of the process. The monotonic clock stands still while the machine is suspended, and the
+// TTL does not, so the clock that says that less time remains is right.
 type trust struct{ deadline clock.Reading }
 
 func newTrust(attempt clock.Reading, d time.Duration) *trust {
@@ -105,7 +105,7 @@ func newLocalTerm(key Key, holder string, lastToken int64) *Term {
 // local reports whether there is no lease to lose.
 func (t *Term) local() bool { return t.payload == nil }
 
-// must returns the term unless it is nil. A token of 0 would pass a gate that has seen none.
+// must returns the term, or panics if it is nil: a token of 0 would pass a gate that has seen none.
 func (t *Term) must(method string) *Term {
 	if t == nil {
 		panic("tenure: " + method + " of a nil Term; TermFromContext returns one for a context that does not come from a job")
@@ -116,17 +116,17 @@ func (t *Term) must(method string) *Term {
 // Key returns the key of the lease.
 func (t *Term) Key() Key { return t.must("Key").key }
 
-// Record returns the payload of the lease's object, which is what a [Fencer] compares. Its
-// bytes are the same for the whole term, and no other term has them. The caller must not
-// change it. It is nil if there is no lease to lose.
+// Record returns the payload of the lease's object, which a [Fencer] compares. Its bytes are the
+// same for the whole term, and no other term has them. The caller must not change it. It is nil
+// if there is no lease to lose: see [Exclusive].
 func (t *Term) Record() []byte { return t.must("Record").payload }
 
 // ID returns the term's UUID.
 func (t *Term) ID() string { return t.must("ID").id }
 
-// Token returns the fencing token: of two terms of one lease, the later always has the
-// greater one. If there is no lease to lose, see [Exclusive], it is taken from the process
-// clock, and increases as long as that is not set back between two processes.
+// Token returns the fencing token: of two terms of one lease, the later always has the greater
+// one. If there is no lease to lose, the token comes from the process clock, and increases as
+// long as that clock is not set back between two processes.
 func (t *Term) Token() int64 { return t.must("Token").token }
 
 // Holder returns the name under which the term was acquired.
@@ -135,8 +135,8 @@ func (t *Term) Holder() string { return t.must("Holder").holder }
 // AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
 
-// timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less
-// if it may not. Everything that asks about the trust in a term asks here.
+// timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less if it
+// may not. All questions about the trust in a term are answered here.
 func (t *Term) timeLeft() time.Duration {
 	trust := t.trust.Load()
 	if trust == nil {
@@ -145,16 +145,15 @@ func (t *Term) timeLeft() time.Duration {
 	return trust.deadline.Until(t.clock())
 }
 
-// sinceRenewal returns how long ago the last acquire or renewal that succeeded was sent, by
-// both clocks. It is negative for a local term.
+// sinceRenewal returns how long ago the last successful acquire or renewal was sent, by both
+// clocks. It is negative for a local term.
 func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
 
-// Deadline returns when the trust in the term ends unless it is renewed. It is the zero
-// time if there is no lease to lose, see [Exclusive].
+// Deadline returns when the trust in the term ends unless it is renewed. It is the zero time if
+// there is no lease to lose.
 //
-// It is what both clocks of the process said at the time of the call. After a suspension
-// of the machine less time remains than [time.Until] says, so [Term.Remaining] is the
-// better question.
+// Both clocks of the process decide, as they stand at the time of the call. After the machine
+// was suspended, less time remains than [time.Until] says, so prefer [Term.Remaining].
 func (t *Term) Deadline() time.Time {
 	trust := t.must("Deadline").trust.Load()
 	if trust == nil {
@@ -164,8 +163,8 @@ func (t *Term) Deadline() time.Time {
 	return now.Mono.Add(trust.deadline.Until(now))
 }
 
-// Remaining returns how much trust is left: 0 once the term is over. It consults the wall
-// clock too, so it is right even after the machine was suspended.
+// Remaining returns how much trust is left: 0 once the term is over. It also reads the wall
+// clock, so it is right even after the machine was suspended.
 func (t *Term) Remaining() time.Duration {
 	if !t.Valid() {
 		return 0
@@ -173,10 +172,10 @@ func (t *Term) Remaining() time.Duration {
 	return max(0, t.timeLeft())
 }
 
-// Valid reports whether the term may still be relied upon. Once false, it stays false. True
-// means that nobody else had begun a term when it was called, under the conditions that
-// the package documentation names; it cannot vouch for the next instant. Where that
-// matters, fence the write.
+// Valid reports whether the caller may still rely on the term. Once false, it stays false. True
+// means that no other replica had begun a term at the time of the call, under the conditions that
+// the package documentation names; it cannot vouch for the next instant. Where that matters,
+// fence the write.
 func (t *Term) Valid() bool {
 	if t == nil || t.id == "" || t.ended.Load() != nil {
 		return false
@@ -216,9 +215,8 @@ func (t *Term) isFor(op string, key Key) error {
 	return nil
 }
 
-// unconfirmed returns the holders from which the lease was taken over and which may still
-// be at work, the last of them last. It is nil if there are none, or once the takeover is
-// confirmed.
+// unconfirmed returns the earlier holders that may still be working, oldest first. It is nil if
+// there are none, or once the takeover is confirmed.
 func (t *Term) unconfirmed() []Holding {
 	if predecessors := t.predecessors.Load(); predecessors != nil {
 		return *predecessors
@@ -226,7 +224,7 @@ func (t *Term) unconfirmed() []Holding {
 	return nil
 }
 
-// confirm notes that the predecessors are gone, or that nobody is going to check.
+// confirm notes that the predecessors are gone, or that no check of them will follow.
 func (t *Term) confirm() { t.predecessors.Store(nil) }
 
 // extend takes the answer to a renewal that was sent at attempt. It returns false if the
@@ -244,8 +242,7 @@ func (t *Term) extend(version int64, attempt clock.Reading) bool {
 	return true
 }
 
-// lastAttempt returns the instant before the last acquire or renewal that succeeded was
-// sent.
+// lastAttempt returns the instant before the last successful acquire or renewal was sent.
 func (t *Term) lastAttempt() clock.Reading { return t.trust.Load().deadline.Add(-t.trusted) }
 
 // renewal notes that a renewal is under way, until done is called.
@@ -257,9 +254,9 @@ func (t *Term) renewal() (done func()) {
 	return func() { close(renewing) }
 }
 
-// giveWay lets a renewal that is under way go first. Fenced writes share their lock on the
-// record and overtake a renewal that waits for it, so a stream of them could hold it up for
-// longer than the trust lasts.
+// giveWay lets a renewal that is under way go first. Fenced writes share their lock on the record
+// and overtake a renewal that waits for it, so a stream of them could delay the renewal for longer
+// than the trust lasts.
 func (t *Term) giveWay(ctx context.Context) {
 	const longest = 100 * time.Millisecond // a renewal that hangs must not stop the writes
 	t.mu.Lock()
@@ -277,8 +274,8 @@ func (t *Term) giveWay(ctx context.Context) {
 	}
 }
 
-// writing notes that a renewal is being sent, and returns the version that it expects. If
-// the store refuses it, refused is called; otherwise it may have landed, or may yet.
+// writing notes that a renewal is being sent, and returns the version that it expects. If the
+// store refuses the renewal, refused is called; otherwise it may have landed, or may still land.
 func (t *Term) writing() (version int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -301,30 +298,29 @@ func (t *Term) currentVersion() int64 {
 	return t.version
 }
 
-// movedTo notes the version of the record. Writes that expected an earlier one can no
-// longer land. The caller holds the mutex.
+// movedTo notes the version of the record. Writes that expected an earlier version can no longer
+// land. The caller holds the mutex.
 func (t *Term) movedTo(version int64) {
 	if version > t.version {
 		t.version, t.inDoubt = version, 0
 	}
 }
 
-// recognise reports whether a version of the record, which has this term's payload, can
-// have been written by this term, or by a request to it. If so, it is the term's version
-// from now on. A version that this term can't have written is a copy's: a machine was
-// restored from a snapshot while the original runs on, and each would take the other's
-// renewals for its own.
+// recognise reports whether this term, or a request to it, can have written a version of the
+// record that has this term's payload. If so, it is the term's version from now on. Any other
+// version is a copy's: a machine was restored from a snapshot while the original runs on, and each
+// would take the other's renewals for its own.
 //
-// Known is the version that the term had when the record was asked for. A version below
-// it means that the database has lost the last renewal, as it may in a failover.
+// Known is the version that the term had when the read was sent. A version below it means that
+// the database has lost the last renewal, as it may in a failover.
 func (t *Term) recognise(known, version int64, request *record.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if version < known && t.version == known {
 		t.version, t.inDoubt = version, 0
 	}
-	// Of a resumed term a write without an answer proves nothing: yet another process may have
-	// resumed it. Its rightful owner can do so again.
+	// In a resumed term an unanswered write proves nothing, because yet another process may
+	// have resumed the term. Its rightful owner can do so again.
 	inDoubt := t.inDoubt > 0 && t.resumed == nil
 	ours := version <= t.version || inDoubt || request != nil && request.Version <= t.version
 	if ours {
@@ -333,8 +329,8 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 	return ours
 }
 
-// offer returns what a release puts in place of the term's record; nil if nothing. Each
-// try gets the same offer, so that it is recognised if the answer was lost.
+// offer returns what a release puts in place of the term's record; nil if nothing. Each attempt
+// gets the same offer, so that it is recognised if the answer was lost.
 func (t *Term) offer(lasts time.Duration) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,22 +14,22 @@ import (
 // Trace is a set of funcs that a [Coordinator] calls when something has happened, after it has
 // updated its status. Any of them may be nil.
 //
-// They are called one at a time, together with the Logger and in the order in which things
-// happened, by a goroutine of their own. No renewal, job or end of a term waits for them, so a
-// func may be called a moment later than what it tells of. If they fall behind by more than 256
-// calls, further ones are dropped, and a warning in the log says how many. [Coordinator.Run]
-// returns when all have been called; for one that does not return it waits for at most a second.
-// They may call the coordinator's methods. If one of them panics, so does Run.
+// A separate goroutine calls these funcs and the Logger, one at a time and in the order in which
+// things happened. No renewal, job or end of a term waits for them, so a call may come a moment
+// after the event that it reports. If they fall behind by more than 256 calls, further calls are
+// dropped, and a warning in the log says how many. [Coordinator.Run] returns when all calls have
+// been made; it waits at most a second for a func that does not return. The funcs may call the
+// coordinator's methods. If one of them panics, so does Run.
 //
-// Each term is Acquired once. When it ends it is either Lost or Released; or Lost and then
-// Released, if it was not renewed in time but could be released all the same.
+// Each term is Acquired once. When it ends, it is Lost or Released; a term that was not renewed
+// in time but could still be released is first Lost and then Released.
 type Trace struct {
 	// Attempt is called after each attempt of a standby to acquire the lease, with the time
-	// that it took. The error is nil if it got the lease, and normally [ErrHeld] if not.
+	// that the attempt took. The error is nil if it succeeded, and otherwise usually [ErrHeld].
 	Attempt func(took time.Duration, err error)
 
 	// Acquired is called when a term has begun. The predecessor is the holder from which
-	// the lease was stolen, as it was last read; nil if nobody held the lease.
+	// the lease was stolen, as last read; nil if no replica held the lease.
 	Acquired func(term *Term, predecessor *Holding)
 
 	// Renewed is called after a renewal, with the time that it took and the trust that was
@@ -37,44 +37,44 @@ type Trace struct {
 	Renewed func(term *Term, took, trustLeft time.Duration)
 
 	// RenewalFailed is called when a renewal has failed, or was not sent because this
-	// replica is not healthy ([ErrUnhealthy]), and will be tried again.
+	// replica is unhealthy ([ErrUnhealthy]). The renewal will be retried.
 	RenewalFailed func(term *Term, err error, trustLeft time.Duration)
 
-	// Lost is called when the job has been told to return because the lease is another's or
-	// gone or was not renewed in time; and after the job has returned, if the lease could
-	// not be released and has to expire.
+	// Lost is called when the job has been told to return because another replica has the
+	// lease, the record is gone, or the lease was not renewed in time. It is also called after
+	// the job has returned, if the lease could not be released and has to expire.
 	Lost func(term *Term, cause error)
 
 	// Released is called when the lease is released.
 	Released func(term *Term, cause error)
 
 	// JobStarted is called when the job's funcs begin. JobEnded is called when all of
-	// them have returned, with the time since they were told to, or since the first one
-	// returned.
+	// them have returned, with the time since they were told to return, or since the first
+	// one returned.
 	JobStarted func(term *Term)
 	JobEnded   func(term *Term, cause error, took time.Duration)
 
-	// JobStuck is called when the job has not returned, although its context ended that
-	// long ago. The lease is no longer renewed, and will expire.
+	// JobStuck is called when the job has not returned although its context ended that
+	// long ago. The lease is no longer renewed and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
-	// JobRun is called when a run of the job has begun, and again when it has ended, see
-	// [RecordRun]. It is also called when Watch or Reconcile has returned an error by itself:
-	// that is a failed run.
+	// JobRun is called when a run of the job has begun, and again when it has ended: see
+	// [RecordRun]. It is also called when Watch or Reconcile has returned an error without
+	// having been told to return: that is a failed run.
 	JobRun func(run JobRun)
 
 	// HolderChanged is called when this replica sees another holder than before, which may
-	// be itself. Empty means nobody, as far as it knows.
+	// be itself. Empty means that no replica holds the lease, as far as this one knows.
 	HolderChanged func(holder string)
 }
 
 // noTrace is shared by all coordinators without a trace.
 var noTrace Trace
 
-// monitor is the one place that records what happens to a coordinator: one method for
-// each event updates the status, logs, and calls the trace, in this order, so that a func
-// of the trace finds the event in the status. The logger and the trace are called through the
-// queue, because they are the user's and may block.
+// monitor is the one place that records what happens to a coordinator. It has one method for
+// each event, which updates the status, logs, and calls the trace, in this order, so that a func
+// of the trace finds the event in the status. The queue calls the logger and the trace, because
+// they are the user's and may block.
 type monitor struct {
 	lease   Key
 	replica string
@@ -87,14 +87,21 @@ type monitor struct {
 	state state
 }
 
+// tell has a func of the trace called, unless the user has not set it.
+func (m *monitor) tell(isSet bool, call func()) {
+	if isSet {
+		m.reports.Add(call)
+	}
+}
+
 func (m *monitor) update(change func(*state)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change(&m.state)
 }
 
-// log returns the logger, with what all lines of this coordinator say. A program with many
-// leases would need more memory to keep these loggers than for its terms.
+// log returns the logger with the attributes of all this coordinator's lines. It is made anew
+// each time: a program with many leases would need more memory for loggers than for terms.
 func (m *monitor) log() *slog.Logger {
 	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
 }
@@ -108,20 +115,16 @@ func (m *monitor) traceHolder() {
 		return
 	}
 	m.told = holder
-	if m.trace.HolderChanged != nil {
-		m.reports.Add(func() { m.trace.HolderChanged(holder) })
-	}
+	m.tell(m.trace.HolderChanged != nil, func() { m.trace.HolderChanged(holder) })
 }
 
 // attempted notes a standby's attempt to acquire.
 func (m *monitor) attempted(took time.Duration, err error) {
-	if m.trace.Attempt != nil {
-		m.reports.Add(func() { m.trace.Attempt(took, err) })
-	}
+	m.tell(m.trace.Attempt != nil, func() { m.trace.Attempt(took, err) })
 }
 
-// textOf returns the text of an error in one line. It is not called under the monitor's mutex:
-// the error may be the caller's, whose Error method may do anything.
+// textOf returns the text of an error in one line. Never call it under the monitor's mutex: the
+// error may be the user's, and its Error method may do anything.
 func textOf(err error) string {
 	if err == nil {
 		return ""
@@ -158,9 +161,9 @@ func (m *monitor) storeAnswered() {
 	m.update(func(s *state) { s.answered() })
 }
 
-// failed logs an error of the store: as a warning if its class is a new one since the store
+// logFailure logs an error of the store: as a warning if its class is new since the store last
 // answered, or every ten minutes, and at debug level otherwise.
-func (m *monitor) failed(msg string, err error) {
+func (m *monitor) logFailure(msg string, err error) {
 	level, text, class := slog.LevelDebug, textOf(err), logtext.Class(err)
 	m.update(func(s *state) {
 		s.noteError(text, class)
@@ -200,9 +203,7 @@ func (m *monitor) termBegan(term *Term) {
 		attrs = append(attrs, "from", from.Holder, "reason", "expired")
 	}
 	m.log().Info("lease acquired", attrs...)
-	if m.trace.Acquired != nil {
-		m.reports.Add(func() { m.trace.Acquired(term, from) })
-	}
+	m.tell(m.trace.Acquired != nil, func() { m.trace.Acquired(term, from) })
 	m.traceHolder()
 }
 
@@ -213,29 +214,17 @@ func (m *monitor) jobBegins(term *Term) {
 		s.become(RoleHolder, s.reason)
 		s.publish()
 	})
-	if m.trace.JobStarted != nil {
-		m.reports.Add(func() { m.trace.JobStarted(term) })
-	}
+	m.tell(m.trace.JobStarted != nil, func() { m.trace.JobStarted(term) })
 }
 
-// ran notes that a run of the job has begun or ended, with the text of its error. Running is
-// how many more are running now.
+// ran notes that a run of the job has begun or ended, with the text of its error. Running is by
+// how much the number of runs grows.
 func (m *monitor) ran(r JobRun, text string, running int) {
 	m.update(func(s *state) { s.ran(r, text, running) })
-	if m.trace.JobRun != nil {
-		m.reports.Add(func() { m.trace.JobRun(r) })
-	}
+	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
 }
 
-// funcReturned notes that a func of the job has returned although it was not told to. A panic
-// of it is not noted here: RecordRun may have done so, and Run is about to panic.
-func (m *monitor) funcReturned(r *jobResult) {
-	if r.name != confirmName && r.err != nil && r.panicked == nil {
-		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
-	}
-}
-
-// renewed notes a renewal that was sent at began, when trustLeft remained.
+// renewed notes a renewal that was sent at began, when trustLeft of the trust remained.
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	var overdue time.Time
@@ -249,23 +238,19 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 	} else {
 		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
 	}
-	if m.trace.Renewed != nil {
-		m.reports.Add(func() { m.trace.Renewed(term, took, trustLeft-took) })
-	}
+	m.tell(m.trace.Renewed != nil, func() { m.trace.Renewed(term, took, trustLeft-took) })
 }
 
-// renewalFailed notes a renewal that will be tried again.
+// renewalFailed notes a renewal that will be retried.
 func (m *monitor) renewalFailed(term *Term, err error) {
 	m.update(func(s *state) {
 		if s.overdue.IsZero() {
 			s.overdue = time.Now()
 		}
 	})
-	m.failed("lease not renewed, trying again", err)
-	if m.trace.RenewalFailed != nil {
-		trustLeft := term.Remaining()
-		m.reports.Add(func() { m.trace.RenewalFailed(term, err, trustLeft) })
-	}
+	m.logFailure("lease not renewed, trying again", err)
+	trustLeft := term.Remaining()
+	m.tell(m.trace.RenewalFailed != nil, func() { m.trace.RenewalFailed(term, err, trustLeft) })
 }
 
 // termEnding notes that a term is over and its job has been told so.
@@ -296,9 +281,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 		level, msg = slog.LevelWarn, "lease lost"
 	}
 	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
-	if m.trace.Lost != nil && isLoss(cause) {
-		m.reports.Add(func() { m.trace.Lost(term, cause) })
-	}
+	m.tell(m.trace.Lost != nil && isLoss(cause), func() { m.trace.Lost(term, cause) })
 	m.traceHolder()
 }
 
@@ -310,9 +293,7 @@ func (m *monitor) jobStuck(term *Term, since time.Duration) {
 	})
 	m.log().Error("job has not returned although its context has ended; its lease is no longer renewed",
 		"token", term.Token(), "waited", since)
-	if m.trace.JobStuck != nil {
-		m.reports.Add(func() { m.trace.JobStuck(term, since) })
-	}
+	m.tell(m.trace.JobStuck != nil, func() { m.trace.JobStuck(term, since) })
 }
 
 // jobReturned notes that all of the job's funcs have returned.
@@ -328,13 +309,11 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 		}
 	})
 	m.log().Debug("job returned", "token", term.Token(), "took", took)
-	if m.trace.JobEnded != nil && worked {
-		m.reports.Add(func() { m.trace.JobEnded(term, cause, took) })
-	}
+	m.tell(m.trace.JobEnded != nil && worked, func() { m.trace.JobEnded(term, cause, took) })
 }
 
-// released notes that a lease is released. A term that was acquired too late, or during a
-// shutdown, is not in the status, and the trace was never told of it.
+// released notes that a lease is released. If its term was acquired too late, or during a
+// shutdown, it is not in the status, and the trace never heard of it.
 func (m *monitor) released(term *Term, cause error) {
 	var began bool
 	m.update(func(s *state) {
@@ -347,19 +326,17 @@ func (m *monitor) released(term *Term, cause error) {
 		}
 	})
 	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
-	if m.trace.Released != nil && began {
-		m.reports.Add(func() { m.trace.Released(term, cause) })
-	}
+	m.tell(m.trace.Released != nil && began, func() { m.trace.Released(term, cause) })
 	m.traceHolder()
 }
 
-// notReleased notes that a lease could not be released. It was already another's if err is
-// [ErrLost]; otherwise it will expire.
+// notReleased notes that a lease could not be released. With [ErrLost] the lease was another
+// replica's already; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
 		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
-		m.failed("lease cannot be released; it will expire", err)
+		m.logFailure("lease cannot be released; it will expire", err)
 	}
 	var began bool
 	m.update(func(s *state) {
@@ -370,9 +347,8 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 			s.ending = followedBy(lost.To)
 		}
 	})
-	if m.trace.Lost != nil && began && !isLoss(cause) { // otherwise the trace knows already
-		m.reports.Add(func() { m.trace.Lost(term, errors.Join(cause, err)) })
-	}
+	toldBefore := isLoss(cause)
+	m.tell(m.trace.Lost != nil && began && !toldBefore, func() { m.trace.Lost(term, errors.Join(cause, err)) })
 }
 
 // termEnded notes that nothing remains to be done for the term.
@@ -387,7 +363,7 @@ func (m *monitor) termEnded() {
 			Began: s.held.AcquiredAt(), Ended: time.Now(), Reason: reason,
 		})
 		s.held, s.ending = nil, ""
-		if s.seen == nil { // nobody holds it, or this replica's own record could not be released
+		if s.seen == nil { // the lease is free, or this replica's own record could not be released
 			s.holder = ""
 		}
 		s.become(RoleStandby, s.reason)

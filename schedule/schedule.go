@@ -96,22 +96,18 @@ type Schedule struct {
 // New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
 // with the config. It does no I/O.
 func New(cfg Config) (*Schedule, error) {
-	errs := []error{cfg.Key.Validate()}
-	require := func(ok bool, problem string) {
-		if !ok {
-			errs = append(errs, fmt.Errorf("%w: %s", tenure.ErrInvalid, problem))
-		}
-	}
-	require(!objects.IsNil(cfg.Store), "Store is nil")
-	require(!objects.IsNil(cfg.Plan), "Plan is nil")
-	require(cfg.Do != nil, "Do is nil")
-	require(cfg.Missed >= RunLatest && cfg.Missed <= Skip, fmt.Sprintf("Missed is %d, which is none of the constants", cfg.Missed))
-	require(cfg.Retry >= 0, fmt.Sprintf("Retry %v is negative", cfg.Retry))
+	var problems objects.Problems
+	problems.Add(cfg.Key.Validate())
+	problems.If(objects.IsNil(cfg.Store), "Store is nil")
+	problems.If(objects.IsNil(cfg.Plan), "Plan is nil")
+	problems.If(cfg.Do == nil, "Do is nil")
+	problems.If(cfg.Missed < RunLatest || cfg.Missed > Skip, "Missed is %d, which is none of the constants", cfg.Missed)
+	problems.If(cfg.Retry < 0, "Retry %v is negative", cfg.Retry)
 	cfg.Location = cmp.Or(cfg.Location, time.UTC)
 	name := cfg.Location.String()
-	require(name != time.Local.String(), "Location is time.Local, which need not be the same in all replicas: load one by its name")
-	require(name != "", "Location has no name")
-	if err := errors.Join(errs...); err != nil {
+	problems.If(name == time.Local.String(), "Location is time.Local, which need not be the same in all replicas: load one by its name")
+	problems.If(name == "", "Location has no name")
+	if err := problems.Err(); err != nil {
 		return nil, fmt.Errorf("schedule: new: %w", err)
 	}
 	cfg.Retry = cmp.Or(cfg.Retry, time.Minute)

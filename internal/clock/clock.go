@@ -27,20 +27,20 @@ func (r Reading) Add(d time.Duration) Reading {
 	return Reading{Mono: r.Mono.Add(d), Wall: r.Wall.Add(d)}
 }
 
-// Until returns how long it is from now until r, by the clock that says it is less.
+// Until returns the time from now until r, by whichever clock says that less is left.
 func (r Reading) Until(now Reading) time.Duration {
 	return min(r.Mono.Sub(now.Mono), r.Wall.Sub(now.Wall))
 }
 
 type key struct{}
 
-// With returns a context in which [From] finds another clock than the process's, for tests
-// that suspend the machine.
+// With returns a context in which [From] finds a clock other than the process's, for tests that
+// suspend the machine.
 func With(ctx context.Context, c Clock) context.Context {
 	return context.WithValue(ctx, key{}, c)
 }
 
-// From returns the clock that [With] has put into a context, else the process's.
+// From returns the clock that [With] has put into a context, or else the process's.
 func From(ctx context.Context) Clock {
 	if c, ok := ctx.Value(key{}).(Clock); ok {
 		return c

@@ -1,4 +1,4 @@
-// Package health calls a user's Check without ever waiting for one that hangs.
+// Package health calls a user's Check, and never waits for one that hangs.
 package health
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Check calls funcs of the caller, one call at a time. The zero value with a Timeout is ready to
-// use. All methods are safe for concurrent use.
+// Check calls the user's funcs, one at a time. The zero value with a Timeout is ready to use. All
+// methods are safe for concurrent use.
 type Check struct {
 	Timeout time.Duration // of each call
 	running atomic.Bool
@@ -17,7 +17,7 @@ type Check struct {
 }
 
 // Ask calls check and returns its error. Answered is false if the call ignored the end of its
-// context, or if an earlier call has not returned yet: then check is not called.
+// context. It is also false if an earlier call has not returned yet; then Ask does not call check.
 func (c *Check) Ask(ctx context.Context, check func(context.Context) error) (answered bool, err error) {
 	if !c.running.CompareAndSwap(false, true) {
 		return false, nil

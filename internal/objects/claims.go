@@ -14,10 +14,10 @@ type Claim struct {
 	Token    int64
 	Attempts int // of a row of the user's table, if they are counted
 
-	// Gone says that the session has no record, so the row is free as well. It stays so, because
-	// a session begins with its record, and its ID is never used again. Only one plain SELECT
-	// may find that out: in the snapshot of a statement that waits for a lock, the record of a
-	// session that is younger than the snapshot is missing, too.
+	// Gone says that the session has no record, so the row is free too. That does not change,
+	// because a session begins with its record, and its ID is never used again. Only one plain
+	// SELECT may find this out: in the snapshot of a statement that waits for a lock, the record
+	// of a session that is younger than the snapshot is also missing.
 	Gone bool
 }
 
@@ -25,7 +25,7 @@ type Claim struct {
 type Session struct {
 	ID     string
 	Record *Row  // nil: the session is gone
-	Wanted bool  // somebody asks for one of the rows
+	Wanted bool  // one of the rows was requested
 	Server int64 // which start of which server has answered; 0: unknown
 }
 

@@ -18,8 +18,8 @@ var (
 	ErrLost     = errors.New("lease lost")
 )
 
-// ErrInUse is why a SQLite file is refused to a process: another uses it, and one of the two
-// believes that it is alone. It is an [ErrSetup].
+// ErrInUse means that a process may not use a SQLite file, because another process uses it and one
+// of the two believes that it is alone. It is an [ErrSetup].
 var ErrInUse error = inUse{}
 
 type inUse struct{}
@@ -61,8 +61,8 @@ type Refused struct{ Cause error }
 func (e *Refused) Error() string { return e.Cause.Error() }
 func (e *Refused) Unwrap() error { return e.Cause }
 
-// TooSlow is the error of a statement that the database has ended at its time limit, so it has
-// written nothing. A smaller one may be fast enough.
+// TooSlow is the error of a statement that the database has ended at its time limit. The statement
+// has written nothing. A smaller one may be fast enough.
 type TooSlow struct{ Cause error }
 
 func (e *TooSlow) Error() string { return e.Cause.Error() }
@@ -89,8 +89,8 @@ const FenceLost = "tenure: the term is over; records that stand: "
 const PutConflict = "tenure: the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
-// Drivers have different error types, so it goes by the text: on Postgres by [FenceLost],
-// on SQLite by the name of the tombstones' column that rejects NULL.
+// Drivers have different error types, so the text decides: on Postgres [FenceLost], on SQLite
+// the name of the tombstones' column that rejects NULL.
 func IsFenceFailure(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, FenceLost) || strings.Contains(text, TombstonesSuffix+".resource_version")

@@ -25,9 +25,9 @@ func FencedTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fence string
 	return nil, tx.Commit()
 }
 
-// InOneTx runs fn in tx, and returns its error, or one that says that fn has ended the transaction,
-// which the drivers do not notice if it sends COMMIT or ROLLBACK as SQL. A savepoint ends with its
-// transaction, also where another transaction follows at once.
+// InOneTx runs fn in tx, and returns its error, or an error that says that fn has ended the
+// transaction. Drivers do not notice that if fn sends COMMIT or ROLLBACK as SQL. A savepoint ends
+// with its transaction, even if another transaction follows at once.
 func InOneTx(ctx context.Context, tx *sql.Tx, fn func(tx *sql.Tx) error) (fnErr, err error) {
 	if _, err := tx.ExecContext(ctx, "SAVEPOINT tenure_func"); err != nil {
 		return nil, err

@@ -22,8 +22,8 @@ func SetCallLimit(limit time.Duration) (restore func()) {
 	return func() { callLimit.Store(was) }
 }
 
-// Limited gives a context without a deadline one. Otherwise the call would wait for as long as
-// somebody keeps a row locked, or a server that is gone does not answer.
+// Limited gives a context a deadline if it has none. Otherwise the call would wait for as long as
+// another client keeps a row locked, or forever for a server that is gone.
 func Limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}

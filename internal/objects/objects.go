@@ -65,8 +65,7 @@ const (
 	Unconditional
 )
 
-// Fence is what a write depends on: the record of a lease, or the row of a claim. It is a value of
-// its caller, and does no I/O.
+// Fence is what a write depends on: the record of a lease, or the row of a claim. It does no I/O.
 type Fence struct {
 	ID     ID     // of the lease's object; of a claim, its kind and its key
 	Record []byte // of a lease: the payload that must stand
@@ -75,18 +74,17 @@ type Fence struct {
 	// Idle is how long a transaction may idle before the server ends it.
 	Idle time.Duration
 
-	// Yield waits for a renewal of the lease that is in progress, because the two would
-	// wait for each other's locks in the database.
+	// Yield waits for a renewal of the lease that is in progress, because the write and the
+	// renewal would wait for each other's locks in the database.
 	Yield func(ctx context.Context)
 
-	// Refused makes the error of a write whose fence did not hold, which is [ErrLost], and ends
-	// what is lost. Now is the record that stands instead of a lease's; nil: none, or the fence is
-	// a claim's. Why says why that is not known.
+	// Refused returns the error of a write whose fence did not hold, an [ErrLost], and ends the
+	// right that is lost. Now is the record that stands in place of the lease's; nil if there is
+	// none, or if the fence is a claim's. Why says why the record is not known.
 	Refused func(now *Row, why error) error
 }
 
-// Statement returns the statement that the fence needs, of one for a record and one for a claim, with its
-// arguments.
+// Statement returns one of two statements, the one for a record or the one for a claim, with its arguments.
 func (f *Fence) Statement(ofRecord, ofClaim string) (statement string, args []any) {
 	if c := f.Claim; c != nil {
 		return ofClaim, []any{c.Kind, c.ID, c.Session, c.Token}
@@ -114,22 +112,22 @@ const (
 	withoutSync mark = "without sync"
 )
 
-// WithLeaseCall marks a call to the store as one of a lease. The store on Postgres has connections that
-// only leases use.
+// WithLeaseCall marks a call to the store as a lease's. On Postgres it then uses connections that only
+// leases use.
 func WithLeaseCall(ctx context.Context) context.Context {
 	return context.WithValue(ctx, leaseCall, true)
 }
 
-// IsLeaseCall reports whether a call is one of a lease.
+// IsLeaseCall reports whether a call is a lease's.
 func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCall) != nil }
 
-// WithClaimCall marks a call to the store as one of claims, which also have connections of their own
+// WithClaimCall marks a call to the store as one for claims, which also have connections of their own
 // on Postgres.
 func WithClaimCall(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimCall, true)
 }
 
-// IsClaimCall reports whether a call is one of claims.
+// IsClaimCall reports whether a call is one for claims.
 func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCall) != nil }
 
 // WithoutSync marks writes of claims that need not wait for the disk, because they are repeated if a
@@ -189,7 +187,7 @@ func EncodeLabels(labels map[string]string) string {
 	return string(b)
 }
 
-// DecodeLabels accepts whatever a program may have stored: a value that is not a string
+// DecodeLabels accepts anything that a program may have stored: a value that is not a string
 // becomes its JSON text. Labels are for people to read, and must not make a lease
 // unreadable.
 func DecodeLabels(b []byte) map[string]string {
@@ -208,8 +206,8 @@ func DecodeLabels(b []byte) map[string]string {
 	return labels
 }
 
-// IsNil reports whether an interface is nil or has a nil pointer, map, slice or func in it: a
-// variable of a concrete type that was never set, whose methods would panic.
+// IsNil reports whether an interface is nil or contains a nil pointer, map, slice, func or channel:
+// a variable of a concrete type that was never set, whose methods would panic.
 func IsNil(v any) bool {
 	switch value := reflect.ValueOf(v); value.Kind() {
 	case reflect.Invalid:

@@ -26,8 +26,9 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Await waits for at most longest, or until a hint comes. It ignores hints for ignoreFor at
-// first; one that comes meanwhile ends the wait after that. Ok is false once ctx is done.
+// Await waits for at most longest, or until a hint comes. At first it ignores hints for ignoreFor;
+// a hint that comes in that time ends the wait as soon as it has passed. Ok is false once ctx is
+// done.
 func Await(ctx context.Context, hints <-chan struct{}, ignoreFor, longest time.Duration) (hinted, ok bool) {
 	ignoreFor = max(0, min(ignoreFor, longest))
 	if !Sleep(ctx, ignoreFor) {
@@ -51,22 +52,22 @@ func Await(ctx context.Context, hints <-chan struct{}, ignoreFor, longest time.D
 // Jitter returns a random duration between three quarters of d and d.
 func Jitter(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
 
-// Retry returns the pause before the next try, after a failure that followed this many
-// others in a row: a sixteenth of the interval at first, half of it later, and never more
-// than longest, with jitter.
+// Retry returns the pause before the next attempt, after a failure that followed this number of
+// others in a row: a sixteenth of the interval at first, half of it later, and never more than
+// longest, with jitter.
 func Retry(interval, longest time.Duration, failures int) time.Duration {
 	return Jitter(min(interval/16<<min(failures, 3), longest))
 }
 
-// Limiter limits spurious wake-ups: hints that led to nothing. Anybody who may connect to
-// the database can send hints, and a flood of them must not cost more than polling does.
-// After the first few, one per interval is followed. The zero value is ready to use. A
-// Limiter is not safe for concurrent use.
+// Limiter limits spurious wake-ups: hints that led to nothing. Anyone who may connect to the
+// database can send hints, and a flood of them must not cost more than polling does. After the
+// first few, the caller follows one hint per interval. The zero value is ready to use. A Limiter
+// is not safe for concurrent use.
 type Limiter struct {
 	due time.Time // when all of them would have been followed, at one per interval
 }
 
-// IgnoreFor returns for how long to ignore hints, after a wake-up that was spurious or not.
+// IgnoreFor returns for how long to ignore hints after a wake-up, which may have been spurious.
 func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration {
 	const few = 5
 	now := time.Now()
@@ -80,8 +81,8 @@ func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration
 }
 
 // Doubling is a pause that doubles each time, up to a limit, and starts again after a time
-// without trouble longer than that limit. The zero value is ready to use. It is not safe for
-// concurrent use.
+// without trouble that is longer than the limit. The zero value is ready to use. It is not safe
+// for concurrent use.
 type Doubling struct{ last time.Duration }
 
 // Next returns the next pause, given the time without trouble before it.
@@ -93,15 +94,15 @@ func (d *Doubling) Next(untroubled, first, most time.Duration) time.Duration {
 	return d.last
 }
 
-// longestHeadStart is the longest time that a standby waits before it looks.
+// longestHeadStart is the longest time for which a standby waits before it looks.
 const longestHeadStart = 4 * time.Millisecond
 
-// HeadStart is the time that a standby gives the others when all are woken at once, so that
-// only a few write and it is not always the same one that wins. The zero value gives none.
-// It is not safe for concurrent use.
+// HeadStart is the time that a standby gives the others when all are woken at once, so that only
+// a few of them write, and not always the same one wins. The zero value gives no head start. It
+// is not safe for concurrent use.
 type HeadStart struct{ Gives bool }
 
-// Give waits if it gives a head start. Ok is false once ctx is done.
+// Give waits for the head start, if there is one to give. Ok is false once ctx is done.
 func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
 	if !h.Gives {
 		return false, true
@@ -109,7 +110,7 @@ func (h *HeadStart) Give(ctx context.Context) (given, ok bool) {
 	return true, Sleep(ctx, rand.N(longestHeadStart))
 }
 
-// CameSecond notes that another standby was faster, and how long this one's try took. If a
-// try takes longer than a head start, a look after the head start comes too early to spare
-// a write.
+// CameSecond notes that another standby was faster, and how long this one's attempt took. If an
+// attempt takes longer than a head start, a look after the head start comes too early to spare a
+// write.
 func (h *HeadStart) CameSecond(took time.Duration) { h.Gives = took <= longestHeadStart }

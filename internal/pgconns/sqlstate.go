@@ -21,7 +21,7 @@ const (
 	stateNoSuchObject         = "42704"
 	StateLockNotAvailable     = "55P03"
 	StateTooLarge             = "54000" // program_limit_exceeded: an index entry has too many bytes, for example
-	stateCanceled             = "57014" // by statement_timeout, or by somebody
+	stateCanceled             = "57014" // by statement_timeout, or by a person
 )
 
 // SQLState returns the code of the server's error, or "" if err did not come from the

@@ -17,8 +17,8 @@ import (
 // connections of their own, so that they don't wait for the application's queries, and no
 // renewal waits for them. All methods are safe for concurrent use.
 //
-// Each statement has a time limit that the server keeps, so that one whose answer was lost has
-// ended when the limit has passed.
+// The server enforces a time limit on each statement, so that a statement whose answer was lost
+// has ended when the limit has passed.
 type Claims struct {
 	table  *Table
 	others chan struct{} // held by statements on tables of the user
@@ -28,13 +28,13 @@ type Claims struct {
 func (t *Table) Claims() *Claims { return &t.claims }
 
 // None of these statements waits for a row that another transaction has locked: a fenced
-// write that hangs before its commit holds up its own row, and not a thousand others. Only an
-// insert waits, for another of the same key. It names the key, so that it fails if a table was
-// created again without it.
+// write that hangs before its commit delays its own row, and not a thousand others. Only an
+// insert waits, for another insert of the same key. It names the key, so that it fails if a table
+// was created again without it.
 //
-// IDs are handed on as ARRAY(SELECT …), of which the planner expects few: of an array that it
-// knows, or of a join, it may expect so many that it walks all rows of the kind. What is locked is
-// updated by its ctid: to look it up by its key again costs a fifth more.
+// IDs are passed on as ARRAY(SELECT …), from which the planner expects few rows: from an array
+// that it knows, or from a join, it may expect so many that it walks all rows of the kind. Locked
+// rows are updated by their ctids: looking them up by their keys again would cost a fifth more.
 const (
 	isGone   = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
@@ -124,8 +124,8 @@ const (
 				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
 			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`
 
-	// Looks up the next session and kind in the index, and not at each row. Only what is counted is
-	// read one by one, in the index as well.
+	// Looks up the next session and kind in the index instead of visiting each row. Only the rows
+	// that are counted are read one by one, also in the index.
 	countClaims = `
 	WITH RECURSIVE named AS (
 		(SELECT session, kind FROM {claims} WHERE session IS NOT NULL ORDER BY session, kind LIMIT 1)
@@ -222,7 +222,7 @@ func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]o
 	}, countClaims, most)
 }
 
-// Prune returns the token behind which the next call begins, because dead rows stay in the index.
+// Prune returns the token after which the next call begins, because dead rows stay in the index.
 func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
 	_, err = query(ctx, c, limit, func(row pgx.CollectableRow) (none struct{}, err error) {
 		return none, row.Scan(&last, &pruned)

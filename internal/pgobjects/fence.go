@@ -65,9 +65,10 @@ func fencedTx(ctx context.Context, conn *pgxpool.Conn, check pgconns.Statement, 
 	return fnErr, err
 }
 
-// A setting that is local to a transaction ends with it, also where another one follows at once
-// (COMMIT AND CHAIN, or COMMIT; BEGIN). So the mark shows whether the transaction still is the one
-// in which fn began. To set it takes no snapshot, so fn may still choose an isolation level.
+// A setting that is local to a transaction ends with it, even if another transaction follows at
+// once (COMMIT AND CHAIN, or COMMIT; BEGIN). The mark therefore shows whether the transaction is
+// still the one in which fn began. Setting it takes no snapshot, so fn may still choose an
+// isolation level.
 const (
 	markTx     = `SET LOCAL tenure.transaction = 'begun'`
 	checkTx    = `SELECT CASE mark WHEN 'begun' THEN 1 ELSE ('` + txEnded + `' || mark)::int END FROM coalesce(current_setting('tenure.transaction', true), '') mark`
@@ -95,7 +96,7 @@ func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first f
 			return
 		}
 		// The transaction has ended, but tx does not know that. Given a context that has
-		// ended it sends nothing, and rejects further use by anyone who kept it.
+		// ended, it sends nothing and rejects further use by code that kept it.
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		_ = tx.Commit(ended)
@@ -137,8 +138,8 @@ var errEnding = fmt.Errorf("tenure: fenced: %w: the transaction is committed or 
 func (unendingTx) Commit(context.Context) error   { return errEnding }
 func (unendingTx) Rollback(context.Context) error { return errEnding }
 
-// FenceStatement returns a statement that fails unless the fence holds; one that always succeeds
-// for a nil fence. Only if nothing has yet found out in which schema the tables are, it does.
+// FenceStatement returns a statement that fails unless the fence holds; for a nil fence it always
+// succeeds. If it is not yet known in which schemas the tables are, FenceStatement finds out.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, err error) {
 	if fence == nil {
 		return "SELECT 1", nil, nil
@@ -151,8 +152,8 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 	return n.in(query), args, nil
 }
 
-// PutStatement returns a statement that replaces an object, or fails unless it is at a
-// version. Of I/O it does what FenceStatement does.
+// PutStatement returns a statement that replaces an object, and fails unless the object is at a
+// version. It does I/O only where FenceStatement does.
 func (t *Table) PutStatement(obj objects.Row, version int64) (query string, args []any, err error) {
 	n, err := t.placed()
 	if err != nil {
@@ -178,7 +179,7 @@ func (t *Table) placed() (names, error) {
 	return t.Place(ctx)
 }
 
-// Place finds out in which schemas the tables are, unless that is known.
+// Place finds out in which schemas the tables are, unless that is known already.
 func (t *Table) Place(ctx context.Context) (names, error) {
 	found, err := t.setups.get(ctx)
 	if err != nil {

@@ -41,11 +41,11 @@ const (
 	tableTemporary = "t"
 )
 
-// inspectTables asks for the state of each table: of $1, or of the schema in which it was found last, or
-// of the first one in search_path that has one of that name, and for the schema where a table is
-// created. A table that was found stays the one that is used, because other replicas use it, too,
-// whatever a later session has in its search_path. A temporary table would be found before any other,
-// and only by this session, so it does not count.
+// inspectTables asks for the state of each table, and for the schema in which a table would be created. It
+// looks in the schema $1, or in the one where the table was found last, or in the first one of search_path
+// that has a table of that name. A table that was found stays in use, whatever a later session has in its
+// search_path, because other replicas use it too. A temporary table does not count: it would be found
+// before any other, and only by this session.
 const inspectTables = `
 	WITH RECURSIVE path AS MATERIALIZED (
 		SELECT n.oid AS schema, nspname, at FROM unnest(current_schemas(true)) WITH ORDINALITY listed(name, at)
@@ -138,8 +138,8 @@ func unquoted(declared string) string { return strings.Trim(declared, `"`) }
 // queryRow sends a query that returns one row.
 type queryRow func(ctx context.Context, sql string, args []any, dest ...any) error
 
-// inspect checks whether the tables are suitable. What was found is returned together with an
-// [objects.ErrSetup], too.
+// inspect checks whether the tables are suitable. It also returns what it found together with an
+// [objects.ErrSetup].
 func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	found := &setup{at: time.Now()}
 	var tables []tableState

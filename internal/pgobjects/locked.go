@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// lockerAgain is how long it is reused who has locked a record.
+	// lockerAgain is for how long an answer to the question of who has locked a record is reused.
 	lockerAgain = 10 * time.Second
 
 	// whoLocks is the answer if no transaction was found, or time was short.
 	whoLocks = "a transaction keeps the record locked: see pg_prepared_xacts, and pg_locks with pg_stat_activity"
 )
 
-// locker is who was last found to have locked a record.
+// locker is what was last found to have locked a record.
 type locker struct {
 	of   objects.ID
 	at   time.Time
 	text string
 }
 
-// explainLocked adds who holds a lock to the error of a write that has waited for it in vain. It asks the
-// server once in a while, in the time that is left for the call.
+// explainLocked adds the lock's owner to the error of a write that has waited for the lock in vain. It asks
+// the server only once in a while, in the time that is left for the call.
 func (t *Table) explainLocked(ctx context.Context, id objects.ID, err error) error {
 	if pgconns.SQLState(err) != pgconns.StateLockNotAvailable {
 		return err
@@ -79,15 +79,15 @@ func (t *Table) findLockers(ctx context.Context, id objects.ID) string {
 	return ""
 }
 
-// Who locks a row alone is in its xmax, and those who share it are the members of that.
+// A row's xmax is the transaction that has locked it, or if several share the lock, the set of them.
 const (
 	oneLocks = lockedBy + `SELECT xmax AS xid FROM {objects} WHERE object_type = $1 AND id = $2` + lockedSince
 	someLock = lockedBy + `
 			SELECT m.xid FROM {objects} o, pg_get_multixact_members(o.xmax) m WHERE o.object_type = $1 AND o.id = $2` + lockedSince
 )
 
-// lockedBy and lockedSince, around a query of some IDs, describe the transactions that have these IDs,
-// which each of them locks. A subtransaction that has ended is not found.
+// lockedBy and lockedSince, around a query of some IDs, describe the transactions with these IDs; each
+// transaction locks its own ID. A subtransaction that has ended is not found.
 const (
 	lockedBy = `
 		SELECT DISTINCT CASE

@@ -60,8 +60,9 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	})...)
 }
 
-// What the statements on claims say of plans holds here as well: rows are locked in one step and written
-// by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner from the index on the session.
+// What the comments on the statements for claims say about plans also holds here: rows are locked in one
+// step and written by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner from the index on
+// the session.
 const (
 	readyRows  = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
 	rowColumns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
@@ -69,8 +70,8 @@ const (
 					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
 					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token})`
 
-	// The order of the rows that an UPDATE returns is any. ORDER BY would mean the column of
-	// the result rather than the table's if the two had the same name.
+	// An UPDATE returns its rows in any order. If a column of the result had the same name as
+	// one of the table, ORDER BY would mean the result's.
 	takeRows = `
 			WITH tenure_ready AS MATERIALIZED (
 				SELECT {id} AS tenure_id ` + readyRows + ` AND ($4::text[] IS NULL OR {id} = ANY($4::text[]::{type}[]))
@@ -118,8 +119,8 @@ const (
 				RETURNING {id}::text, '', {token}, 0`
 )
 
-// ready returns what was found about the table. It is checked at first, and again whenever the library's own
-// tables were looked at again.
+// ready returns what was found about the table. It checks the table at first, and again after each new look
+// at the library's own tables.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowSetup, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -206,7 +207,7 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	return sessions, unreadable(err)
 }
 
-// lockWait is how long statements that look for the rows of sessions wait for a locked table. They are
+// lockWait is how long statements that search for the rows of sessions wait for a locked table. They are
 // repeated anyway, and other statements need their connections.
 func lockWait(limit time.Duration) time.Duration { return max(limit/8, time.Millisecond) }
 
@@ -223,7 +224,7 @@ func (c *Claims) other(ctx context.Context, limit time.Duration) (done func(), e
 	}
 }
 
-// query returns the rows that a statement returns, when the table was checked. It waits for locks as
+// query checks the table if necessary, and returns the rows that a statement returns. It waits for locks as
 // send does.
 func (r *Rows) query(ctx context.Context, limit, lock time.Duration, text string, args ...any) ([]objects.Claim, error) {
 	s, err := r.ready(ctx, limit)

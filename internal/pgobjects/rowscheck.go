@@ -32,7 +32,7 @@ func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
 	return cfg.Indexes(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) })
 }
 
-// rowIndex is the name of an index, which Postgres must not cut off.
+// rowIndex returns the name of an index, short enough that Postgres does not truncate it.
 func rowIndex(cfg objects.RowsConfig, suffix string) string {
 	const longest = 63
 	name := cfg.Table[:min(len(cfg.Table), longest-len(suffix))]
@@ -81,7 +81,7 @@ const inspectRows = `
 		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0)
 	FROM looked`
 
-// rowTypes are as Postgres writes them.
+// rowTypes are spelled as Postgres spells them.
 var rowTypes = objects.RowsTypes{
 	ID:        []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"},
 	Session:   []string{"text", "character varying"},
@@ -103,7 +103,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// check returns the statements for the table as it is. Without own it does not remember them.
+// check returns the statements for the table as it is now. Without own it does not remember them.
 func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	t, cfg := r.claims.table, r.cfg
 	ctx = objects.WithClaimCall(ctx) // a table that is locked must not keep a lease waiting
@@ -187,7 +187,7 @@ func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 	for _, part := range []struct{ what, text string }{{"Ready and OrderBy", takeRows}, {"Done", done}, {"Exhausted", exhausted}} {
 		err := r.claims.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-				// Without a name, it needs no closing, and passes through poolers.
+				// A statement without a name needs no closing, and passes through poolers.
 				_, err := conn.Conn().PgConn().Prepare(ctx, "", s.texts.In(part.text), nil)
 				return err
 			})

@@ -58,9 +58,9 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	return objects.Subtract(claims, ended), nil
 }
 
-// Finish ends the claims of rows, and what fn writes is written with it, in one transaction.
-// It returns the claims that had ended before: then nothing is written and fn is not called.
-// The transaction may be idle for at most idle.
+// Finish ends the claims of rows, and commits what fn writes in the same transaction. If some
+// claims had ended before, it returns these, writes nothing and does not call fn. The transaction
+// may be idle for at most idle.
 func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	return r.end(ctx, objects.Ending{Done: true}, claims, idle, fn)
 }
@@ -131,8 +131,8 @@ func (r *Rows) endAs(ctx context.Context, s *rowSetup, how objects.Ending, claim
 	return lost, fnErr, sent, err
 }
 
-// txID names a transaction. Its xid alone does not: after a crash, or on a standby that was
-// promoted, the server may give the same one again, if none of what the transaction wrote was kept.
+// txID names a transaction. Its xid alone is not enough: after a crash, or on a promoted standby,
+// the server may assign the same xid again, if nothing that the transaction wrote was kept.
 type txID struct {
 	xid    string
 	server int64 // when the server was started, in microseconds
@@ -151,9 +151,9 @@ func replanned(conn *pgx.Conn) pgx.QueryExecMode {
 	return pgx.QueryExecModeCacheDescribe
 }
 
-// outcome finds out whether a transaction has committed whose COMMIT was not answered. That the xid
-// has committed proves it only as long as the server runs: one that has crashed since has ended all
-// sessions of that time, so one of them must be left. Only those of the own role can be seen.
+// outcome finds out whether a transaction has committed whose COMMIT was not answered. A committed
+// xid proves that only as long as the server has not crashed since. A crash ends all sessions of
+// that time, so one of them must be left. Only sessions of the own role can be seen.
 func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
 	ctx, cancel := context.WithTimeout(objects.WithClaimCall(context.WithoutCancel(ctx)), 10*time.Second)
 	defer cancel()

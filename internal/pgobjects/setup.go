@@ -114,8 +114,8 @@ type remembered[T any] struct {
 	looking atomic.Bool       // a call is looking again
 }
 
-// recall returns what was found, after a first look, or another one if it is outdated. During that look, and
-// if it fails to find anything out, calls use what was found before.
+// recall returns what was found, and looks first if nothing was found yet or if it is outdated. During
+// another look, and if that look finds nothing out, calls use what was found before.
 func (r *remembered[T]) recall(outdated func(*T) bool, look func() (*T, error)) (*T, error) {
 	found := r.found.Load()
 	if found == nil {
@@ -201,8 +201,8 @@ func (s *setups) createTable(ctx context.Context, found *setup, ddl string) erro
 	return err
 }
 
-// query sends a query on one of the store's own connections: a session of the application's may
-// have a search_path of its own.
+// query sends a query on one of the store's own connections, because a session of the application
+// may have a different search_path.
 func (s *setups) query(ctx context.Context, sql string, args []any, dest ...any) error {
 	return s.conns.QueryRow(objects.WithLeaseCall(ctx), sql, args, dest...)
 }
@@ -247,8 +247,8 @@ func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// believe makes the store rely on what was found. It logs what is wrong with that, unless it has done so
-// before.
+// believe makes the store rely on what was found. It logs what is wrong with the database, unless it has
+// logged the same before.
 func (s *setups) believe(found *setup) {
 	s.found.Store(found)
 	if found.equal(s.told.Swap(found)) {
@@ -269,8 +269,8 @@ func (s *setups) believe(found *setup) {
 	warn(found.synchronousCommit == "off", "synchronous_commit is off: a crash of the database can forget a lease that was granted, and repeat its fencing token")
 }
 
-// call makes a call with statements for the tables that were found, if these suit it. If the server rejects
-// the call because the database has changed since, call looks again and makes it once more: a rejected call
+// call makes a call with statements for the tables that were found, if the tables suit it. If the server
+// rejects the call because the database has changed since, call looks again and repeats it: a rejected call
 // has changed nothing. If nothing has changed, call also returns what was found.
 func (s *setups) call(ctx context.Context, may mayDo, fn func(found *setup) error) (same *setup, err error) {
 	found, err := s.which(ctx, may)
@@ -313,8 +313,8 @@ func (s *setups) claiming(ctx context.Context) (*setup, error) {
 	return s.which(ctx, (*setup).mayClaim)
 }
 
-// write makes a write as call does, and without tombstones if it fails with them. They are not required,
-// and something that a look can't evaluate, like the expression of a policy, may forbid writing them.
+// write makes a write as call does, and repeats it without tombstones if it fails with them. Tombstones are
+// not required, and something that a look can't evaluate, like the expression of a policy, may forbid them.
 func (s *setups) write(ctx context.Context, write func(found *setup) error) error {
 	same, err := s.call(ctx, mayRead, write)
 	if same == nil || !same.tombstones {
@@ -329,8 +329,9 @@ func (s *setups) write(ctx context.Context, write func(found *setup) error) erro
 	return nil
 }
 
-// whenUp calls fn, repeatedly while the database can't be reached, and some times if the server ends statements
-// early: the role may have a short lock_timeout, and another replica may be creating the tables.
+// whenUp calls fn, and repeats the call while the database can't be reached. It repeats a call a few times
+// if the server ends its statements early: the role may have a short lock_timeout, and another replica may
+// be creating the tables.
 func (s *setups) whenUp(ctx context.Context, fn func() error) error {
 	var last error // error of the last attempt that ctx did not cut off, which explains what is wrong
 	const most = 6

@@ -42,7 +42,7 @@ func quoted(schema, table string) string {
 	return objects.Quoted(schema, table)
 }
 
-// words are those that mean the same in all statements.
+// words have the same meaning in all statements.
 func words() []string {
 	limit := strconv.FormatInt(objects.VersionLimit, 10)
 	return []string{
@@ -66,8 +66,8 @@ func words() []string {
 const recordFence = failUnlessOne + `(
 			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
 
-// failUnlessOne fails unless there is one row, with a text that says why to those who read the
-// server's log. The planner would cast a constant before the rows are counted; it can't cast this.
+// failUnlessOne fails unless there is one row, with a text that explains the failure in the server's
+// log. The planner would cast a constant before the rows are counted; it can't cast this text.
 const failUnlessOne = `
 			SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM `
 
@@ -144,9 +144,9 @@ const (
 				SELECT $1, $2, resource_version FROM gone WHERE resource_version < {version_limit}
 				ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
 					greatest(CASE WHEN t.resource_version < {version_limit} THEN t.resource_version END, excluded.resource_version))`
-	// A release need not be durable: if a crash undoes it, the lease expires. So it does
-	// not wait for the disk, nor hold up others, because transactions that notify commit
-	// one after another. Whatever is written after it is durable only with it.
+	// A release need not be durable: if a crash undoes it, the lease expires. It therefore
+	// does not wait for the disk, and does not delay others, because transactions that notify
+	// commit one after another. A later write is durable only if this one is.
 	andNotify = `
 			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
 	andCount = `

@@ -56,7 +56,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 		}
 	}
 	// The object that was in the way may be gone before we look for it. If that happens
-	// three times, others keep creating and deleting it.
+	// three times, other clients keep creating and deleting it.
 	for range 3 {
 		if cond.Kind == objects.Unconditional {
 			if r, err := t.replace(ctx, found, obj, cond, fence); !errors.Is(err, pgx.ErrNoRows) {
@@ -96,8 +96,8 @@ func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond
 	return r, nil
 }
 
-// Resume renews an object as it is, in one round trip, if its payload contains a part and it
-// has one label and none of some others; if not, it returns [objects.ErrNotFound].
+// Resume renews an object unchanged, in one round trip, if its payload contains a part and if it
+// has one label and none of some others. Otherwise it returns [objects.ErrNotFound].
 func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -149,7 +149,7 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 }
 
 // columns are the first arguments of a statement that writes an object. The payload is copied,
-// since a caller that has given up may reuse it before its group is sent.
+// because a caller that has given up may reuse it before its group is sent.
 func columns(obj objects.Row) []any {
 	return []any{obj.ID.Type, obj.ID.ID, obj.Name, string(obj.Labels), bytes.Clone(obj.Payload)}
 }
@@ -265,8 +265,8 @@ func cannotNotify(err error) bool {
 	return code == pgconns.StateDenied || strings.HasPrefix(code, "54")
 }
 
-// prune deletes tombstones that are old enough, unless it did so recently. They have no
-// index by age, which would cost each delete more than this search costs all of them.
+// prune deletes tombstones that are old enough, unless it did so recently. Tombstones have no
+// index by age, because each delete would pay more for it than all together pay for this search.
 func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 	last, now := t.pruned.Load(), time.Now().Unix()
 	if !found.tombstones || now-last < int64(lately.Seconds()) || !t.pruned.CompareAndSwap(last, now) {

@@ -15,22 +15,21 @@ const (
 	// requestLabel asks the holder to release the lease. It lasts until the next renewal.
 	requestLabel = Reserved + "release"
 
-	// unconfirmedLabel names the holders from which a term was taken over, for as long as
-	// that is not confirmed, so that nobody forgets them if the confirming replica crashes
-	// too, or releases the lease.
+	// unconfirmedLabel names the earlier holders until the takeover from them is confirmed, so
+	// that they are not forgotten if the confirming replica also crashes, or releases the lease.
 	unconfirmedLabel = Reserved + "unconfirmed"
 
-	// resumedLabel says that another process than the one that began the term goes on with it.
+	// resumedLabel says that a process other than the one that began the term continues it.
 	resumedLabel = Reserved + "resumed"
 
 	// sealedLabel says that the process that began the term is about to give up what it owns,
-	// so that no other may go on with the term.
+	// so that no other process may continue the term.
 	sealedLabel = Reserved + "sealed"
 )
 
-// A process that goes on with a term can renew the record as it is, if it has the first of these
-// labels and neither of the others: a request would have to be removed, and a sealed term is not
-// to be resumed.
+// A process that continues a term can renew the record as it is, if the record has the first of
+// these labels and neither of the others: a request would have to be removed, and a sealed term
+// must not be resumed.
 const (
 	Resumable = resumedLabel
 	Requested = requestLabel
@@ -38,10 +37,10 @@ const (
 )
 
 // Request asks a holder to release its lease. Writing it gives the object a new version and
-// time; but it is no renewal, and must not prolong the lease of a holder that has vanished.
-// So it contains the version and time from before, and readers go by those.
+// time, but it is no renewal, and must not prolong the lease of a holder that has vanished.
+// It therefore contains the version and time from before, and readers go by those.
 type Request struct {
-	Term        string `json:"term"`          // to which it applies: another program may keep the label in its own record
+	Term        string `json:"term"`          // to which it applies: another program may keep the label in a record of its own
 	To          string `json:"to,omitempty"`  // the replica that gets the lease next; empty: any
 	Version     int64  `json:"version"`       // of the last renewal
 	RenewedAtMS int64  `json:"renewed_at_ms"` // by the store's clock
@@ -81,7 +80,7 @@ func WholeMilli(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMill
 
 // unconfirmed is the content of the label with that name.
 type unconfirmed struct {
-	Term   string        `json:"term"` // that has to confirm: another program may keep the label in its own record
+	Term   string        `json:"term"` // that has to confirm: another program may keep the label in a record of its own
 	Before []predecessor `json:"before"`
 }
 
@@ -95,8 +94,8 @@ type predecessor struct {
 	Labels       map[string]string `json:"labels,omitempty"`
 }
 
-// unconfirmedIn returns the holders that may still be at work although a later term has
-// begun, in the order of their terms.
+// unconfirmedIn returns the holders that may still be working although a later term has begun, in
+// the order of their terms.
 func unconfirmedIn(o Object) []Holding {
 	var u unconfirmed
 	if !reserved(o, unconfirmedLabel, &u) || !o.IsOf(u.Term) {
@@ -145,14 +144,14 @@ func (o Object) marked(label string) bool {
 	return reserved(o, label, &m) && o.IsOf(m.Term)
 }
 
-// Resumed reports whether another process than the one that began the term goes on with it.
+// Resumed reports whether a process other than the one that began the term continues it.
 func (o Object) Resumed() bool { return o.marked(resumedLabel) }
 
-// Sealed reports whether no process may go on with the term that has not begun it.
+// Sealed reports whether no process but the one that began the term may continue it.
 func (o Object) Sealed() bool { return o.marked(sealedLabel) }
 
-// AsResumed returns the labels of a record whose term another process goes on with: a request
-// to the holder is dropped.
+// AsResumed returns the labels of a record whose term another process continues. They have no
+// request to the holder.
 func (o Object) AsResumed(term string) map[string]string {
 	labels := withReserved(o.Labels, resumedLabel, mark{Term: term})
 	maps.DeleteFunc(labels, func(name, _ string) bool {
@@ -161,7 +160,7 @@ func (o Object) AsResumed(term string) map[string]string {
 	return labels
 }
 
-// WithSeal returns the labels of a record whose term no other process may go on with.
+// WithSeal returns the labels of a record whose term no other process may continue.
 func WithSeal(labels map[string]string, term string) map[string]string {
 	return withReserved(labels, sealedLabel, mark{Term: term})
 }
@@ -190,7 +189,7 @@ func hasReserved(o Object) bool {
 	return false
 }
 
-// reserved reads a reserved label. It returns false if there is none, or it can't be decoded.
+// reserved reads a reserved label. It returns false if there is none, or if it can't be decoded.
 func reserved(o Object, label string, value any) bool {
 	text, ok := o.Labels[label]
 	return ok && json.Unmarshal([]byte(text), value) == nil

@@ -1,6 +1,6 @@
 // Package record reads and writes what a lease keeps in its object: the payload, which is
-// the identity of a term, and the labels with which replicas tell each other of requests and
-// of takeovers that are not confirmed. It does no I/O.
+// the identity of a term, and the labels by which replicas tell each other of requests and
+// of unconfirmed takeovers. It does no I/O.
 package record
 
 import (
@@ -17,16 +17,16 @@ const (
 	// Unknown stands for the holder if the record does not name one.
 	Unknown = "unknown"
 
-	// LongestHolder is the longest name of a holder, in bytes. Escaped in JSON it may become
-	// six times as long, and the record must have room for it.
+	// LongestHolder is the greatest length of a holder's name, in bytes. Escaped in JSON the
+	// name may become six times as long, and the record must have room for it.
 	LongestHolder = 1 << 17
 
 	// LongestTTL is the longest TTL that a record can have.
 	LongestTTL = 365 * 24 * time.Hour
 )
 
-// Payload is the payload of a lease's object. Its bytes stay the same from the acquire to
-// the release of a term: they are the term's identity, and fenced writes compare them.
+// Payload is the payload of a lease's object. Its bytes stay the same from a term's acquire to its
+// release: they are the term's identity, and fenced writes compare them.
 type Payload struct {
 	Holder       string `json:"holder"`
 	AcquiredAtMS int64  `json:"acquired_at_ms"`
@@ -44,8 +44,8 @@ func (p Payload) Encode() []byte {
 	return b
 }
 
-// Offer returns the payload with which a holder offers the lease to a replica: no other may
-// take it until the offer has expired. If no replica is named, any may take it at once.
+// Offer returns the payload by which a holder offers the lease to a replica: no other replica may
+// take the lease until the offer has expired. If to is empty, any replica may take it at once.
 func Offer(to string, lasts time.Duration) *Payload {
 	return &Payload{
 		Holder:       to,
@@ -71,8 +71,8 @@ func (o Object) IsOf(term string) bool {
 	return term != "" && json.Unmarshal(o.Payload, &p) == nil && p.Term == term
 }
 
-// TermPart returns the part of a payload that names a term. No other payload of this package
-// contains it: in a string of JSON its quotes would be escaped.
+// TermPart returns the part of a payload that names a term. No payload of another term contains
+// it, because inside a JSON string its quotes would be escaped.
 func TermPart(term string) []byte {
 	text, _ := json.Marshal(term) // a string always encodes
 	return append([]byte(`"term":`), text...)
@@ -90,12 +90,12 @@ type Holding struct {
 	Labels     map[string]string
 	Offered    bool
 
-	Unconfirmed []Holding // earlier holders that may still be at work; none once the takeover is confirmed
+	Unconfirmed []Holding // earlier holders that may still be working; none once the takeover is confirmed
 }
 
-// Read reads a lease's object. It always returns a Holding that a standby can act on, or a
-// lease that nobody can decode would be held for ever. Its TTL is the reader's own if the
-// record has none. The error says what is wrong with the record.
+// Read reads a lease's object. It always returns a Holding on which a standby can act; otherwise
+// a lease whose record cannot be decoded would be held forever. The TTL is the reader's own if
+// the record has none. The error says what is wrong with the record.
 func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	h := Holding{
 		Holder:    Unknown,
@@ -135,8 +135,8 @@ func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	return h, nil
 }
 
-// tooLong reports whether another program has written more labels than the record of the
-// next term, which names its predecessors, has room for.
+// tooLong reports whether another program has written so many labels that the record of the next
+// term, which names its predecessors, has no room for them.
 func tooLong(labels map[string]string) bool {
 	bytes := 0
 	for name, value := range labels {
@@ -145,8 +145,8 @@ func tooLong(labels map[string]string) bool {
 	return bytes > LongestHolder
 }
 
-// plausible returns a time that fits into JSON, which has no years above 9999. It returns
-// the zero time for one that does not, which somebody has written in another unit.
+// plausible returns a time if it fits into JSON, which has no years above 9999. Otherwise it
+// returns the zero time: such a time was written in another unit.
 func plausible(t time.Time) time.Time {
 	if year := t.UTC().Year(); year < 1 || year > 9998 {
 		return time.Time{}

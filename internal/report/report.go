@@ -1,6 +1,6 @@
-// Package report hands what happened to the user's logger and trace, in order, in a goroutine
-// of its own. They may block, as a pipe does that nobody reads, and nothing that renews,
-// judges or ends a term may wait for them.
+// Package report tells the user's logger and trace what happened, in order, in a goroutine of
+// its own. They may block, like a pipe without a reader, and nothing that renews, judges or ends
+// a term may wait for them.
 package report
 
 import (
@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// most is how many reports may wait. Further ones are dropped until none waits any more, so
-// that what is missing is one gap.
+// most is how many reports may wait. Further reports are dropped until none waits, so that the
+// missing ones form one gap.
 const most = 256
 
 // patience is how long Flush waits for a user's func that has not returned.
@@ -28,8 +28,8 @@ type Queue struct {
 
 	mu      sync.Mutex
 	waiting []func()
-	dropped int           // and the log was not told yet
-	idle    chan struct{} // closed when nothing is left to call; nil: nothing is
+	dropped int           // reports of which the log does not know yet
+	idle    chan struct{} // closed when nothing is left to call; nil: there is nothing to call
 	passOn  []*func(*Panic)
 }
 
@@ -39,8 +39,8 @@ type Panic struct {
 	Stack []byte
 }
 
-// Logger returns a logger whose records the queue hands to the handler of the given one. A
-// logger that has a queue is returned as it is, so that all its records stay in order.
+// Logger returns a logger whose records the queue passes to the handler of the given logger. It
+// returns a logger that has a queue already unchanged, so that all its records stay in order.
 func Logger(l *slog.Logger) (*slog.Logger, *Queue) {
 	if h, ok := l.Handler().(*handler); ok {
 		return l, h.queue
@@ -49,7 +49,7 @@ func Logger(l *slog.Logger) (*slog.Logger, *Queue) {
 	return slog.New(&handler{queue: q, to: func() slog.Handler { return q.log }}), q
 }
 
-// Add has a func called soon, and does not wait for it. If too many wait already, it is dropped.
+// Add has a func called soon, and does not wait for that. If too many wait already, Add drops it.
 func (q *Queue) Add(call func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +94,7 @@ func (q *Queue) run() {
 	returned = true
 }
 
-// next returns the func to call next, or nil if there is none, and then run must end.
+// next returns the func to call next. It returns nil if there is none; then run must end.
 func (q *Queue) next() func() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,9 +113,9 @@ func (q *Queue) next() func() {
 	return nil
 }
 
-// PassOn makes the queue pass the user's panics on, until stop is called: each to all who want
-// them, as several coordinators of a lease may. While nobody takes them, they end the process, as
-// that of any goroutine does.
+// PassOn makes the queue pass each panic of the user's funcs to a func, until stop is called.
+// Several coordinators of a lease may each pass one, and all of them are called. While there is
+// none, a panic ends the process, as in any goroutine.
 func (q *Queue) PassOn(to func(*Panic)) (stop func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -139,8 +139,8 @@ func (q *Queue) panicked(p *Panic) {
 	}
 }
 
-// Flush returns when everything has been called that was added before, or the user's funcs
-// have kept it waiting for too long. What is left is called later.
+// Flush returns when all funcs that were added before have been called, or when the user's funcs
+// have kept it waiting for too long. The rest is called later.
 func (q *Queue) Flush() {
 	q.mu.Lock()
 	idle := q.idle
@@ -164,20 +164,20 @@ func Original(l *slog.Logger) *slog.Logger {
 	return l
 }
 
-// Flush is the Flush of the queue of a logger that Logger has returned.
+// Flush flushes the queue of a logger that Logger has returned.
 func Flush(l *slog.Logger) {
 	_, q := Logger(l)
 	q.Flush()
 }
 
-// handler hands records to another handler through a queue. None of that handler's methods is
-// called by the goroutine that logs.
+// handler passes records to another handler through a queue. The goroutine that logs calls none
+// of that handler's methods.
 type handler struct {
 	queue *Queue
 	to    func() slog.Handler
 }
 
-// Enabled always reports true: the level is the other handler's to know.
+// Enabled always reports true, because only the other handler knows the level.
 func (h *handler) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {

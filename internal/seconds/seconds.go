@@ -1,5 +1,4 @@
-// Package seconds has the durations of a JSON status. It is the one place that says how they are
-// written.
+// Package seconds is the one place that says how JSON contains the durations of a status.
 package seconds
 
 import (
@@ -11,7 +10,7 @@ import (
 // Duration is a number of seconds in JSON.
 type Duration time.Duration
 
-// In returns a duration so that JSON is written from it, and read into it.
+// In returns a view of a duration that JSON encodes and decodes in seconds.
 func In(d *time.Duration) *Duration { return (*Duration)(d) }
 
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).Seconds()) }

@@ -10,27 +10,27 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Memory is what a lease remembers of its record and its terms, whose IDs it knows. The zero
-// value is empty. All methods are safe for concurrent use and do no I/O.
+// Memory is what a lease remembers of its record and of its terms, which it knows by their IDs.
+// The zero value is empty. All methods are safe for concurrent use and do no I/O.
 type Memory[T any] struct {
 	mu        sync.Mutex
 	seen      *Sighting // the record; nil: there is none, or it was not read yet
 	orphans   []orphan[T]
 	newest    int64    // the greatest version that the record of any term had
 	last      string   // the last term that this lease began
-	copied    string   // the last term that a copy of this process holds too
+	copied    string   // the last term that a copy of this process also holds
 	beginning []string // terms whose first write is under way
 }
 
-// orphan is a term whose record may be in the store although nothing relies on it: its
-// acquire or its release failed without a clear answer. The record is removed, which wakes
-// the standbys, and never taken up again: it would stay young, again and again, and keep the
-// lease from a replica that is able to hold it.
+// orphan is a term on which nothing relies, but whose record may be in the store: its acquire or
+// its release failed without a clear answer. The record is removed, which wakes the standbys. The
+// term is never taken up again: each attempt would make the record young again, and so keep the
+// lease from a replica that can hold it.
 type orphan[T any] struct {
 	term          string
-	kept          T         // by the caller, to remove the record
-	releaseFailed bool      // otherwise it is the acquire that failed
-	expires       time.Time // when the record does, as nothing renews it
+	kept          T         // what the caller needs to remove the record
+	releaseFailed bool      // otherwise the acquire failed
+	expires       time.Time // when the record expires, because nothing renews it
 }
 
 func (o orphan[T]) mayStand() bool { return !time.Now().After(o.expires) }
@@ -47,7 +47,7 @@ func (m *Memory[T]) Saw(o *record.Object, answered time.Time) (isNew bool) {
 	case !before.Of(*o):
 		m.seen = &Sighting{Object: *o, Since: answered}
 	}
-	// A record that is gone after its release can't come back. One whose acquire was not
+	// A record that is gone after its release can't come back. A record whose acquire was not
 	// answered may still appear.
 	m.orphans = slices.DeleteFunc(m.orphans, func(r orphan[T]) bool { return r.releaseFailed && (o == nil || !o.IsOf(r.term)) })
 	return o != nil && (before == nil || !bytes.Equal(before.Object.Payload, o.Payload))
@@ -61,15 +61,15 @@ func (m *Memory[T]) LastSeen() *Sighting {
 }
 
 // HasSeenNewer reports whether a record of a later version was seen. It is also true if the
-// store's versions went back, and then the record has to be read.
+// store's versions went back; then the record has to be read.
 func (m *Memory[T]) HasSeenNewer(version int64) bool {
 	seen := m.LastSeen()
 	return seen != nil && version < seen.Object.Version
 }
 
-// SawVersion notes the version of a term's record and returns the greatest one seen
-// before. It ignores one near the limit, because the store does not count on from there:
-// all later tokens would be refused forever.
+// SawVersion notes the version of a term's record and returns the greatest version seen before.
+// It ignores a version near the limit, because the store does not continue from there: all later
+// tokens would be refused forever.
 func (m *Memory[T]) SawVersion(v int64) (before int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -106,7 +106,7 @@ func (m *Memory[T]) Began(term string) {
 	m.last = term
 }
 
-// FoundCopy notes that a copy of this process holds a term of this lease too.
+// FoundCopy notes that a copy of this process also holds a term of this lease.
 func (m *Memory[T]) FoundCopy(term string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +120,7 @@ func (m *Memory[T]) IsLast(term string) bool {
 	return term != "" && term == m.last && term != m.copied
 }
 
-// IsOfThisRun reports whether a term is the last that this lease began, or one that it is
+// IsOfThisRun reports whether a term is the last that this lease began, or one that it is just
 // beginning.
 func (m *Memory[T]) IsOfThisRun(term string) bool {
 	m.mu.Lock()
@@ -131,7 +131,7 @@ func (m *Memory[T]) IsOfThisRun(term string) bool {
 // AddOrphan notes that the record of a term may stand although its acquire or its release
 // failed. The record expires after the TTL.
 func (m *Memory[T]) AddOrphan(term string, kept T, releaseFailed bool, ttl time.Duration) {
-	const most = 512 // each attempt whose answer is lost makes one, and any of them may have landed
+	const most = 512 // each attempt whose answer is lost adds one, and any of them may have landed
 	m.DropOrphan(term)
 	m.mu.Lock()
 	defer m.mu.Unlock()

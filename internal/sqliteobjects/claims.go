@@ -73,8 +73,9 @@ const (
 	claimFenceStatement = `
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
 			WHERE NOT EXISTS (SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4)`
-	// Looks up the next session and kind in the index, and not at each row: a comparison of pairs
-	// would walk all rows of a session. Only what is counted is read one by one, in the index as well.
+	// Looks up the next session and kind in the index instead of visiting each row: a comparison
+	// of pairs would walk all rows of a session. Only the rows that are counted are read one by
+	// one, also in the index.
 	countClaims = `
 	WITH RECURSIVE named(session, kind) AS (
 		SELECT * FROM (SELECT session, kind FROM {claims} WHERE session IS NOT NULL ORDER BY session, kind LIMIT 1)
@@ -219,8 +220,8 @@ func (c *Claims) exec(ctx context.Context, limit time.Duration, statement string
 	})
 }
 
-// write runs fn in a transaction. SQLite does not queue those who wait for its one lock, so
-// afterwards the others get as much time as it took.
+// write runs fn in a transaction. SQLite does not queue the calls that wait for its one lock, so
+// afterwards the others get as much time as this one took.
 func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context.Context, *sql.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

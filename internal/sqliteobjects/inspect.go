@@ -25,8 +25,8 @@ const inspectTables = `
 	FROM json_each(?1) w LEFT JOIN main.sqlite_schema s ON s.name = w.value COLLATE NOCASE AND s.type IN ('table', 'view')
 	ORDER BY w.key`
 
-// inspect returns what is wrong with the tables of objects and of tombstones, and with those of
-// claims. Of a table that is missing it says nothing: each statement that needs it does.
+// inspect returns what is wrong with the tables of objects and of tombstones, and with the tables
+// of claims. It does not report a missing table: each statement that needs the table does.
 func (t *Table) inspect(ctx context.Context, db reader) (unfit, misclaimed error, err error) {
 	var names []string
 	for _, own := range objects.OwnTables {
@@ -101,7 +101,7 @@ func affinityOf(declared string) string {
 	return "NUMERIC"
 }
 
-// fit returns an error if the tables cannot be relied on. It looks at them until they can.
+// fit returns an error if the store cannot rely on the tables. It inspects them until it can.
 func (t *Table) fit(ctx context.Context, forClaims bool) error {
 	if t.fits.Load() && (t.fitsClaims.Load() || !forClaims) {
 		return nil

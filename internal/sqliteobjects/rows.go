@@ -36,7 +36,7 @@ func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	}))...)
 }
 
-// An ID is text in all statements: where it meets a column of integers, SQLite compares it as a number.
+// An ID is text in all statements; compared with a column of integers, SQLite converts it to a number.
 const (
 	rowColumns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
 
@@ -77,10 +77,10 @@ const (
 					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
 )
 
-// endText returns the text of the statement that ends claims and assigns to columns besides.
+// endText returns the text of the statement that ends claims and also assigns to columns.
 func endText(set string) string { return strings.Replace(endRows, "{set}", set, 1) }
 
-// ready checks the table unless that was done.
+// ready checks the table, unless that was done before.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) error {
 	if r.checked.Load() {
 		return nil
@@ -121,7 +121,7 @@ func (r *Rows) readyIDs(ctx context.Context, db reader, n int, skip, only []stri
 		r.texts.In(readyRows), n, list(hexed(skip)), time.Now().UnixMilli(), among)
 }
 
-// hexed returns the bytes of IDs, which JSON can't name if they are no text.
+// hexed returns the bytes of IDs, because JSON can't contain an ID that is no text.
 func hexed(ids []string) []string {
 	all := make([]string, len(ids))
 	for i, id := range ids {
@@ -231,8 +231,8 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 	return objects.Subtract(claims, ended), err
 }
 
-// Finish ends the claims of rows, and what fn writes is written with it, in one transaction.
-// It returns the claims that had ended before: then nothing is written and fn is not called.
+// Finish ends the claims of rows, and commits what fn writes in the same transaction. If some
+// claims had ended before, it returns these, writes nothing and does not call fn.
 func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	if err := r.ready(ctx, time.Minute); err != nil {
 		return nil, nil, err

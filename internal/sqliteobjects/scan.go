@@ -10,9 +10,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// columns returns where to scan the columns of a row. Another program may have stored any
-// value in any of them, and such a row has to be readable as well, or nobody could replace
-// it.
+// columns returns where to scan the columns of a row. Another program may have stored any value in
+// any column, and such a row must still be readable; otherwise it could not be replaced.
 func columns(r *objects.Row) []any {
 	return []any{&r.Name, &r.Labels, &r.Payload, versionColumn{&r.Version}, millisColumn{&r.Created}, millisColumn{&r.Updated}}
 }

@@ -41,7 +41,7 @@ type Table struct {
 	claimed  atomic.Bool // see Claim
 	claiming sync.Mutex  // guards the fields below
 	lock     *os.File    // nil: nothing is locked
-	users    int         // of the claim, who keep it even after Close
+	users    int         // of the claim, which stands even after Close while there are any
 	closed   bool
 }
 

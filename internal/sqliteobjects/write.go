@@ -174,8 +174,8 @@ func inOneTx(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 	return cmp.Or(fnErr, err)
 }
 
-// FenceStatement returns a statement that fails unless the fence holds; one that always succeeds
-// for a nil fence.
+// FenceStatement returns a statement that fails unless the fence holds; for a nil fence it always
+// succeeds.
 func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, err error) {
 	if fence == nil {
 		return "SELECT 1", nil, nil

@@ -1,5 +1,5 @@
-// Package wake passes hints on to whoever waits for something to happen. The stores' watches
-// are made of it, whatever brings the hints.
+// Package wake passes hints on to everything that waits for them. The stores build their watches
+// on it, wherever the hints come from.
 package wake
 
 import (
@@ -38,8 +38,8 @@ func (h *Hub[K]) Wake(key K) {
 	}
 }
 
-// SetLive says whether hints arrive from now on, and wakes all watches, because a hint may
-// have been missed while they did not.
+// SetLive says whether hints arrive from now on. It wakes all watches, because they may have
+// missed a hint while none arrived.
 func (h *Hub[K]) SetLive(live bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +65,7 @@ func (h *Hub[K]) Keys() []K {
 type Watch[K comparable] struct {
 	hub *Hub[K]
 	key K
-	c   chan struct{} // has room for one hint: two that nobody has received become one
+	c   chan struct{} // has room for one hint: two that were not received become one
 }
 
 func (w *Watch[K]) wake() {
