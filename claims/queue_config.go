@@ -3,12 +3,9 @@ package claims
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/report"
@@ -92,39 +89,33 @@ func backoff(c Claim) time.Duration {
 
 // validate returns an [tenure.ErrInvalid] that says everything that is wrong with the config.
 func (cfg QueueConfig) validate() error {
-	var errs []error
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...))
-		}
-	}
-	wrong(cfg.Table == "", "Table is empty: name the table whose rows are claimed")
+	var problems objects.Problems
+	problems.If(cfg.Table == "", "Table is empty: name the table whose rows are claimed")
 	used := make(map[string]string)
-	for _, c := range []struct{ what, name string }{
-		{"ID", cfg.ID}, {"Session", cfg.Session}, {"Token", cfg.Token}, {"Attempts", cfg.Attempts}, {"NotBefore", cfg.NotBefore},
+	for _, c := range []struct {
+		what, text string
+		isColumn   bool
+	}{
+		{"Schema", cfg.Schema, false}, {"Table", cfg.Table, false},
+		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
+		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
 	} {
-		if c.name == "" {
-			continue
+		problems.Add(objects.ValidText(c.what, c.text))
+		if c.isColumn && c.text != "" {
+			problems.If(used[c.text] != "", "%s and %s are both the column %q: each needs its own", used[c.text], c.what, c.text)
+			used[c.text] = c.what
 		}
-		wrong(used[c.name] != "", "%s and %s are both the column %q: each needs its own", used[c.name], c.what, c.name)
-		used[c.name] = c.what
-	}
-	for what, text := range map[string]string{
-		"Schema": cfg.Schema, "Table": cfg.Table, "ID": cfg.ID, "Session": cfg.Session, "Token": cfg.Token, "Attempts": cfg.Attempts, "NotBefore": cfg.NotBefore,
-		"Ready": cfg.Ready, "OrderBy": cfg.OrderBy, "Done": cfg.Done, "Exhausted": cfg.Exhausted,
-	} {
-		errs = append(errs, objects.ValidText(what, text))
 	}
 	exhausted := cfg.Exhausted != "" || cfg.OnExhausted != nil
-	wrong(cfg.MaxAttempts < 0, "MaxAttempts %d is negative", cfg.MaxAttempts)
-	wrong(cfg.MaxAttempts > 0 && cfg.Attempts == "", "MaxAttempts needs the column that counts them: set Attempts")
-	wrong(cfg.MaxAttempts > 0 && !exhausted, "MaxAttempts needs to know what becomes of the row then: set Exhausted or OnExhausted")
-	wrong(cfg.MaxAttempts == 0 && exhausted, "Exhausted and OnExhausted need MaxAttempts")
-	wrong(cfg.Exhausted != "" && cfg.OnExhausted != nil, "Exhausted and OnExhausted are both set: one of them decides")
-	wrong(cfg.Deadline < 0, "Deadline %v is negative", cfg.Deadline)
-	wrong(cfg.Grace < 0, "Grace %v is negative", cfg.Grace)
-	wrong(cfg.PollInterval < 0, "PollInterval %v is negative", cfg.PollInterval)
-	return errors.Join(errs...)
+	problems.If(cfg.MaxAttempts < 0, "MaxAttempts %d is negative", cfg.MaxAttempts)
+	problems.If(cfg.MaxAttempts > 0 && cfg.Attempts == "", "MaxAttempts needs the column that counts them: set Attempts")
+	problems.If(cfg.MaxAttempts > 0 && !exhausted, "MaxAttempts needs to know what becomes of the row then: set Exhausted or OnExhausted")
+	problems.If(cfg.MaxAttempts == 0 && exhausted, "Exhausted and OnExhausted need MaxAttempts")
+	problems.If(cfg.Exhausted != "" && cfg.OnExhausted != nil, "Exhausted and OnExhausted are both set: one of them decides")
+	problems.If(cfg.Deadline < 0, "Deadline %v is negative", cfg.Deadline)
+	problems.If(cfg.Grace < 0, "Grace %v is negative", cfg.Grace)
+	problems.If(cfg.PollInterval < 0, "PollInterval %v is negative", cfg.PollInterval)
+	return problems.Err()
 }
 
 func (cfg QueueConfig) statements() objects.RowsConfig {
@@ -148,7 +139,7 @@ func (cfg QueueConfig) SQLiteDDL() (string, error) {
 func (cfg QueueConfig) ddl(of func(objects.RowsConfig) string) (string, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
-		return "", fmt.Errorf("claims: queue: %w", err)
+		return "", opError("queue", err)
 	}
 	return of(cfg.statements()), nil
 }

@@ -75,7 +75,7 @@ func (m *Member) serve(ctx context.Context, s *shard) {
 		m.stop(s, context.Cause(ctx))
 	})()
 	var pause pace.Doubling
-	for m.call(ctx, s, &pause) && ctx.Err() == nil && m.goesOn(s) {
+	for m.call(ctx, s, &pause) && ctx.Err() == nil && m.keepRunning(s) {
 	}
 }
 
@@ -108,9 +108,9 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 	return true
 }
 
-// goesOn decides what becomes of a shard whose func has returned: if it was told to stop because
+// keepRunning decides what becomes of a shard whose func has returned: if it was told to stop because
 // this process had too many, and now has not, it goes on here.
-func (m *Member) goesOn(s *shard) bool {
+func (m *Member) keepRunning(s *shard) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.current()

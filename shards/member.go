@@ -73,14 +73,14 @@ type Member struct {
 	kick    chan struct{} // receives when Run's goroutine has to look again
 	funcs   sync.WaitGroup
 
-	mu      sync.Mutex // guards the fields below; never held across I/O
-	view    view       // of the last look; mine and running are not kept up to date
-	me      claims.Claim
-	shards  map[string]*shard // those for which a goroutine runs
-	claimed int               // how many were claimed so far
-	givenUp int               // how many of these were freed for others
-	over    error             // why no func begins any more; nil: they may
-	sick    error             // why this process is not fit to work
+	mu       sync.Mutex // guards the fields below; never held across I/O
+	view     view       // of the last look; mine and running are not kept up to date
+	me       claims.Claim
+	shards   map[string]*shard // those for which a goroutine runs
+	claimed  int               // how many were claimed so far
+	givenUp  int               // how many of these were freed for others
+	over     error             // why no func begins any more; nil: they may
+	checkErr error             // of the last call of Check: why this process must not work; nil: it may
 }
 
 // memberSuffix is appended to the kind of the shards to get the kind of the members.
@@ -97,31 +97,24 @@ func New(s *claims.Session, cfg Config) (*Member, error) {
 }
 
 func newMember(s *claims.Session, cfg Config) (*Member, error) {
-	var errs []error
-	refuse := func(wrong bool, format string, args ...any) {
-		if wrong {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...))
-		}
-	}
-	refuse(s == nil, "session is nil")
-	refuse(cfg.Kind == "", "Kind is empty")
-	refuse(cfg.Work == nil, "Work is nil")
-	refuse(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
-	refuse(cfg.Count < 0, "Count %d is negative", cfg.Count)
-	refuse(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
-	refuse(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")
+	var problems objects.Problems
+	problems.If(s == nil, "session is nil")
+	problems.If(cfg.Kind == "", "Kind is empty")
+	problems.If(cfg.Work == nil, "Work is nil")
+	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	problems.If(cfg.Count < 0, "Count %d is negative", cfg.Count)
+	problems.If(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
+	problems.If(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")
 	for _, id := range cfg.IDs {
-		refuse(id == "", "an ID is empty")
-		if err := objects.ValidText("ID", id); err != nil {
-			errs = append(errs, err)
-		}
+		problems.If(id == "", "an ID is empty")
+		problems.Add(objects.ValidText("ID", id))
 	}
 	ids := slices.Sorted(slices.Values(cfg.IDs))
-	refuse(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
+	problems.If(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
 	if s != nil {
-		errs = append(errs, reach.FitKeys(s, cfg.Kind, cfg.IDs))
+		problems.Add(reach.FitKeys(s, cfg.Kind, cfg.IDs))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := problems.Err(); err != nil {
 		return nil, err
 	}
 	for i := range cfg.Count {
@@ -161,7 +154,7 @@ func (m *Member) Run(ctx context.Context) error {
 		checking, cancel := context.WithCancel(ctx)
 		defer cancel()
 		m.mu.Lock()
-		m.sick = errors.New("Check was not called yet")
+		m.checkErr = errors.New("Check was not called yet")
 		m.mu.Unlock()
 		m.funcs.Go(func() { m.check(checking) })
 	}
@@ -191,11 +184,11 @@ const longestRetryPause = 5 * time.Second
 // joined.
 func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	for {
-		stays, err := m.staysAway(ctx)
+		waits, err := m.mustWait(ctx)
 		if err != nil {
 			return false, err
 		}
-		if !stays {
+		if !waits {
 			break
 		}
 		select {
@@ -214,7 +207,7 @@ func (m *Member) join(ctx context.Context) (joined bool, err error) {
 			m.funcs.Go(m.members.Wake) // which may hang
 			m.enter(me)
 			defer m.enter(claims.Claim{})
-			return m.live(ctx, me)
+			return m.takePart(ctx, me)
 		})
 		if errors.Is(err, tenure.ErrUnhealthy) { // now that the others no longer leave it any
 			m.stopAll(err)
@@ -224,11 +217,11 @@ func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	return joined, err
 }
 
-// staysAway reports whether this process must not take part yet: it is not fit to work, or a func
+// mustWait reports whether this process must not take part yet: it is not fit to work, or a func
 // of a session that was lost has not returned, and another process is there. That one may work for
 // the shard meanwhile, and would give it up for this process, which cannot.
-func (m *Member) staysAway(ctx context.Context) (bool, error) {
-	if m.unfit() != nil {
+func (m *Member) mustWait(ctx context.Context) (bool, error) {
+	if m.unhealthy() != nil {
 		return true, nil
 	}
 	former := m.former()
@@ -251,9 +244,9 @@ func (m *Member) enter(me claims.Claim) {
 	}
 }
 
-// live looks who is there, stops and claims shards, and waits for a reason to look again, as
+// takePart looks who is there, stops and claims shards, and waits for a reason to look again, as
 // long as this process is a member.
-func (m *Member) live(ctx context.Context, me claims.Claim) error {
+func (m *Member) takePart(ctx context.Context, me claims.Claim) error {
 	members, keys := m.members.Watch(), m.keys.Watch() // before the first look, so that no hint is missed
 	defer members.Stop()
 	defer keys.Stop()
@@ -350,8 +343,8 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 		next = min(next, in)
 	}
 	v := m.update(newView(len(m.ids), has, n, rank))
-	if sick := m.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
-		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
+	if err := m.unhealthy(); err != nil && (n > 1 || n == 1 && rank > 0) {
+		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, err)
 	}
 	did = m.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
@@ -468,11 +461,11 @@ func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return m.keys.Owner(ctx, id)
 }
 
-// unfit returns why this process is not fit to work.
-func (m *Member) unfit() error {
+// unhealthy returns why this process is not fit to work.
+func (m *Member) unhealthy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.sick
+	return m.checkErr
 }
 
 // check calls Check until ctx is done.
@@ -492,8 +485,8 @@ func (m *Member) check(ctx context.Context) {
 
 func (m *Member) checked(err error) {
 	m.mu.Lock()
-	was := m.sick
-	m.sick = err
+	was := m.checkErr
+	m.checkErr = err
 	m.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):

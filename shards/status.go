@@ -54,8 +54,8 @@ func (m *Member) Status() Status {
 		Settled: v.counts(), Share: v.share, Count: v.shards,
 		Shards: make([]ShardStatus, 0, len(m.shards)), Claimed: m.claimed, GivenUp: m.givenUp,
 	}
-	if m.sick != nil {
-		status.Unhealthy = m.sick.Error()
+	if m.checkErr != nil {
+		status.Unhealthy = m.checkErr.Error()
 	}
 	for _, s := range m.shards {
 		one := ShardStatus{ID: s.id, Token: s.claim.Token, Since: s.begun, Failures: s.failures}
