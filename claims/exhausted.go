@@ -99,7 +99,7 @@ func (q *Queue) giveBack(ctx context.Context, c Claim) {
 			return
 		}
 	}
-	q.taker.leave(c.Session, c.Key.ID, d)
+	q.taker.skip(c.Session, c.Key.ID, d)
 	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
 	defer cancel()
 	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.rows.limit)
