@@ -377,7 +377,7 @@ func (s *Session) trustLeft(id string) (left time.Duration, ok bool) {
 	return s.term.Remaining(), true
 }
 
-// recheckRequests has the requests for keys of a session read again.
+// recheckRequests has the requests for keys of a session read again, if it is the current one.
 func (s *Session) recheckRequests(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
