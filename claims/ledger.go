@@ -19,7 +19,7 @@ type ledger struct {
 
 	newest   int64 // the greatest token of a claim that was held, or of a row that was freed as unknown
 	changes  int   // how often a held claim was added or dropped
-	forgetAt int   // the number of detached claims at which those that have ended are to be forgotten
+	forgetAt int   // the number of detached claims at which to forget the ended ones
 
 	toFree    []*batch // in this order
 	freesRows bool     // a goroutine frees them

@@ -39,7 +39,7 @@ type Queue struct {
 // queueLimit is the time limit of a queue's statements. It is that of a session with the default TTL.
 const queueLimit = 5 * time.Second
 
-// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no I/O. An
+// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no I/O. A
 // [tenure.ErrInvalid] names everything that is wrong with the config. For any other store, the error is
 // [errors.ErrUnsupported].
 func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {

@@ -27,14 +27,14 @@ const (
 
 // lateBy is how long a statement whose answer was lost may take rows after it was sent. A statement in
 // the buffers of a server that hangs may land at any time. The regular looks find what lands even later.
-func (s *Session) lateBy() time.Duration { return max(time.Hour, 10*s.cfg.TTL) }
+func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 
 // lostAnswer notes that a statement may have taken rows, or may yet take them; with no IDs, any rows.
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	now := time.Now()
-	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.s.lateBy())}, ids...)
+	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.lateBy())}, ids...)
 }
 
 // doubt has rows looked at; with no IDs, all rows. The caller holds the session's mu.

@@ -51,16 +51,16 @@ type SessionConfig struct {
 	// release the claim, and must return soon.
 	ReleaseRequested func(Claim)
 
-	// PollInterval is how often [Keys.Claim] looks at least, while it can't expect to be woken when a
-	// key is freed. Default TTL/6, and at most 10s.
+	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect a hint
+	// when a key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
 }
 
 // table is the claims' table of either database.
 type table = objects.ClaimsTable
 
-// SessionKey returns the key of a session's lease, by the session's ID. A server needs it that keeps
-// sessions for workers without access to the database, see [tenure.Lease.Resume].
+// SessionKey returns the key of a session's lease, by the session's ID. It is for a server that keeps the
+// sessions of workers without access to the database, see [tenure.Lease.Resume].
 func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
 
 // Session stands for one live process and owns what the process has claimed. If the session is lost,
@@ -103,7 +103,7 @@ type term struct {
 }
 
 // NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] that has been
-// migrated. It does no I/O. An [tenure.ErrInvalid] names everything that is wrong with the config. For
+// migrated. It does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the config. For
 // any other store, the error is [errors.ErrUnsupported].
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	table, err := tableOf(store)

@@ -95,7 +95,7 @@ var errUnfinished = errors.New("the func returned nil, but did not end its claim
 // and other sessions may take the row after [QueueConfig.Backoff].
 //
 // If fn panics, Serve releases the row and panics with the same value, without waiting for the other
-// funcs. It returns an [tenure.ErrSetup] as soon as one occurs.
+// funcs. If a [tenure.ErrSetup] occurs, Serve takes no more rows, waits for the funcs, and returns it.
 func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context, Claim) error) error {
 	switch {
 	case workers < 1:

@@ -95,7 +95,7 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 	if ctx.Err() != nil {
 		return true
 	}
-	err = cmp.Or(err, errors.New("Work returned although nobody told it to"))
+	err = cmp.Or(err, errors.New("Work returned although it was not told to"))
 	m.mu.Lock()
 	s.failures++
 	s.err, s.failed = err, time.Now()

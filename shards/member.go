@@ -89,7 +89,7 @@ type Member struct {
 const memberSuffix = "/member"
 
 // New returns this process's part in a set of shards. A session has at most one Member for each kind. New
-// does no I/O. An [tenure.ErrInvalid] names everything that is wrong with the config.
+// does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the config.
 func New(s *claims.Session, cfg Config) (*Member, error) {
 	m, err := newMember(s, cfg)
 	if err != nil {
