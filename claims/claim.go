@@ -11,14 +11,14 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Claim is the right of a session to one key. It is a value, which may be kept as JSON or sent
-// to another process. A session that detaches a claim stops using it, see [Keys.Detach].
+// Claim is the right of a session to one key. It is a value: it can be stored as JSON or sent to another
+// process. To let another process use it, detach it with [Keys.Detach].
 type Claim struct {
 	Key     tenure.Key `json:"key"` // its Type is the kind
 	Session string     `json:"session"`
-	Token   int64      `json:"token"` // of two claims of one key, the later always has the greater one
+	Token   int64      `json:"token"` // of two claims on one key, the later one always has the greater token
 
-	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] counts that.
+	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] is set.
 	Attempt int `json:"attempt,omitempty"`
 }
 
@@ -42,14 +42,14 @@ func rowsOf(claims []Claim) []objects.Claim {
 
 var _ tenure.Guard = Claim{}
 
-// longestIdle is how long a fenced transaction on Postgres may idle.
+// longestIdle is how long a fenced transaction on Postgres may idle at most.
 const longestIdle = time.Minute
 
-// Fence implements [tenure.Guard], so a claim fences writes as a term does: pass it to Fenced and
+// Fence implements [tenure.Guard], so a claim fences writes as a term does. Pass the claim to Fenced and
 // FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
-// [tenure.Fence]. They write only if the key was neither claimed by another session nor freed
-// since; otherwise they return [tenure.ErrLost] and nothing is written. Nothing is locked
-// meanwhile, and any process that was given the claim may write under it.
+// [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
+// Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any
+// process that was given the claim may write under it.
 func (c Claim) Fence() (*objects.Fence, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (c Claim) validate() error {
 	return errors.Join(c.Key.Validate(), objects.ValidText("session", c.Session))
 }
 
-// validClaims rejects no claims, values that are none, and claims that are given twice.
+// validClaims rejects an empty list, values that are not claims, and claims that are given twice.
 func validClaims(claims []Claim) error {
 	if len(claims) == 0 {
 		return fmt.Errorf("%w: no claims are given", tenure.ErrInvalid)
@@ -91,8 +91,8 @@ func validClaims(claims []Claim) error {
 	return errors.Join(errs...)
 }
 
-// EndedError is the error of a call that depends on claims of which some have ended: the rows
-// were freed, or are another session's, or were deleted. Then the call has written nothing. It is
+// EndedError is the error of a call that depends on claims of which some have ended: their rows were
+// freed, deleted, or taken by another session. The call has written nothing. EndedError matches
 // [tenure.ErrLost].
 type EndedError struct {
 	Claims []Claim // that have ended
@@ -113,15 +113,16 @@ func (e *EndedError) Error() string {
 // Is makes the error match [tenure.ErrLost].
 func (e *EndedError) Is(target error) bool { return target == tenure.ErrLost }
 
-// valueLimit is the limit of a statement that no session sends.
+// valueLimit is the time limit of a statement that is sent without a session.
 const valueLimit = 10 * time.Second
 
 // ReleaseDetached frees the keys of claims that another process has detached and handed to this one,
-// see [Keys.Detach]. A process releases its own claims with [Keys.Release]: otherwise its session would
-// not know that the keys are free, and a func that runs for one would go on while another process has it.
+// see [Keys.Detach]. For its own claims a process must use [Keys.Release]. Otherwise its session would not
+// know that the keys are free, and a func could go on working on a key that another process has.
 //
-// If one of the claims has ended, [tenure.ErrLost], or is given twice, [tenure.ErrInvalid], none
-// is released. After any other error they may have been released or not.
+// If one of the claims has ended, the error is [tenure.ErrLost]. If one is given twice, it is
+// [tenure.ErrInvalid]. In both cases none is released. After any other error, the claims may or may not
+// have been released. ReleaseDetached is safe for concurrent use.
 func ReleaseDetached(ctx context.Context, store tenure.Store, claims ...Claim) error {
 	return opError("release detached claims", releaseDetached(ctx, store, claims))
 }
@@ -164,7 +165,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 	return nil
 }
 
-// opError says which operation has failed; nil: none has.
+// opError adds to an error which operation has failed. It returns nil for nil.
 func opError(operation string, err error) error {
 	if err == nil {
 		return nil

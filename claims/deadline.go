@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// deadlines end the claims of a kind that last for too long. All may last equally long, so their order
-// is that in which they were taken.
+// deadlines end the claims of a kind at [QueueConfig.Deadline]. All claims may last equally long, so they
+// end in the order in which they were taken.
 type deadlines struct {
 	k     *kind
 	after time.Duration // 0: there are no deadlines
-	grace time.Duration // how long a func may still run then
+	grace time.Duration // how long a func may still run after the deadline
 
 	// The session's mu guards the fields below.
 	claims []dueClaim
-	runs   bool // a goroutine waits for the first
+	runs   bool // a goroutine waits for the first deadline
 }
 
 type dueClaim struct {
@@ -25,7 +25,7 @@ type dueClaim struct {
 
 func (d dueClaim) isHeld() bool { return d.of.term.over == nil && d.of.holds(d.Key.ID, d.Token) }
 
-// add notes claims of a statement that was sent at a time.
+// add notes claims, and when the statement that took them was sent.
 func (d *deadlines) add(l *ledger, claims []Claim, sent time.Time) {
 	d.k.s.mu.Lock()
 	defer d.k.s.mu.Unlock()
@@ -44,7 +44,7 @@ func (d *deadlines) add(l *ledger, claims []Claim, sent time.Time) {
 	}
 }
 
-// run ends claims at their deadlines, until there are none.
+// run ends claims at their deadlines until there are none left.
 func (d *deadlines) run() {
 	for {
 		d.k.s.mu.Lock()
@@ -66,8 +66,8 @@ func (d *deadlines) run() {
 	}
 }
 
-// end tells the func of a claim to return, and gives the row away when the grace is over. A row without
-// a func it gives away at once. The caller holds the session's mutex.
+// end tells the func of a claim to return, and frees the row after the grace even if the func still runs.
+// If no func runs for the claim, end frees the row at once. The caller holds the session's mu.
 func (d *deadlines) end(c dueClaim) {
 	k, call := d.k, d.k.running[c.Key.ID]
 	switch {

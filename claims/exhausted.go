@@ -14,8 +14,8 @@ import (
 // errGoexit is the error of a func that has called runtime.Goexit.
 var errGoexit = errors.New("the func has ended by runtime.Goexit")
 
-// guarded calls a func of the user where no caller of the user's would get its panic, which would end
-// the process, and each replica in turn. The panic is its error, and so is a runtime.Goexit.
+// guarded calls a func of the user, and returns a panic or a runtime.Goexit as an error. It is for funcs
+// that run in goroutines of this package: there a panic would end the process, and each replica in turn.
 func guarded(fn func() error) error {
 	err, done := errGoexit, make(chan struct{})
 	go func() {
@@ -31,7 +31,7 @@ func guarded(fn func() error) error {
 	return err
 }
 
-// backoff returns how long a row is left whose func has failed.
+// backoff returns how long a row is not taken again after its func has failed.
 func (q *Queue) backoff(c Claim) (d time.Duration) {
 	if err := guarded(func() error { d = q.cfg.Backoff(c); return nil }); err != nil {
 		q.cfg.Logger.Error("Backoff has failed; using the default", "table", q.cfg.Table, "id", c.Key.ID, "error", err)
@@ -40,7 +40,7 @@ func (q *Queue) backoff(c Claim) (d time.Duration) {
 	return d
 }
 
-// split returns the claims that still have an attempt, and those that have had all.
+// split returns the claims that have an attempt left, and those that have none.
 func (q *Queue) split(claims []Claim) (kept, exhausted []Claim) {
 	for _, c := range claims {
 		if q.cfg.MaxAttempts > 0 && c.Attempt > q.cfg.MaxAttempts {
@@ -52,7 +52,7 @@ func (q *Queue) split(claims []Claim) (kept, exhausted []Claim) {
 	return kept, exhausted
 }
 
-// onExhausted calls what the config says.
+// onExhausted calls [QueueConfig.OnExhausted].
 func (q *Queue) onExhausted(ctx context.Context, c Claim) error {
 	err := guarded(func() error { return q.cfg.OnExhausted(ctx, c) })
 	if err != nil {
@@ -61,7 +61,7 @@ func (q *Queue) onExhausted(ctx context.Context, c Claim) error {
 	return err
 }
 
-// retire does with rows of this session that have had all their attempts what the config says.
+// retire retires rows of this session that have no attempts left, as the config says.
 func (w *Worker) retire(l *ledger, exhausted []Claim) {
 	switch {
 	case len(exhausted) == 0:
@@ -76,8 +76,8 @@ func (w *Worker) retire(l *ledger, exhausted []Claim) {
 	}
 }
 
-// retireFor is retire for rows that were taken for another session. Its worker does not learn of them,
-// so no other process would free the ones that cannot be retired.
+// retireFor is retire for rows that were taken for another session. The worker of that session does not
+// learn of them, so only this process frees the rows that can't be retired.
 func (q *Queue) retireFor(ctx context.Context, exhausted []Claim) {
 	if q.cfg.OnExhausted == nil {
 		q.exhaust(ctx, exhausted, func(c Claim) { q.giveBack(ctx, c) })
@@ -91,7 +91,7 @@ func (q *Queue) retireFor(ctx context.Context, exhausted []Claim) {
 	}
 }
 
-// giveBack frees a row that was taken for another session, and leaves it for a while.
+// giveBack frees a row that was taken for another session, and has it skipped for a while.
 func (q *Queue) giveBack(ctx context.Context, c Claim) {
 	d := q.backoff(c)
 	if q.cfg.NotBefore != "" {
@@ -99,14 +99,14 @@ func (q *Queue) giveBack(ctx context.Context, c Claim) {
 			return
 		}
 	}
-	q.taker.leave(c.Session, c.Key.ID, d)
+	q.taker.skip(c.Session, c.Key.ID, d)
 	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
 	defer cancel()
 	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.rows.limit)
 }
 
-// exhaust sets what the config says in rows that have had all their attempts, and frees them. If that
-// fails for one, it tells failed, and the others are retired all the same.
+// exhaust sets [QueueConfig.Exhausted] in rows and frees them. It calls failed for each row for which that
+// fails; the others are retired all the same.
 func (q *Queue) exhaust(ctx context.Context, exhausted []Claim, failed func(Claim)) {
 	answered := make(map[string]bool)
 	fail := func(c Claim, err error) {

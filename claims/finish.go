@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// ending is a row that is to be finished on its own.
+// ending is a call that finishes one row.
 type ending struct {
 	claim objects.Claim
 	done  chan endingResult // receives once
@@ -25,18 +25,18 @@ type endingResult struct {
 	err  error
 }
 
-// FinishPostgres finishes rows, and what fn writes is written with it: in one transaction of the
-// store's pool the rows are freed and [QueueConfig.Done] is set, and then fn is called. If one of
-// the claims has ended, it returns an [*EndedError] that lists them, fn is not called and nothing is
-// written. What [tenure.PostgresStore.Fenced] says of fn holds here as well. fn may delete the
-// rows, which are locked until it returns.
+// FinishPostgres finishes rows together with what fn writes. In one transaction of the store's pool, it
+// frees the rows, sets [QueueConfig.Done], and calls fn. If one of the claims has ended, it returns an
+// [*EndedError] that lists the claims that have; then fn is not called and nothing is written. What
+// [tenure.PostgresStore.Fenced] says of fn holds here as well. fn may delete the rows, which are locked
+// until it returns.
 //
-// Claims are finished by value, whichever session they are of. A func of [Worker.Do] does it last,
-// because others may take the row from then on.
+// Claims are finished by value, whichever session owns them. A func of [Worker.Do] finishes its row last,
+// because other sessions may take the row from then on.
 //
-// If the connection breaks during COMMIT, the database is asked what became of the transaction.
-// If that fails too, or the server may have crashed meanwhile, the error says "unknown". Then
-// another call returns an [*EndedError] if the first one was written, or if the claim has ended.
+// If the connection breaks during COMMIT, FinishPostgres asks the database for the outcome of the
+// transaction. If that fails too, or the server may have crashed meanwhile, the error says "unknown".
+// Another call then returns an [*EndedError] if the first one was written, or if the claim has ended.
 func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pgx.Tx) error) error {
 	table, ok := q.table.(interface {
 		Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
@@ -48,8 +48,8 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	return q.finished(claims, lost, fnErr, err)
 }
 
-// FinishSQLite is FinishPostgres on SQLite. Nothing else can write to the database while fn runs,
-// so it must be short beside the TTL.
+// FinishSQLite is FinishPostgres for SQLite. Nothing else can write to the database while fn runs, so fn
+// must be short compared to the TTL.
 func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sql.Tx) error) error {
 	table, ok := q.table.(interface {
 		Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
@@ -61,9 +61,9 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 	return q.finished(claims, lost, fnErr, err)
 }
 
-// FinishTx is FinishPostgres in a transaction of db, by whatever driver. db must be the database
-// of the store. Above READ COMMITTED, Postgres may refuse to free a row that has just changed; that
-// is retried, before fn is called.
+// FinishTx is FinishPostgres in a transaction of db, with any driver. db must be the database of the
+// store. Above READ COMMITTED, Postgres may refuse to free a row that has just changed; FinishTx retries
+// that before it calls fn.
 func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	if err := q.mayFinish(claims, db != nil, fn != nil); err != nil {
 		return q.failed("finish", err)
@@ -81,14 +81,14 @@ func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 	return q.finished(claims, nil, fnErr, err)
 }
 
-// isSerialization reports whether an error of any driver says that a transaction was refused
+// isSerialization reports whether an error, of any driver, says that Postgres has refused a transaction
 // because of a concurrent one.
 func isSerialization(err error) bool {
 	var coded interface{ SQLState() string }
 	return errors.As(err, &coded) && coded.SQLState() == "40001"
 }
 
-// finishTx also reports whether fn was called.
+// finishTx is one attempt of FinishTx. It also reports whether fn was called.
 func (q *Queue) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) (fnErr error, begun bool, err error) {
 	tx, err := db.BeginTx(ctx, opts)
 	if err != nil {
@@ -110,7 +110,8 @@ func (q *Queue) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 	return nil, true, tx.Commit()
 }
 
-// execLimited waits for a row that another transaction has locked no longer than any call does.
+// execLimited executes a statement within the time limit of calls, even if another transaction has locked
+// its row.
 func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) error {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -118,13 +119,17 @@ func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) erro
 	return err
 }
 
-// FinishStatement returns a statement that finishes a row, or fails and its transaction with it: for
-// transactions by an ORM or another driver. [tenure.FenceError] makes its failure
-// [tenure.ErrLost]. It should come first, in a short transaction: it keeps the row locked until
-// COMMIT. The session learns of it when the func of [Worker.Do] returns, the claim is released, or it
-// compares its claims with their rows; then a func that still runs is told of the loss. It does no
-// I/O, unless [QueueConfig.Schema] is empty and nothing has used the rows yet: then it looks up, for
-// up to 5 s, which schema has the table.
+// FinishStatement returns a statement that finishes a row, for transactions of an ORM or another driver.
+// If the claim has ended, the statement fails, and its transaction with it. [tenure.FenceError] turns
+// that failure into [tenure.ErrLost]. The statement should come first in a short transaction, because it
+// keeps the row locked until COMMIT.
+//
+// The session does not learn of this at once. It does when the func of [Worker.Do] returns, when the claim
+// is released, or when it compares its claims with their rows; a func that still runs then is told that
+// the claim is lost.
+//
+// FinishStatement does no I/O, except if [QueueConfig.Schema] is empty and the table has not been used
+// yet. Then it looks up which schema has the table, for up to 5 s.
 func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := q.valid([]Claim{c}); err != nil {
 		return "", nil, q.failed("finish", err)
@@ -133,8 +138,8 @@ func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 	return query, args, q.failed("finish", err)
 }
 
-// Finish is FinishPostgres and FinishSQLite with nothing to write but [QueueConfig.Done]. Calls for
-// one row that come at the same time share a statement.
+// Finish is FinishPostgres or FinishSQLite with nothing to write but [QueueConfig.Done]. Concurrent calls
+// for one row each share a statement.
 func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	err := q.valid(claims)
 	switch {
@@ -148,7 +153,7 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	return q.failed("finish", err)
 }
 
-// endOne finishes a row together with others.
+// endOne finishes a row, in one statement with those of concurrent calls.
 func (q *Queue) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err error) {
 	e := &ending{claim: c.row(), done: make(chan endingResult, 1)}
 	q.mu.Lock()
@@ -162,6 +167,7 @@ func (q *Queue) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err 
 	return result.lost, result.err
 }
 
+// endTogether finishes the rows of endOne, until there are none.
 func (q *Queue) endTogether(ctx context.Context) {
 	for {
 		q.mu.Lock()
@@ -174,7 +180,7 @@ func (q *Queue) endTogether(ctx context.Context) {
 		}
 		batch, rows := make(map[objects.Claim]*ending), []objects.Claim(nil)
 		for _, e := range some {
-			if batch[e.claim] != nil { // the same row twice would be one too many for either
+			if batch[e.claim] != nil { // a row that is given twice needs two statements
 				q.mu.Lock()
 				q.ends = append(q.ends, e)
 				q.mu.Unlock()
@@ -187,8 +193,8 @@ func (q *Queue) endTogether(ctx context.Context) {
 	}
 }
 
-// endBatch finishes rows in one statement, except those that another transaction has locked, for which
-// the others don't wait.
+// endBatch finishes rows in one statement. The rows that another transaction has locked are left to
+// endLocked, so that the other rows need not wait.
 func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*ending, rows []objects.Claim) {
 	answer := func(row objects.Claim, result endingResult) {
 		batch[row].done <- result
@@ -219,8 +225,8 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*ending, r
 	}
 }
 
-// left returns which of the claims that a statement has left had ended, and whose rows are locked. As
-// long as it does not know better, they are locked.
+// left divides the claims that a statement has not ended: some had ended before, and the rows of others are
+// locked. If it can't tell, it returns all as locked.
 func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []objects.Claim) {
 	if len(left) == 0 {
 		return nil, nil
@@ -232,23 +238,23 @@ func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []
 	return lost, locked
 }
 
-// errLocked is why a row is not finished, so its claim still stands.
+// errLocked is the reason for which a row is not finished. Its claim still stands.
 var errLocked = errors.New("another transaction keeps the row locked")
 
-// endLocked finishes a row as soon as no other transaction locks it.
+// endLocked finishes a row once no other transaction locks it.
 func (q *Queue) endLocked(ctx context.Context, e *ending) {
 	lost, err := q.endAll(ctx, objects.Ending{Done: true}, []objects.Claim{e.claim})
 	e.done <- endingResult{lost, err}
 }
 
-// end ends claims in one statement, all or none.
+// end ends claims in one statement: all of them, or none.
 func (q *Queue) end(ctx context.Context, how objects.Ending, claims []Claim) error {
 	lost, err := q.endAll(ctx, how, rowsOf(claims))
 	return q.finished(claims, lost, nil, err)
 }
 
-// endAll ends claims in one statement, all or none, and returns those that had ended before. It waits
-// for rows that another transaction has locked without a connection, of which there are few.
+// endAll ends claims in one statement: all of them, or none if some had ended before, which it returns.
+// While another transaction has locked a row, it waits without a connection, because there are few.
 func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.Claim) (lost []objects.Claim, err error) {
 	how.All, how.Unlocked = true, true
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
@@ -267,7 +273,7 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 	}
 }
 
-// finished makes the error of claims that were to be ended, and notes those that have.
+// finished turns the outcome of a statement into an error, and notes which claims have ended.
 func (q *Queue) finished(claims []Claim, lost []objects.Claim, fnErr, err error) error {
 	switch {
 	case fnErr != nil:
@@ -281,6 +287,7 @@ func (q *Queue) finished(claims []Claim, lost []objects.Claim, fnErr, err error)
 	return nil
 }
 
+// mayFinish rejects claims that can't be finished, a missing database and a missing fn.
 func (q *Queue) mayFinish(claims []Claim, database, fn bool) error {
 	err := q.valid(claims)
 	switch {
@@ -292,8 +299,8 @@ func (q *Queue) mayFinish(claims []Claim, database, fn bool) error {
 	return err
 }
 
-// idle is how long a transaction that finishes rows may idle: no longer than the session is trusted, if
-// it is one of this process.
+// idle returns how long a transaction that finishes rows may idle: no longer than the session is trusted,
+// if the session is one of this process.
 func (q *Queue) idle(claims []Claim) time.Duration {
 	for _, w := range q.allWorkers() {
 		if left, ok := w.s.trustLeft(claims[0].Session); ok {
@@ -303,7 +310,8 @@ func (q *Queue) idle(claims []Claim) time.Duration {
 	return longestIdle
 }
 
-// endedError makes the error of claims that had ended, which this process may believe it has.
+// endedError returns the error for claims that had ended. It tells the workers, which may still believe
+// that they hold them.
 func (q *Queue) endedError(given []Claim, rows []objects.Claim) error {
 	if len(rows) == 0 {
 		return nil

@@ -12,8 +12,9 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// free has rows freed, unless their session is lost. Rows that come at the same moment share
-// statements. The caller holds the mutex, and either the term is not over or it is busy.
+// free has rows freed, unless their session is lost. Rows that come at the same moment share statements.
+// The caller holds the session's mu. If the term is over, one of its calls or goroutines must still be
+// busy.
 func (k *kind) free(l *ledger, rows ...objects.Claim) (batches []*batch) {
 	batches = l.startFreeing(rows)
 	if len(rows) > 0 && !l.freesRows {
@@ -23,9 +24,9 @@ func (k *kind) free(l *ledger, rows ...objects.Claim) (batches []*batch) {
 	return batches
 }
 
-// freeBatches frees what is to be freed, until there is nothing more.
+// freeBatches frees batches until there are none.
 func (k *kind) freeBatches(l *ledger) {
-	runtime.Gosched() // funcs that return at the same moment share a statement
+	runtime.Gosched() // so that funcs that return at the same moment share a statement
 	var hinted time.Time
 	for {
 		k.s.mu.Lock()
@@ -42,17 +43,17 @@ func (k *kind) freeBatches(l *ledger) {
 		k.s.mu.Unlock()
 		if len(locked) == 0 {
 			close(b.done)
-		} else { // by a fenced write, which may hang: others don't wait for it
+		} else { // by a fenced write, which may hang: the other rows don't wait for it
 			l.term.busy.Go(func() { k.freeLocked(l, b, locked) })
 		}
 		if last || time.Since(hinted) > coalesce {
-			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // beside the next batch
+			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // while the next batch is freed
 			hinted = time.Now()
 		}
 	}
 }
 
-// freeLocked frees the rest of a batch as soon as no other transaction locks it.
+// freeLocked frees the locked rows of a batch once no other transaction locks them.
 func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
 	locked := rows
 	for tries := 0; len(rows) > 0 && awaitUnlocked(l.term.ctx, tries); tries++ {
@@ -65,9 +66,9 @@ func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
 	k.s.wake(keyOf(k.name))
 }
 
-// freeBatch frees rows, and returns those that another transaction has locked. It tries until it has
-// an answer, because no other session would free them as long as this one lives. A row that the
-// database refuses to free is freed later.
+// freeBatch frees rows, and returns the ones that another transaction has locked. It retries until it has
+// an answer, because no other session frees them while this one lives. If the database refuses to free a
+// row, reconcile tries again later.
 func (k *kind) freeBatch(l *ledger, rows []objects.Claim) (locked []objects.Claim) {
 	t := l.term
 	for failures := 0; t.ctx.Err() == nil; failures++ {
@@ -86,9 +87,9 @@ func (k *kind) freeBatch(l *ledger, rows []objects.Claim) (locked []objects.Clai
 	return nil
 }
 
-// reclaim frees those of the rows that name the session and are unknown, and returns which are free
-// now. They get new tokens when they are taken, because the old ones may have been used. The caller
-// has the turn.
+// reclaim frees the unknown ones among rows that name the session, and returns the keys that are free
+// now. They get new tokens when they are taken, because the old ones may have been used. The caller has
+// the turn.
 func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err error) {
 	if len(rows) == 0 {
 		return nil, nil
@@ -96,7 +97,7 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	k.s.mu.Lock()
 	rows = k.unknown(l, rows)
 	for _, r := range rows {
-		k.doubt(l, doubt{until: time.Now()}, r.ID) // it may be locked, for example
+		k.doubt(l, doubt{until: time.Now()}, r.ID) // in case it can't be freed now: it may be locked
 	}
 	k.s.mu.Unlock()
 	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows)
@@ -106,17 +107,18 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
 }
 
-// freeAll frees all rows that name a session, except those to skip, and returns how many.
-func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (freed int, err error) {
-	for _, table := range s.tables() { // one that fails does not keep the others
-		n, failed := s.freeRows(ctx, table, id, skip)
-		freed, err = freed+n, cmp.Or(err, failed)
+// freeAll frees all rows that name a session, except those to skip.
+func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (err error) {
+	for _, table := range s.tables() { // if one fails, the others are freed all the same
+		_, failed := s.freeRows(ctx, table, id, skip)
+		err = cmp.Or(err, failed)
 	}
-	return freed, err
+	return err
 }
 
+// freeRows frees the rows of one table that name a session, except those to skip, and returns how many.
 func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, skip func(objects.Claim) bool) (freed int, err error) {
-	most := 20 // at first: they are free in a moment, however many there are
+	most := 20 // at first, so that some are free at once, however many there are
 	var last objects.Claim
 	var hinted time.Time
 	for {
@@ -150,8 +152,8 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, sk
 	}
 }
 
-// free frees rows of a session, and returns those that it could not free because another transaction
-// has locked them, and those that the database refuses to have freed.
+// free frees rows of a session. It returns the ones that another transaction has locked, and the ones
+// that the database refuses to have freed.
 func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
 	var why error
 	err = inGroups(table.groups, rows, func(rows []objects.Claim) error {
@@ -162,14 +164,14 @@ func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, 
 		defer cancel()
 		more, err := table.rows.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), s.limit)
 		locked = append(locked, more...)
-		if errors.Is(err, context.DeadlineExceeded) { // to free a claim twice does no harm
+		if errors.Is(err, context.DeadlineExceeded) { // freeing a claim twice does no harm
 			return &objects.TooSlow{Cause: err}
 		}
 		return err
 	}, func(row objects.Claim, err error) {
 		refused, why = append(refused, row), err
 	})
-	if len(refused) > 0 { // one line, however many they are
+	if len(refused) > 0 { // one line, however many there are
 		s.cfg.Logger.Warn("the database refuses to free a key; retrying within a TTL", "session", id, "kind", kind, "key", refused[0].ID, "keys", len(refused), "error", why)
 	}
 	return locked, refused, err

@@ -11,12 +11,12 @@ import (
 // perStatement is the greatest number of keys that one statement claims or frees.
 const perStatement = 1000
 
-// groups is how many keys or rows one statement gets, so that the database can finish it within the
-// statement's limit: the limit follows from the TTL, and the speed of the database does not. A group
-// that was too slow is halved, and after each full group that was not, the next may be a little larger.
+// groups decides how many keys or rows one statement gets, so that the database finishes the statement
+// within its time limit. The limit follows from the TTL, but the speed of the database does not. A group
+// that was too slow is halved. After each full group that was in time, the next may be a little larger.
 //
 // The zero value is ready to use. All methods are safe for concurrent use.
-type groups struct{ less atomic.Int64 } // than perStatement
+type groups struct{ less atomic.Int64 } // how much smaller than perStatement a group is
 
 // size returns how many items the next group may have, at least one.
 func (g *groups) size() int { return perStatement - int(g.less.Load()) }
@@ -38,8 +38,8 @@ func (g *groups) finished(n int) {
 	}
 }
 
-// page calls read for at most so many rows, and again for fewer as long as that is too slow. It
-// returns how many it has asked for in the end.
+// page calls read for at most so many rows, and retries with fewer while that is too slow. It returns how
+// many rows the last call asked for.
 func (g *groups) page(ctx context.Context, most int, read func(n int) error) (n int, err error) {
 	for {
 		n = min(most, g.size())
@@ -50,10 +50,10 @@ func (g *groups) page(ctx context.Context, most int, read func(n int) error) (n 
 	}
 }
 
-// inGroups calls write with all items, group by group. A group that is too slow is halved, and one of
-// which the database refuses an item is bisected: each item is written that is not refused, and refused
-// is told of the others. It ends at any other error, when a single item is too slow, and, if refused is
-// nil, at a refusal.
+// inGroups calls write with all items, group by group. It halves a group that is too slow. If the database
+// refuses an item, it bisects the group: every item that is not refused is written, and refused is called
+// for the others. It stops at any other error, when a single item is too slow, and, if refused is nil, at
+// a refusal.
 func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(item T, err error)) error {
 	for len(items) > 0 {
 		n := min(len(items), g.size())
@@ -80,12 +80,12 @@ func inGroups[T any](g *groups, items []T, write func([]T) error, refused func(i
 	return nil
 }
 
-// isTooSlow reports whether the database has ended a statement at its time limit, so nothing is
+// isTooSlow reports whether the database has ended a statement at its time limit, so that nothing is
 // written.
 func isTooSlow(err error) bool { return errors.As(err, new(*objects.TooSlow)) }
 
-// isRefused reports whether a statement has written nothing because the database refuses one of its
-// rows: a constraint or a trigger of the user's does, or an index for which the row is too long.
+// isRefused reports whether a statement has written nothing because the database refuses one of its rows.
+// The reason is a constraint or a trigger of the user's, or an index for which the row is too long.
 func isRefused(err error) bool { return errors.As(err, new(*objects.Refused)) }
 
 // wroteNothing reports whether a failed statement is known to have written nothing. After any other

@@ -16,15 +16,17 @@ import (
 	"github.com/tenurelib/tenure/internal/reach"
 )
 
-// Keys are the claims of a session on the keys of one kind. All methods are safe for
-// concurrent use. Owner, RequestRelease, Watch, Wake and Forget work whether [Session.Run] runs or not.
+// Keys are the claims of a session on the keys of one kind. Owner, RequestRelease, Watch, Wake and Forget
+// work even while [Session.Run] does not run.
+//
+// All methods are safe for concurrent use.
 type Keys struct {
 	s    *Session
 	name string // of the kind
 	kind *kind
 }
 
-// NewKeys returns the keys of a kind. A session has at most one for each kind. It does no I/O.
+// NewKeys returns the keys of a kind. A session has at most one Keys for each kind. NewKeys does no I/O.
 func NewKeys(s *Session, kind string) (*Keys, error) {
 	k, err := newKeys(s, kind)
 	return k, opError("new keys", err)
@@ -56,15 +58,16 @@ func init() {
 	reach.DropKeys = func(keys any) { keys.(*Keys).kind.drop() }
 }
 
-// TryClaim claims those of the keys that are free, a thousand in a statement, and returns its claims,
-// in no order. A key that this session has already is not free. It does not wait for keys, only for a
-// session while there is none; [ErrClosed] reports that there will be none.
+// TryClaim claims the keys that are free, a thousand per statement, and returns the claims in no order. A
+// key that this session already has is not free. TryClaim does not wait for keys. While there is no
+// session, it waits for one; [ErrClosed] reports that there will be none.
 //
-// A statement that was sent is waited for even if ctx is done: beside an error, TryClaim may return
-// claims, which the caller owns nevertheless. The same holds if a constraint or a trigger of the table
-// refuses a key. No keys, a key twice, or one that is not valid text is [tenure.ErrInvalid], and then
-// nothing is claimed. The same holds for a key on Postgres that has more than 2,600 bytes together with
-// its kind.
+// TryClaim may return claims together with an error, and the caller owns these claims. This happens when a
+// constraint or a trigger of the table refuses some of the keys. It also happens when ctx ends, because
+// TryClaim waits for the answer to a statement that it has sent.
+//
+// The error is [tenure.ErrInvalid] if no key is given, or if a key is given twice, is not valid text, or
+// on Postgres has more than 2,600 bytes together with its kind. Then nothing is claimed.
 func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := k.valid(ids)
@@ -74,7 +77,7 @@ func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	return got, opError("try to claim "+k.name, err)
 }
 
-// valid rejects no keys, keys that can't be claimed, and keys that are given twice.
+// valid rejects an empty list, keys that can't be claimed, and keys that are given twice.
 func (k *Keys) valid(ids []string) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
@@ -94,7 +97,7 @@ func (k *Keys) valid(ids []string) error {
 	return k.s.table.fits(k.name, ids...)
 }
 
-// claim also reports whether another transaction has locked a row that was free when it was read.
+// claim is TryClaim. It also reports whether another transaction has locked a row that looked free.
 func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
 	l, done, err := k.kind.begin(ctx)
 	if err != nil {
@@ -108,7 +111,7 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 		}
 		rows, left, err := k.take(ctx, l, some)
 		kept, over := k.kind.keep(l, rows)
-		if over != nil { // then none of this term is valid
+		if over != nil { // then no claim of this term is valid
 			return nil, locked, cmp.Or(err, over)
 		}
 		got, locked = append(got, kept...), locked || left
@@ -122,7 +125,7 @@ func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked boo
 	return got, locked, refused
 }
 
-// take makes the term the owner of those rows that it may take. It reads them first, in a separate
+// take makes the term the owner of the rows that it may take. It reads them first, in a separate
 // statement; [objects.Claim] explains why.
 func (k *Keys) take(ctx context.Context, l *ledger, ids []string) (taken []objects.Claim, locked bool, err error) {
 	ids, err = k.kind.claimable(l, ids)
@@ -160,8 +163,8 @@ func (k *Keys) take(ctx context.Context, l *ledger, ids []string) (taken []objec
 	return rows, err == nil && len(rows) < len(free)+len(missing), err
 }
 
-// write sends the statement of take. If the database refuses rows, it takes the others, and returns
-// why besides.
+// write sends the statement of take. If the database refuses some rows, write takes the others, and also
+// returns the reason.
 func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []string) (rows []objects.Claim, err error) {
 	isMissing := make(map[string]bool, len(missing))
 	for _, id := range missing {
@@ -187,7 +190,7 @@ func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []strin
 		}
 		taken, err := k.s.claims.Take(sending, l.term.id, k.name, free, gone, missing, k.s.limit)
 		if err != nil && !wroteNothing(err) {
-			if sending.Err() != nil { // the next time it may be fast enough
+			if sending.Err() != nil { // a smaller group may be fast enough the next time
 				k.s.table.groups.tooSlow(len(ids))
 			}
 			k.kind.lostAnswer(l, ids...)
@@ -200,10 +203,10 @@ func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []strin
 	return rows, cmp.Or(err, refused)
 }
 
-// Claim is [Keys.TryClaim], except that it waits until it gets at least one of the keys. Errors of
-// the store do not end it, except [tenure.ErrSetup]. Keys that this session holds or has detached
-// count as taken; Claim waits until they are released. A caller that would have to release them
-// itself waits until ctx is done.
+// Claim is like [Keys.TryClaim], but waits until it gets at least one of the keys. Errors of the store do
+// not end it, except [tenure.ErrSetup]. Keys that this session holds or has detached count as taken;
+// Claim waits until they are released. A caller that would have to release them itself waits until ctx
+// is done.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err := k.valid(ids); err != nil {
 		return nil, opError("claim "+k.name, err)
@@ -212,7 +215,7 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	defer hints.Stop()
 	defer k.s.sweeper.addWaiter()()
 	var spurious pace.Limiter
-	flood := coalesce * time.Duration(1+len(ids)/perStatement) // hints may be about others
+	flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
 	for woken, tries := false, 0; ; {
 		got, locked, err := k.claim(ctx, ids)
 		switch {
@@ -230,7 +233,7 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 		if hints.Live() && err == nil {
 			longest = k.s.cfg.TTL
 		}
-		if locked { // by a write that is about to commit, and that sends no hint
+		if locked { // by a write that is about to commit, and sends no hint
 			longest = min(k.s.cfg.PollInterval, 10*time.Millisecond<<min(tries, 10))
 			tries++
 		}
@@ -238,9 +241,9 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	}
 }
 
-// Owner returns who owns a key: the holder of its session, with the labels, so that a request
-// can be sent there. It returns [tenure.ErrNotFound] if no session does. A process that has crashed
-// is returned until its session has expired and was removed.
+// Owner returns the holder of the session that owns a key, with its labels, so that a request can be sent
+// there. If no session owns the key, the error is [tenure.ErrNotFound]. A crashed process counts as the
+// owner until its session has expired and was removed.
 func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	holding, err := k.owner(ctx, id)
 	return holding, opError("owner of "+k.name+"/"+id, err)
@@ -264,51 +267,53 @@ func (k *Keys) owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return lease.Read(ctx)
 }
 
-// Do calls fn with a context that ends when the claim does, frees the key when fn has returned, and
-// returns the error of fn. [context.Cause] says why the claim ended: [tenure.ErrLost] or
-// [tenure.ErrDeadline], if the session was lost, or the key's row no longer names it as after a
-// failover that has lost commits, which is then an error of Do as well;
-// [tenure.ErrResigned] by [Keys.Release] and [Keys.RequestRelease]; [tenure.ErrShutdown] when the
-// session closes. The context also ends with ctx. Whatever the reason, the key is kept until fn has
-// returned.
+// Do calls fn with a context that ends when the claim or ctx does. When fn has returned, Do frees the key
+// and returns the error of fn. Whatever ends the context, the key is kept until fn has returned.
+// [context.Cause] says why the claim has ended:
 //
-// A claim that this session does not hold is [tenure.ErrLost], and one for which a func runs
-// already is [tenure.ErrInvalid]; then fn is not called.
+//   - [tenure.ErrLost] or [tenure.ErrDeadline]: the session was lost, or the key's row no longer names it,
+//     as after a failover that has lost commits. Do returns this error too.
+//   - [tenure.ErrResigned]: [Keys.Release] or [Keys.RequestRelease] was called for the key.
+//   - [tenure.ErrShutdown]: the session closes.
+//
+// If this session does not hold the claim, Do returns [tenure.ErrLost]. If a func already runs for the
+// claim, it returns [tenure.ErrInvalid]. In both cases fn is not called.
 func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
 	return k.kind.do(ctx, c, fn)
 }
 
-// Holds reports whether this session holds the claim, and may rely on it: see
-// [tenure.Term.Valid]. It does no I/O.
+// Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It
+// does no I/O.
 func (k *Keys) Holds(c Claim) bool { return k.kind.holds(c) }
 
 // Len returns how many claims the session holds.
 func (k *Keys) Len() int { return k.kind.size() }
 
-// Release frees keys. If a func of [Keys.Do] runs for one, Release tells it to return, with
-// the cause [tenure.ErrResigned], and waits until it has, also while the session closes; a func that
-// releases its own claim passes its own context. If ctx is done before all are free, Release returns its cause, and
-// they become free all the same.
+// Release frees keys. If a func of [Keys.Do] runs for a key, Release tells it to return, with the cause
+// [tenure.ErrResigned], and waits until it has returned, also while the session closes. A func that
+// releases its own claim must pass its own context. If ctx is done before all keys are free, Release
+// returns the cause of ctx, and the keys become free all the same.
 //
-// If one of the claims is not held by this session, [tenure.ErrLost], or is given twice,
-// [tenure.ErrInvalid], none is released.
+// If this session does not hold one of the claims, the error is [tenure.ErrLost]. If a claim is given
+// twice, it is [tenure.ErrInvalid]. In both cases none is released.
 func (k *Keys) Release(ctx context.Context, claims ...Claim) error {
 	return k.kind.release(ctx, claims)
 }
 
-// Detach ends this session's own use of claims without freeing their keys, so that another process
-// can use them. That process may write under them, see [Claim.Fence], and frees the keys with
-// [ReleaseDetached]. Until then no session gets them, not even this one: it holds them no more, but
-// they are valid only as long as it lives, and it frees them when it closes. The process that a claim
-// is handed to must therefore fence what it writes.
+// Detach ends this session's own use of claims without freeing their keys, so that another process can use
+// them. That process may write under the claims, see [Claim.Fence], and frees the keys with
+// [ReleaseDetached]. Until then no session gets the keys, not even this one. The claims are valid only
+// while this session lives, and it frees their keys when it closes. The process that receives a claim must
+// therefore fence its writes.
 //
-// If one of the claims is not held by this session, [tenure.ErrLost], or is given twice or has a
-// func that runs, [tenure.ErrInvalid], none is detached. It does no I/O.
+// If this session does not hold one of the claims, the error is [tenure.ErrLost]. If a claim is given
+// twice, or a func runs for it, the error is [tenure.ErrInvalid]. In both cases none is detached. Detach
+// does no I/O.
 func (k *Keys) Detach(claims ...Claim) error { return k.kind.detach(claims) }
 
-// Watch subscribes to the keys of this kind: it receives when some were freed, and when
-// [Keys.Wake] was called. Until it is stopped, the session looks for others as soon as one of
-// them can expire, as it does during [Keys.Claim]. It does no I/O.
+// Watch subscribes to the keys of this kind. The subscription receives when keys were freed, and when
+// [Keys.Wake] was called. Until it is stopped, the session checks on other sessions whenever one can
+// expire, as during [Keys.Claim]. Watch does no I/O.
 func (k *Keys) Watch() tenure.Subscription {
 	return &watch{Subscription: k.s.watch(keyOf(k.name)), done: sync.OnceFunc(k.s.sweeper.addWaiter())}
 }
@@ -323,12 +328,12 @@ func (w *watch) Stop() {
 	w.done()
 }
 
-// Wake wakes those that watch or wait for keys of this kind, in other processes too. Errors
-// don't matter: a hint may be lost in any case.
+// Wake wakes the callers that watch or wait for keys of this kind, in other processes too. It reports no
+// errors, because a hint may be lost in any case.
 func (k *Keys) Wake() { k.s.wake(keyOf(k.name)) }
 
-// Forget deletes the rows of keys of this kind that are free, which would be deleted a day after
-// their last claim anyway. It is for keys that are never claimed again, so that no token can repeat.
+// Forget deletes the rows of this kind's free keys, which would otherwise be deleted a day after their last
+// claim. Use it only for keys that are never claimed again: the token of a later claim could repeat.
 func (k *Keys) Forget(ctx context.Context) error {
 	return opError("forget "+k.name, k.s.claims.Forget(ctx, k.name, k.s.limit))
 }

@@ -19,12 +19,12 @@ type kind struct {
 	s     *Session
 	name  string
 	table *ownerTable
-	turn  chan struct{} // held while a statement that takes rows is under way; comes before the session's mu
+	turn  chan struct{} // held while a statement that takes rows is under way; taken before the session's mu
 
 	// The session's mu guards the fields below.
 	ledger  *ledger          // of the latest term; nil before the first
-	running map[string]*call // the funcs of do, also those of terms that were lost
-	strays  map[string]bool  // the keys of running whose claims have ended
+	running map[string]*call // the funcs of do by key, also those of terms that were lost
+	strays  map[string]bool  // the keys in running whose claims have ended
 }
 
 // call is one call of do.
@@ -32,10 +32,11 @@ type call struct {
 	of     *ledger
 	token  int64
 	cancel context.CancelCauseFunc
-	kept   bool          // of a row: it is not freed when the func returns, or is free already
+	kept   bool          // the key is not freed when the func returns: the claim has ended, or freeAfter frees it
 	freed  chan struct{} // closed when the func has returned and its key is free
 }
 
+// isFor reports whether a call, which may be nil, is for a claim.
 func (call *call) isFor(session string, token int64) bool {
 	return call != nil && call.of.term.id == session && call.token == token
 }
@@ -55,14 +56,14 @@ func newKind(s *Session, name string, table *ownerTable) (*kind, error) {
 	return k, nil
 }
 
-// drop undoes newKind for a kind that has not been used.
+// drop undoes newKind. The kind must not have been used.
 func (k *kind) drop() {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	delete(k.s.kinds, k.name)
 }
 
-// enter begins to claim under a term. The caller holds the mutex.
+// enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
 	for id := range k.running {
 		k.strays[id] = true
@@ -72,7 +73,7 @@ func (k *kind) enter(t *term) {
 	t.busy.Go(func() { k.reconcile(l) })
 }
 
-// stop tells the funcs that run under a term to return. The caller holds the mutex.
+// stop tells the funcs that run under a term to return. The caller holds the session's mu.
 func (k *kind) stop(t *term, cause error) {
 	for _, call := range k.running {
 		if call.of.term == t {
@@ -81,7 +82,7 @@ func (k *kind) stop(t *term, cause error) {
 	}
 }
 
-// begin waits for a session, and for the turn to take rows. The caller calls done when its
+// begin waits for a session, and then for the turn to take rows. The caller calls done when its
 // statements have been answered.
 func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
 	if err := k.s.await(ctx); err != nil {
@@ -97,16 +98,16 @@ func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
 	return k.ledger, func() { <-k.turn }, nil
 }
 
-// over returns why nothing more may be claimed for a ledger: after its end, rows would name a session
-// that is gone.
+// over returns why nothing more may be claimed for a ledger, or nil. Rows that are taken after its term
+// would name a session that is gone.
 func (k *kind) over(l *ledger) error {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	return k.s.over(l.term)
 }
 
-// claimable returns those of the keys that the session may claim. It runs no key twice: one whose
-// func still runs, for a session that was lost, is not claimable.
+// claimable returns the keys that the session may claim. A key is not claimable while a func still runs
+// for it under a term that was lost, because no key may run twice.
 func (k *kind) claimable(l *ledger, ids []string) ([]string, error) {
 	if err := k.over(l); err != nil {
 		return nil, err
@@ -116,8 +117,8 @@ func (k *kind) claimable(l *ledger, ids []string) ([]string, error) {
 	return slices.DeleteFunc(l.claimable(ids), func(id string) bool { return k.running[id] != nil }), nil
 }
 
-// keep makes claims of rows that were taken, except those for which a func of this process still runs,
-// which it frees. An answer that comes after the trust in the session has ended counts as a refusal.
+// keep turns rows that were taken into claims. If a func of this process still runs for a row, keep frees
+// that row instead. An answer that comes after the trust in the session has ended counts as an error.
 func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -175,7 +176,7 @@ func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error)
 	return call, nil
 }
 
-// endFunc frees the key of a func that has returned, unless its session is lost.
+// endFunc frees the key of a func that has returned, and waits for that, unless the session is lost.
 func (k *kind) endFunc(c Claim, call *call) {
 	defer call.of.term.busy.Done()
 	defer close(call.freed)
@@ -192,14 +193,14 @@ func (k *kind) endFunc(c Claim, call *call) {
 	}
 }
 
-// holds reports whether the session holds a claim, and may rely on it.
+// holds reports whether the session holds a claim and may rely on it.
 func (k *kind) holds(c Claim) bool {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	return k.check(c) == nil
 }
 
-// check returns nil if the session holds a claim. The caller holds the mutex.
+// check returns why the session does not hold a claim; nil: it does. The caller holds the session's mu.
 func (k *kind) check(c Claim) error {
 	switch {
 	case c.Key.Type != k.name:
@@ -216,7 +217,7 @@ func (k *kind) check(c Claim) error {
 	return nil
 }
 
-// size returns how many claims the session holds.
+// size returns the number of claims that the session holds.
 func (k *kind) size() int {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -236,8 +237,8 @@ func (k *kind) release(ctx context.Context, claims []Claim) error {
 	return opError("release "+k.name, err)
 }
 
-// startRelease returns what is closed when the keys are free. Among them may be keys for which funcs
-// still run while the session closes, which has told them to return.
+// startRelease returns channels that are closed when the keys are free. While the session closes, which
+// tells its funcs to return, the keys of funcs that still run may be released as well.
 func (k *kind) startRelease(claims []Claim) (waits []chan struct{}, err error) {
 	if err := validClaims(claims); err != nil {
 		return nil, err
@@ -294,7 +295,8 @@ func (k *kind) startDetach(claims []Claim) error {
 	return nil
 }
 
-// ended notes that claims have ended. If that is a loss, it tells their funcs to return.
+// ended notes that claims have ended. If lost is not nil, their funcs are told to return, with lost as
+// the cause.
 func (k *kind) ended(lost error, claims ...Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -303,7 +305,7 @@ func (k *kind) ended(lost error, claims ...Claim) {
 	}
 }
 
-// end notes that a claim has ended. The caller holds the mutex.
+// end is ended for one claim. The caller holds the session's mu.
 func (k *kind) end(lost error, c Claim) {
 	if l := k.ledger; l != nil && l.term.id == c.Session {
 		l.end(c.Key.ID, c.Token)
@@ -316,7 +318,7 @@ func (k *kind) end(lost error, c Claim) {
 	}
 }
 
-// unended reports whether a func runs for a claim that it has not ended.
+// unended reports whether a func runs for a claim and has not ended it.
 func (k *kind) unended(c Claim) bool {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -324,14 +326,15 @@ func (k *kind) unended(c Claim) bool {
 	return call.isFor(c.Session, c.Token) && !call.kept
 }
 
-// strayIDs returns the keys for which a func runs whose claim has ended.
+// strayIDs returns the keys for which a func still runs although its claim has ended.
 func (k *kind) strayIDs() []string {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(k.strays))
 }
 
-// background runs fn as a part of the term, unless that is over. Then all rows are freed.
+// background runs fn in a goroutine that the term waits for. If the term is over, it does nothing: then
+// all rows are freed.
 func (k *kind) background(l *ledger, fn func(context.Context)) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -340,7 +343,7 @@ func (k *kind) background(l *ledger, fn func(context.Context)) {
 	}
 }
 
-// freeAfter keeps a claim for a while although its func returns, and frees it then.
+// freeAfter keeps a claim for a while, even if its func returns, and then frees its key.
 func (k *kind) freeAfter(d time.Duration, c Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()

@@ -7,25 +7,25 @@ import (
 )
 
 // ledger is what one term of a session knows about the claims of one kind. It does no I/O. The
-// session's mu guards it.
+// session's mu guards it. Its maps are by key.
 type ledger struct {
 	term      *term
-	held      map[string]int64 // the tokens of the claims that are held
-	requested map[string]bool  // the held claims that another process has asked for
-	early     map[string]int64 // the tokens of requested claims that were not held when the request was read
-	freeing   map[string]int   // how many claims of a key are being freed: the key may have been taken again before the answer
-	detached  map[string]int64 // the tokens of claims whose rows name the session, and that it does not use any more
+	held      map[string]int64 // the tokens of held claims
+	requested map[string]bool  // held claims that another process has asked for
+	early     map[string]int64 // the tokens of claims that were requested before they were held
+	freeing   map[string]int   // how many claims are being freed: a key may be taken again before the answer
+	detached  map[string]int64 // the tokens of detached claims, whose rows still name the session
 	doubts    doubts
 
 	newest   int64 // the greatest token of a claim that was held, or of a row that was freed as unknown
-	changes  int   // how often a claim was added or dropped
-	forgetAt int   // how many detached claims there are when it is time to forget those that have ended
+	changes  int   // how often a held claim was added or dropped
+	forgetAt int   // the number of detached claims at which to forget the ended ones
 
 	toFree    []*batch // in this order
 	freesRows bool     // a goroutine frees them
 }
 
-// batch is some rows that one statement frees.
+// batch is a set of rows that one statement frees.
 type batch struct {
 	rows []objects.Claim
 	done chan struct{} // closed when the rows are free, or the session is lost
@@ -39,7 +39,7 @@ func newLedger(t *term, settle, ttl time.Duration) *ledger {
 	}
 }
 
-// size returns how many claims are held.
+// size returns the number of held claims.
 func (l *ledger) size() int {
 	if l == nil || l.term.over != nil {
 		return 0
@@ -53,18 +53,18 @@ func (l *ledger) holds(id string, token int64) bool {
 	return held && now == token
 }
 
-// owns reports whether a row is as it should be for a claim that is held or detached.
+// owns reports whether a row is that of a held or detached claim.
 func (l *ledger) owns(r objects.Claim) bool {
 	return r.Session == l.term.id && (l.holds(r.ID, r.Token) || l.detached[r.ID] == r.Token)
 }
 
-// knows reports whether the term still has to do with a row that names it.
+// knows reports whether the term still has a use for a row that names it.
 func (l *ledger) knows(r objects.Claim) bool {
 	_, held := l.held[r.ID]
 	return held || l.freeing[r.ID] > 0 || l.detached[r.ID] == r.Token
 }
 
-// claimable returns those of the keys that are neither held nor being freed.
+// claimable returns the keys that are neither held nor being freed.
 func (l *ledger) claimable(ids []string) (claimable []string) {
 	for _, id := range ids {
 		if _, held := l.held[id]; !held && l.freeing[id] == 0 {
@@ -74,7 +74,7 @@ func (l *ledger) claimable(ids []string) (claimable []string) {
 	return claimable
 }
 
-// add notes rows that were taken. It reports whether another process has asked for one already.
+// add notes rows that were taken. It reports whether another process has already asked for one of them.
 func (l *ledger) add(rows []objects.Claim) (requested bool) {
 	for _, r := range rows {
 		l.held[r.ID] = r.Token
@@ -89,8 +89,8 @@ func (l *ledger) add(rows []objects.Claim) (requested bool) {
 	return requested
 }
 
-// request notes that another process asks for a claim. It reports whether the claim is held and
-// was not asked for before. Gone says that the claim has ended.
+// request notes that another process asks for a claim. It reports whether the claim is held and this is
+// its first request. A row that is Gone is one whose claim has ended.
 func (l *ledger) request(r objects.Claim) (first bool) {
 	if l.requested[r.ID] {
 		return false
@@ -99,7 +99,7 @@ func (l *ledger) request(r objects.Claim) (first bool) {
 	if r.Gone {
 		return false
 	}
-	if !l.holds(r.ID, r.Token) { // it is detached, being freed, or its statement has not been answered yet
+	if !l.holds(r.ID, r.Token) { // it is detached, or being freed, or its statement is not answered yet
 		l.early[r.ID] = r.Token
 		return false
 	}
@@ -107,7 +107,7 @@ func (l *ledger) request(r objects.Claim) (first bool) {
 	return true
 }
 
-// drop notes that the claim of a key is held no more.
+// drop notes that the claim of a key is no longer held.
 func (l *ledger) drop(id string) {
 	if _, held := l.held[id]; held {
 		delete(l.held, id)
@@ -116,7 +116,7 @@ func (l *ledger) drop(id string) {
 	}
 }
 
-// detach notes that held claims are not used any more. Their rows go on naming the session.
+// detach notes that held claims are no longer used. Their rows still name the session.
 func (l *ledger) detach(claims []Claim) {
 	for _, c := range claims {
 		l.drop(c.Key.ID)
@@ -134,7 +134,7 @@ func (l *ledger) end(id string, token int64) {
 	}
 }
 
-// startFreeing puts rows into batches to be freed, and returns those batches.
+// startFreeing puts rows that are to be freed into batches, and returns these batches.
 func (l *ledger) startFreeing(rows []objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		l.drop(r.ID)
@@ -151,7 +151,7 @@ func (l *ledger) startFreeing(rows []objects.Claim) (batches []*batch) {
 	return batches
 }
 
-// nextBatch returns the next batch to free; nil: there is none.
+// nextBatch returns the next batch to free, or nil.
 func (l *ledger) nextBatch() (b *batch) {
 	if len(l.toFree) > 0 {
 		b, l.toFree = l.toFree[0], l.toFree[1:]
@@ -159,7 +159,7 @@ func (l *ledger) nextBatch() (b *batch) {
 	return b
 }
 
-// freed notes that rows are free, or will not be freed any more.
+// freed notes that rows are free, or that nothing frees them any more.
 func (l *ledger) freed(rows []objects.Claim) {
 	for _, r := range rows {
 		if l.freeing[r.ID]--; l.freeing[r.ID] == 0 {
@@ -168,10 +168,10 @@ func (l *ledger) freed(rows []objects.Claim) {
 	}
 }
 
-// doubt is why a session looks at rows again.
+// doubt says how long a row may differ from what the session believes.
 type doubt struct {
-	soon  time.Time // until then a statement whose answer was lost lands, unless it is very late; zero: there is none
-	until time.Time // a look that begins later, and finds nothing, ends the doubt
+	soon  time.Time // when a statement whose answer was lost has landed, unless it is very late; zero: there is none
+	until time.Time // a look that begins after this time ends the doubt
 }
 
 func (d doubt) and(other doubt) doubt {
@@ -185,20 +185,20 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// doubts say at which rows of one kind a session has to look, and when.
+// doubts say which rows of one kind a session has to look at, and when.
 type doubts struct {
-	settle time.Duration // after it a statement has ended, unless it was on its way for long
+	settle time.Duration // how long a statement may run after its answer was lost, unless it was delayed
 	ttl    time.Duration
 
 	rows     map[string]doubt // about single rows
-	any      doubt            // about rows whose IDs are not known; a zero until: there is none
+	any      doubt            // about rows whose IDs are unknown; a zero until: there is none
 	rowsAt   time.Time        // when to look at the single rows
-	anyAt    time.Time        // when to look at all that the session owns
-	lookedAt time.Time        // when that was done last
+	anyAt    time.Time        // when to look at all rows that the session owns
+	lookedAt time.Time        // when all were last looked at
 	changed  chan struct{}    // receives when a doubt was added
 }
 
-// add has rows looked at, or, if none are given, all that the session owns.
+// add has rows looked at; with no IDs, all rows that the session owns.
 func (d *doubts) add(now time.Time, why doubt, ids ...string) {
 	at := now
 	switch {
@@ -221,7 +221,7 @@ func (d *doubts) add(now time.Time, why doubt, ids ...string) {
 	notify(d.changed)
 }
 
-// due returns what has to be looked at now, and when something has to be; zero: nothing is in doubt.
+// due returns which looks are due now, and the time of the next look; zero: nothing is in doubt.
 func (d *doubts) due(now time.Time) (rows, all bool, at time.Time) {
 	if len(d.rows) > 0 {
 		rows, at = !now.Before(d.rowsAt), d.rowsAt
@@ -235,11 +235,11 @@ func (d *doubts) due(now time.Time) (rows, all bool, at time.Time) {
 	return rows, all, at
 }
 
-// unsure reports whether a statement whose answer was lost may land at any time, on rows whose IDs
-// are not known.
+// unsure reports whether a statement whose answer was lost may land at any moment, on rows whose IDs
+// are unknown.
 func (d *doubts) unsure(now time.Time) bool { return now.Before(d.any.soon) }
 
-// looked ends the doubts about rows that were over when a look at them began.
+// looked ends the doubts about rows, if they were over when a look at these rows began.
 func (d *doubts) looked(began time.Time, ids []string) {
 	for _, id := range ids {
 		if why, doubtful := d.rows[id]; doubtful && !why.until.After(began) {
@@ -248,7 +248,7 @@ func (d *doubts) looked(began time.Time, ids []string) {
 	}
 }
 
-// again says when to look at the single rows again, after a look that began at a time.
+// again sets when to look at the single rows again, after a look that has just ended.
 func (d *doubts) again(began, now time.Time) {
 	pause := d.ttl
 	for _, why := range d.rows {
@@ -260,7 +260,7 @@ func (d *doubts) again(began, now time.Time) {
 	d.rowsAt = now.Add(pause)
 }
 
-// lookedAtAll notes a look at all that the session owns, and whether it came to its end.
+// lookedAtAll notes a look at all rows that the session owns, and whether it was complete.
 func (d *doubts) lookedAtAll(began, now time.Time, complete bool) {
 	if d.lookedAt = now; complete && !d.any.until.After(began) {
 		d.any = doubt{}
@@ -268,7 +268,7 @@ func (d *doubts) lookedAtAll(began, now time.Time, complete bool) {
 	d.anyAt = now.Add(max(d.ttl, lookShare*now.Sub(began)))
 }
 
-// notify sends to a channel that has room for one, unless it is full.
+// notify sends to a channel with room for one value, unless it is full.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -12,14 +12,14 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// ownerTable is a table whose rows name their owners: that of the claims, or one of the user.
+// ownerTable is a table whose rows name their owners: the table of claims, or one of the user's.
 type ownerTable struct {
 	rows   objects.ClaimStore
 	groups *groups       // of its statements
 	limit  time.Duration // of a statement
 }
 
-// look returns those of the rows that exist.
+// look returns the rows with these IDs that exist.
 func (t *ownerTable) look(ctx context.Context, kind string, ids []string) (rows []objects.Claim, err error) {
 	err = inGroups(t.groups, ids, func(ids []string) error {
 		some, err := t.rows.Look(ctx, kind, ids, t.limit)
@@ -29,8 +29,7 @@ func (t *ownerTable) look(ctx context.Context, kind string, ids []string) (rows 
 	return rows, err
 }
 
-// owned returns rows of a kind that a session owns, the ones after another row, and whether there may
-// be more.
+// owned returns the rows of a kind that a session owns, after a given row, and whether there may be more.
 func (t *ownerTable) owned(ctx context.Context, kind, session, after string) (rows []objects.Claim, more bool, err error) {
 	n, err := t.groups.page(ctx, perStatement, func(n int) (err error) {
 		rows, err = t.rows.Owned(ctx, session, kind, after, n, t.limit)
@@ -43,7 +42,7 @@ func (t *ownerTable) owned(ctx context.Context, kind, session, after string) (ro
 	return rows, more, err
 }
 
-// standing returns which of the claims have ended, and which have not.
+// standing returns which claims have ended, and which still stand.
 func (t *ownerTable) standing(ctx context.Context, kind string, rows []objects.Claim) (ended, stand []objects.Claim, err error) {
 	if len(rows) == 0 {
 		return nil, nil, nil
@@ -78,7 +77,7 @@ func (t *ownerTable) fits(kind string, ids ...string) error {
 	return nil
 }
 
-// shortened returns the beginning of a text that may be long.
+// shortened returns a text, or only its beginning if it is long.
 func shortened(s string) string {
 	const most = 50
 	if len(s) <= most {
@@ -87,8 +86,8 @@ func shortened(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// awaitUnlocked pauses before the next try to write rows that another transaction has locked, without
-// a connection. It returns false once ctx is done.
+// awaitUnlocked pauses before rows that another transaction has locked are tried again. The pause takes no
+// connection. It returns false once ctx is done.
 func awaitUnlocked(ctx context.Context, tries int) bool {
 	return pace.Sleep(ctx, 5*time.Millisecond<<min(tries, 7))
 }

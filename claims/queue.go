@@ -15,32 +15,32 @@ import (
 	"github.com/tenurelib/tenure/internal/reach"
 )
 
-// Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The claim of
-// a row stands in the row itself: which session owns it, and under which fencing token. A claim costs
-// nothing while it is held. A [Worker] takes rows for this process's session. A Queue goes by the
-// database alone: it finishes and releases claims by value, whichever session they are of.
+// Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The row itself
+// holds its claim, as the session that owns the row and a fencing token. A claim costs nothing while it is
+// held. A [Worker] takes rows for this process's session. A Queue itself needs only the database. It
+// finishes and releases claims by value, whichever session owns them.
 //
-// A [Claim] of a row has the table's name as its Key.Type, and the row's ID as text in Key.ID.
+// In the [Claim] of a row, Key.Type is the name of the table, and Key.ID is the row's ID as text.
 //
 // All methods are safe for concurrent use.
 type Queue struct {
 	store tenure.Store
 	cfg   QueueConfig
 	table objects.RowsTable
-	rows  *ownerTable // the same
+	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
-	mu      sync.Mutex // guards the fields below; never held across I/O, nor with a session's
+	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
-	ends    []*ending // rows to be finished one by one
-	busy    bool      // a goroutine finishes them
+	ends    []*ending // the calls that wait for endTogether
+	busy    bool      // whether endTogether runs
 }
 
-// queueLimit is the limit of a queue's statements: as of a session with the default TTL.
+// queueLimit is the time limit of a queue's statements. It is that of a session with the default TTL.
 const queueLimit = 5 * time.Second
 
-// NewQueue returns a queue in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no
-// I/O. An [tenure.ErrInvalid] names everything that is wrong with the config; any other store is
+// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no I/O. A
+// [tenure.ErrInvalid] names everything that is wrong with the config. For any other store, the error is
 // [errors.ErrUnsupported].
 func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	return newQueue(store, cfg, func(cfg objects.RowsConfig, logger *slog.Logger) (objects.RowsTable, error) {
@@ -72,7 +72,7 @@ func newQueue(store tenure.Store, cfg QueueConfig, open func(objects.RowsConfig,
 	return q, nil
 }
 
-// addWorker adds a worker, which is told of the claims that the queue ends.
+// addWorker adds a worker. The queue tells it which claims have ended.
 func (q *Queue) addWorker(w *Worker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,16 +85,16 @@ func (q *Queue) allWorkers() []*Worker {
 	return slices.Clone(q.workers)
 }
 
-// ended tells the workers that claims have ended; lost says why, if that is a loss.
+// ended tells the workers that claims have ended. If they were lost, lost says why; otherwise it is nil.
 func (q *Queue) ended(lost error, claims ...Claim) {
 	for _, w := range q.allWorkers() {
 		w.kind.ended(lost, claims...)
 	}
 }
 
-// Check returns a [tenure.ErrSetup] if the table is not fit for claims. Its text says what is
-// missing, with the DDL that adds it. The first statement checks that too; Check is for programs
-// that want to fail when they start.
+// Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing,
+// with the DDL that adds it. The first statement checks this too. Check is for programs that want to fail
+// at their start.
 func (q *Queue) Check(ctx context.Context) error {
 	return q.failed("check", q.table.Check(ctx, q.rows.limit))
 }
@@ -103,7 +103,7 @@ func (q *Queue) failed(what string, err error) error {
 	return opError(what+" rows of "+q.cfg.Table, err)
 }
 
-// OwnedBy returns all claims of a session on rows of the table, by its ID.
+// OwnedBy returns all claims on rows of the table that a session has, given the session's ID.
 func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, err error) {
 	for after, more := "", true; more; {
 		var rows []objects.Claim
@@ -125,8 +125,8 @@ func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	return claims
 }
 
-// Release gives rows back by value: any session may take them at once. A func of [Worker.Do] that runs
-// for one is not told; [Worker.Release] tells it, and waits.
+// Release gives rows back by value: any session may take them at once. If a func of [Worker.Do] runs for a
+// row, it is not told. [Worker.Release] tells it, and waits until it has returned.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
@@ -139,9 +139,9 @@ func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
 	return q.failed("release", err)
 }
 
-// ReleaseAfter gives rows back by value, and no session takes them for that long by the database's
-// clock. Without [QueueConfig.NotBefore] it is [tenure.ErrInvalid]. A func of [Worker.Do] that releases
-// its own row returns soon afterwards.
+// ReleaseAfter gives rows back by value. No session takes them before d has passed by the database's
+// clock. It needs [QueueConfig.NotBefore]; without it, the error is [tenure.ErrInvalid]. A func of
+// [Worker.Do] that releases its own row must return soon afterwards.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Claim) error {
@@ -158,11 +158,11 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	return q.failed("release", err)
 }
 
-// Wake wakes the callers that wait for rows, in other processes too. Call it after rows were added,
-// once for all of them. Errors don't matter: a hint may be lost in any case.
+// Wake wakes the callers that wait for rows, in other processes too. Call it once after rows were added,
+// however many. It reports no errors, because a hint may be lost in any case.
 func (q *Queue) Wake() { wake(q.store, keyOf(q.cfg.Table), q.rows.limit) }
 
-// valid rejects what can't be claims of rows of this table.
+// valid rejects claims that can't be claims on rows of this table.
 func (q *Queue) valid(claims []Claim) error {
 	errs := []error{validClaims(claims)}
 	for _, c := range claims {
@@ -173,11 +173,11 @@ func (q *Queue) valid(claims []Claim) error {
 	return errors.Join(errs...)
 }
 
-// TryTakeFor takes at most n rows that are free and ready for another session, by its ID, and does
-// not wait: it may return none. It is for the server of workers that don't reach the database
-// themselves, see [tenure.Lease.Resume]. The claims are the worker's, and this process does not
-// hold them. The session must not be one that a process runs by [Session.Run], which frees rows of
-// which it does not know. If the answer is lost, [Queue.OwnedBy] returns what was taken.
+// TryTakeFor takes up to n rows that are free and ready, for the session with that ID. It does not wait,
+// and may return none. It is for the server of workers without access to the database, see
+// [tenure.Lease.Resume]. The claims are the worker's, and this process does not hold them. The session
+// must not be one that a process runs with [Session.Run], which would free rows that it does not know. If
+// the answer is lost, [Queue.OwnedBy] returns what was taken.
 func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
 	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session))
 	switch {
@@ -200,12 +200,12 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim,
 	return kept, nil
 }
 
-// TakeFor is [Queue.TryTakeFor], and waits until a row is ready. It returns none, and no error, if ctx
-// is done before. While it waits, the rows of a session that expires are free at once rather than
-// within a TTL, if this process has a [Worker] of the queue whose session runs.
+// TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it
+// returns no claims and no error. If this process has a [Worker] of the queue whose session runs, the rows
+// of a session that expires while TakeFor waits are free at once, and not within a TTL.
 func (q *Queue) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
 	take := func() ([]Claim, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may take rows all the same
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
 		defer cancel()
 		return q.TryTakeFor(ctx, session, n)
 	}
@@ -213,7 +213,7 @@ func (q *Queue) TakeFor(ctx context.Context, session string, n int) ([]Claim, er
 	if err != nil || len(got) > 0 {
 		return got, err
 	}
-	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // then it looks again before it waits, so that no hint is missed
+	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()
 	for _, w := range q.allWorkers() {
 		defer w.s.sweeper.addWaiter()()

@@ -11,40 +11,40 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// A session compares what it believes with what the rows say. A row that names it and that it neither
-// holds nor frees, nor has detached, and for which none of its funcs runs, is unknown: the answer to
-// the statement that took it was lost, the database refused to free it, or a failover has undone its
-// release. Unknown rows are freed. A claim that is held although its row says otherwise has ended.
+// A session compares what it believes with what the rows say. A row that names the session is unknown if
+// the session does not hold it, is not freeing it, has not detached it, and runs no func for it. There
+// are three reasons: the answer to the statement that took the row was lost, the database refused to
+// free it, or a failover has undone its release. Unknown rows are freed. A claim that is held has ended
+// if its row says otherwise.
 
 const (
-	// compareEvery is how often a session compares all its rows although nothing is in doubt.
+	// compareEvery is how often a session compares all its rows when nothing is in doubt.
 	compareEvery = time.Hour
 
-	// lookShare is the greatest share of time that looks at all rows of a session take, as a divisor.
+	// lookShare bounds the time that looks at all rows of a session take: one part in so many.
 	lookShare = 20
 )
 
-// lateBy is how long after a statement was sent it may take rows although its answer was lost. One
-// that waits in the buffers of a server that hangs may land at any time; the regular looks find what
-// lands still later.
-func (s *Session) lateBy() time.Duration { return max(time.Hour, 10*s.cfg.TTL) }
+// lateBy is how long a statement whose answer was lost may take rows after it was sent. A statement in
+// the buffers of a server that hangs may land at any time. The regular looks find what lands even later.
+func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 
-// lostAnswer notes that a statement may have taken rows, or may yet: these, or, if none are given, any.
+// lostAnswer notes that a statement may have taken rows, or may yet take them; with no IDs, any rows.
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	now := time.Now()
-	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.s.lateBy())}, ids...)
+	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.lateBy())}, ids...)
 }
 
-// doubt has rows looked at, or, if none are given, all. The caller holds the mutex.
+// doubt has rows looked at; with no IDs, all rows. The caller holds the session's mu.
 func (k *kind) doubt(l *ledger, why doubt, ids ...string) {
 	if l.term.over == nil { // otherwise all rows are freed
 		l.doubts.add(time.Now(), why, ids...)
 	}
 }
 
-// reconcile looks at rows that are in doubt, until the term has ended. Then all rows are freed.
+// reconcile looks at rows in doubt until the term has ended. Then drain frees all rows.
 func (k *kind) reconcile(l *ledger) {
 	for !l.term.hasEnded() {
 		k.s.mu.Lock()
@@ -73,7 +73,7 @@ func (k *kind) reconcile(l *ledger) {
 	}
 }
 
-// lookAtDoubtful looks at the single rows that are in doubt.
+// lookAtDoubtful looks at the single rows in doubt.
 func (k *kind) lookAtDoubtful(l *ledger) (err error) {
 	began := time.Now()
 	k.s.mu.Lock()
@@ -93,10 +93,10 @@ func (k *kind) lookAtDoubtful(l *ledger) (err error) {
 	return err
 }
 
-// freeUnknown frees those of the rows that are unknown. It ends the doubts about the others that were
-// over at a time.
+// freeUnknown frees the unknown ones among rows. It ends the doubts about rows that were over when the
+// look began.
 func (k *kind) freeUnknown(l *ledger, ids []string, began time.Time) error {
-	k.turn <- struct{}{} // what a statement takes meanwhile is not known yet
+	k.turn <- struct{}{} // a row that a statement has just taken is not yet known
 	defer func() { <-k.turn }()
 	rows, err := k.table.look(l.term.ctx, k.name, ids)
 	if err != nil {
@@ -110,29 +110,28 @@ func (k *kind) freeUnknown(l *ledger, ids []string, began time.Time) error {
 	l.doubts.looked(began, ids)
 	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session != l.term.id || l.owns(r) })
 	for _, r := range rows {
-		// While one claim of a row is being freed, or its func runs, the row may be another's. It is
-		// judged when that is over.
+		// While a claim on the row is being freed, or a func runs for it, the row may belong to another
+		// claim. The next look judges it.
 		k.doubt(l, doubt{until: time.Now()}, r.ID)
 	}
 	for _, r := range k.unknown(l, rows) {
-		// The claim may have ended since the row was read. Then this frees nothing. A statement whose
-		// answer is lost may free the row late, so it is not adopted any more.
+		// If the claim has ended since the row was read, this frees nothing. If the answer is lost, the
+		// statement may free the row late, so the row must not be adopted any more.
 		l.newest = max(l.newest, r.Token)
 		k.free(l, r)
 	}
 	return nil
 }
 
-// unknown returns those of the rows with which the session has nothing to do although they name it.
-// The caller holds the mutex.
+// unknown returns the unknown ones among rows that name the session. The caller holds the session's mu.
 func (k *kind) unknown(l *ledger, rows []objects.Claim) []objects.Claim {
 	return slices.DeleteFunc(rows, func(r objects.Claim) bool {
 		return l.knows(r) || k.running[r.ID] != nil || k.isKnownByAnotherName(r)
 	})
 }
 
-// isKnownByAnotherName reports whether a row is claimed by another name of its table: that may be a
-// partition of it, for example. The caller holds the mutex.
+// isKnownByAnotherName reports whether a row is claimed under another name of its table, for example
+// that of a partition. The caller holds the session's mu.
 func (k *kind) isKnownByAnotherName(r objects.Claim) bool {
 	for _, other := range k.s.kinds {
 		if other == k || k.table == k.s.table || other.table == k.s.table {
@@ -175,10 +174,10 @@ func (k *kind) lookAtAll(l *ledger) error {
 		if len(doubtful) > 0 {
 			err = k.freeUnknown(l, doubtful, began)
 		}
-		pace.Sleep(l.term.ctx, time.Since(sent)) // others have as much time
+		pace.Sleep(l.term.ctx, time.Since(sent)) // leaves half of the time to others
 	}
 	s.mu.Lock()
-	compared := confirmed == len(l.held) && changes == l.changes // so each of these rows was seen
+	compared := confirmed == len(l.held) && changes == l.changes // so the look has seen the row of each
 	s.mu.Unlock()
 	if err == nil && !compared {
 		err = k.endDenied(l)
@@ -192,7 +191,7 @@ func (k *kind) lookAtAll(l *ledger) error {
 	return err
 }
 
-// endDenied ends the claims whose rows say otherwise.
+// endDenied ends held claims whose rows say otherwise.
 func (k *kind) endDenied(l *ledger) error {
 	denied, err := k.denied(l, l.held)
 	if err != nil || len(denied) == 0 {
@@ -201,7 +200,7 @@ func (k *kind) endDenied(l *ledger) error {
 	select {
 	case <-l.term.ended:
 		return nil
-	case <-time.After(2 * k.s.limit): // a statement that ends a claim may not have been answered yet
+	case <-time.After(2 * k.s.limit): // a statement that ends a claim may be unanswered
 	}
 	k.s.mu.Lock()
 	maps.DeleteFunc(denied, func(id string, token int64) bool { return !l.holds(id, token) })
@@ -223,7 +222,7 @@ func (k *kind) endDenied(l *ledger) error {
 	return err
 }
 
-// forgetDetached forgets detached claims that have ended since, which no other process tells this one.
+// forgetDetached forgets detached claims that have ended: no other process tells this one.
 func (k *kind) forgetDetached(l *ledger) error {
 	ended, err := k.denied(l, l.detached)
 	k.s.mu.Lock()
@@ -235,11 +234,11 @@ func (k *kind) forgetDetached(l *ledger) error {
 	return err
 }
 
-// denied returns those of a ledger's claims whose rows say otherwise, until the term has ended.
+// denied returns the claims whose rows say otherwise. It stops when the term ends.
 func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int64, err error) {
 	denied = make(map[string]int64)
 	k.s.mu.Lock()
-	next, stop := iter.Pull2(maps.All(claims)) // they may change between two calls of next
+	next, stop := iter.Pull2(maps.All(claims)) // the map may change between two calls of next
 	k.s.mu.Unlock()
 	defer stop()
 	for more := true; more && !l.term.hasEnded(); {
@@ -260,14 +259,14 @@ func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int
 		for _, c := range ended {
 			denied[c.ID] = c.Token
 		}
-		pace.Sleep(l.term.ctx, time.Since(sent)) // others have as much time
+		pace.Sleep(l.term.ctx, time.Since(sent)) // leaves half of the time to others
 	}
 	return denied, nil
 }
 
-// adoptable returns at most n rows of a statement whose answer was lost. The caller has the turn, so
-// no other is under way. A row whose token is no greater than one that was given before may have been
-// given itself; it is freed, so that the next claim gets a token of its own.
+// adoptable returns up to n rows that a statement took whose answer was lost. The caller has the turn, so
+// no other such statement is under way. If a row's token is not greater than all tokens before it, that
+// token may have been given to a caller. The row is then freed, so that the next claim gets a new token.
 func (k *kind) adoptable(ctx context.Context, l *ledger, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
 	unsure := l.doubts.unsure(time.Now())
@@ -281,7 +280,7 @@ func (k *kind) adoptable(ctx context.Context, l *ledger, n int) (rows []objects.
 		k.s.mu.Lock()
 		some = slices.DeleteFunc(k.unknown(l, some), func(r objects.Claim) bool { return r.Token <= l.newest })
 		k.s.mu.Unlock()
-		// The claim of such a row may have ended after the row was read. Then it does not stand any more.
+		// The claim on such a row may have ended after the row was read.
 		_, stand, err := k.table.standing(ctx, k.name, some)
 		if err != nil {
 			return rows, err
@@ -291,10 +290,10 @@ func (k *kind) adoptable(ctx context.Context, l *ledger, n int) (rows []objects.
 	return rows[:min(n, len(rows))], nil
 }
 
-// compare has rows looked at again if a look at a table does not find the session there although it
-// holds claims. It has all rows looked at if the database may not be what it was, because it is
-// another server, was started again, or could not be reached; and once an hour. A failover to a
-// server that lacks the last commits brings back claims that were released, and undoes others.
+// compare has a table's rows looked at if no row of the table names the session although it holds claims
+// there. It has all rows looked at once an hour, and when the database may have changed: it is another
+// server, was restarted, or was out of reach. A failover to a server that lacks the last commits brings
+// released claims back, and undoes others.
 func (w *sweeper) compare(l look, reconnected bool) {
 	s := w.s
 	s.mu.Lock()

@@ -10,23 +10,22 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// errRequested is why a func's context ends if another process asks for its key.
+// errRequested is the cause with which a func's context ends when another process asks for its key.
 var errRequested = fmt.Errorf("%w: on request", tenure.ErrResigned)
 
-// requestsKey is where a session is woken when one of its keys is requested.
+// requestsKey returns the key that is woken when a key of a session is requested.
 func requestsKey(session string) tenure.Key {
 	return tenure.Key{Type: "tenure.claims", ID: "session " + session}
 }
 
-// RequestRelease asks the owners of keys to give them back, in whatever process they are. It
-// returns when the requests are stored, and does not wait until the keys are free: [Keys.Claim]
-// does. An owner's func of [Keys.Do] is told to return, with the cause [tenure.ErrResigned];
-// for other claims [SessionConfig.ReleaseRequested] decides. The owner learns of it at once, or
-// within a TTL if the hint was lost.
+// RequestRelease asks the owners of keys to release them, in whatever process the owners are. It returns
+// when the requests are stored. To wait until the keys are free, call [Keys.Claim]. If a func of
+// [Keys.Do] runs for a key, it is told to return, with the cause [tenure.ErrResigned]. For other claims
+// [SessionConfig.ReleaseRequested] decides. The owner learns of a request at once, or within a TTL if the
+// hint was lost.
 //
-// Keys without an owner need no request, and are left out. A request is for the claim that
-// stands, and the next owner is not asked. A detached claim is not given back. Fenced
-// writes under a claim delay no request for it.
+// Keys without an owner are skipped. A request is for the present claim only; the next owner is not
+// asked. A detached claim is not released. Fenced writes under a claim do not delay requests.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	err := k.valid(ids)
 	if err == nil {
@@ -35,6 +34,7 @@ func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	return opError("request release of "+k.name, err)
 }
 
+// request stores requests in one statement, and wakes the owners.
 func (k *Keys) request(ctx context.Context, ids []string) error {
 	requested, err := k.s.claims.Request(ctx, k.name, ids, k.s.limit)
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 		if err := s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
 		}
-		select { // a flood of hints costs no more than this
+		select { // so that a flood of hints costs no more than this
 		case <-t.ended:
 			return
 		case <-time.After(coalesce):
@@ -72,10 +72,10 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 	}
 }
 
-// recheckRequests has the requests read again.
+// recheckRequests has the term's requests read again.
 func (t *term) recheckRequests() { notify(t.requested) }
 
-// readRequests reads all requests for claims of a term, and tells their funcs to return.
+// readRequests reads all requests for claims of a term, and tells the funcs of these claims to return.
 func (s *Session) readRequests(ctx context.Context, t *term) error {
 	for last := (objects.Claim{}); ; {
 		var rows []objects.Claim
@@ -101,8 +101,8 @@ func (s *Session) readRequests(ctx context.Context, t *term) error {
 	}
 }
 
-// isFirstRequest notes a request for a claim, and tells its func to return. It reports whether
-// the claim has none, and this is the first request for it.
+// isFirstRequest notes a request for a claim, and tells the claim's func to return. If no func runs for the
+// claim, it reports whether this is the first request.
 func (s *Session) isFirstRequest(t *term, r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

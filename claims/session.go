@@ -22,55 +22,55 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// ErrClosed says that the context of [Session.Run] is done, so the session claims nothing more.
+// ErrClosed reports that the context of [Session.Run] is done, so the session claims nothing more.
 var ErrClosed = errors.New("session is closed")
 
 const (
-	// longestRetryPause limits the pause between two tries of anything that has failed.
+	// longestRetryPause limits the pause before something that failed is tried again.
 	longestRetryPause = 5 * time.Second
 
-	// coalesce is the time between two hints while keys are freed by the thousand, so that
-	// callers that wait need not look all the time.
+	// coalesce is the time between two hints while keys are freed by the thousand, so that waiting
+	// callers need not look all the time.
 	coalesce = 100 * time.Millisecond
 )
 
-// SessionConfig configures a [Session]. The zero value is ready to use. The fields that
-// [tenure.LeaseConfig] and [tenure.CoordinatorConfig] have too mean what they mean there.
+// SessionConfig configures a [Session]. The zero value is ready to use. Fields that
+// [tenure.LeaseConfig] or [tenure.CoordinatorConfig] has too mean the same here.
 type SessionConfig struct {
 	TTL           time.Duration     // default 30s
 	Margin        time.Duration     // default TTL/30
 	RenewInterval time.Duration     // default TTL/3
 	RenewDeadline time.Duration     // default 2/3 of the TTL
 	Holder        string            // the process's name, for people to read; default tenure.ReplicaID()
-	Labels        map[string]string // shown by [Keys.Owner]: the address for requests, for example
+	Labels        map[string]string // returned by [Keys.Owner], for example the address for requests
 	Expiry        tenure.ExpiryPolicy
 	Logger        *slog.Logger // default slog.Default()
 
-	// ReleaseRequested, if set, is called when a claim is requested for which no func of
-	// [Keys.Do] runs, see [Keys.RequestRelease]: once for each claim, from one goroutine. It may
+	// ReleaseRequested, if set, is called when another process requests a claim for which no func of
+	// [Keys.Do] runs, see [Keys.RequestRelease]. It is called once per claim, from one goroutine. It may
 	// release the claim, and must return soon.
 	ReleaseRequested func(Claim)
 
-	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect
-	// to be woken when a key is freed. Default TTL/6, and at most 10s.
+	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect a hint
+	// when a key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
 }
 
 // table is the claims' table of either database.
 type table = objects.ClaimsTable
 
-// SessionKey returns the key of the lease that is a session, by the session's ID: for a server that
-// keeps the sessions of workers which do not reach the database, see [tenure.Lease.Resume].
+// SessionKey returns the key of a session's lease, by the session's ID. It is for a server that keeps the
+// sessions of workers without access to the database, see [tenure.Lease.Resume].
 func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
 
-// Session is the liveness of one process, and what the process has claimed. If it is lost,
-// because the store could not be reached for too long, Run begins another, with another ID.
+// Session stands for one live process and owns what the process has claimed. If the session is lost,
+// because the store could not be reached for too long, Run begins another one with a new ID.
 //
 // All methods are safe for concurrent use.
 type Session struct {
 	store  tenure.Store
 	claims table
-	table  *ownerTable // the same
+	table  *ownerTable // the same as claims
 	cfg    SessionConfig
 	limit  time.Duration // of a statement
 
@@ -78,10 +78,10 @@ type Session struct {
 	sweeper sweeper
 	retries logtext.Retries
 
-	mu      sync.Mutex // guards the fields below, and those of its kinds; never held across I/O
+	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none
 	closed  bool
-	changed chan struct{} // closed and replaced when one of the two has changed
+	changed chan struct{} // closed and replaced when a field of these changes
 	kinds   map[string]*kind
 	history history
 }
@@ -93,18 +93,18 @@ type term struct {
 	lease       *tenure.Lease
 	coordinator *tenure.Coordinator
 
-	stop  context.CancelFunc // releases the lease; called when all has stopped
+	stop  context.CancelFunc // releases the lease; called when everything has stopped
 	ctx   context.Context    // done when the session is lost; set when the term begins to claim
-	over  error              // why nothing more may be claimed or begun; nil: it may. Guarded by the session's mu
+	over  error              // why nothing more may be claimed or begun, or nil; guarded by the session's mu
 	ended chan struct{}      // closed when over is set
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
 
 	requested chan struct{} // receives when there are requests to read
 }
 
-// NewSession returns a session in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]
-// whose Migrate has made its tables. It does no I/O. An [tenure.ErrInvalid] names everything
-// that is wrong with the config; any other store is [errors.ErrUnsupported].
+// NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] that has been
+// migrated. It does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the config. For
+// any other store, the error is [errors.ErrUnsupported].
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	table, err := tableOf(store)
 	if err != nil {
@@ -155,7 +155,7 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 	return s, nil
 }
 
-// newTerm returns a term that has not been acquired, with an ID that was never used.
+// newTerm returns a term that has not been acquired, under an ID that was never used.
 func (s *Session) newTerm() (t *term, err error) {
 	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1)}
 	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
@@ -180,11 +180,11 @@ func (s *Session) Config() SessionConfig {
 	return cfg
 }
 
-// Run begins the session and renews it, and begins another one after a loss, until ctx is done.
-// Then it closes: it claims nothing more, tells the funcs of [Keys.Do] to return, frees each
-// key when its func has returned, deletes the session's record, and returns nil. As long as a
-// func does not return, the session is renewed, and only that func's key is kept. No error of
-// the store ends Run. It may be called once.
+// Run begins the session and renews it until ctx is done. If the session is lost, Run begins another.
+// When ctx is done, Run closes the session: it claims nothing more, tells the funcs of [Keys.Do] to
+// return, frees each key when its func has returned, deletes the session's record, and returns nil.
+// While a func does not return, the session is renewed, and only that func's key is kept. Errors of the
+// store do not end Run. It may be called once.
 func (s *Session) Run(ctx context.Context) error {
 	if !s.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)
@@ -210,35 +210,34 @@ func (s *Session) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin acquires a term. Each attempt has an ID of its own: rows that name the ID of an attempt
-// whose answer was lost would be free, and then not, if its record appeared late.
+// begin acquires a term. Each attempt has its own ID. If attempts shared one and an answer was lost, rows
+// with that ID would look free until the record appeared late.
 func (s *Session) begin(ctx context.Context) (*term, error) {
 	t, err := s.newTerm()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.writeContext(ctx) // a record whose creation was not answered would stand until it has expired
+	ctx, cancel := s.writeContext(ctx) // if ctx cut it off, a record that was created might stand until it expires
 	defer cancel()
 	t.Term, err = t.lease.TryAcquire(ctx)
 	return t, err
 }
 
-// hold renews a term until everything that was claimed under it has stopped. Then the record
-// is deleted.
+// hold renews a term until everything that was claimed under it has stopped, and then deletes its record.
 func (s *Session) hold(run context.Context, t *term) {
 	defer context.AfterFunc(run, func() { s.end(t, tenure.ErrShutdown) })()
 	var ctx context.Context
 	ctx, t.stop = context.WithCancel(context.WithoutCancel(run))
 	defer t.stop()
 	err := t.coordinator.Hold(ctx, t.Term)
-	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // it may have been over before runTerm was called
+	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // if runTerm was never called
 	s.update(func() { delete(s.history.terms, t) })
 }
 
 // runTerm is the job of a term. ctx is done when the session is lost.
 func (s *Session) runTerm(ctx context.Context, t *term) error {
 	s.enter(ctx, t)
-	t.busy.Go(func() { s.wake(sessionsKey) }) // which may hang
+	t.busy.Go(func() { s.wake(sessionsKey) }) // in a goroutine, because it may hang
 	t.busy.Go(func() { s.serveRequests(ctx, t) })
 	select {
 	case <-t.ended:
@@ -246,7 +245,7 @@ func (s *Session) runTerm(ctx context.Context, t *term) error {
 		s.end(t, context.Cause(ctx))
 	}
 	s.drain(ctx, t)
-	t.stop() // so that the term ends by a shutdown, and not because its job has
+	t.stop() // the term ends by a shutdown, not because its job has returned
 	<-ctx.Done()
 	return nil
 }
@@ -275,7 +274,7 @@ func (s *Session) enter(ctx context.Context, t *term) {
 	})
 }
 
-// end makes a term one under which nothing more is claimed, and tells its funcs to return.
+// end stops a term from claiming anything more, and tells its funcs to return.
 func (s *Session) end(t *term, cause error) {
 	s.update(func() {
 		if t.over != nil {
@@ -295,10 +294,10 @@ func (s *Session) end(t *term, cause error) {
 	})
 }
 
-// drain returns when nothing that was claimed under a term runs any more, and its rows are
-// free. If the session is lost, others free the rows.
+// drain returns when no func runs under a term any more, and the term's rows are free. If the session is
+// lost, other sessions free the rows.
 func (s *Session) drain(ctx context.Context, t *term) {
-	for _, k := range s.allKinds() { // a statement that is under way may still take rows
+	for _, k := range s.allKinds() { // wait for statements that may still take rows
 		k.turn <- struct{}{}
 		<-k.turn
 	}
@@ -308,20 +307,20 @@ func (s *Session) drain(ctx context.Context, t *term) {
 		close(idle)
 	}()
 	for failures := 0; ctx.Err() == nil; failures++ {
-		// Another process may have resumed the session, see [tenure.Lease.Resume], and its funcs
-		// run under what the rows name.
+		// If another process has resumed the session, see [tenure.Lease.Resume], Seal fails, and the rows
+		// are that process's.
 		sealing, cancel := s.writeContext(ctx)
 		err := t.lease.Seal(sealing, t.Term)
 		cancel()
 		if err == nil {
-			_, err = s.freeAll(ctx, t.id, s.isBusy)
+			err = s.freeAll(ctx, t.id, s.isBusy)
 		}
 		if err == nil {
 			break
 		}
 		s.cfg.Logger.Warn("failed to free keys at the end of a session; retrying", "session", t.id, "error", err)
 		select {
-		case <-idle: // then it is enough to delete the record
+		case <-idle: // deleting the record is enough now
 			return
 		case <-ctx.Done():
 		case <-time.After(pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures)):
@@ -329,7 +328,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	}
 	<-idle
 	if ctx.Err() == nil {
-		_, _ = s.freeAll(ctx, t.id, nil) // those of a claim whose answer was lost
+		_ = s.freeAll(ctx, t.id, nil) // rows of a claim whose answer was lost
 	}
 }
 
@@ -344,13 +343,13 @@ func (s *Session) tables() []*ownerTable {
 	return tables
 }
 
-// writeContext returns a context for a write that its caller's context must not cut off, because it
-// may land all the same.
+// writeContext returns a context for a write that the end of ctx must not cut off, because the write may
+// land all the same.
 func (s *Session) writeContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.limit)
 }
 
-// untilEnd returns a context that also ends with the current term.
+// untilEnd returns a context that ends with ctx or the current term.
 func (s *Session) untilEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	s.mu.Lock()
@@ -368,7 +367,7 @@ func (s *Session) untilEnd(ctx context.Context) (context.Context, context.Cancel
 	return ctx, cancel
 }
 
-// trustLeft returns for how long the current session is trusted, if that is its ID.
+// trustLeft returns for how long the current session is trusted, if it has that ID.
 func (s *Session) trustLeft(id string) (left time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -378,7 +377,7 @@ func (s *Session) trustLeft(id string) (left time.Duration, ok bool) {
 	return s.term.Remaining(), true
 }
 
-// recheckRequests has the requests for keys of a session read again.
+// recheckRequests has the requests for keys of a session read again, if it is the current one.
 func (s *Session) recheckRequests(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,8 +396,8 @@ func (s *Session) ID() string {
 	return s.term.id
 }
 
-// Valid reports whether the claims of the current session may be relied upon, as far as it
-// goes: see [tenure.Term.Valid]. It does no I/O.
+// Valid reports whether there is a session and its claims may be relied upon, see [tenure.Term.Valid]. It
+// does no I/O.
 func (s *Session) Valid() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -425,8 +424,7 @@ func (s *Session) await(ctx context.Context) error {
 	}
 }
 
-// over returns why claims of a term may not be relied upon; nil: they may. The caller holds the
-// mutex.
+// over returns why claims of a term may not be relied upon, or nil. The caller holds mu.
 func (s *Session) over(t *term) error {
 	switch {
 	case s.closed && t.over != nil:
@@ -439,7 +437,7 @@ func (s *Session) over(t *term) error {
 	return nil
 }
 
-// update changes the fields that mu guards.
+// update changes fields that mu guards, and wakes the calls of await.
 func (s *Session) update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -454,8 +452,7 @@ func (s *Session) allKinds() []*kind {
 	return slices.Collect(maps.Values(s.kinds))
 }
 
-// isBusy reports whether a func runs for a row, or the row is being freed after its func has
-// returned.
+// isBusy reports whether a func runs for a row, or the row is already being freed.
 func (s *Session) isBusy(r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -463,13 +460,13 @@ func (s *Session) isBusy(r objects.Claim) bool {
 	return k != nil && (k.running[r.ID] != nil || k.ledger != nil && k.ledger.freeing[r.ID] > 0)
 }
 
-// sessionsKey is where a session says that it has begun.
+// sessionsKey is the key that is woken when a session begins.
 var sessionsKey = tenure.Key{Type: "tenure.claims", ID: "*"}
 
-// keyOf is where callers that wait for keys of a kind are woken.
+// keyOf returns the key that is woken when keys of a kind are freed.
 func keyOf(kind string) tenure.Key { return tenure.Key{Type: "tenure.claims", ID: "kind " + kind} }
 
-// wake wakes all that watch a key. Hints may be lost in any case, so errors don't matter.
+// wake wakes all watchers of a key. It ignores errors, because a hint may be lost in any case.
 func (s *Session) wake(key tenure.Key) { wake(s.store, key, s.limit) }
 
 func wake(store tenure.Store, key tenure.Key, limit time.Duration) {
@@ -478,5 +475,5 @@ func wake(store tenure.Store, key tenure.Key, limit time.Duration) {
 	_ = tenure.Wake(ctx, store, key)
 }
 
-// watch subscribes to what wake tells.
+// watch subscribes to the hints that wake sends.
 func (s *Session) watch(key tenure.Key) tenure.Subscription { return tenure.Watch(s.store, key) }

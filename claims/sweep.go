@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -17,52 +18,54 @@ import (
 )
 
 const (
-	// collectEvery is how many sweeps there are between two looks for expired sessions that no
-	// row names.
+	// collectEvery is the number of sweeps between two searches for expired sessions that no row names.
 	collectEvery = 8
 
-	// pruneEvery is how often rows are deleted that were not claimed for a day.
+	// pruneEvery is the time between two deletions of the rows that were not claimed for a day.
 	pruneEvery = time.Hour
 
-	// freeAtMost is how many sessions have their rows of a table freed at the same time.
+	// freeAtMost is the number of sessions whose rows in one table are freed at the same time.
 	freeAtMost = 2
 )
 
-// sweeper finds the sessions that have expired, removes them, and frees the rows of those that
-// are gone. run's goroutine owns the fields without a comment.
+// sweeper finds sessions that have expired, removes them, and frees the rows of sessions that are
+// gone.
 type sweeper struct {
-	s       *Session
-	waiting atomic.Int32                    // calls of Claim
-	kick    chan struct{}                   // receives when a call of Claim begins, or notes an owner
+	s *Session
+
+	waiting atomic.Int32                    // callers that wait for keys or rows
+	kick    chan struct{}                   // receives when a caller begins to wait, or notes an owner
 	known   atomic.Pointer[map[string]bool] // the sessions that the last looks have seen
-	unknown atomic.Bool                     // a call of Claim has noted one that is not among them
+	unknown atomic.Bool                     // a caller has noted an owner that is not among them
+
+	// The goroutine of run owns the fields below.
 
 	named   map[*ownerTable]map[string]bool // the sessions that the last look at a table has seen
-	looking map[*ownerTable]bool            // tables of the user at which a goroutine looks
-	looked  chan look                       // what it finds
+	looking map[*ownerTable]bool            // tables of the user that a goroutine is looking at
+	looked  chan look                       // what these goroutines find
 
 	seen     map[string]*seenSession // the records of sessions, by their IDs
 	shortest time.Duration           // the shortest TTL of a session
-	orphans  map[string]time.Time    // sessions that were gone when rows of the user named them, and since when
-	expiry   time.Time               // until then no session expires that the next sweep does not know of
-	after    string                  // where the next look for sessions that no row names begins
-	round    int                     // of these looks, each of which comes to all sessions
-	server   int64                   // that the last sweep has seen, see [objects.Session]; 0: none
-	live     bool                    // hints could be expected at the last sweep
-	compared time.Time               // when all sessions' rows were last looked at because of that, or of the time
+	orphans  map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
+	expiry   time.Time               // the next sweep need not come earlier: no session expires before
+	after    string                  // where the next list of sessions begins, see collect
+	round    int                     // how many times collect has gone through all sessions
+	server   int64                   // the server that answered the last sweep, see [objects.Session]; 0: none
+	live     bool                    // whether hints could be expected at the last sweep
+	compared time.Time               // when compare last had all rows looked at
 	sweeps   int
-	failures int         // since a sweep has succeeded
-	pruned   time.Time   // when that was last begun
-	pruning  atomic.Bool // it is under way
+	failures int         // since the last sweep that succeeded
+	pruned   time.Time   // when prune last began
+	pruning  atomic.Bool // whether prune is under way
 
-	frees   sync.WaitGroup // what runs beside run
-	freeing sync.Map       // the rows that are being freed, as a [namedRows]
-	slots   sync.Map       // of a table: chan struct{}, held by the goroutines that free its rows
+	frees   sync.WaitGroup // the goroutines beside that of run
+	freeing sync.Map       // of [namedRows]: the rows that are being freed
+	slots   sync.Map       // by table: a chan struct{} that the goroutines that free its rows share
 
 	removed, freed, errors atomic.Int64 // see Status
 }
 
-// seenSession is the record of a session, and the last round in which it was seen.
+// seenSession is the record of a session, and the round in which it was last seen.
 type seenSession struct {
 	sighting.Sighting
 	round int
@@ -76,16 +79,16 @@ func (w *sweeper) init(s *Session) {
 	w.shortest = s.cfg.TTL
 }
 
-// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper looks when
-// a session can expire, and not only once per TTL.
+// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper also looks
+// whenever a session can expire, instead of only once per TTL.
 func (w *sweeper) addWaiter() (remove func()) {
 	w.waiting.Add(1)
 	notify(w.kick)
 	return func() { w.waiting.Add(-1) }
 }
 
-// noteOwner records the session that owns a requested key. A session that the last sweep has not seen,
-// because it owned nothing then, may expire before the next one: its TTL may be shorter.
+// noteOwner records the session that owns a requested key. If the last sweep did not see that session,
+// because it owned nothing then, it may expire before the next sweep: its TTL may be shorter.
 func (w *sweeper) noteOwner(session string) {
 	known := w.known.Load()
 	if w.waiting.Load() == 0 || known != nil && (*known)[session] {
@@ -95,8 +98,8 @@ func (w *sweeper) noteOwner(session string) {
 	notify(w.kick)
 }
 
-// run sweeps until ctx is done: at first, once per TTL at a random moment, when a session
-// begins, and, while a caller waits, when one can expire or was noted.
+// run sweeps until ctx is done: at once, then once per TTL at a random moment, and when a session
+// begins. While a caller waits, it also sweeps when a session can expire and when one was noted.
 func (w *sweeper) run(ctx context.Context) {
 	defer w.frees.Wait()
 	hints := w.s.watch(sessionsKey)
@@ -113,7 +116,7 @@ func (w *sweeper) run(ctx context.Context) {
 	}
 }
 
-// await returns when it is time for the next sweep, and whether a hint is why.
+// await returns when it is time for the next sweep, and reports whether a hint is the reason.
 func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFor time.Duration, next time.Time) (hinted bool) {
 	ignored := time.Now().Add(ignoreFor)
 	for {
@@ -134,10 +137,10 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 		case <-time.After(max(time.Until(due), time.Millisecond)):
 			return false
 		case l := <-w.looked:
-			w.take(ctx, l)
+			w.judgeNamed(ctx, l)
 		case <-c:
 			return true
-		case <-w.kick: // a caller waits, so the expiry counts
+		case <-w.kick: // a caller waits now, so the expiry counts
 			if w.unknown.Swap(false) && w.failures == 0 {
 				return false
 			}
@@ -145,10 +148,10 @@ func (w *sweeper) await(ctx context.Context, hints tenure.Subscription, ignoreFo
 	}
 }
 
-// sweep looks at the sessions that rows name, see take. It waits for no table of the user.
+// sweep looks at the sessions that rows name, see judgeNamed. It does not wait for tables of the user.
 func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular bool) {
 	s := w.s
-	// A session that owned nothing yet claims until its RenewDeadline.
+	// A session that owns nothing yet can claim until its RenewDeadline.
 	w.expiry = time.Now().Add(s.cfg.TTL - s.cfg.RenewDeadline)
 	if regular {
 		w.shortest = s.cfg.TTL
@@ -158,7 +161,7 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 		w.lookBeside(ctx, table, regular)
 	}
 	l := w.look(ctx, s.table, regular)
-	if w.take(ctx, l); l.err != nil {
+	if w.judgeNamed(ctx, l); l.err != nil {
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, w.failures)))
 		w.failures++
 		return
@@ -170,7 +173,7 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 		return
 	}
 	own, known := s.ID(), *w.known.Load()
-	for id, seen := range w.seen { // of sessions that have ended
+	for id, seen := range w.seen { // forgets the sessions that have ended
 		if !known[id] && seen.round+1 < w.round {
 			delete(w.seen, id)
 		}
@@ -178,14 +181,102 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 	if w.sweeps++; w.sweeps%collectEvery == 0 {
 		w.collect(ctx, own)
 	}
-	if w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than that
+	if w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than an hour
 		w.pruned = time.Now()
 		w.prune(ctx)
 	}
 }
 
-// orphaned reports whether rows of the user's table still name a session that was gone some time
-// before: the process that removed its record may not know the table. It notes the others, to look again.
+// look says which sessions the rows of a table name.
+type look struct {
+	table           *ownerTable
+	regular         bool // it came at a random moment
+	asked, answered time.Time
+	sessions        []objects.Session
+	err             error
+}
+
+// look looks at a table.
+func (w *sweeper) look(ctx context.Context, table *ownerTable, regular bool) look {
+	l := look{table: table, regular: regular, asked: time.Now()}
+	l.sessions, l.err = table.rows.Sessions(ctx, w.s.limit)
+	l.answered = time.Now()
+	return l
+}
+
+// lookBeside looks at a table of the user in a goroutine, so that a table that is locked or slow delays
+// neither the other tables nor the judging of sessions. It does nothing while an earlier look at the
+// table is under way.
+func (w *sweeper) lookBeside(ctx context.Context, table *ownerTable, regular bool) {
+	if w.looking[table] {
+		return
+	}
+	w.looking[table] = true
+	w.frees.Go(func() {
+		l := w.look(ctx, table, regular)
+		select {
+		case w.looked <- l:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// judgeNamed judges the sessions that the rows of a table name. It removes sessions that have expired,
+// and frees their rows. The rows of a session that is already gone are freed only after a look at a
+// random moment: all processes with waiting callers look at the same moment, and the one that has
+// removed the session frees its rows. A session without a record never gets one again, so each look
+// stands for itself.
+func (w *sweeper) judgeNamed(ctx context.Context, l look) {
+	s := w.s
+	rows := l.table != s.table
+	if rows {
+		delete(w.looking, l.table)
+	}
+	if l.err != nil {
+		if delete(w.named, l.table); rows {
+			w.failed(ctx, "failed to look at rows of the table; retrying within a TTL", l.err)
+		} else {
+			w.failed(ctx, "failed to look at sessions; retrying", l.err)
+		}
+		return
+	}
+	own, named := s.ID(), make(map[string]bool, len(l.sessions))
+	for _, session := range l.sessions {
+		named[session.ID] = true
+	}
+	w.named[l.table] = named
+	w.noteKnown()
+	if rows {
+		w.compare(l, false)
+	}
+	for _, session := range l.sessions {
+		if session.Wanted && session.ID == own {
+			s.recheckRequests(own)
+		}
+		switch r := session.Record; {
+		case r == nil && (l.regular || rows && w.orphaned(session.ID, l.asked)):
+			w.free(ctx, session.ID, l.table)
+		case r != nil && session.ID != own:
+			w.judge(ctx, session.ID, record.Object{
+				Labels: objects.DecodeLabels(r.Labels), Payload: r.Payload, Version: r.Version, UpdatedAt: objects.Stamp(r.Updated), Age: r.Age,
+			}, l.asked, l.answered)
+		}
+	}
+}
+
+// noteKnown notes which sessions the last looks have seen.
+func (w *sweeper) noteKnown() {
+	known := make(map[string]bool)
+	for _, named := range w.named {
+		maps.Copy(known, named)
+	}
+	w.known.Store(&known)
+	maps.DeleteFunc(w.orphans, func(id string, _ time.Time) bool { return !known[id] })
+}
+
+// orphaned reports whether rows of the user's table still name a session some time after it was found
+// gone: the process that removed its record may not know the table. The first time, it notes the session,
+// so that a later look can tell.
 func (w *sweeper) orphaned(id string, now time.Time) bool {
 	const patience = 50 * time.Millisecond
 	since, noted := w.orphans[id]
@@ -199,38 +290,11 @@ func (w *sweeper) orphaned(id string, now time.Time) bool {
 	return false
 }
 
-// prune deletes the rows that were not claimed for a day, in a goroutine. It pauses for as long as
-// each statement takes, so the database has as much time for others.
-func (w *sweeper) prune(ctx context.Context) {
-	if !w.pruning.CompareAndSwap(false, true) {
-		return
-	}
-	w.frees.Go(func() {
-		defer w.pruning.Store(false)
-		var sizes groups // of its own: it may be slow because of what it searches, and not of what it deletes
-		for after, pruned, n := int64(0), 0, 0; pruned == n; {
-			began := time.Now()
-			var next int64
-			var err error
-			n, err = sizes.page(ctx, perStatement, func(n int) (err error) {
-				next, pruned, err = w.s.claims.Prune(ctx, after, n, w.s.limit)
-				return err
-			})
-			if err != nil {
-				w.failed(ctx, "failed to delete rows that were not claimed for a day; retrying in an hour", err)
-				return
-			}
-			after = next
-			pace.Sleep(ctx, time.Since(began))
-		}
-	})
-}
-
-// judge removes a session whose record has expired, as a standby would steal a lease. The record
-// was asked for at one time and answered at another.
+// judge removes a session whose record has expired, as a standby would steal a lease. The record was
+// read between the times asked and answered.
 func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, answered time.Time) {
 	s := w.s
-	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires, too
+	h, _ := record.Read(o, s.cfg.TTL) // a record that can't be read expires as well
 	seen := w.seen[id]
 	if seen == nil || !seen.Of(o) {
 		seen = &seenSession{Sighting: sighting.Sighting{Object: o, Since: answered}}
@@ -238,16 +302,16 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	}
 	seen.round = w.round
 	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
-	if h.Offered { // the session has ended, and was asked to hand over what no session takes over
+	if h.Offered { // the session has ended on a request to hand over, and no session takes another over
 		in = 0
 	}
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
-	if len(h.Unconfirmed) > 0 { // no session has that, so it is not ours to judge, nor to look at all the time
+	if len(h.Unconfirmed) > 0 { // no session has written this record, so it is neither judged nor looked at all the time
 		in = max(in, s.cfg.TTL)
 	}
 	if in > 0 {
-		// A few ms apart, so that not all remove it at once, and a few ms late, so that they don't
-		// come just before a renewal. An answer that was long on its way makes no difference.
+		// A few ms late, so that this does not come just before a renewal, and at random, so that
+		// processes do not all come at once. It counts from asked, so a slow answer makes no difference.
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
@@ -260,22 +324,66 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		s.cfg.Logger.Info("removed expired session", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
 		w.free(ctx, id, s.tables()...)
-	case errors.Is(err, tenure.ErrNotFound): // another was faster, and frees the rows
+	case errors.Is(err, tenure.ErrNotFound): // another process was faster, and frees the rows
 		delete(w.seen, id)
-	default: // it was renewed, perhaps, or something failed
+	default: // perhaps it was renewed, or the call failed
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
 }
 
-// canExpire notes when a session can expire.
+// canExpire notes a time at which a session can expire.
 func (w *sweeper) canExpire(at time.Time) {
 	if at.Before(w.expiry) {
 		w.expiry = at
 	}
 }
 
-// collect looks at some of the sessions, whether rows name them or not: one that owned nothing
-// when its process crashed has left its record.
+// namedRows are the rows of a table that name a session.
+type namedRows struct {
+	table   *ownerTable
+	session string
+}
+
+// free frees the rows of a session that is gone. Each table has its own goroutine, so that neither the
+// next session to expire nor the other tables have to wait.
+func (w *sweeper) free(ctx context.Context, id string, tables ...*ownerTable) {
+	for _, table := range tables {
+		if _, frees := w.freeing.LoadOrStore(namedRows{table, id}, true); !frees {
+			w.frees.Go(func() { w.freeRows(ctx, namedRows{table, id}) })
+		}
+	}
+}
+
+func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
+	defer w.freeing.Delete(of)
+	slots, _ := w.slots.LoadOrStore(of.table, make(chan struct{}, freeAtMost))
+	select {
+	case slots.(chan struct{}) <- struct{}{}:
+		defer func() { <-slots.(chan struct{}) }()
+	case <-ctx.Done():
+		return
+	}
+	ctx = objects.WithoutSync(ctx) // if a crash undoes this, a later sweep finds the rows
+	for failures := 0; ; failures++ {
+		freed, err := w.s.freeRows(ctx, of.table, of.session, nil)
+		w.freed.Add(int64(freed))
+		if err == nil {
+			return
+		}
+		const most = 4 // within a RenewInterval; then the rows of other sessions have the slot
+		if failures == most {
+			w.failed(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
+			return
+		}
+		w.failed(ctx, "failed to free the rows of a session that is gone; retrying", err)
+		if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
+			return
+		}
+	}
+}
+
+// collect judges some of all sessions, whether rows name them or not: a session that owned nothing when
+// its process crashed has left its record behind.
 func (w *sweeper) collect(ctx context.Context, own string) {
 	const some = 100
 	lister, ok := w.s.store.(tenure.Lister)
@@ -303,6 +411,33 @@ func (w *sweeper) collect(ctx context.Context, own string) {
 			w.judge(ctx, o.Key.ID, record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version, UpdatedAt: o.UpdatedAt, Age: o.Age}, asked, answered)
 		}
 	}
+}
+
+// prune deletes the rows that were not claimed for a day, in a goroutine. After each statement it pauses
+// for as long as the statement took, which leaves half of the time to others.
+func (w *sweeper) prune(ctx context.Context) {
+	if !w.pruning.CompareAndSwap(false, true) {
+		return
+	}
+	w.frees.Go(func() {
+		defer w.pruning.Store(false)
+		var sizes groups // of its own: a statement may be slow because of what it searches, not what it deletes
+		for after, pruned, n := int64(0), 0, 0; pruned == n; {
+			began := time.Now()
+			var next int64
+			var err error
+			n, err = sizes.page(ctx, perStatement, func(n int) (err error) {
+				next, pruned, err = w.s.claims.Prune(ctx, after, n, w.s.limit)
+				return err
+			})
+			if err != nil {
+				w.failed(ctx, "failed to delete rows that were not claimed for a day; retrying in an hour", err)
+				return
+			}
+			after = next
+			pace.Sleep(ctx, time.Since(began))
+		}
+	})
 }
 
 func (w *sweeper) failed(ctx context.Context, msg string, err error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// ErrOverdue is why a func's context ends at [QueueConfig.Deadline].
+// ErrOverdue is the cause with which a func's context ends at [QueueConfig.Deadline].
 var ErrOverdue = errors.New("the claim's deadline has passed")
 
 // Worker takes rows of a [Queue] for a session of this process.
@@ -28,12 +28,12 @@ type Worker struct {
 	deadlines deadlines
 
 	leads chan struct{} // held by the call of Take that takes for all others
-	mu    sync.Mutex    // guards takes; never held across I/O, nor with the session's
-	takes []*takeCall   // calls of Take that have got nothing yet, the longest waiting first
+	mu    sync.Mutex    // guards takes; never held across I/O, nor together with the session's mu
+	takes []*takeCall   // calls of Take that have no rows yet, the longest waiting first
 }
 
-// NewWorker returns the worker of a session on a queue, which must be in the session's store. There is
-// one for each session and queue. It does no I/O.
+// NewWorker returns the worker of a session on a queue, which must be in the session's store. Each
+// session has at most one worker per queue. NewWorker does no I/O.
 func NewWorker(s *Session, q *Queue) (*Worker, error) {
 	w, err := newWorker(s, q)
 	return w, opError("new worker", err)
@@ -56,44 +56,46 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	return w, nil
 }
 
-// Do calls fn with a context that ends when the claim does, and frees the row when fn has
-// returned, unless fn has ended the claim itself. Otherwise it is as [Keys.Do]. At
-// [QueueConfig.Deadline] the cause is [ErrOverdue], which is then an error of Do as well.
+// Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row,
+// unless fn has ended the claim itself. At [QueueConfig.Deadline] the context ends with the cause
+// [ErrOverdue], which Do then returns too. In all else Do is like [Keys.Do].
 func (w *Worker) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
 	return w.kind.do(ctx, c, fn)
 }
 
 // Release gives rows back, as [Keys.Release] does: any session may take them at once. It does not ask
-// the database whether the session still has the rows: one that was freed or deleted behind its back it
-// forgets, without an error. [Queue.Release] releases what was detached, or is another session's.
+// the database whether the session still has the rows. If a row was freed or deleted behind the
+// session's back, Release forgets the claim and returns no error. [Queue.Release] releases claims that
+// were detached or are another session's.
 func (w *Worker) Release(ctx context.Context, claims ...Claim) error {
 	return w.kind.release(ctx, claims)
 }
 
-// Detach is [Keys.Detach]: the rows are then finished or released by value, by this process or another.
+// Detach works like [Keys.Detach]. This process or another then finishes or releases the rows by value.
 func (w *Worker) Detach(claims ...Claim) error { return w.kind.detach(claims) }
 
-// Holds reports whether this session holds the claim, and may rely on it: see
-// [tenure.Term.Valid]. It does no I/O.
+// Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It
+// does no I/O.
 func (w *Worker) Holds(c Claim) bool { return w.kind.holds(c) }
 
 // Len returns how many claims the session holds.
 func (w *Worker) Len() int { return w.kind.size() }
 
-// errUnfinished is why a row is released whose func has returned nil.
+// errUnfinished is the reason for which a row is released although its func has returned nil.
 var errUnfinished = errors.New("the func returned nil, but did not end its claim, and QueueConfig.Done is not set")
 
-// Serve takes rows and calls fn for each, for at most so many at once, until ctx is done or the
-// session closes. Then it takes no more, waits until all funcs have returned, and returns nil.
-// fn's context is that of [Worker.Do]; it does not end with ctx, but when the session closes.
+// Serve takes rows and calls fn for each, for up to workers rows at a time, until ctx is done or the
+// session closes. Then it takes no more rows, waits until every fn has returned, and returns nil.
+// The context of fn is that of [Worker.Do]. It does not end with ctx, but when the session closes.
 //
-// fn ends the claim by a Finish method of the queue, Release or ReleaseAfter. If it returns nil without
-// that, the row is finished as by [Queue.Finish], if [QueueConfig.Done] is set, also while the
-// session closes: a func that stops before it is done returns an error. The error is logged, and
-// others may take the row after [QueueConfig.Backoff]; the same if fn calls runtime.Goexit.
+// fn ends the claim with a Finish method of the queue, Release or ReleaseAfter. If fn returns nil and
+// has not ended the claim, Serve finishes the row as [Queue.Finish] does, provided that
+// [QueueConfig.Done] is set. It does so even while the session closes, so a func that stops before its
+// work is done must return an error. If fn returns an error or calls runtime.Goexit, Serve logs that,
+// and other sessions may take the row after [QueueConfig.Backoff].
 //
-// A panic of fn releases the row and is passed on, without waiting for the other funcs. An
-// [tenure.ErrSetup] is returned.
+// If fn panics, Serve releases the row and panics with the same value, without waiting for the other
+// funcs. If a [tenure.ErrSetup] occurs, Serve takes no more rows, waits for the funcs, and returns it.
 func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context, Claim) error) error {
 	switch {
 	case workers < 1:
@@ -128,20 +130,12 @@ func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context
 		running.Add(1)
 		go work(c)
 	})
-	returned := make(chan struct{})
 	go func() {
 		running.Wait()
-		close(returned)
+		close(panics)
 	}()
-	select {
-	case p := <-panics:
+	if p, panicked := <-panics; panicked {
 		panic(p)
-	case <-returned:
-	}
-	select {
-	case p := <-panics:
-		panic(p)
-	default:
 	}
 	if ctx.Err() != nil || errors.Is(err, ErrClosed) {
 		return nil
@@ -149,8 +143,8 @@ func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context
 	return err
 }
 
-// serve takes as many rows as there are idle workers, and begins them. More would be attempts that
-// are not made if the process ends.
+// serve takes as many rows as there are idle workers, and begins work on them. Taking more would count
+// attempts that nobody makes if the process ends.
 func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim)) error {
 	for {
 		select {
@@ -175,68 +169,71 @@ func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim
 	}
 }
 
-// runOne runs fn for a row, and finishes or releases it.
-func (w *Worker) runOne(ctx context.Context, c Claim, fn func(context.Context, Claim) error, done func(context.Context, Claim) error) {
-	ended := func(ctx context.Context, err error) error {
-		held := w.Holds(c)
-		cause := context.Cause(ctx) // is set by now if that is why the claim is not held
-		// A session that closes holds nothing any more, but what its funcs have done still counts.
-		closing := errors.Is(cause, tenure.ErrShutdown) && err == nil && done != nil && w.kind.unended(c)
-		if !held && !closing || err != nil && cause != nil && !errors.Is(cause, ErrOverdue) { // it has ended, or others may go on at once
-			return err
-		}
-		if err == nil && done != nil {
-			if closing { // the session is renewed until this func returns
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), w.s.cfg.TTL)
-				defer cancel()
-			}
-			err = done(ctx, c)
-		} else if err == nil {
-			err = errUnfinished
-		}
-		if err != nil && w.Holds(c) {
-			w.releaseAfter(c, w.q.backoff(c))
-		}
-		return err
-	}
-	told := func(err error) {
+// runOne runs fn for a row, and then finishes or releases the row. done finishes it; nil: fn does.
+func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Context, Claim) error) {
+	log := func(err error) {
 		if err != nil {
 			w.s.cfg.Logger.Warn("failed to finish a row", "table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
 		}
 	}
-	told(w.Do(ctx, c, func(ctx context.Context) error {
-		over := false
+	log(w.Do(ctx, c, func(ctx context.Context) error {
+		returned := false
 		defer func() {
-			if over {
+			if returned {
 				return
 			}
 			if p := recover(); p != nil { // it releases the row at once
 				panic(p)
 			}
-			told(ended(ctx, errGoexit))
+			log(w.settle(ctx, c, errGoexit, done))
 		}()
 		err := logtext.Sound(fn(ctx, c))
-		over = true
-		return ended(ctx, err)
+		returned = true
+		return w.settle(ctx, c, err, done)
 	}))
 }
 
-// finishDone finishes a row whose func has returned nil. A statement whose answer was lost is repeated.
+// settle finishes or releases a row whose func has returned err, unless its claim has ended. It returns
+// why the row is not finished.
+func (w *Worker) settle(ctx context.Context, c Claim, err error, done func(context.Context, Claim) error) error {
+	held := w.Holds(c)
+	cause := context.Cause(ctx) // set by now if it is why the claim is not held
+	// A session that closes holds nothing any more, but what its funcs have done still counts.
+	closing := errors.Is(cause, tenure.ErrShutdown) && err == nil && done != nil && w.kind.unended(c)
+	if !held && !closing || err != nil && cause != nil && !errors.Is(cause, ErrOverdue) { // the claim has ended, or others may have the row at once
+		return err
+	}
+	if err == nil && done != nil {
+		if closing { // the session is renewed until this func returns
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), w.s.cfg.TTL)
+			defer cancel()
+		}
+		err = done(ctx, c)
+	} else if err == nil {
+		err = errUnfinished
+	}
+	if err != nil && w.Holds(c) {
+		w.releaseAfter(c, w.q.backoff(c))
+	}
+	return err
+}
+
+// finishDone finishes a row whose func has returned nil. It repeats a statement whose answer was lost.
 func (w *Worker) finishDone(ctx context.Context, c Claim) error {
 	if w.q.cfg.Done == "" {
 		return errUnfinished
 	}
 	for failures := 0; ; failures++ {
 		lost, err := w.q.endOne(ctx, c)
-		if len(lost) > 0 && failures > 0 { // to an earlier statement, unless the session was lost meanwhile
+		if len(lost) > 0 && failures > 0 { // an earlier statement ended it, unless the session was lost meanwhile
 			lost = nil
 		}
 		err = w.q.finished([]Claim{c}, lost, nil, err)
 		switch {
 		case err == nil:
 			return nil
-		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // it has waited, and nothing is written
+		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // it has waited long enough, and has written nothing
 			failures--
 		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), isRefused(err):
 			return err
@@ -246,8 +243,8 @@ func (w *Worker) finishDone(ctx context.Context, c Claim) error {
 	}
 }
 
-// releaseAfter releases a row so that no session takes it for a while. Without a column for that, the session
-// keeps it meanwhile: that costs nothing, and ends if the session does.
+// releaseAfter releases a row so that no session takes it for a while. If the table has no column for
+// that, the session keeps the row meanwhile, which costs nothing and ends with the session.
 func (w *Worker) releaseAfter(c Claim, d time.Duration) {
 	if w.q.cfg.NotBefore != "" {
 		ctx, cancel := w.s.writeContext(context.Background())

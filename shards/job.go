@@ -14,40 +14,40 @@ import (
 )
 
 const (
-	// The pauses between two calls of Work for a shard, after one that has returned by itself.
+	// The pause before Work is called again for a shard, after it has returned too early.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 30 * time.Second
 
-	// tooLong is how long a func may take to return until that is logged.
+	// tooLong is how long a func may take to return before that is logged.
 	tooLong = 10 * time.Second
 )
 
-// shard is one that this process has claimed. The mu of Member guards the fields without a
-// comment.
+// shard is a shard that this process has claimed.
 type shard struct {
-	id    string       // never changes
-	claim claims.Claim // never changes
-	nth   int          // never changes; the newest has the greatest
+	id    string
+	claim claims.Claim
+	nth   int // the newest shard has the greatest
+	begun time.Time
 
-	begun    time.Time
+	// The mu of Member guards the fields below.
 	failures int
-	err      error     // of the last call of Work that has returned by itself
-	failed   time.Time // when that was
+	err      error     // of the last call of Work that returned too early
+	failed   time.Time // when it returned
 	cancel   context.CancelCauseFunc
-	cause    error     // why it was told to stop; nil: it was not
-	stopped  time.Time // when
+	cause    error     // why the shard was told to stop; nil: it was not
+	stopped  time.Time // when it was told
 }
 
 type claimKey struct{}
 
-// ClaimFromContext returns the claim for which [Config.Work] was called, or a zero one if ctx is
-// not derived from the context of such a call. Package claims fences writes by it.
+// ClaimFromContext returns the claim for which [Config.Work] was called, which can fence writes, see
+// [claims.Claim.Fence]. It returns a zero claim if ctx is not derived from the context of such a call.
 func ClaimFromContext(ctx context.Context) claims.Claim {
 	c, _ := ctx.Value(claimKey{}).(claims.Claim)
 	return c
 }
 
-// start works for shards that were claimed.
+// start begins to work for shards that were claimed.
 func (m *Member) start(ctx context.Context, got []claims.Claim) {
 	ctx = context.WithoutCancel(ctx) // each func is told by itself, with a cause
 	m.mu.Lock()
@@ -59,27 +59,27 @@ func (m *Member) start(ctx context.Context, got []claims.Claim) {
 		m.shards[s.id] = s
 		m.funcs.Go(func() {
 			defer m.ended(s)
-			// It fails if the session was lost, of which the func was told.
+			// It fails if the session was lost. The func has been told of that.
 			_ = m.keys.Do(ctx, c, func(ctx context.Context) error { m.serve(ctx, s); return nil })
 		})
 	}
 }
 
-// serve calls Work for a shard until the shard's claim is over, or is given up.
+// serve calls Work for a shard until the shard's claim has ended or is given up.
 func (m *Member) serve(ctx context.Context, s *shard) {
 	ctx = context.WithValue(ctx, claimKey{}, s.claim)
-	// Its session was lost, or somebody asks for the shard: then it has to stop as well.
+	// The shard also stops when its session is lost, or when another process asks for it.
 	defer context.AfterFunc(ctx, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.stop(s, context.Cause(ctx))
 	})()
 	var pause pace.Doubling
-	for m.call(ctx, s, &pause) && ctx.Err() == nil && m.goesOn(s) {
+	for m.call(ctx, s, &pause) && ctx.Err() == nil && m.keepRunning(s) {
 	}
 }
 
-// call calls Work once. It reports whether it did, and not if the shard was told to stop before.
+// call calls Work once. It reports whether it did: not if the shard had been told to stop before.
 func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -95,7 +95,7 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 	if ctx.Err() != nil {
 		return true
 	}
-	err = cmp.Or(err, errors.New("Work returned although nobody told it to"))
+	err = cmp.Or(err, errors.New("Work returned although it was not told to"))
 	m.mu.Lock()
 	s.failures++
 	s.err, s.failed = err, time.Now()
@@ -108,9 +108,9 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 	return true
 }
 
-// goesOn decides what becomes of a shard whose func has returned: if it was told to stop because
-// this process had too many, and now has not, it goes on here.
-func (m *Member) goesOn(s *shard) bool {
+// keepRunning decides whether Work is called again for a shard. If the shard was told to stop because this
+// process had too many, and it no longer has, the shard keeps running here.
+func (m *Member) keepRunning(s *shard) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.current()
@@ -126,7 +126,7 @@ func (m *Member) goesOn(s *shard) bool {
 	return true
 }
 
-// ended notes that a shard is free, or its session lost.
+// ended notes that a shard is free or that its session is lost.
 func (m *Member) ended(s *shard) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,7 +137,7 @@ func (m *Member) ended(s *shard) {
 	if m.over != nil {
 		return
 	}
-	if s.claim.Session != m.me.Session { // it may have kept this process away
+	if s.claim.Session != m.me.Session { // mustWait may have waited for it
 		m.wake()
 	}
 	if _, room := m.current().room(); room > 0 {
@@ -145,7 +145,7 @@ func (m *Member) ended(s *shard) {
 	}
 }
 
-// stop tells a shard's func to return. The caller holds the mutex.
+// stop tells a shard's func to return. The caller holds mu.
 func (m *Member) stop(s *shard, cause error) {
 	if s.cause != nil {
 		return
@@ -164,7 +164,7 @@ func (m *Member) stop(s *shard, cause error) {
 	})
 }
 
-// stopAll tells all funcs to return, and lets none begin.
+// stopAll tells all funcs to return, and lets no more begin.
 func (m *Member) stopAll(cause error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,8 +176,8 @@ func (m *Member) stopAll(cause error) {
 	}
 }
 
-// stopSurplus tells the newest funcs to return if this process has too many, and returns how
-// many.
+// stopSurplus tells the newest funcs to return if this process has too many shards. It returns how many it
+// told.
 func (m *Member) stopSurplus() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +198,7 @@ func (m *Member) stopSurplus() int {
 	return surplus
 }
 
-// update notes what a look has found, and returns it with this process's shards.
+// update notes what a look has found, and returns the current view.
 func (m *Member) update(v view) view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -206,8 +206,8 @@ func (m *Member) update(v view) view {
 	return m.current()
 }
 
-// current returns the view of the last look with the shards that this process has now. The
-// caller holds the mutex.
+// current returns the view of the last look, with the shards that this process has now. The caller holds
+// mu.
 func (m *Member) current() view {
 	v := m.view
 	for _, s := range m.shards {
@@ -230,7 +230,7 @@ func (m *Member) wants() bool {
 	return room > 0
 }
 
-// former returns the sessions that were lost and whose funcs have not all returned.
+// former returns the lost sessions whose funcs have not all returned.
 func (m *Member) former() map[string]bool {
 	current := m.session.ID()
 	m.mu.Lock()
@@ -244,7 +244,7 @@ func (m *Member) former() map[string]bool {
 	return former
 }
 
-// running returns the shards for which a goroutine runs, also those of a session that was lost.
+// running returns the shards for which a goroutine runs, also those of lost sessions.
 func (m *Member) running() map[string]bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

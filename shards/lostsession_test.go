@@ -2,6 +2,7 @@ package shards_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,20 +12,25 @@ import (
 	"github.com/tenurelib/tenure/shards"
 )
 
+// hanging makes the funcs of some shards return only when hang is closed. The others return when they are told.
+func hanging(hang <-chan struct{}, ids ...string) func(*process, *shards.Config) {
+	return func(p *process, _ *shards.Config) {
+		p.run = func(ctx context.Context, id string) error {
+			<-ctx.Done()
+			if slices.Contains(ids, id) {
+				<-hang
+			}
+			return nil
+		}
+	}
+}
+
 // Its session was lost, so nobody owns the shard, and nobody else can work for it.
 func TestAFuncThatDoesNotReturnAfterItsSessionWasLostIsStuck(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
 		hang := make(chan struct{})
 		defer close(hang)
-		p := w.start("p", func(p *process, _ *shards.Config) {
-			p.run = func(ctx context.Context, id string) error {
-				<-ctx.Done()
-				if id == "1" {
-					<-hang
-				}
-				return nil
-			}
-		})
+		p := w.start("p", hanging(hang, "1"))
 		time.Sleep(settle + moment)
 		p.fault(kit.Hang)
 		time.Sleep(ttl)
@@ -46,13 +52,7 @@ func TestAProcessWhoseFuncsHangAfterItsSessionWasLostGetsNothingFromOthers(t *te
 		hang := make(chan struct{})
 		q := w.start("q")
 		time.Sleep(20 * time.Millisecond)
-		p := w.start("p", func(p *process, _ *shards.Config) {
-			p.run = func(ctx context.Context, _ string) error {
-				<-ctx.Done()
-				<-hang
-				return nil
-			}
-		})
+		p := w.start("p", hanging(hang, "0", "1", "2", "3"))
 		time.Sleep(settle + moment)
 		w.spread([]int{2, 2}, q, p)
 		hung := p.runs()
@@ -81,15 +81,7 @@ func TestAProcessThatIsAloneTakesPartAlthoughAFuncHangs(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
 		hang := make(chan struct{})
 		defer close(hang)
-		p := w.start("p", func(p *process, _ *shards.Config) {
-			p.run = func(ctx context.Context, id string) error {
-				<-ctx.Done()
-				if id == "1" {
-					<-hang
-				}
-				return nil
-			}
-		})
+		p := w.start("p", hanging(hang, "1"))
 		time.Sleep(settle + moment)
 		p.fault(kit.Hang)
 		time.Sleep(ttl)

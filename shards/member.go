@@ -27,67 +27,69 @@ import (
 // DefaultSettle is the default of [Config.Settle].
 const DefaultSettle = time.Second
 
-// Config configures a [Member]. Kind, Work, and either Count or IDs must be set, and all
-// processes must agree on Kind, Count, IDs and Settle.
+// Config configures a [Member]. Kind, Work, and either Count or IDs must be set. All processes must agree
+// on Kind, Count, IDs and Settle.
 type Config struct {
 	Kind  string   // of the claims: the name of the jobs
-	Count int      // how many shards there are; their IDs are "0", "1", …
-	IDs   []string // their IDs, instead of a Count
+	Count int      // the number of shards; their IDs are "0", "1", …
+	IDs   []string // the IDs of the shards, instead of a Count
 
-	// Work works for one shard until ctx is done, and must return then: no other process begins
-	// before. [context.Cause] tells why: [tenure.ErrResigned] if the shard moves,
-	// [tenure.ErrShutdown] if this process stops, [tenure.ErrUnhealthy] if its Check fails, and
-	// [tenure.ErrLost] or [tenure.ErrDeadline] if its session was lost. [ClaimFromContext]
-	// returns the claim, by which writes can be fenced.
+	// Work works for one shard until ctx is done, and must then return: no other process begins before
+	// it has. [context.Cause] says why: [tenure.ErrResigned] if the shard moves, [tenure.ErrShutdown]
+	// if this process stops, [tenure.ErrUnhealthy] if its Check fails, and [tenure.ErrLost] or
+	// [tenure.ErrDeadline] if its session was lost. [ClaimFromContext] returns the claim, which can
+	// fence writes.
 	//
-	// If Work returns earlier, with an error or without, it is called again, after a pause that
-	// grows from 100 ms to 30 s. It may be called for many shards at the same time.
+	// If Work returns before ctx is done, with an error or without, it is called again, after a pause
+	// that grows from 100 ms to 30 s. It may run for many shards at the same time.
 	Work func(ctx context.Context, id string) error
 
-	// Settle is how long a process has to be there before shards move to it. Processes that
-	// start within it divide the shards among them without moving any; a process that crashes
+	// Settle is how long a process has to be present before shards move to it. Processes that start
+	// within this time of each other divide the shards without moving any. A process that crashes
 	// within it has moved none. Default [DefaultSettle].
 	Settle time.Duration
 
-	// Check, if set, returns nil if this process is fit to work. It is called before the
-	// process takes part, and once per RenewInterval of its session; it must return when its
-	// context ends, after half of that. While it fails, this process does not begin to take
-	// part, and it gives up its shards as soon as another process that counts is there. The
-	// last one works on: to work badly is better than not at all.
+	// Check, if set, returns nil if this process can work. It is called before the process takes part,
+	// and then once per RenewInterval of its session. Its context ends after half of that interval, and
+	// Check must return then. While Check fails, this process does not begin to take part, and gives up
+	// its shards once another process is present that counts. The last process keeps working, because a
+	// degraded member is better than none.
 	Check func(ctx context.Context) error
 
-	Logger *slog.Logger // default that of the session
+	Logger *slog.Logger // default: that of the session
 }
 
-// Member is this process's part in a set of shards. All methods are safe for concurrent use.
+// Member is this process's part in a set of shards.
+//
+// All methods are safe for concurrent use.
 type Member struct {
 	session *claims.Session
 	cfg     Config
 	ids     []string
-	sorted  []string     // the same
-	keys    *claims.Keys // one for each shard
-	members *claims.Keys // one for each process that takes part
+	sorted  []string     // the same, sorted
+	keys    *claims.Keys // a key for each shard
+	members *claims.Keys // a key for each process that takes part
 	paces   claims.SessionConfig
 
 	started atomic.Bool
 	kick    chan struct{} // receives when Run's goroutine has to look again
 	funcs   sync.WaitGroup
 
-	mu      sync.Mutex // guards the fields below; never held across I/O
-	view    view       // of the last look; mine and running are not kept up to date
-	me      claims.Claim
-	shards  map[string]*shard // those for which a goroutine runs
-	claimed int               // how many were claimed so far
-	givenUp int               // how many of these were freed for others
-	over    error             // why no func begins any more; nil: they may
-	sick    error             // why this process is not fit to work
+	mu       sync.Mutex // guards the fields below; never held across I/O
+	view     view       // of the last look; current adds what has changed since
+	me       claims.Claim
+	shards   map[string]*shard // those for which a goroutine runs
+	claimed  int               // how many shards were claimed so far
+	givenUp  int               // how many of them were freed for other processes
+	over     error             // why no func may begin any more, or nil
+	checkErr error             // of the last call of Check: why this process must not work; nil: it may
 }
 
 // memberSuffix is appended to the kind of the shards to get the kind of the members.
 const memberSuffix = "/member"
 
-// New returns this process's part in a set of shards. A session has at most one for each kind.
-// It does no I/O. An [tenure.ErrInvalid] names what is wrong with the config.
+// New returns this process's part in a set of shards. A session has at most one Member for each kind. New
+// does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the config.
 func New(s *claims.Session, cfg Config) (*Member, error) {
 	m, err := newMember(s, cfg)
 	if err != nil {
@@ -97,31 +99,24 @@ func New(s *claims.Session, cfg Config) (*Member, error) {
 }
 
 func newMember(s *claims.Session, cfg Config) (*Member, error) {
-	var errs []error
-	refuse := func(wrong bool, format string, args ...any) {
-		if wrong {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...))
-		}
-	}
-	refuse(s == nil, "session is nil")
-	refuse(cfg.Kind == "", "Kind is empty")
-	refuse(cfg.Work == nil, "Work is nil")
-	refuse(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
-	refuse(cfg.Count < 0, "Count %d is negative", cfg.Count)
-	refuse(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
-	refuse(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")
+	var problems objects.Problems
+	problems.If(s == nil, "session is nil")
+	problems.If(cfg.Kind == "", "Kind is empty")
+	problems.If(cfg.Work == nil, "Work is nil")
+	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	problems.If(cfg.Count < 0, "Count %d is negative", cfg.Count)
+	problems.If(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
+	problems.If(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")
 	for _, id := range cfg.IDs {
-		refuse(id == "", "an ID is empty")
-		if err := objects.ValidText("ID", id); err != nil {
-			errs = append(errs, err)
-		}
+		problems.If(id == "", "an ID is empty")
+		problems.Add(objects.ValidText("ID", id))
 	}
 	ids := slices.Sorted(slices.Values(cfg.IDs))
-	refuse(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
+	problems.If(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
 	if s != nil {
-		errs = append(errs, reach.FitKeys(s, cfg.Kind, cfg.IDs))
+		problems.Add(reach.FitKeys(s, cfg.Kind, cfg.IDs))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := problems.Err(); err != nil {
 		return nil, err
 	}
 	for i := range cfg.Count {
@@ -145,10 +140,10 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	}, nil
 }
 
-// Run takes part until ctx is done: it claims this process's shards and runs the funcs for
-// them. Then it stops them, and returns nil when the last has returned and its shard is free.
-// Errors of the store do not end it, except [tenure.ErrSetup]; [claims.ErrClosed] says that the
-// session ended before. It may be called once, and needs the session's Run beside it.
+// Run takes part until ctx is done: it claims this process's shards and calls Work for them. Then it tells
+// these calls to return, and returns nil when the last one has and its shard is free. Errors of the store
+// do not end Run, except [tenure.ErrSetup]. If the session is closed before ctx is done, Run returns
+// [claims.ErrClosed]. Run may be called once, and the session's Run must run beside it.
 func (m *Member) Run(ctx context.Context) error {
 	if !m.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("shards: run %s: %w: they have been run before", m.cfg.Kind, tenure.ErrInvalid)
@@ -156,12 +151,12 @@ func (m *Member) Run(ctx context.Context) error {
 	defer report.Flush(m.cfg.Logger)
 	defer m.funcs.Wait()
 	defer m.stopAll(tenure.ErrShutdown)
-	defer context.AfterFunc(ctx, func() { m.stopAll(tenure.ErrShutdown) })() // before the membership is given up
+	defer context.AfterFunc(ctx, func() { m.stopAll(tenure.ErrShutdown) })() // before the membership ends
 	if m.cfg.Check != nil {
 		checking, cancel := context.WithCancel(ctx)
 		defer cancel()
 		m.mu.Lock()
-		m.sick = errors.New("Check was not called yet")
+		m.checkErr = errors.New("Check was not called yet")
 		m.mu.Unlock()
 		m.funcs.Go(func() { m.check(checking) })
 	}
@@ -173,7 +168,7 @@ func (m *Member) Run(ctx context.Context) error {
 		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
 			return fmt.Errorf("shards: run %s: %w", m.cfg.Kind, err)
 		case err != nil:
-			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: cannot take part, trying again", err, "kind", m.cfg.Kind)
+			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: failed to take part; retrying", err, "kind", m.cfg.Kind)
 		case joined:
 			failures = 0
 			retries.Reset()
@@ -183,19 +178,19 @@ func (m *Member) Run(ctx context.Context) error {
 	return nil
 }
 
-// longestRetryPause limits the pause between two tries of anything that has failed.
+// longestRetryPause limits the pause before something that failed is tried again.
 const longestRetryPause = 5 * time.Second
 
-// join takes part under the present session, until that is lost, ctx is done, or this process
-// is not fit to work. A member has a key of its own each time, so its token tells when it has
-// joined.
+// join takes part under the present session until the session is lost, ctx is done, or this process gives
+// its shards up because it is unhealthy. A member has a new key each time, so the token of the key tells
+// when the member joined.
 func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	for {
-		stays, err := m.staysAway(ctx)
+		waits, err := m.mustWait(ctx)
 		if err != nil {
 			return false, err
 		}
-		if !stays {
+		if !waits {
 			break
 		}
 		select {
@@ -209,14 +204,14 @@ func (m *Member) join(ctx context.Context) (joined bool, err error) {
 		}
 	}
 	got, err := m.members.TryClaim(ctx, uuid.NewString())
-	for _, me := range got { // also beside an error
+	for _, me := range got { // even together with an error
 		err := m.members.Do(ctx, me, func(ctx context.Context) error {
-			m.funcs.Go(m.members.Wake) // which may hang
+			m.funcs.Go(m.members.Wake) // in a goroutine, because it may hang
 			m.enter(me)
 			defer m.enter(claims.Claim{})
-			return m.live(ctx, me)
+			return m.takePart(ctx, me)
 		})
-		if errors.Is(err, tenure.ErrUnhealthy) { // now that the others no longer leave it any
+		if errors.Is(err, tenure.ErrUnhealthy) { // now that the other members leave this one no shards
 			m.stopAll(err)
 		}
 		joined = true
@@ -224,11 +219,11 @@ func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	return joined, err
 }
 
-// staysAway reports whether this process must not take part yet: it is not fit to work, or a func
-// of a session that was lost has not returned, and another process is there. That one may work for
-// the shard meanwhile, and would give it up for this process, which cannot.
-func (m *Member) staysAway(ctx context.Context) (bool, error) {
-	if m.unfit() != nil {
+// mustWait reports whether this process must not take part yet. It must wait while it is unhealthy. It must
+// also wait while a func of a lost session has not returned and another process is present: the other
+// process may work for that func's shard, and would give it up for this process, which could not run it.
+func (m *Member) mustWait(ctx context.Context) (bool, error) {
+	if m.unhealthy() != nil {
 		return true, nil
 	}
 	former := m.former()
@@ -239,7 +234,7 @@ func (m *Member) staysAway(ctx context.Context) (bool, error) {
 	return slices.ContainsFunc(listing.Claims, func(c claims.Claim) bool { return !former[c.Session] }), err
 }
 
-// enter notes as which member this process takes part.
+// enter notes the claim under which this process is a member; a zero claim: it no longer is.
 func (m *Member) enter(me claims.Claim) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,9 +246,9 @@ func (m *Member) enter(me claims.Claim) {
 	}
 }
 
-// live looks who is there, stops and claims shards, and waits for a reason to look again, as
-// long as this process is a member.
-func (m *Member) live(ctx context.Context, me claims.Claim) error {
+// takePart looks at members and shards, stops and claims shards, and waits for a reason to look again,
+// while this process is a member.
+func (m *Member) takePart(ctx context.Context, me claims.Claim) error {
 	members, keys := m.members.Watch(), m.keys.Watch() // before the first look, so that no hint is missed
 	defer members.Stop()
 	defer keys.Stop()
@@ -268,7 +263,7 @@ func (m *Member) live(ctx context.Context, me claims.Claim) error {
 		case errors.Is(err, tenure.ErrUnhealthy), errors.Is(err, errNoMember):
 			return err
 		case err != nil:
-			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: trying again", err, "kind", m.cfg.Kind)
+			retries.Log(m.cfg.Logger, slog.LevelWarn, "shards: failed to look at members and shards; retrying", err, "kind", m.cfg.Kind)
 			next = pace.Retry(m.paces.RenewInterval, longestRetryPause, failures)
 			failures++
 		default:
@@ -280,9 +275,9 @@ func (m *Member) live(ctx context.Context, me claims.Claim) error {
 		}
 		flood, freed := floodPace, keys.C()
 		if m.wants() {
-			flood /= 10 // while shards move, they have no owner
+			flood /= 10 // shards that are moving have no owner, so this is urgent
 		} else {
-			freed = nil // it does not matter what others free
+			freed = nil // what other members free does not matter
 		}
 		ignored := min(spurious.IgnoreFor(woken && !did, flood), next)
 		if !pace.Sleep(ctx, ignored) {
@@ -291,7 +286,7 @@ func (m *Member) live(ctx context.Context, me claims.Claim) error {
 		timer := time.NewTimer(next - ignored)
 		woken = false
 		select {
-		case <-ctx.Done(): // the others wait for the membership to end
+		case <-ctx.Done(): // without another look, because the others wait for the membership to end
 			timer.Stop()
 			return nil
 		case <-timer.C:
@@ -305,24 +300,24 @@ func (m *Member) live(ctx context.Context, me claims.Claim) error {
 	}
 }
 
-// spreadMoves is the time in which members, one after another, stop what moves to one that
-// counts by now.
+// spreadMoves is the time over which members, one after another, stop the shards that move to a member that
+// has begun to count.
 const spreadMoves = 150 * time.Millisecond
 
-// floodPace is how often hints are followed that lead to nothing, after the first few.
+// floodPace is the time between two looks when hints keep leading to nothing.
 const floodPace = 100 * time.Millisecond
 
 var errNoMember = errors.New("the row that makes this process a member is gone")
 
 // sightings is what a member remembers from one look to the next.
 type sightings struct {
-	free    map[string]time.Time // since when shards have been free, as long as this member counts
-	members []string             // the sessions of the last look
-	tries   int                  // looks in a row after which a free shard could not be claimed
+	free    map[string]time.Time // since when each free shard has been free, while this member counts
+	members []string             // the sessions that the last look found
+	tries   int                  // looks in a row after which not all wanted shards could be claimed
 }
 
-// look lists members and shards, and does what the rule says. It returns whether it had
-// anything to do, and when to look again at the latest.
+// look lists members and shards, and follows the rule. It returns whether there was anything to do, and in
+// what time to look again at the latest.
 func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
 	listing, err := m.session.List(ctx, m.cfg.Kind, m.cfg.Kind+memberSuffix)
 	if err != nil {
@@ -344,24 +339,24 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 	n, in := counted(ages, m.cfg.Settle)
 	if n < len(members) {
 		in += time.Millisecond
-		if rank < n { // the others are ready by then, and have claimed what one has freed before the next frees more
+		if rank < n { // one member after another, so that what one frees is claimed before the next frees more
 			in += spreadMoves * time.Duration(rank+1) / time.Duration(n)
 		}
 		next = min(next, in)
 	}
 	v := m.update(newView(len(m.ids), has, n, rank))
-	if sick := m.unfit(); sick != nil && (n > 1 || n == 1 && rank > 0) {
-		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, sick)
+	if err := m.unhealthy(); err != nil && (n > 1 || n == 1 && rank > 0) {
+		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, err)
 	}
 	did = m.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
-		defer func() { _ = m.members.Forget(ctx) }() // else their rows are deleted a day later; their shards come first
+		defer func() { _ = m.members.Forget(ctx) }() // otherwise their rows are deleted a day later; their shards come first
 	}
 	seen.members = sessions
 
 	seen.note(m.ids, owned, me.Session, m.running(), v.counts(), now)
-	// Each begins elsewhere in the list, so that those who look at the same moment do not claim
-	// the same shards.
+	// Each member begins at another place in the list, so that members that look at the same moment do
+	// not claim the same shards.
 	begin := 0
 	if free := len(seen.free); free > 0 {
 		for i, least := range shares(v.shards, has)[:rank] {
@@ -384,7 +379,7 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 	m.start(ctx, got)
 	if seen.tries++; len(got) == len(wanted) {
 		seen.tries = 0
-	} else { // others were faster, or have locked the rows
+	} else { // other members were faster, or have locked the rows
 		next = min(next, 5*time.Millisecond<<min(seen.tries, 10))
 	}
 	return did || len(got) > 0, next, err
@@ -396,7 +391,7 @@ type owners struct {
 	count map[string]int
 }
 
-// sort returns the members of a listing by their age, and who owns what.
+// sort returns the members of a listing, the oldest first, and which sessions own which shards.
 func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
 	owned = owners{of: make(map[string]string, len(listing.Claims)), count: make(map[string]int)}
 	for _, c := range listing.Claims {
@@ -411,14 +406,14 @@ func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned own
 		return cmp.Or(cmp.Compare(a.Token, b.Token), cmp.Compare(a.Key.ID, b.Key.ID))
 	})
 	known := make(map[string]bool, len(members))
-	return slices.DeleteFunc(members, func(c claims.Claim) bool { // it has two rows if an answer was lost
+	return slices.DeleteFunc(members, func(c claims.Claim) bool { // a process has two rows if an answer was lost
 		defer func() { known[c.Session] = true }()
 		return known[c.Session]
 	}), owned
 }
 
-// note notes which shards are free: those that no other session owns, and for which no func runs
-// in this process. A row may name this session all the same, if the answer to a claim was lost.
+// note notes which shards are free: no other session owns them, and no func runs for them in this process.
+// The row of a free shard may still name this session, if the answer to a claim was lost.
 func (s *sightings) note(ids []string, owned owners, me string, runs map[string]bool, counts bool, now time.Time) {
 	if s.free == nil || !counts {
 		s.free = make(map[string]time.Time)
@@ -436,7 +431,7 @@ func (s *sightings) note(ids []string, owned owners, me string, runs map[string]
 	}
 }
 
-// wanted returns which of the free shards a member claims, and when it may be more; 0: never.
+// wanted returns the free shards that a member claims, and in what time there may be more; 0: never.
 func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settle time.Duration) (wanted []string, in time.Duration) {
 	room, later := v.room()
 	var free []string
@@ -458,9 +453,9 @@ func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settl
 	return wanted, in
 }
 
-// Owner returns who works for a shard: the holder of its session, with the labels, so that a
-// request can be sent there. It returns [tenure.ErrNotFound] if nobody does at this moment. A
-// process that has crashed is returned until its session has expired and was removed.
+// Owner returns the holder of the session that owns a shard, with its labels, so that a request can be sent
+// there. If no session owns the shard at this moment, the error is [tenure.ErrNotFound]. A crashed process
+// counts as the owner until its session has expired and was removed.
 func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	if _, found := slices.BinarySearch(m.sorted, id); !found {
 		return tenure.Holding{}, fmt.Errorf("shards: owner of %q of %s: %w: there is no such shard", id, m.cfg.Kind, tenure.ErrInvalid)
@@ -468,11 +463,11 @@ func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return m.keys.Owner(ctx, id)
 }
 
-// unfit returns why this process is not fit to work.
-func (m *Member) unfit() error {
+// unhealthy returns why this process must not work, or nil.
+func (m *Member) unhealthy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.sick
+	return m.checkErr
 }
 
 // check calls Check until ctx is done.
@@ -490,10 +485,11 @@ func (m *Member) check(ctx context.Context) {
 	}
 }
 
+// checked notes the answer of Check, and logs a change.
 func (m *Member) checked(err error) {
 	m.mu.Lock()
-	was := m.sick
-	m.sick = err
+	was := m.checkErr
+	m.checkErr = err
 	m.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):

@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// settled is how many settling times after its join a member counts, even if others keep
-// joining.
+// settled is the number of settling times after which a member counts even if others keep joining.
 const settled = 4
 
-// shares returns how many of the shards are for each member, given how many each has, the oldest
-// member first. All get the same number, and some one more: those that have one more already, so
-// that no shard moves that need not, and then the youngest, because in a rolling restart the old
-// ones are about to go. While members stop and claim what they come to, the result stays the same.
+// shares returns how many shards each member should have, given how many each has now, the oldest member
+// first. All members get the same number, and some get one more. Members that already have one more come
+// first, so that no shard moves without need. Then come the youngest, because in a rolling restart the old
+// members are about to leave. The result stays the same while members stop and claim shards accordingly.
 func shares(shards int, has []int) []int {
 	each, more := shards/len(has), shards%len(has)
 	result := make([]int, len(has))
@@ -30,17 +29,17 @@ func shares(shards int, has []int) []int {
 	return result
 }
 
-// counted returns how many members count, given their ages, the oldest first: all up to the
-// last join after which nobody else has joined for the settling time, and those that are old.
-// Every member comes to the same result at the same time, and those that count are always the
-// first. In says when there may be more; 0: all count.
+// counted returns how many members count, given the members' ages, the oldest first. A member counts if
+// some member, itself or a younger one, joined and no other joined for the settling time after that. It
+// also counts if it is old. Every member gets the same result at the same time, and the members that count
+// are always the oldest. In says in what time there may be more; 0: all count.
 func counted(ages []time.Duration, settle time.Duration) (n int, in time.Duration) {
 	for i, age := range ages {
-		var next time.Duration // the age of the one that joined next
+		var next time.Duration // the age of the member that joined next
 		if i+1 < len(ages) {
 			next = ages[i+1]
 		}
-		// An age is negative if the database's clock was set back. It says nothing then.
+		// A negative age means that the database's clock was set back, so it says nothing.
 		if age-next >= settle || age >= settled*settle || age < 0 {
 			n = i + 1
 		}
@@ -51,22 +50,22 @@ func counted(ages []time.Duration, settle time.Duration) (n int, in time.Duratio
 	return n, in
 }
 
-// view is what a member decides by.
+// view is what a member bases its decisions on.
 type view struct {
-	shards  int // of all
-	members int // that are there
-	counted int // of these
-	rank    int // of this member among them, by age; -1: it is not there
+	shards  int // in all
+	members int // that are present
+	counted int // how many of these count
+	rank    int // of this member among them, by age; -1: it is not present
 
-	share int // how many shards are for this member, among those that count; 0: it does not
-	least int // and if those that do not count yet did
+	share int // how many shards this member should have; 0 while it does not count
+	least int // how many it should have if all members counted
 
-	mine    int // shards that this process has, also those that stop
-	running int // those that have not been told to stop
+	mine    int // shards that this process has, including those that were told to stop
+	running int // shards that were not told to stop
 }
 
-// newView returns the view of the member of that rank, given how many shards each member has,
-// the oldest first, and how many of them count.
+// newView returns the view of the member of that rank, given how many shards each member has, the oldest
+// first, and how many members count.
 func newView(shards int, has []int, counted, rank int) view {
 	v := view{shards: shards, members: len(has), counted: counted, rank: rank}
 	if v.counts() {
@@ -77,7 +76,7 @@ func newView(shards int, has []int, counted, rank int) view {
 
 func (v view) counts() bool { return v.rank >= 0 && v.rank < v.counted }
 
-// surplus returns how many shards this member stops.
+// surplus returns how many shards this member has to stop.
 func (v view) surplus() int {
 	if !v.counts() {
 		return 0
@@ -85,7 +84,7 @@ func (v view) surplus() int {
 	return max(0, v.running-v.share)
 }
 
-// room returns how many free shards this member claims, and how many when nobody has claimed
-// them for the settling time. At first it leaves some to those that do not count yet; if it
-// did not, they would move twice.
+// room returns how many free shards this member claims now, and how many later, once they have been free
+// for the settling time. At first it leaves some shards to members that do not count yet, which would
+// otherwise move twice.
 func (v view) room() (now, later int) { return max(0, v.least-v.mine), max(0, v.share-v.mine) }

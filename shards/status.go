@@ -6,45 +6,45 @@ import (
 	"time"
 )
 
-// Status is what a [Member] knows of itself, as of its last look at the others.
+// Status is what a [Member] knows about itself, as of its last look at the others.
 type Status struct {
 	Kind    string `json:"kind"`
 	Session string `json:"session,omitempty"` // empty: this process does not take part
-	Members int    `json:"members"`           // processes that are there
-	Counted int    `json:"counted"`           // those of them that have settled
-	Settled bool   `json:"settled"`           // this process is one of those
+	Members int    `json:"members"`           // processes that are present
+	Counted int    `json:"counted"`           // how many of them have settled
+	Settled bool   `json:"settled"`           // whether this process has settled
 
 	// Share is how many of the Count shards this process should have: 0 until it has settled.
 	Share int `json:"share"`
 	Count int `json:"count"`
 
-	Shards    []ShardStatus `json:"shards"`              // those that it has, by ID
+	Shards    []ShardStatus `json:"shards"`              // the shards that it has, by ID
 	Stuck     int           `json:"stuck"`               // how many of them do not stop
-	Failing   int           `json:"failing"`             // and how many fail
+	Failing   int           `json:"failing"`             // how many of them fail
 	Unhealthy string        `json:"unhealthy,omitempty"` // why Check fails
 
 	// Since the process started.
 	Claimed int `json:"claimed"`  // shards that this process has claimed
-	GivenUp int `json:"given_up"` // those of them that it has freed for others, but not because it stops
+	GivenUp int `json:"given_up"` // how many of them it has freed for other processes while it kept running
 }
 
-// ShardStatus is what is known of one shard that this process has.
+// ShardStatus is the status of one shard that this process has.
 type ShardStatus struct {
 	ID       string    `json:"id"`
 	Token    int64     `json:"token"`
 	Since    time.Time `json:"since"`              // when it was claimed
 	Stopping time.Time `json:"stopping,omitzero"`  // when it was told to stop; zero: it was not
-	Stuck    bool      `json:"stuck,omitempty"`    // that was more than 10 seconds ago
-	Failing  bool      `json:"failing,omitempty"`  // its func has returned by itself within the last minute
-	Failures int       `json:"failures,omitempty"` // how often it has
-	Error    string    `json:"error,omitempty"`    // of the last of these
+	Stuck    bool      `json:"stuck,omitempty"`    // it was told more than 10 seconds ago
+	Failing  bool      `json:"failing,omitempty"`  // its func has returned too early within the last minute
+	Failures int       `json:"failures,omitempty"` // how often its func has returned too early
+	Error    string    `json:"error,omitempty"`    // of the last time
 }
 
-// failingFor is how long a shard counts as failing after its func has returned by itself: longer
-// than the pause before the next call.
+// failingFor is how long a shard counts as failing after its func has returned too early. It is longer than
+// the pause before the next call.
 const failingFor = 2 * longestPause
 
-// Status returns what this process has, without I/O.
+// Status returns the member's status. It does no I/O.
 func (m *Member) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -54,8 +54,8 @@ func (m *Member) Status() Status {
 		Settled: v.counts(), Share: v.share, Count: v.shards,
 		Shards: make([]ShardStatus, 0, len(m.shards)), Claimed: m.claimed, GivenUp: m.givenUp,
 	}
-	if m.sick != nil {
-		status.Unhealthy = m.sick.Error()
+	if m.checkErr != nil {
+		status.Unhealthy = m.checkErr.Error()
 	}
 	for _, s := range m.shards {
 		one := ShardStatus{ID: s.id, Token: s.claim.Token, Since: s.begun, Failures: s.failures}
