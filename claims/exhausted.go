@@ -100,9 +100,9 @@ func (q *Queue) giveBack(ctx context.Context, c Claim) {
 		}
 	}
 	q.taker.skip(c.Session, c.Key.ID, d)
-	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
+	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
 	defer cancel()
-	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.rows.limit)
+	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.limit())
 }
 
 // exhaust sets [QueueConfig.Exhausted] in rows and frees them. It calls failed for each row for which that
@@ -115,9 +115,9 @@ func (q *Queue) exhaust(ctx context.Context, exhausted []Claim, failed func(Clai
 		failed(c)
 	}
 	err := inGroups(q.rows.groups, exhausted, func(some []Claim) error {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
 		defer cancel()
-		left, err := q.table.End(ending, objects.Ending{Exhausted: true, Unlocked: true}, rowsOf(some), q.rows.limit)
+		left, err := q.table.End(ending, objects.Ending{Exhausted: true, Unlocked: true}, rowsOf(some), q.limit())
 		if err != nil {
 			return err
 		}

@@ -201,7 +201,7 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*ending, r
 		delete(batch, row)
 	}
 	err := inGroups(q.rows.groups, rows, func(rows []objects.Claim) error {
-		left, err := q.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, q.rows.limit)
+		left, err := q.table.End(ctx, objects.Ending{Done: true, Unlocked: true}, rows, q.limit())
 		if err != nil {
 			return err
 		}
@@ -257,17 +257,19 @@ func (q *Queue) end(ctx context.Context, how objects.Ending, claims []Claim) err
 // While another transaction has locked a row, it waits without a connection, because there are few.
 func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.Claim) (lost []objects.Claim, err error) {
 	how.All, how.Unlocked = true, true
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit)
+	limit := q.limit()
+	ctx = context.WithoutCancel(ctx)
+	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for tries := 0; ; tries++ {
-		left, err := q.table.End(ctx, how, rows, q.rows.limit)
+		left, err := q.table.End(ctx, how, rows, limit) // never cut short by what was waited: it might have ended the claims
 		if err == nil && len(left) > 0 {
 			lost, _, err = q.rows.standing(ctx, q.cfg.Table, left)
 		}
 		if err != nil || len(left) == 0 || len(lost) > 0 {
 			return lost, err
 		}
-		if !awaitUnlocked(ctx, tries) {
+		if !awaitUnlocked(waiting, tries) {
 			return nil, errLocked
 		}
 	}

@@ -21,6 +21,8 @@ type kind struct {
 	table *ownerTable
 	turn  chan struct{} // held while a statement that takes rows is under way; taken before the session's mu
 
+	closed func() // called when the session has closed; nil: nothing is to be done
+
 	// The session's mu guards the fields below.
 	ledger  *ledger          // of the latest term; nil before the first
 	running map[string]*call // the funcs of do by key, also those of terms that were lost
@@ -131,6 +133,7 @@ func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	kept = make([]Claim, 0, len(rows))
 	for _, r := range rows {
 		if k.running[r.ID] != nil {
+			k.strays[r.ID] = true // a Take that is woken by this would take the row again
 			k.free(l, r)
 		} else {
 			kept = append(kept, claimOf(k.name, l.term.id, r))

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ type Queue struct {
 	busy    bool      // whether endTogether runs
 }
 
-// queueLimit is the time limit of a queue's statements. It is that of a session with the default TTL.
+// queueLimit is the time limit of a queue's statements where no session of this process has another. It is
+// that of a session with the default TTL.
 const queueLimit = 5 * time.Second
 
 // NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no I/O. A
@@ -72,11 +74,25 @@ func newQueue(store tenure.Store, cfg QueueConfig, open func(objects.RowsConfig,
 	return q, nil
 }
 
-// addWorker adds a worker. The queue tells it which claims have ended.
+// addWorker adds a worker until its session has closed. The queue tells it which claims have ended.
 func (q *Queue) addWorker(w *Worker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.workers = append(q.workers, w)
+	w.kind.closed = func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.workers = slices.DeleteFunc(q.workers, func(other *Worker) bool { return other == w })
+	}
+}
+
+// limit returns the time limit of a statement that ends claims: that of the workers' sessions. A session
+// with a long TTL leaves an expensive [QueueConfig.Done] the time that it needs.
+func (q *Queue) limit() (limit time.Duration) {
+	for _, w := range q.allWorkers() {
+		limit = max(limit, w.s.limit)
+	}
+	return cmp.Or(limit, queueLimit)
 }
 
 func (q *Queue) allWorkers() []*Worker {

@@ -190,6 +190,13 @@ func (s *Session) Run(ctx context.Context) error {
 		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)
 	}
 	defer report.Flush(s.cfg.Logger)
+	defer func() {
+		for _, k := range s.allKinds() {
+			if k.closed != nil {
+				k.closed()
+			}
+		}
+	}()
 	var background sync.WaitGroup
 	defer background.Wait()
 	background.Go(func() { s.sweeper.run(ctx) })
