@@ -13,7 +13,6 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/pgobjects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -76,10 +75,6 @@ var _ interface {
 	Notifier
 } = (*PostgresStore)(nil)
 
-func init() {
-	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
-}
-
 // NewPostgresStore returns a store that uses the caller's pool, which stays the
 // caller's to close. It does no I/O. What leases need beside the pool they open
 // with its settings when they need it; Close closes that. A pool that is nil, or a
@@ -139,6 +134,9 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 // Pool returns the pool of the application's connections: the caller's, or the one that
 // [OpenPostgres] opened, which Close closes. Leases do not use it.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
+
+// Backend returns the tables that package claims works on. It is for packages of this module.
+func (s *PostgresStore) Backend() objects.Backend { return s.table }
 
 // Close closes the connections that the store has opened: those of leases and of
 // watches, and the pool if it is [OpenPostgres]'s. It waits some seconds for calls

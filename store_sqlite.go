@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
 )
@@ -65,10 +64,6 @@ var _ interface {
 	Notifier
 	Exclusive
 } = (*SQLiteStore)(nil)
-
-func init() {
-	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
-}
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close.
 // The database should be opened as [OpenSQLite] does: with immediate transactions, a busy
@@ -159,6 +154,9 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 // itself. A transaction of your own fails there with SQLITE_BUSY while another one writes:
 // use [SQLiteStore.Fenced], or a database with a longer busy timeout.
 func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
+
+// Backend returns the tables that package claims works on. It is for packages of this module.
+func (s *SQLiteStore) Backend() objects.Backend { return s.table }
 
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error { return s.table.Close() }

@@ -205,7 +205,7 @@ func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) 
 	direct := kit.PostgresURL(t)
 	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
 	store := kit.OpenPostgres(t, kit.StartBouncer(t, direct), tenure.PostgresConfig{})
-	table := kit.Must(claims.TableOf(store))
+	table := store.Backend().Claims()
 	var all sync.WaitGroup
 	for i := range 10 {
 		all.Go(func() {

@@ -28,7 +28,7 @@ func requestsKey(session string) tenure.Key {
 // stands, and the next owner is not asked. A detached claim is not given back. Fenced
 // writes under a claim delay no request for it.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
-	err := k.valid(ids)
+	err := k.s.validKeys(k.name, ids)
 	if err == nil {
 		err = inGroups(k.s.table.groups, ids, func(ids []string) error { return k.request(ctx, ids) }, nil)
 	}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -49,16 +48,6 @@ func (q *workedQueue) Release(ctx context.Context, c ...claims.Claim) error {
 func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
 	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
 	q, err := claims.NewQueue(claims.StoreOf(s), cfg)
-	if err != nil {
-		return nil, err
-	}
-	w, err := claims.NewWorker(s, q)
-	return &workedQueue{q, w}, err
-}
-
-func newRowsOver(s *claims.Session, cfg claims.QueueConfig, table func(objects.RowsConfig) objects.RowsTable) (*workedQueue, error) {
-	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
-	q, err := claims.NewQueueOver(claims.StoreOf(s), cfg, table)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -56,9 +55,6 @@ type SessionConfig struct {
 	PollInterval time.Duration
 }
 
-// table is the claims' table of either database.
-type table = objects.ClaimsTable
-
 // SessionKey returns the key of the lease that is a session, by the session's ID: for a server that
 // keeps the sessions of workers which do not reach the database, see [tenure.Lease.Resume].
 func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
@@ -69,7 +65,7 @@ func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionT
 // All methods are safe for concurrent use.
 type Session struct {
 	store  tenure.Store
-	claims table
+	claims objects.ClaimsTable
 	table  *ownerTable // the same
 	cfg    SessionConfig
 	limit  time.Duration // of a statement
@@ -106,29 +102,11 @@ type term struct {
 // whose Migrate has made its tables. It does no I/O. An [tenure.ErrInvalid] names everything
 // that is wrong with the config; any other store is [errors.ErrUnsupported].
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
-	table, err := tableOf(store)
+	backend, err := backendOf(store)
 	if err != nil {
 		return nil, opError("new session", err)
 	}
-	return newSession(store, table, cfg)
-}
-
-func tableOf(store tenure.Store) (table, error) {
-	if objects.IsNil(store) {
-		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
-	}
-	switch s := store.(type) {
-	case *tenure.PostgresStore:
-		return reach.Postgres(s).Claims(), nil
-	case *tenure.SQLiteStore:
-		return reach.SQLite(s).Claims(), nil
-	case interface{ Claims() table }: // a test's
-		return s.Claims(), nil
-	}
-	return nil, fmt.Errorf("%w: %T has no table of claims", errors.ErrUnsupported, store)
-}
-
-func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, error) {
+	table := backend.Claims()
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	s := &Session{
 		retries: logtext.Retries{Repeat: true},
@@ -153,6 +131,21 @@ func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, e
 	s.table = &ownerTable{table, new(groups), s.limit}
 	s.sweeper.init(s)
 	return s, nil
+}
+
+// backend is a store that has the tables for claims.
+type backend interface{ Backend() objects.Backend }
+
+func backendOf(store tenure.Store) (objects.Backend, error) {
+	if objects.IsNil(store) {
+		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
+	}
+	if s, ok := store.(backend); ok {
+		if b := s.Backend(); b != nil {
+			return b, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %T has no tables for claims", errors.ErrUnsupported, store)
 }
 
 // newTerm returns a term that has not been acquired, with an ID that was never used.

@@ -117,7 +117,7 @@ func TestTheStatusCountsWhatWasBuriedAndFreed(t *testing.T) {
 		a.claim(names(100)...)
 		require.NoError(w, b.keys.Release(w.Context(), b.claimOne("mine")), "which does not count")
 		a.crash()
-		b.fault(kit.Only("free", kit.Refuse))
+		b.fault(kit.Only("claims.free", kit.Refuse))
 		time.Sleep(2 * ttl)
 		status := b.session.Status()
 		require.EqualValues(w, 1, status.Removed)

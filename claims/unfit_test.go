@@ -10,13 +10,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // take claims a key as sessions do.
 func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
-	return reach.Postgres(store).Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
 }
 
 // rowsOfClaims returns how many keys are claimed.

@@ -15,8 +15,8 @@ import (
 // concurrent use.
 type Claims struct{ table *Table }
 
-// Claims returns the table of claims.
-func (t *Table) Claims() *Claims { return &t.claims }
+// Claims implements [objects.Backend].
+func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
 
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
@@ -177,8 +177,6 @@ func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) e
 	return c.exec(ctx, limit, forgetClaims, kind)
 }
 
-// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-// are in order, and so are the kinds of each.
 func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
 	return allWithin(ctx, c.table, limit, func(rows *sql.Rows) (n objects.ClaimCount, err error) {
 		return n, rows.Scan(&n.Session, &n.Kind, &n.Claims)

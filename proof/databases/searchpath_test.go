@@ -14,7 +14,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -49,7 +48,7 @@ func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *tes
 		CREATE TABLE public.todo (id text PRIMARY KEY, session text, token bigint NOT NULL DEFAULT 0);
 		CREATE INDEX ON public.todo (session, id) WHERE session IS NOT NULL;
 		INSERT INTO public.todo VALUES ('1'), ('2')`)
-	rows := reach.Postgres(store).Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
+	rows := store.Backend().Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
 	require.NoError(t, rows.Check(t.Context(), kit.Patience))
 	kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER DATABASE %s SET search_path = newer, public`, owner.Config().ConnConfig.Database))
 	kit.ExecPostgres(t, owner, `CREATE TABLE newer.todo (LIKE public.todo INCLUDING ALL)`)

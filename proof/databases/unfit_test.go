@@ -13,7 +13,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -44,7 +43,7 @@ var ailments = map[string]struct{ ddl, says string }{
 
 // take claims a key as sessions do.
 func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
-	return reach.Postgres(store).Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
 }
 
 // wantRefused makes a call until the connections that have ended are replaced, and wants to be told
@@ -154,7 +153,7 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedOnSQLite(t *testing.T) {
 				kit.ExecSQL(t, kit.OpenSQL(t, "sqlite", "file:"+path), in(c.ddl))
 				store := kit.OpenSQLite(t, path)
 				_, acquireErr := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
-				_, claimErr := reach.SQLite(store).Claims().Take(t.Context(), "session", "kind", nil, nil, []string{"k"}, kit.Patience)
+				_, claimErr := store.Backend().Claims().Take(t.Context(), "session", "kind", nil, nil, []string{"k"}, kit.Patience)
 				for what, err := range map[string]error{"acquire": acquireErr, "claim": claimErr, "Migrate": store.Migrate(t.Context())} {
 					if what == "acquire" && strings.HasSuffix(table, "s_claims") || what == "acquire" && strings.HasSuffix(table, "s_requests") {
 						require.NoError(t, err)
