@@ -147,14 +147,13 @@ func (s *PostgresStore) Close() error {
 	return nil
 }
 
-// Migrate creates what is missing: the schema, the table, the tables of tombstones and of claims. It
+// Migrate creates what is missing: the schema, the table, and the table of tombstones. It
 // changes nothing that exists, and may be called at every start, by many replicas at
 // once. Like [OpenPostgres] it waits for a database that is down. It returns [ErrSetup] if
 // the role may not create what is missing, if a column has a type that does not fit, if a
 // crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
-// hides it from the role. The tables of tombstones and of claims are not required: without them,
-// Migrate logs a warning. A table of claims or requests that exists and that no promise can be
-// kept on is [ErrSetup] all the same.
+// hides it from the role. The table of tombstones is not required: without it,
+// Migrate logs a warning. The func Migrate of package claims creates the tables that claims need.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
 	if err := s.table.Migrate(ctx); err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)

@@ -135,7 +135,8 @@ func (s *SQLiteStore) use(ctx context.Context) (done func(), err error) {
 	return s.table.Use(), nil
 }
 
-// Migrate creates the tables that are missing. It may be called at every start, by many
+// Migrate creates the tables of objects and tombstones if they are missing; the func Migrate of
+// package claims creates those that claims need. It may be called at every start, by many
 // processes at once. An existing table that can't be used is [ErrSetup], as is a file that
 // another process uses and that is not Shared.
 func (s *SQLiteStore) Migrate(ctx context.Context) error {

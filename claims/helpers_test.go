@@ -59,7 +59,7 @@ type claimsAndRows struct {
 func (b claimsAndRows) Claims() objects.ClaimsTable { return b.claims }
 
 func newWorld(t *testing.T, store tenure.Database) *world {
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	opened := store.(database)
 	return &world{T: t, store: opened, table: opened.Backend().Claims(), jobs: jobs{t: t, running: map[string]string{}, tokens: map[string]int64{}}}
 }

@@ -86,6 +86,8 @@ func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable {
 	panic("a memDB has no tables of a user")
 }
 
+func (d *memDB) Migrate(context.Context) error { return nil }
+
 func (d *memDB) Counts(context.Context, int, time.Duration) ([]objects.ClaimCount, error) {
 	return nil, errors.ErrUnsupported
 }

@@ -710,7 +710,7 @@ func TestBadInputToRows(t *testing.T) {
 	}
 	_, _, err = rows.FinishStatement(claims.Claim{})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
 }
 

@@ -80,7 +80,7 @@ func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, kit.Postg
 
 func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
-	kit.Migrate(t, db.open())
+	kit.MigrateClaims(t, db.open())
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishPostgres(db.Context(), c, func(tx pgx.Tx) error {
 			return fn(func(ctx context.Context, query string, args ...any) error {
@@ -95,7 +95,7 @@ func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 func rowsOnSQLite(t *testing.T) *rowsDB {
 	path := filepath.Join(t.TempDir(), "tenure.db")
 	db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenSQLite(t, path) }}
-	kit.Migrate(t, db.open())
+	kit.MigrateClaims(t, db.open())
 	db.sql = kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishSQLite(db.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })

@@ -98,8 +98,8 @@ type term struct {
 	requested chan struct{} // receives when there are requests to read
 }
 
-// NewSession returns a session in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore]
-// whose Migrate has made its tables. It does no I/O. An [tenure.ErrInvalid] names everything
+// NewSession returns a session in a store, a [*tenure.PostgresStore] or [*tenure.SQLiteStore], for
+// which [Migrate] has made the tables. It does no I/O. An [tenure.ErrInvalid] names everything
 // that is wrong with the config; any other store is [errors.ErrUnsupported].
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	backend, err := backendOf(store)
@@ -131,21 +131,6 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	s.table = &ownerTable{table, new(groups), s.limit}
 	s.sweeper.init(s)
 	return s, nil
-}
-
-// backend is a store that has the tables for claims.
-type backend interface{ Backend() objects.Backend }
-
-func backendOf(store tenure.Store) (objects.Backend, error) {
-	if objects.IsNil(store) {
-		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
-	}
-	if s, ok := store.(backend); ok {
-		if b := s.Backend(); b != nil {
-			return b, nil
-		}
-	}
-	return nil, fmt.Errorf("%w: %T has no tables for claims", errors.ErrUnsupported, store)
 }
 
 // newTerm returns a term that has not been acquired, with an ID that was never used.

@@ -44,7 +44,7 @@ func TestTablesOfClaims(t *testing.T) {
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
-		kit.Migrate(t, store)
+		kit.MigrateClaims(t, store)
 		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(), setToken: func(id string, token int64) {
 			kit.ExecSQL(t, store.DB(), `UPDATE objects_claims SET token = ? WHERE id = ?`, token, id)
 		}})
@@ -52,7 +52,7 @@ func TestTablesOfClaims(t *testing.T) {
 	t.Run("postgres", func(t *testing.T) {
 		url := kit.PostgresURL(t)
 		store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
-		kit.Migrate(t, store)
+		kit.MigrateClaims(t, store)
 		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(),
 			setToken: func(id string, token int64) {
 				kit.ExecPostgres(t, pool, `UPDATE objects_claims SET token = $1 WHERE id = $2`, token, id)

@@ -15,7 +15,7 @@ import (
 //
 // Statements of package claims are calls, too. Those on the table of claims are "claims.take",
 // "claims.free", "claims.look", "claims.owned", "claims.sessions", "claims.request", "claims.requested",
-// "claims.list", "claims.forget", "claims.prune" and "claims.count". Those of a queue are "queue.take",
+// "claims.list", "claims.forget", "claims.prune", "claims.count" and "claims.migrate". Those of a queue are "queue.take",
 // "queue.ready", "queue.end", "queue.finish" (the transaction of FinishPostgres or FinishSQLite),
 // "queue.free", "queue.look", "queue.owned", "queue.sessions" and "queue.check".
 type Call struct {

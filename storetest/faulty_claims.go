@@ -99,6 +99,13 @@ type faultyClaims struct {
 	table objects.ClaimsTable
 }
 
+func (c faultyClaims) Migrate(ctx context.Context) error {
+	_, err := through(ctx, c.f, c.call("migrate", "", "", nil), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, c.table.Migrate(ctx)
+	})
+	return err
+}
+
 func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
 	all := append(append([]string(nil), ids...), missing...)
 	return within(ctx, c.f, limit, c.call("take", kind, session, all), func(ctx context.Context) ([]objects.Claim, error) {

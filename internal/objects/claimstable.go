@@ -40,6 +40,10 @@ type ClaimStore interface {
 type ClaimsTable interface {
 	ClaimStore
 
+	// Migrate creates the tables of claims and requests if they are missing, when the database is up. It
+	// returns an [ErrSetup] if they are not fit for claims.
+	Migrate(ctx context.Context) error
+
 	// Take makes a session the owner of rows: of those among ids that are free, or whose session is one of
 	// those that are gone, and of the missing ones, which it creates. It leaves rows that another
 	// transaction has locked, and returns those that the session owns now and did not own before.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Claims is the table of claims that belongs to a table of objects. Its statements have
@@ -26,6 +27,13 @@ type Claims struct {
 
 // Claims implements [objects.Backend].
 func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
+
+// Migrate implements [objects.ClaimsTable].
+func (c *Claims) Migrate(ctx context.Context) error {
+	t := c.table
+	defer report.Flush(t.cfg.Logger)
+	return t.setups.explain(t.setups.migrateClaims(ctx))
+}
 
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit holds up its own row, and not a thousand others. Only an

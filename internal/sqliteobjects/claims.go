@@ -18,6 +18,11 @@ type Claims struct{ table *Table }
 // Claims implements [objects.Backend].
 func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
 
+// Migrate implements [objects.ClaimsTable].
+func (c *Claims) Migrate(ctx context.Context) error {
+	return c.table.createTables(ctx, objects.SQLiteClaims, true)
+}
+
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
 	hasEnded     = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
@@ -223,7 +228,7 @@ func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := c.table.fit(ctx, true); err != nil {
-		return explain(err)
+		return c.table.explain(err)
 	}
 	return c.writeAny(ctx, limit, fn)
 }
@@ -239,7 +244,7 @@ func (c *Claims) writeAny(ctx context.Context, limit time.Duration, fn func(cont
 	})
 	pace.Sleep(ctx, time.Since(began))
 	if isConstraint(err) {
-		return &objects.Refused{Cause: explain(err)}
+		return &objects.Refused{Cause: c.table.explain(err)}
 	}
-	return explain(err)
+	return c.table.explain(err)
 }

@@ -58,6 +58,9 @@ func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *cla
 	if err := q.store.Migrate(ctx); err != nil {
 		return nil, err
 	}
+	if err := claims.Migrate(ctx, q.store); err != nil {
+		return nil, err
+	}
 	q.session, err = claims.NewSession(q.store, claims.SessionConfig{TTL: ttl, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
