@@ -13,7 +13,6 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/pgobjects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -73,10 +72,6 @@ var _ interface {
 	Notifier
 } = (*PostgresStore)(nil)
 
-func init() {
-	reach.Postgres = func(store any) *pgobjects.Table { return store.(*PostgresStore).table }
-}
-
 // NewPostgresStore returns a store that uses the caller's pool, which the caller has to close. It
 // does no I/O. Leases open further connections with the pool's settings when they need them;
 // Close closes these. A pool that is nil, or a config that no database can serve, is [ErrInvalid].
@@ -135,6 +130,9 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 // [OpenPostgres] opened, which Close closes. Leases do not use it.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
 
+// Backend returns the tables that package claims works on. It is for packages of this module.
+func (s *PostgresStore) Backend() objects.Backend { return s.table }
+
 // Close closes the connections that the store has opened: those of leases and of watches, and
 // the pool if [OpenPostgres] opened it. It waits a few seconds for calls that are under way and for
 // a server that does not answer; then it cuts these connections off, and the calls fail. End all
@@ -144,14 +142,13 @@ func (s *PostgresStore) Close() error {
 	return nil
 }
 
-// Migrate creates what is missing: the schema, the table, the tables of tombstones and of claims. It
+// Migrate creates what is missing: the schema, the table, and the table of tombstones. It
 // changes nothing that exists, and may be called at every start, by many replicas at
 // once. Like [OpenPostgres] it waits for a database that is down. It returns [ErrSetup] if
 // the role may not create what is missing, if a column has a type that does not fit, if a
 // crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
-// hides it from the role. The tables of tombstones and of claims are not required: without them,
-// Migrate logs a warning. A table of claims or requests that exists and that no promise can be
-// kept on is [ErrSetup] all the same.
+// hides it from the role. The table of tombstones is not required: without it,
+// Migrate logs a warning. The func Migrate of package claims creates the tables that claims need.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
 	if err := s.table.Migrate(ctx); err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)

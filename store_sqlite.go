@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
 )
@@ -65,10 +64,6 @@ var _ interface {
 	Notifier
 	Exclusive
 } = (*SQLiteStore)(nil)
-
-func init() {
-	reach.SQLite = func(store any) *sqliteobjects.Table { return store.(*SQLiteStore).table }
-}
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
 // the database as [OpenSQLite] does: with immediate transactions, a busy timeout of a few
@@ -140,7 +135,8 @@ func (s *SQLiteStore) use(ctx context.Context) (done func(), err error) {
 	return s.table.Use(), nil
 }
 
-// Migrate creates the tables that are missing. It may be called at every start, by many
+// Migrate creates the tables of objects and tombstones if they are missing; the func Migrate of
+// package claims creates those that claims need. It may be called at every start, by many
 // processes at once. An existing table that can't be used is [ErrSetup], as is a file that
 // another process uses and that is not Shared.
 func (s *SQLiteStore) Migrate(ctx context.Context) error {
@@ -159,6 +155,9 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 // retries. A transaction of your own fails there with SQLITE_BUSY while another one writes:
 // use [SQLiteStore.Fenced], or a database with a longer busy timeout.
 func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
+
+// Backend returns the tables that package claims works on. It is for packages of this module.
+func (s *SQLiteStore) Backend() objects.Backend { return s.table }
 
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error { return s.table.Close() }

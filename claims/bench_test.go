@@ -20,7 +20,7 @@ func BenchmarkKeys(b *testing.B) {
 	const n = 100_000
 	url := kit.PostgresURL(b)
 	store := kit.OpenPostgres(b, url, tenure.PostgresConfig{})
-	kit.Migrate(b, store)
+	kit.MigrateClaims(b, store)
 	begin := func() (*claims.Keys, func()) {
 		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(b, err)
@@ -74,7 +74,7 @@ func BenchmarkKeys(b *testing.B) {
 func BenchmarkLook(b *testing.B) {
 	const n = 1_000_000
 	store := kit.OpenPostgres(b, kit.PostgresURL(b), tenure.PostgresConfig{})
-	kit.Migrate(b, store)
+	kit.MigrateClaims(b, store)
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet})
 	require.NoError(b, err)
 	keys, err := claims.NewKeys(session, "tenant")

@@ -128,14 +128,14 @@ func ReleaseDetached(ctx context.Context, store tenure.Store, claims ...Claim) e
 }
 
 func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) error {
-	claimsTable, err := tableOf(store)
+	backend, err := backendOf(store)
 	if err == nil {
 		err = validClaims(claims)
 	}
 	if err != nil {
 		return err
 	}
-	table := &ownerTable{claimsTable, new(groups), valueLimit}
+	table := &ownerTable{backend.Claims(), new(groups), valueLimit}
 	type owner struct{ kind, session string }
 	owners := make(map[owner][]objects.Claim)
 	for _, c := range claims {

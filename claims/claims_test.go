@@ -185,7 +185,7 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("one")
-		b.fault(kit.Only("sessions", kit.Refuse))
+		b.fault(kit.Only("claims.sessions", kit.Refuse))
 		began := time.Now()
 		got := make(chan []claims.Claim, 1)
 		go func() {
@@ -195,7 +195,7 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 		time.Sleep(20*time.Second + 100*time.Millisecond)
 		a.crash()
 		time.Sleep(28900 * time.Millisecond)
-		b.fault(kit.Only("sessions", kit.AnswerAfter(400*time.Millisecond)))
+		b.fault(kit.Only("claims.sessions", kit.AnswerAfter(400*time.Millisecond)))
 		w.start("c") // which makes b look
 		time.Sleep(400 * time.Millisecond)
 		b.fault(nil)
@@ -227,10 +227,10 @@ func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
 		defer cancel()
 		var traffic kit.Calls
-		b.fault(traffic.Count("", kit.Only("sessions", kit.Refuse)))
+		b.fault(traffic.Count("", kit.Only("claims.sessions", kit.Refuse)))
 		_, err := b.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
-		require.Less(w, traffic.Take()["sessions"], 35)
+		require.Less(w, traffic.Take()["claims.sessions"], 35)
 	})
 }
 
@@ -278,7 +278,7 @@ func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
 		id := a.session.ID()
 		a.crash()
 		b := w.start("b")
-		b.fault(kit.Only("free", kit.Hang))
+		b.fault(kit.Only("claims.free", kit.Hang))
 		buried := func() bool {
 			_, err := w.store.Get(w.Context(), claims.SessionKey(id))
 			return errors.Is(err, tenure.ErrNotFound)
@@ -344,12 +344,12 @@ func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 		time.Sleep(32 * ttl)
 		counts := traffic.Take()
 		require.InDelta(w, 96, counts["put"], 1)
-		require.LessOrEqual(w, counts["sessions"], 43, "once per TTL, at a random moment")
+		require.LessOrEqual(w, counts["claims.sessions"], 43, "once per TTL, at a random moment")
 		require.LessOrEqual(w, counts["list"], 6)
-		require.LessOrEqual(w, counts["prune"], 1, "once an hour")
+		require.LessOrEqual(w, counts["claims.prune"], 1, "once an hour")
 		delete(counts, "put")
-		delete(counts, "prune")
-		delete(counts, "sessions")
+		delete(counts, "claims.prune")
+		delete(counts, "claims.sessions")
 		delete(counts, "list")
 		require.Empty(w, counts)
 	})
@@ -425,7 +425,7 @@ func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
 		a := w.start("a")
 		time.Sleep(time.Second) // it has swept, and does not look again before the answer is lost
 		a.claimOne("known")
-		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		a.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
 		_, err := a.keys.TryClaim(w.Context(), "one", "two")
 		require.ErrorIs(w, err, kit.ErrReset)
 		require.Equal(w, 1, a.keys.Len())
@@ -444,7 +444,7 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("known")
-		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		a.fault(kit.Only("claims.take", kit.Once(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			go func() {
 				time.Sleep(35 * time.Second)
 				_ = do(context.WithoutCancel(ctx))
@@ -467,13 +467,18 @@ func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 		a.claim(names(3000)...)
 		time.Sleep(time.Second)
 		looked := map[string]int{}
-		a.table.looks = func(ids []string) {
-			for _, id := range ids {
-				looked[id]++
+		looks := func(next storetest.Hook) storetest.Hook {
+			return func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				if call.Op == "claims.look" {
+					for _, id := range call.IDs {
+						looked[id]++
+					}
+				}
+				return next(ctx, call, do)
 			}
 		}
 		lose := func(id string) {
-			a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+			a.fault(looks(kit.Only("claims.take", kit.Once(kit.LoseAnswer))))
 			_, err := a.keys.TryClaim(w.Context(), id)
 			require.ErrorIs(w, err, kit.ErrReset)
 		}
@@ -481,9 +486,9 @@ func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		lose("two") // for which there is more time
 		var traffic kit.Calls
-		a.fault(traffic.Count("", nil))
+		a.fault(looks(traffic.Count("", nil)))
 		time.Sleep(3 * ttl)
-		require.Zero(w, traffic.Take()["owned"])
+		require.Zero(w, traffic.Take()["claims.owned"])
 		require.Len(w, looked, 2)
 		require.LessOrEqual(w, looked["one"], 8)
 		require.LessOrEqual(w, looked["two"], 8)
@@ -498,11 +503,11 @@ func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
 		arrives := []time.Duration{8 * time.Second, 15 * time.Second} // the first is found after 10 s
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			switch call.Op {
-			case "take":
+			case "claims.take":
 				time.AfterFunc(arrives[0], func() { _ = do(context.WithoutCancel(ctx)) })
 				arrives = arrives[1:]
 				return kit.ErrReset
-			case "free":
+			case "claims.free":
 				return kit.LoseAnswer(ctx, call, do)
 			}
 			return do(ctx)
@@ -554,7 +559,7 @@ func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
 				got := a.claim("one", "two")
-				a.fault(kit.Only("free", fault))
+				a.fault(kit.Only("claims.free", fault))
 				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 				defer cancel()
 				require.ErrorIs(w, a.keys.Release(ctx, got[0]), context.DeadlineExceeded)
@@ -576,7 +581,7 @@ func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
 				a, b := w.start("a"), w.start("b")
 				a.claimOne("known")
 				var traffic kit.Calls
-				a.fault(kit.Only("take", traffic.Count("", fault)))
+				a.fault(kit.Only("claims.take", traffic.Count("", fault)))
 				id, results := a.session.ID(), make(chan error, 2)
 				for _, key := range []string{"one", "two"} { // the second waits for the first
 					go func() {
@@ -588,7 +593,7 @@ func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
 				a.stop()
 				require.ErrorIs(w, <-results, claims.ErrClosed)
 				require.ErrorIs(w, <-results, claims.ErrClosed)
-				require.Equal(w, map[string]int{"take": 1}, traffic.Take())
+				require.Equal(w, map[string]int{"claims.take": 1}, traffic.Take())
 				require.Empty(w, w.owned(id))
 				b.claimOne("one")
 			})
@@ -601,7 +606,7 @@ func TestACallerThatGivesUpGetsWhatItsStatementHasClaimed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claimOne("known")
-		a.fault(kit.Only("take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		a.fault(kit.Only("claims.take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			select {
 			case <-time.After(2 * time.Second):
@@ -640,7 +645,10 @@ func TestWaitPollsWhereThereAreNoHints(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		c := a.claimOne("one")
-		p, err := claims.NewSessionOver(kit.Bare(w.store), w.table, claims.SessionConfig{Holder: "b", Logger: kit.Quiet})
+		p, err := claims.NewSession(struct {
+			tenure.Store
+			backend
+		}{kit.Bare(w.store), w.store}, claims.SessionConfig{Holder: "b", Logger: kit.Quiet})
 		require.NoError(w, err)
 		keys, err := claims.NewKeys(p, "tenant")
 		require.NoError(w, err)
@@ -780,7 +788,7 @@ func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 		defer cancel()
 		_, err = a.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
-		require.Less(w, calls.Take()["sessions"], 1000, "in ten minutes")
+		require.Less(w, calls.Take()["claims.sessions"], 1000, "in ten minutes")
 	})
 }
 

@@ -11,17 +11,12 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// counter is a table of claims, for the command.
-type counter interface {
-	Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error)
-}
-
 func TestTheClaimsOfSessionsAreCountedByKind(t *testing.T) {
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		w := newWorld(t, open())
 		count := func(most int) []objects.ClaimCount {
 			t.Helper()
-			counts, err := w.table.(counter).Counts(t.Context(), most, time.Minute)
+			counts, err := w.table.Counts(t.Context(), most, time.Minute)
 			require.NoError(t, err)
 			return counts
 		}

@@ -48,6 +48,10 @@ func ExampleQueue() {
 		fmt.Println(err)
 		return
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		fmt.Println(err)
+		return
+	}
 
 	session, err := claims.NewSession(store, claims.SessionConfig{})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -22,6 +23,10 @@ func Example() {
 	}
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := claims.Migrate(ctx, store); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -83,6 +88,10 @@ func ExampleClaim_Fence() {
 	}
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := claims.Migrate(ctx, store); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -198,7 +207,7 @@ func migrated(ctx context.Context) (*tenure.SQLiteStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	return store, store.Migrate(ctx)
+	return store, errors.Join(store.Migrate(ctx), claims.Migrate(ctx, store))
 }
 
 // start runs a session until ctx is done.

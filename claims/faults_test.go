@@ -102,7 +102,7 @@ func anyFault(random *rand.Rand) storetest.Hook {
 	}
 	hooks := []storetest.Hook{
 		nil, nil, nil, kit.Hang, kit.Refuse, kit.LoseAnswer, late, kit.Slowly(d / 10), kit.AnswerAfter(d / 10),
-		kit.Only("take", kit.LoseAnswer), kit.Only("take", late), kit.Only("free", kit.LoseAnswer), kit.Only("free", late), kit.Only("put", kit.Hang),
+		kit.Only("claims.take", kit.LoseAnswer), kit.Only("claims.take", late), kit.Only("claims.free", kit.LoseAnswer), kit.Only("claims.free", late), kit.Only("put", kit.Hang),
 	}
 	return hooks[random.IntN(len(hooks))]
 }

@@ -19,7 +19,7 @@ import (
 
 // slowTable has time for so many keys in a statement.
 type slowTable struct {
-	claims.Table
+	objects.ClaimsTable
 	most    atomic.Int64
 	largest atomic.Int64 // statement that it has finished
 	tooSlow atomic.Int64
@@ -39,14 +39,14 @@ func (t *slowTable) Look(ctx context.Context, kind string, ids []string, limit t
 	if err := t.has(len(ids)); err != nil {
 		return nil, err
 	}
-	return t.Table.Look(ctx, kind, ids, limit)
+	return t.ClaimsTable.Look(ctx, kind, ids, limit)
 }
 
 func (t *slowTable) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
 	if err := t.has(len(ids) + len(missing)); err != nil {
 		return nil, err
 	}
-	return t.Table.Take(ctx, session, kind, ids, gone, missing, limit)
+	return t.ClaimsTable.Take(ctx, session, kind, ids, gone, missing, limit)
 }
 
 func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
@@ -57,41 +57,41 @@ func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string
 	if err := t.has(len(ids)); err != nil {
 		return nil, err
 	}
-	return t.Table.Free(ctx, session, kind, ids, tokens, limit)
+	return t.ClaimsTable.Free(ctx, session, kind, ids, tokens, limit)
 }
 
 func (t *slowTable) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	if err := t.has(n); err != nil {
 		return nil, err
 	}
-	return t.Table.Owned(ctx, session, afterKind, afterID, n, limit)
+	return t.ClaimsTable.Owned(ctx, session, afterKind, afterID, n, limit)
 }
 
 func (t *slowTable) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	if err := t.has(len(ids)); err != nil {
 		return nil, err
 	}
-	return t.Table.Request(ctx, kind, ids, limit)
+	return t.ClaimsTable.Request(ctx, kind, ids, limit)
 }
 
 func (t *slowTable) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
 	if err := t.has(n); err != nil {
 		return nil, err
 	}
-	return t.Table.Wanted(ctx, session, after, n, limit)
+	return t.ClaimsTable.Wanted(ctx, session, after, n, limit)
 }
 
 func (t *slowTable) Prune(ctx context.Context, after int64, n int, limit time.Duration) (int64, int, error) {
 	if err := t.has(n); err != nil {
 		return 0, 0, err
 	}
-	return t.Table.Prune(ctx, after, n, limit)
+	return t.ClaimsTable.Prune(ctx, after, n, limit)
 }
 
 func TestStatementsAreSmallerWhereTheDatabaseIsSlow(t *testing.T) {
 	for _, most := range []int64{1, 7, 300} {
 		inBubble(t, func(w *world) {
-			slow := &slowTable{Table: w.table}
+			slow := &slowTable{ClaimsTable: w.table}
 			slow.most.Store(most)
 			w.table = slow
 			a, b := w.start("a"), w.start("b")
@@ -126,7 +126,7 @@ func TestStatementsAreSmallerWhereTheDatabaseIsSlow(t *testing.T) {
 
 func TestKeysAreFreedInSmallerStatementsWhereNoAnswerComesInTime(t *testing.T) {
 	inBubble(t, func(w *world) {
-		slow := &slowTable{Table: w.table, mute: true}
+		slow := &slowTable{ClaimsTable: w.table, mute: true}
 		slow.most.Store(1000)
 		w.table = slow
 		a := w.start("a")
@@ -142,7 +142,7 @@ func TestKeysAreFreedInSmallerStatementsWhereNoAnswerComesInTime(t *testing.T) {
 
 func TestStatementsAreSlowlyLargerWhenTheDatabaseIsFastAgain(t *testing.T) {
 	inBubble(t, func(w *world) {
-		slow := &slowTable{Table: w.table}
+		slow := &slowTable{ClaimsTable: w.table}
 		slow.most.Store(100)
 		w.table = slow
 		a := w.start("a")

@@ -27,21 +27,41 @@ const ttl = 30 * time.Second
 // world is a database that processes share, in virtual time or on a server.
 type world struct {
 	*testing.T
-	store interface {
-		tenure.Store
-		tenure.Watcher
-		tenure.Notifier
-		tenure.Lister
-	}
-	table claims.Table
+	store database
+	table objects.ClaimsTable
 	jobs  jobs
 }
 
+// database is a store with all that the processes need.
+type database interface {
+	tenure.Store
+	tenure.Watcher
+	tenure.Notifier
+	tenure.Lister
+	backend
+}
+
+type backend interface{ Backend() objects.Backend }
+
+// withTable is a database with another table of claims.
+type withTable struct {
+	database
+	table objects.ClaimsTable
+}
+
+func (d withTable) Backend() objects.Backend { return claimsAndRows{d.table, d.database.Backend()} }
+
+type claimsAndRows struct {
+	claims objects.ClaimsTable
+	objects.Backend
+}
+
+func (b claimsAndRows) Claims() objects.ClaimsTable { return b.claims }
+
 func newWorld(t *testing.T, store tenure.Database) *world {
-	kit.Migrate(t, store)
-	table, err := claims.TableOf(store)
-	require.NoError(t, err)
-	return &world{T: t, store: store, table: table, jobs: jobs{t: t, running: map[string]string{}, tokens: map[string]int64{}}}
+	kit.MigrateClaims(t, store)
+	opened := store.(database)
+	return &world{T: t, store: opened, table: opened.Backend().Claims(), jobs: jobs{t: t, running: map[string]string{}, tokens: map[string]int64{}}}
 }
 
 // inBubble runs a test in virtual time, on SQLite in memory.
@@ -57,7 +77,7 @@ type process struct {
 	session *claims.Session
 	keys    *claims.Keys
 	store   *storetest.FaultyStore
-	table   *faultyTable
+	server  *server
 	dead    atomic.Bool // what it would do is not done
 	stop    func()      // closes the session, and waits for it
 }
@@ -67,10 +87,11 @@ func (w *world) start(name string) *process { return w.startWith(name, claims.Se
 
 func (w *world) startWith(name string, cfg claims.SessionConfig) *process {
 	w.Helper()
-	p := &process{w: w, name: name, store: storetest.Faulty(w.store, nil), table: &faultyTable{Table: w.table}}
+	p := &process{w: w, name: name, server: &server{ClaimsTable: w.table}}
+	p.store = storetest.Faulty(withTable{w.store, p.server}, nil)
 	cfg.Holder, cfg.Logger = name, cmp.Or(cfg.Logger, kit.Quiet)
 	var err error
-	p.session, err = claims.NewSessionOver(p.store, p.table, cfg)
+	p.session, err = claims.NewSession(p.store, cfg)
 	require.NoError(w, err)
 	p.keys, err = claims.NewKeys(p.session, "tenant")
 	require.NoError(w, err)
@@ -89,10 +110,7 @@ func (w *world) startWith(name string, cfg claims.SessionConfig) *process {
 
 // fault lets what the process sends to the database go through a hook; nil: nothing happens
 // to it.
-func (p *process) fault(hook storetest.Hook) {
-	p.store.SetHook(hook)
-	p.table.hook.Store(&hook)
-}
+func (p *process) fault(hook storetest.Hook) { p.store.SetHook(hook) }
 
 // crash stops a process for good: nothing that it sends arrives, and its funcs do nothing.
 func (p *process) crash() {
@@ -191,86 +209,18 @@ func (w *world) owned(session string) []objects.Claim {
 	return rows
 }
 
-// faultyTable sends each call through a hook.
-type faultyTable struct {
-	claims.Table
-	hook  atomic.Pointer[storetest.Hook]
-	looks func(ids []string) // is told what is looked at, unless nil
-
-	server atomic.Int64 // which server answers; 0: the database says that
+// server is a table of claims that says which server has answered.
+type server struct {
+	objects.ClaimsTable
+	number atomic.Int64 // 0: the database says that
 }
 
-// takerKey is the key under which the context of a statement that takes rows has its session.
-type takerKey struct{}
-
-func faulty[T any](ctx context.Context, f *faultyTable, op string, limit time.Duration, send func(context.Context) (T, error)) (T, error) {
-	hook := f.hook.Load()
-	if hook == nil || *hook == nil {
-		return send(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	var mu sync.Mutex // an answer may come after the hook has returned
-	var answer, none T
-	err := (*hook)(ctx, storetest.Call{Op: op}, func(ctx context.Context) error {
-		a, err := send(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		answer = a
-		return err
-	})
-	mu.Lock()
-	defer mu.Unlock()
-	if err != nil {
-		return none, err
-	}
-	return answer, nil
-}
-
-func (f *faultyTable) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	if f.looks != nil {
-		f.looks(ids)
-	}
-	return faulty(ctx, f, "look", limit, func(ctx context.Context) ([]objects.Claim, error) { return f.Table.Look(ctx, kind, ids, limit) })
-}
-
-func (f *faultyTable) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
-	ctx = context.WithValue(ctx, takerKey{}, session)
-	return faulty(ctx, f, "take", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Take(ctx, session, kind, ids, gone, missing, limit)
-	})
-}
-
-func (f *faultyTable) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f, "free", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Free(ctx, session, kind, ids, tokens, limit)
-	})
-}
-
-func (f *faultyTable) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f, "owned", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Owned(ctx, session, afterKind, afterID, n, limit)
-	})
-}
-
-func (f *faultyTable) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	sessions, err := faulty(ctx, f, "sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.Table.Sessions(ctx, limit) })
+func (s *server) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	sessions, err := s.ClaimsTable.Sessions(ctx, limit)
 	for i := range sessions {
-		sessions[i].Server = max(sessions[i].Server, f.server.Load())
+		sessions[i].Server = max(sessions[i].Server, s.number.Load())
 	}
 	return sessions, err
-}
-
-func (f *faultyTable) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
-	type answer struct {
-		last   int64
-		pruned int
-	}
-	a, err := faulty(ctx, f, "prune", limit, func(ctx context.Context) (a answer, err error) {
-		a.last, a.pruned, err = f.Table.Prune(ctx, after, n, limit)
-		return a, err
-	})
-	return a.last, a.pruned, err
 }
 
 func names(n int) (ids []string) {

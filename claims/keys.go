@@ -13,7 +13,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // Keys are the claims of a session on the keys of one kind. Owner, RequestRelease, Watch, Wake and Forget
@@ -28,34 +27,50 @@ type Keys struct {
 
 // NewKeys returns the keys of a kind. A session has at most one Keys for each kind. NewKeys does no I/O.
 func NewKeys(s *Session, kind string) (*Keys, error) {
-	k, err := newKeys(s, kind)
-	return k, opError("new keys", err)
+	all, err := NewKeysOf(s, kind)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
 }
 
-func newKeys(s *Session, name string) (*Keys, error) {
-	switch {
-	case s == nil:
+// NewKeysOf is [NewKeys] for several kinds that are used together. It returns the keys of all, in
+// their order, or of none.
+func NewKeysOf(s *Session, kinds ...string) ([]*Keys, error) {
+	all, err := newKeys(s, kinds)
+	return all, opError("new keys", err)
+}
+
+func newKeys(s *Session, names []string) (all []*Keys, err error) {
+	if s == nil {
 		return nil, fmt.Errorf("%w: session is nil", tenure.ErrInvalid)
-	case name == "":
-		return nil, fmt.Errorf("%w: the kind is empty", tenure.ErrInvalid)
 	}
-	err := objects.ValidText("kind", name)
-	if err == nil {
-		err = s.table.fits(name)
+	for _, name := range names {
+		if err := s.validKind(name); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
+	kinds, err := newKinds(s, s.table, names...)
+	for _, kind := range kinds {
+		all = append(all, &Keys{s, kind.name, kind})
 	}
-	kind, err := newKind(s, name, s.table)
-	if err != nil {
-		return nil, err
-	}
-	return &Keys{s, name, kind}, nil
+	return all, err
 }
 
-func init() {
-	reach.FitKeys = func(session any, kind string, ids []string) error { return session.(*Session).table.fits(kind, ids...) }
-	reach.DropKeys = func(keys any) { keys.(*Keys).kind.drop() }
+func (s *Session) validKind(name string) error {
+	if name == "" {
+		return fmt.Errorf("%w: the kind is empty", tenure.ErrInvalid)
+	}
+	if err := objects.ValidText("kind", name); err != nil {
+		return err
+	}
+	return s.table.fits(name)
+}
+
+// CheckKeys returns the [tenure.ErrInvalid] with which [NewKeys] refuses a kind or [Keys.TryClaim] its
+// keys, for programs that want to fail when they start. It does no I/O.
+func (s *Session) CheckKeys(kind string, ids ...string) error {
+	return opError("check keys", errors.Join(s.validKind(kind), s.validKeys(kind, ids)))
 }
 
 // TryClaim claims the keys that are free, a thousand per statement, and returns the claims in no order. A
@@ -70,15 +85,15 @@ func init() {
 // on Postgres has more than 2,600 bytes together with its kind. Then nothing is claimed.
 func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
-	err := k.valid(ids)
+	err := k.s.validKeys(k.name, ids)
 	if err == nil {
 		got, _, err = k.claim(ctx, ids)
 	}
 	return got, opError("try to claim "+k.name, err)
 }
 
-// valid rejects an empty list, keys that can't be claimed, and keys that are given twice.
-func (k *Keys) valid(ids []string) error {
+// validKeys rejects an empty list, keys that can't be claimed, and keys that are given twice.
+func (s *Session) validKeys(kind string, ids []string) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
 	}
@@ -94,7 +109,7 @@ func (k *Keys) valid(ids []string) error {
 		}
 		seen[id] = true
 	}
-	return k.s.table.fits(k.name, ids...)
+	return s.table.fits(kind, ids...)
 }
 
 // claim is TryClaim. It also reports whether another transaction has locked a row that looked free.
@@ -208,7 +223,7 @@ func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []strin
 // Claim waits until they are released. A caller that would have to release them itself waits until ctx
 // is done.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
-	if err := k.valid(ids); err != nil {
+	if err := k.s.validKeys(k.name, ids); err != nil {
 		return nil, opError("claim "+k.name, err)
 	}
 	hints := k.s.watch(keyOf(k.name)) // before the first look, so that no hint is missed
@@ -250,7 +265,7 @@ func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 }
 
 func (k *Keys) owner(ctx context.Context, id string) (tenure.Holding, error) {
-	if err := k.valid([]string{id}); err != nil {
+	if err := k.s.validKeys(k.name, []string{id}); err != nil {
 		return tenure.Holding{}, err
 	}
 	rows, err := k.s.table.look(ctx, k.name, []string{id})

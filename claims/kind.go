@@ -43,26 +43,24 @@ func (call *call) isFor(session string, token int64) bool {
 	return call != nil && call.of.term.id == session && call.token == token
 }
 
-// newKind adds a kind to a session.
-func newKind(s *Session, name string, table *ownerTable) (*kind, error) {
+// newKinds adds kinds to a session, or none of them.
+func newKinds(s *Session, table *ownerTable, names ...string) (added []*kind, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.kinds[name] != nil {
-		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, name)
+	for i, name := range names {
+		if s.kinds[name] != nil || slices.Contains(names[:i], name) {
+			return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, name)
+		}
 	}
-	k := &kind{s: s, name: name, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
-	s.kinds[name] = k
-	if s.term != nil {
-		k.enter(s.term)
+	for _, name := range names {
+		k := &kind{s: s, name: name, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+		s.kinds[name] = k
+		if s.term != nil {
+			k.enter(s.term)
+		}
+		added = append(added, k)
 	}
-	return k, nil
-}
-
-// drop undoes newKind. The kind must not have been used.
-func (k *kind) drop() {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	delete(k.s.kinds, k.name)
+	return added, nil
 }
 
 // enter begins to claim under a term. The caller holds the session's mu.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -56,11 +57,12 @@ type watcher interface {
 }
 
 var (
-	_ claims.Table    = (*memDB)(nil)
-	_ tenure.Store    = (*memDB)(nil)
-	_ tenure.Watcher  = (*memDB)(nil)
-	_ tenure.Notifier = (*memDB)(nil)
-	_ tenure.Lister   = (*memDB)(nil)
+	_ objects.ClaimsTable = (*memDB)(nil)
+	_ objects.Backend     = (*memDB)(nil)
+	_ tenure.Store        = (*memDB)(nil)
+	_ tenure.Watcher      = (*memDB)(nil)
+	_ tenure.Notifier     = (*memDB)(nil)
+	_ tenure.Lister       = (*memDB)(nil)
 )
 
 var errRestored = errors.New("terminating connection: the tables are being restored")
@@ -75,6 +77,19 @@ func (d *memDB) newRecords() *storetest.Mem {
 	records := storetest.NewMem()
 	records.Now = d.now
 	return records
+}
+
+func (d *memDB) Backend() objects.Backend    { return d }
+func (d *memDB) Claims() objects.ClaimsTable { return d }
+
+func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable {
+	panic("a memDB has no tables of a user")
+}
+
+func (d *memDB) Migrate(context.Context) error { return nil }
+
+func (d *memDB) Counts(context.Context, int, time.Duration) ([]objects.ClaimCount, error) {
+	return nil, errors.ErrUnsupported
 }
 
 func (d *memDB) locked(do func()) {

@@ -203,9 +203,9 @@ func TestClaimsThroughPgBouncer(t *testing.T) {
 // Without that setting pgx prepares statements, which a pooler may give to others.
 func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) {
 	direct := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
+	kit.MigrateClaims(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
 	store := kit.OpenPostgres(t, kit.StartBouncer(t, direct), tenure.PostgresConfig{})
-	table := kit.Must(claims.TableOf(store))
+	table := store.Backend().Claims()
 	var all sync.WaitGroup
 	for i := range 10 {
 		all.Go(func() {
@@ -358,13 +358,15 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 	require.NotEmpty(t, p.session.ID(), "its session is a lease")
 
 	kit.ExecPostgres(t, owner, `DROP TABLE objects_claims`)
-	var log kit.SyncBuffer
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: logTo(&log)}))
-	require.Contains(t, log.String(), "no table of claims")
+	without := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	kit.Migrate(t, without)
+	err = claims.Migrate(t.Context(), without)
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.ErrorContains(t, err, "permission denied")
 	_, err = p.keys.TryClaim(t.Context(), "one")
 	require.ErrorIs(t, err, tenure.ErrSetup)
-	require.ErrorContains(t, err, "call Migrate once")
-	kit.Migrate(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
+	require.ErrorContains(t, err, "call claims.Migrate once")
+	kit.MigrateClaims(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims, objects_requests TO public`)
 	p.claimOne("one")
 }
@@ -515,7 +517,7 @@ func byStatement(ctx context.Context, store tenure.SQLStore, db *sql.DB, level s
 
 func TestBadInputToFences(t *testing.T) {
 	store := kit.OpenSQLite(t, ":memory:")
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "one"}, Session: "s", Token: 1}
 	never := func(*sql.Tx) error { t.Error("called"); return nil }
 	for _, c := range []claims.Claim{{}, {Key: good.Key}, {Key: good.Key, Session: "s"}, {Key: good.Key, Session: "\xff", Token: 1}, {Session: "s", Token: 1}} {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The row itself
@@ -45,30 +43,16 @@ const queueLimit = 5 * time.Second
 // [tenure.ErrInvalid] names everything that is wrong with the config. For any other store, the error is
 // [errors.ErrUnsupported].
 func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
-	return newQueue(store, cfg, func(cfg objects.RowsConfig, logger *slog.Logger) (objects.RowsTable, error) {
-		if objects.IsNil(store) {
-			return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
-		}
-		switch store := store.(type) {
-		case *tenure.PostgresStore:
-			return reach.Postgres(store).Rows(cfg, logger), nil
-		case *tenure.SQLiteStore:
-			return reach.SQLite(store).Rows(cfg, logger), nil
-		}
-		return nil, fmt.Errorf("%w: %T has no rows", errors.ErrUnsupported, store)
-	})
-}
-
-func newQueue(store tenure.Store, cfg QueueConfig, open func(objects.RowsConfig, *slog.Logger) (objects.RowsTable, error)) (*Queue, error) {
 	cfg = cfg.withDefaults()
-	q := &Queue{store: store, cfg: cfg}
 	err := cfg.validate()
-	if err == nil {
-		q.table, err = open(cfg.statements(), cfg.Logger)
-	}
 	if err != nil {
 		return nil, opError("new queue", err)
 	}
+	backend, err := backendOf(store)
+	if err != nil {
+		return nil, opError("new queue", err)
+	}
+	q := &Queue{store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
 	q.rows = &ownerTable{q.table, new(groups), queueLimit}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil

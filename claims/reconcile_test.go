@@ -96,7 +96,7 @@ func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
 		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		require.NoError(w, rows.Release(w.Context(), got...))
 		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
-		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer))) // from now on it adopts rows
+		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer))) // from now on it adopts rows
 		time.Sleep(time.Second)
 		again := takeOf(w, rows, 1)
 		require.Greater(w, again[0].Token, got[0].Token)
@@ -113,12 +113,12 @@ func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
 		var reads atomic.Bool
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			switch {
-			case call.Op == "take" && !reads.Load():
+			case call.Op == "queue.take" && !reads.Load():
 				cancel() // and nobody takes again
 				return kit.LoseAnswer(ctx, call, do)
-			case call.Op == "free":
+			case call.Op == "queue.free":
 				time.Sleep(2 * time.Second)
-			case call.Op == "owned" && reads.Load():
+			case call.Op == "queue.owned" && reads.Load():
 				defer time.Sleep(2 * time.Second)
 			}
 			return do(ctx)
@@ -142,10 +142,10 @@ func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
 		var takes, frees atomic.Int64
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			switch {
-			case call.Op == "take" && takes.Add(1) == 1:
+			case call.Op == "queue.take" && takes.Add(1) == 1:
 				cancel()
 				return kit.LoseAnswer(ctx, call, do)
-			case call.Op == "free" && frees.Add(1) == 1:
+			case call.Op == "queue.free" && frees.Add(1) == 1:
 				return late(6*time.Second)(ctx, call, do)
 			}
 			return do(ctx)
@@ -180,11 +180,11 @@ func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
 				rows := w.rowsOf(a, effect)
 				time.Sleep(time.Second)
 				held, heldRow := a.claimOne("held"), takeOf(w, rows, 1)[0]
-				a.fault(kit.Only("take", kit.Once(late(by))))
+				a.fault(kit.Only("claims.take", kit.Once(late(by))))
 				_, err := a.keys.TryClaim(w.Context(), "one")
 				require.ErrorIs(w, err, kit.ErrReset)
 				var takes atomic.Int64
-				a.fault(kit.Only("take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				a.fault(kit.Only("queue.take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 					if takes.Add(1) == 1 {
 						return late(by)(ctx, call, do)
 					}
@@ -214,7 +214,7 @@ func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
 		a, b := newWorld(t, open()).startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
 		a.claimOne("held")
 		landed := make(chan struct{})
-		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		a.fault(kit.Only("claims.take", kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			return late(8*time.Second)(ctx, call, func(ctx context.Context) error {
 				defer close(landed)
 				return a.w.beginTake(ctx, a.session.ID(), "one")
@@ -261,7 +261,7 @@ func (f failover) end() {
 // reconnect cuts the looks for others off for a while.
 func (w *world) reconnect(processes ...*process) {
 	for _, p := range processes {
-		p.fault(kit.Only("sessions", kit.Refuse))
+		p.fault(kit.Only("claims.sessions", kit.Refuse))
 	}
 	time.Sleep(2 * ttl)
 	for _, p := range processes {
@@ -271,7 +271,7 @@ func (w *world) reconnect(processes ...*process) {
 
 func (w *world) anotherServer(processes ...*process) {
 	for _, p := range processes {
-		p.table.server.Add(1)
+		p.server.number.Add(1)
 	}
 }
 
@@ -420,7 +420,7 @@ func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, gone)
 		kit.ExecSQL(t, a.sql(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'unknown', ?, 5)`, a.session.ID())
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "owned" { // others begin and end meanwhile
+			if call.Op == "claims.owned" { // others begin and end meanwhile
 				c, err := a.keys.TryClaim(ctx, fmt.Sprint("new ", time.Now().UnixNano()))
 				if err != nil || len(c) != 1 {
 					w.Error(c, err)
@@ -450,7 +450,7 @@ func TestAClaimThatEndsDuringALookHidesNoneThatItsRowDenies(t *testing.T) {
 		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, got[2000].Key.ID)
 		var pages atomic.Int64
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "owned" && pages.Add(1) == 2 {
+			if call.Op == "claims.owned" && pages.Add(1) == 2 {
 				if err := a.keys.Release(ctx, got[0]); err != nil { // which was seen already
 					w.Error(err)
 				}
@@ -472,7 +472,7 @@ func TestALookEndsNoClaimWhoseEndIsNotAnsweredYet(t *testing.T) {
 		rows := w.rowsOf(a, effect)
 		got := takeOf(w, rows, 1)
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "end" {
+			if call.Op == "queue.end" {
 				defer time.Sleep(5 * time.Second)
 			}
 			return do(ctx)
@@ -500,8 +500,8 @@ func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
 		a.fault(traffic.Count("", nil))
 		time.Sleep(compareEvery)
 		sent := traffic.Take()
-		require.Equal(w, 3, sent["owned"])
-		require.Zero(w, sent["look"])
+		require.Equal(w, 3, sent["claims.owned"])
+		require.Zero(w, sent["claims.look"])
 		require.Equal(w, 2500, a.keys.Len())
 	})
 }
@@ -515,7 +515,7 @@ func TestASessionThatEndsDuringALookAtManyRowsReturns(t *testing.T) {
 		stopped := make(chan struct{})
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
-			if call.Op == "owned" && pages.Add(1) == 1 {
+			if call.Op == "claims.owned" && pages.Add(1) == 1 {
 				go func() {
 					defer close(stopped)
 					a.stop()
@@ -602,18 +602,18 @@ func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
 		inBubble(t, func(w *world) {
 			a := w.start("a")
 			a.claim(names(2500)...)
-			closeDuring(w, a, "owned") // of which there are several pages
+			closeDuring(w, a, "claims.owned") // of which there are several pages
 		})
 	})
 	t.Run("of rows that are in doubt", func(t *testing.T) {
 		inBubble(t, func(w *world) {
 			a := w.start("a")
-			a.fault(kit.Only("take", kit.LoseAnswer))
+			a.fault(kit.Only("claims.take", kit.LoseAnswer))
 			for some := range slices.Chunk(names(2500), 1000) { // as many as a statement takes
 				_, err := a.keys.TryClaim(w.Context(), some...)
 				require.Error(w, err)
 			}
-			closeDuring(w, a, "look")
+			closeDuring(w, a, "claims.look")
 		})
 	})
 }

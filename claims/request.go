@@ -27,7 +27,7 @@ func requestsKey(session string) tenure.Key {
 // Keys without an owner are skipped. A request is for the present claim only; the next owner is not
 // asked. A detached claim is not released. Fenced writes under a claim do not delay requests.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
-	err := k.valid(ids)
+	err := k.s.validKeys(k.name, ids)
 	if err == nil {
 		err = inGroups(k.s.table.groups, ids, func(ids []string) error { return k.request(ctx, ids) }, nil)
 	}

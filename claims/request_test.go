@@ -15,18 +15,6 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func (f *faultyTable) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f, "request", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Request(ctx, kind, ids, limit)
-	})
-}
-
-func (f *faultyTable) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f, "wanted", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.Table.Wanted(ctx, session, after, n, limit)
-	})
-}
-
 // startReleasing runs a process that releases what others ask for, and tells what that was.
 func (w *world) startReleasing(name string) (p *process, asked chan claims.Claim) {
 	w.Helper()
@@ -172,7 +160,7 @@ func TestRequestsCostNothingPerClaim(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		require.Len(w, b.claim(ids...), len(ids))
 		counts := traffic.Take()
-		require.LessOrEqual(w, counts["wanted"], 2)
+		require.LessOrEqual(w, counts["claims.requested"], 2)
 	})
 }
 
@@ -180,7 +168,7 @@ func TestARequestThatIsReadLateDoesNotEndALaterClaim(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c := a.claimOne("one")
-		a.fault(kit.Only("wanted", kit.AnswerAfter(5*time.Second)))
+		a.fault(kit.Only("claims.requested", kit.AnswerAfter(5*time.Second)))
 		b.request("one")
 		time.Sleep(time.Second)
 		require.NoError(w, a.keys.Release(w.Context(), c))
@@ -260,7 +248,7 @@ func TestFencedWritesDelayNoRequest(t *testing.T) {
 func TestRequestsForClaimsThatHaveEndedAreDeleted(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
-		a.fault(kit.Only("wanted", kit.Refuse))
+		a.fault(kit.Only("claims.requested", kit.Refuse))
 		for range 5 {
 			c := a.claimOne("one")
 			b.request("one")
@@ -303,12 +291,12 @@ func TestARequestBeforeTheAnswerToTheClaimIsHeeded(t *testing.T) {
 		synctest.Wait()
 		slow := storetest.Hook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
-			if call.Op == "take" {
+			if call.Op == "claims.take" {
 				time.Sleep(300 * time.Millisecond)
 			}
 			return err
 		})
-		a.table.hook.Store(&slow)
+		a.fault(slow)
 		claimed := make(chan chan error)
 		go func() { claimed <- a.work(a.claimOne("one"), 0) }()
 		time.Sleep(100 * time.Millisecond)

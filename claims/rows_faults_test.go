@@ -11,66 +11,24 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
-	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 // The tests in this file run in virtual time, on SQLite in memory.
 
-// faultyRows sends what a process does with rows through its hook.
-type faultyRows struct {
-	objects.RowsTable
-	p     *process
-	taken *atomic.Int64 // rows, whether anybody hears of it or not
-}
-
-func (f *faultyRows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f.p.table, "take", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		rows, err := f.RowsTable.TakeReady(ctx, session, n, skip, only, limit)
-		f.taken.Add(int64(len(rows)))
-		return rows, err
-	})
-}
-
-func (f *faultyRows) End(ctx context.Context, how objects.Ending, c []objects.Claim, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f.p.table, "end", limit, func(ctx context.Context) ([]objects.Claim, error) { return f.RowsTable.End(ctx, how, c, limit) })
-}
-
-func (f *faultyRows) Finish(ctx context.Context, c []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
-	return f.RowsTable.(*sqliteobjects.Rows).Finish(ctx, c, fn)
-}
-
-func (f *faultyRows) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f.p.table, "free", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.RowsTable.Free(ctx, session, kind, ids, tokens, limit)
-	})
-}
-
-func (f *faultyRows) Owned(ctx context.Context, session, kind, after string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return faulty(ctx, f.p.table, "owned", limit, func(ctx context.Context) ([]objects.Claim, error) {
-		return f.RowsTable.Owned(ctx, session, kind, after, n, limit)
-	})
-}
-
-func (f *faultyRows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
-	return faulty(ctx, f.p.table, "rows' sessions", limit, func(ctx context.Context) ([]objects.Session, error) { return f.RowsTable.Sessions(ctx, limit) })
-}
-
 // rowsWorld is a world with a table of tasks.
 type rowsWorld struct {
 	*world
-	db    *sql.DB
-	taken atomic.Int64
-	log   kit.SyncBuffer
+	db  *sql.DB
+	log kit.SyncBuffer
 }
 
 func inRowsBubble(t *testing.T, cfg claims.QueueConfig, rows int, test func(w *rowsWorld)) {
@@ -94,9 +52,7 @@ func inRowsBubble(t *testing.T, cfg claims.QueueConfig, rows int, test func(w *r
 // rowsOf returns the rows of a process.
 func (w *rowsWorld) rowsOf(p *process, cfg claims.QueueConfig) *workedQueue {
 	w.Helper()
-	rows, err := newRowsOver(p.session, cfg, func(cfg objects.RowsConfig) objects.RowsTable {
-		return &faultyRows{reach.SQLite(w.store).Rows(cfg, kit.Quiet), p, &w.taken}
-	})
+	rows, err := newRows(p.session, cfg)
 	require.NoError(w, err)
 	return rows
 }
@@ -150,7 +106,7 @@ func TestAFreeThatFailedIsRepeated(t *testing.T) {
 		takeOf(w, ofA, 10)
 		crashed := time.Now()
 		a.crash()
-		b.fault(kit.Only("free", kit.Once(kit.Refuse)))
+		b.fault(kit.Only("queue.free", kit.Once(kit.Refuse)))
 		require.Len(w, takeOf(w, ofB, 1), 1)
 		require.LessOrEqual(w, time.Since(crashed), ttl+10*time.Second)
 	})
@@ -186,7 +142,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		passed := takeOf(w, rows, 1)
 		require.NoError(w, rows.Detach(passed...))
 		time.Sleep(time.Second) // the database's clock goes on
-		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
 		got := takeOf(w, rows, 2)
 		require.Equal(w, []string{"3", "4"}, takenIDs(got))
 		require.Equal(w, 1, got[0].Attempt)
@@ -196,7 +152,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		require.NoError(w, rows.Finish(w.Context(), got...))
 
 		ctx, cancel := context.WithCancel(context.Background())
-		a.fault(kit.Only("take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+		a.fault(kit.Only("queue.take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 			cancel()
 			return kit.LoseAnswer(ctx, call, send)
 		})))
@@ -218,11 +174,12 @@ func TestClaimsThatWerePassedOnAndHaveEndedAreForgotten(t *testing.T) {
 		require.NoError(w, rows.Detach(stands...))
 		for range 12 {
 			require.NoError(w, rows.Detach(takeOf(w, rows, 500)...))
+			synctest.Wait() // until it has forgotten
 			_, err := w.db.Exec(`UPDATE tasks SET session = NULL, status = 'done' WHERE session IS NOT NULL AND id > 1`)
 			require.NoError(w, err)
 		}
 		require.LessOrEqual(w, rows.Detached(), 4000)
-		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
 		require.Equal(w, []string{"6002"}, takenIDs(takeOf(w, rows, 2)), "a detached claim is adopted")
 	})
 }
@@ -235,13 +192,13 @@ func TestARowThatIsToBeFreedIsNotAdopted(t *testing.T) {
 		var takes, frees atomic.Int64
 		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 			switch {
-			case call.Op == "take" && takes.Add(1) == 1:
+			case call.Op == "queue.take" && takes.Add(1) == 1:
 				return errors.New("no") // from now on the session looks for rows that it does not know
-			case call.Op == "free" && frees.Add(1) == 1:
+			case call.Op == "queue.free" && frees.Add(1) == 1:
 				err := send(ctx)
 				time.Sleep(2 * time.Second)
 				return err
-			case call.Op == "free" && frees.Load() == 2:
+			case call.Op == "queue.free" && frees.Load() == 2:
 				time.Sleep(2 * time.Second)
 			}
 			return send(ctx)
@@ -459,7 +416,7 @@ func TestRowsWhoseFuncsReturnWhileTheSessionClosesAreFinished(t *testing.T) {
 		time.Sleep(time.Second)
 		var ends atomic.Int64
 		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
-			if call.Op == "end" {
+			if call.Op == "queue.end" {
 				if n := ends.Add(1); n == 2 || n == 3 { // of the third row
 					return errors.New("no")
 				}
@@ -514,7 +471,7 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&w.log)})
 		rows := w.rowsOf(a, effect)
-		a.fault(kit.Only("end", kit.Once(kit.LoseAnswer)))
+		a.fault(kit.Only("queue.end", kit.Once(kit.LoseAnswer)))
 		ctx, cancel := context.WithTimeout(w.Context(), ttl)
 		defer cancel()
 		require.NoError(w, rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }))
@@ -527,7 +484,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 	inRowsBubble(t, effect, 3, func(w *rowsWorld) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
-		a.fault(kit.Only("take", kit.AnswerAfter(2*time.Second)))
+		a.fault(kit.Only("queue.take", kit.AnswerAfter(2*time.Second)))
 		ctx, cancel := context.WithTimeout(w.Context(), 3*time.Second)
 		defer cancel()
 		var others sync.WaitGroup
@@ -584,6 +541,8 @@ func simulateRows(w *rowsWorld, seed uint64) {
 		*process
 		cancel context.CancelFunc
 	}
+	kit.ExecSQL(w.T, w.db, `CREATE TABLE takes (id INTEGER)`)
+	kit.ExecSQL(w.T, w.db, `CREATE TRIGGER takes AFTER UPDATE ON tasks WHEN OLD.session IS NULL AND NEW.session IS NOT NULL BEGIN INSERT INTO takes VALUES (NEW.id); END`)
 	alive, started := map[int]life{}, 0
 	done := func() bool { return w.count(`SELECT count(*) FROM tasks WHERE status <> 'done'`) == 0 }
 	start := func() {
@@ -655,6 +614,7 @@ func simulateRows(w *rowsWorld, seed uint64) {
 	}
 	time.Sleep(2 * ttl)
 	require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE effects <> 1`))
-	require.EqualValues(w, w.taken.Load(), w.count(`SELECT sum(attempts) FROM tasks`))
-	w.Logf("%d processes, %d attempts", started, w.taken.Load())
+	taken := w.count(`SELECT count(*) FROM takes`)
+	require.Equal(w, taken, w.count(`SELECT sum(attempts) FROM tasks`))
+	w.Logf("%d processes, %d attempts", started, taken)
 }

@@ -21,7 +21,8 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
+	"github.com/tenurelib/tenure/internal/pgobjects"
+	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -712,7 +713,7 @@ func TestBadInputToRows(t *testing.T) {
 	}
 	_, _, err = rows.FinishStatement(claims.Claim{})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
 }
 
@@ -750,9 +751,9 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		require.NoError(t, err)
 		many(db, ddl)
 		store := db.open().(*tenure.PostgresStore)
-		rows := reach.Postgres(store).Rows(objects.RowsConfig{
+		rows := store.Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
-		}, kit.Quiet)
+		}, kit.Quiet).(*pgobjects.Rows)
 		require.NoError(t, rows.Check(t.Context(), time.Minute))
 		var ids []string
 		var tokens []int64
@@ -779,9 +780,9 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		ddl, err := tasks.SQLiteDDL()
 		require.NoError(t, err)
 		many(db, ddl)
-		rows := reach.SQLite(db.open()).Rows(objects.RowsConfig{
+		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
-		}, kit.Quiet)
+		}, kit.Quiet).(*sqliteobjects.Rows)
 		for name, query := range rows.Statements() {
 			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3", "4")
 			require.NoError(t, err, name)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -56,16 +55,6 @@ func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
 	return &workedQueue{q, w}, err
 }
 
-func newRowsOver(s *claims.Session, cfg claims.QueueConfig, table func(objects.RowsConfig) objects.RowsTable) (*workedQueue, error) {
-	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
-	q, err := claims.NewQueueOver(claims.StoreOf(s), cfg, table)
-	if err != nil {
-		return nil, err
-	}
-	w, err := claims.NewWorker(s, q)
-	return &workedQueue{q, w}, err
-}
-
 // eachRowsServer runs a test on a real Postgres and on a SQLite file.
 func eachRowsServer(t *testing.T, cfg claims.QueueConfig, test func(db *rowsDB)) {
 	const create = `CREATE TABLE tasks (id %s PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`
@@ -91,7 +80,7 @@ func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, kit.Postg
 
 func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
-	kit.Migrate(t, db.open())
+	kit.MigrateClaims(t, db.open())
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishPostgres(db.Context(), c, func(tx pgx.Tx) error {
 			return fn(func(ctx context.Context, query string, args ...any) error {
@@ -106,7 +95,7 @@ func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 func rowsOnSQLite(t *testing.T) *rowsDB {
 	path := filepath.Join(t.TempDir(), "tenure.db")
 	db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenSQLite(t, path) }}
-	kit.Migrate(t, db.open())
+	kit.MigrateClaims(t, db.open())
 	db.sql = kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishSQLite(db.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })

@@ -18,7 +18,6 @@ import (
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -56,9 +55,6 @@ type SessionConfig struct {
 	PollInterval time.Duration
 }
 
-// table is the claims' table of either database.
-type table = objects.ClaimsTable
-
 // SessionKey returns the key of a session's lease, by the session's ID. It is for a server that keeps the
 // sessions of workers without access to the database, see [tenure.Lease.Resume].
 func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
@@ -69,7 +65,7 @@ func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionT
 // All methods are safe for concurrent use.
 type Session struct {
 	store  tenure.Store
-	claims table
+	claims objects.ClaimsTable
 	table  *ownerTable // the same as claims
 	cfg    SessionConfig
 	limit  time.Duration // of a statement
@@ -102,33 +98,15 @@ type term struct {
 	requested chan struct{} // receives when there are requests to read
 }
 
-// NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] that has been
-// migrated. It does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the config. For
-// any other store, the error is [errors.ErrUnsupported].
+// NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] for which [Migrate]
+// has made the tables. It does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the
+// config. For any other store, the error is [errors.ErrUnsupported].
 func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
-	table, err := tableOf(store)
+	backend, err := backendOf(store)
 	if err != nil {
 		return nil, opError("new session", err)
 	}
-	return newSession(store, table, cfg)
-}
-
-func tableOf(store tenure.Store) (table, error) {
-	if objects.IsNil(store) {
-		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
-	}
-	switch s := store.(type) {
-	case *tenure.PostgresStore:
-		return reach.Postgres(s).Claims(), nil
-	case *tenure.SQLiteStore:
-		return reach.SQLite(s).Claims(), nil
-	case interface{ Claims() table }: // a test's
-		return s.Claims(), nil
-	}
-	return nil, fmt.Errorf("%w: %T has no table of claims", errors.ErrUnsupported, store)
-}
-
-func newSession(store tenure.Store, table table, cfg SessionConfig) (*Session, error) {
+	table := backend.Claims()
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	s := &Session{
 		retries: logtext.Retries{Repeat: true},

@@ -64,6 +64,7 @@ type life struct {
 type hintless struct {
 	tenure.Store
 	tenure.Lister
+	backend
 }
 
 // start starts a process unless one is running.
@@ -75,12 +76,10 @@ func (h *host) start() {
 	}
 	h.lives++
 	l := &life{h: h, name: fmt.Sprintf("%s.%d", h.name, h.lives), gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), taking: map[string]int{}}
-	hook := storetest.Hook(l.call)
-	faultyStore, table := storetest.Faulty(h.a.db, hook), &faultyTable{Table: h.a.db}
-	table.hook.Store(&hook)
-	var store tenure.Store = faultyStore
+	faulty := storetest.Faulty(h.a.db, l.call)
+	var store tenure.Store = faulty
 	if !h.a.wakes {
-		store = hintless{faultyStore, faultyStore}
+		store = hintless{faulty, faulty, faulty}
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
 	if h.a.blocks {
@@ -93,7 +92,7 @@ func (h *host) start() {
 		cfg.PollInterval = h.ttl / 6
 	}
 	var err error
-	if l.session, err = claims.NewSessionOver(store, table, cfg); err != nil {
+	if l.session, err = claims.NewSession(store, cfg); err != nil {
 		panic(err)
 	}
 	if l.keys, err = claims.NewKeys(l.session, kind); err != nil {

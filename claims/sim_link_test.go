@@ -33,21 +33,21 @@ func lifeOf(ctx context.Context) *life { return senderOf(ctx).life }
 // call is the [storetest.Hook] of a process.
 func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 	ctx = context.WithValue(ctx, senderKey{}, sender{l, time.Now()})
-	if session, ok := ctx.Value(takerKey{}).(string); ok {
-		l.h.a.locked(func() { l.taking[session]++ })
-		defer l.h.a.locked(func() { l.taking[session]-- })
+	if call.Op == "claims.take" {
+		l.h.a.locked(func() { l.taking[call.Session]++ })
+		defer l.h.a.locked(func() { l.taking[call.Session]-- })
 	}
 	if !l.halt() {
 		return errCrashed
 	}
 	op := call.Op
-	if op == "look" && ctx.Value(workerKey{}) == nil {
+	if op == "claims.look" && ctx.Value(workerKey{}) == nil {
 		op = "settle"
 	}
 	l.h.a.locked(func() { l.h.a.judge.sent(l, op) })
 	f := l.fate(call.Op)
 	err := f.Carry(ctx, l.h.dice, &l.h.a.running, do)
-	if call.Op == "take" && l.h.a.pausesClaims && l.h.dice.One(30) {
+	if call.Op == "claims.take" && l.h.a.pausesClaims && l.h.dice.One(30) {
 		l.h.pause(l.h.dice.UpTo(3*l.h.ttl), false)
 	}
 	if !l.halt() { // paused before it saw the answer
@@ -69,7 +69,7 @@ func (l *life) fate(op string) kit.Fate {
 		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
 	}
 	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
-	if weather != kit.WeatherClear && op == "take" && h.dice.One(3) { // most land within their limit and a TTL, or never
+	if weather != kit.WeatherClear && op == "claims.take" && h.dice.One(3) { // most land within their limit and a TTL, or never
 		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
 		if h.dice.One(3) { // or very late
 			f.Request += h.dice.UpTo(3 * h.ttl)

@@ -195,7 +195,7 @@ func (j *judge) buriedInTime(s *session) {
 // sent is called for each statement that a process sends.
 func (j *judge) sent(l *life, op string) {
 	j.statements++
-	if op == "look" {
+	if op == "claims.look" {
 		l.looked = time.Now()
 	}
 	if j.calmSince.IsZero() || l.dead() {
@@ -226,10 +226,10 @@ func (j *judge) calmEnds() {
 		}
 		kit.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
-			"put": int(length/(l.h.ttl/3)) + 1, "sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"take": 0, "look": 0, "list": 2,
-			"settle": int(length/l.h.ttl) + 1,                      // after a lost answer
-			"owned":  4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
+			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
+			"claims.take": 0, "claims.look": 0, "list": 2,
+			"settle":       int(length/l.h.ttl) + 1,                      // after a lost answer
+			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)

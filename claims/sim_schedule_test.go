@@ -41,7 +41,7 @@ var events = []event{
 		return string(weather)
 	}},
 	{15, func(a *arena, h *host) string {
-		weather, op := kit.Weathers[a.rng.IntN(len(kit.Weathers))], []string{"take", "take", "free", "put", "delete", "owned", "look", "sessions"}[a.rng.IntN(8)]
+		weather, op := kit.Weathers[a.rng.IntN(len(kit.Weathers))], []string{"claims.take", "claims.take", "claims.free", "put", "delete", "claims.owned", "claims.look", "claims.sessions"}[a.rng.IntN(8)]
 		h.turn(weather, op, a.upTo(3*a.ttl))
 		return string(weather) + " of one kind of statement"
 	}},

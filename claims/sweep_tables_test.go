@@ -11,9 +11,8 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // fourTables is a config for each of four tables of the user.
@@ -24,18 +23,6 @@ func fourTables() (cfgs []claims.QueueConfig) {
 		cfgs = append(cfgs, cfg)
 	}
 	return cfgs
-}
-
-// plainRows opens a table of the user into which no faults are put.
-func plainRows(w *world) func(objects.RowsConfig) objects.RowsTable {
-	return func(cfg objects.RowsConfig) objects.RowsTable {
-		switch store := w.store.(type) {
-		case *tenure.PostgresStore:
-			return reach.Postgres(store).Rows(cfg, kit.Quiet)
-		default:
-			return reach.SQLite(store).Rows(cfg, kit.Quiet)
-		}
-	}
 }
 
 const createTable = `CREATE TABLE %s (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`
@@ -55,13 +42,18 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			}
 			kit.ExecSQL(w.T, db, `INSERT INTO tasks3 (id) VALUES (1)`)
 			ofA = kit.Must(newRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
-			ofC = kit.Must(newRowsOver(c.session, cfg, plainRows(w)))
+			ofC = (&rowsWorld{world: w}).rowsOf(c, cfg)
 		}
 		a.claimOne("k")
 		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), 1)
 		require.NoError(w, err)
 		require.Len(w, got, 1)
-		c.fault(kit.Only("rows' sessions", kit.Hang))
+		c.fault(kit.Only("queue.sessions", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Key.Type == "tasks3" {
+				return do(ctx)
+			}
+			return kit.Hang(ctx, call, do)
+		}))
 		time.Sleep(67 * time.Second)
 		b.stop() // else it would bury the session
 		record, err := w.store.Get(w.Context(), claims.SessionKey(a.session.ID()))
@@ -95,7 +87,7 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	for _, cfg := range fourTables() {
 		kit.ExecSQL(t, db, fmt.Sprintf(createTable, cfg.Table))
 		kit.ExecSQL(t, db, kit.Must(cfg.PostgresDDL()))
-		rows := kit.Must(newRowsOver(b.session, cfg, plainRows(w)))
+		rows := kit.Must(newRows(b.session, cfg))
 		require.NoError(t, rows.Check(ctx))
 		serving.Go(func() { _ = rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }) })
 		lock += "LOCK TABLE " + cfg.Table + " IN ACCESS EXCLUSIVE MODE;"

@@ -22,7 +22,7 @@ import (
 type tables struct {
 	*testing.T
 	store tenure.Store
-	claims.Table
+	objects.ClaimsTable
 
 	setToken func(id string, token int64)
 	lock     func(c objects.Claim) (unlock func()) // as a fenced write does; nil: that locks the whole database
@@ -32,7 +32,7 @@ type tables struct {
 func TestTablesOfClaims(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		d := newMemDB(time.Now)
-		testTables(t, &tables{store: d, Table: d,
+		testTables(t, &tables{store: d, ClaimsTable: d,
 			setToken: func(id string, token int64) {
 				d.locked(func() { d.rows[rowKey{"tenant", id}].Token = token })
 			},
@@ -44,16 +44,16 @@ func TestTablesOfClaims(t *testing.T) {
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
-		kit.Migrate(t, store)
-		testTables(t, &tables{store: store, Table: kit.Must(claims.TableOf(store)), setToken: func(id string, token int64) {
+		kit.MigrateClaims(t, store)
+		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(), setToken: func(id string, token int64) {
 			kit.ExecSQL(t, store.DB(), `UPDATE objects_claims SET token = ? WHERE id = ?`, token, id)
 		}})
 	})
 	t.Run("postgres", func(t *testing.T) {
 		url := kit.PostgresURL(t)
 		store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
-		kit.Migrate(t, store)
-		testTables(t, &tables{store: store, Table: kit.Must(claims.TableOf(store)),
+		kit.MigrateClaims(t, store)
+		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(),
 			setToken: func(id string, token int64) {
 				kit.ExecPostgres(t, pool, `UPDATE objects_claims SET token = $1 WHERE id = $2`, token, id)
 			},

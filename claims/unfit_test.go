@@ -10,13 +10,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // take claims a key as sessions do.
 func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
-	return reach.Postgres(store).Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
 }
 
 // rowsOfClaims returns how many keys are claimed.
@@ -31,7 +30,7 @@ func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing
 	url := kit.PostgresURL(t)
 	pool := kit.PostgresPool(t, url)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	_, err := take(t.Context(), store, "k")
 	require.NoError(t, err)
 	kit.ExecPostgres(t, pool, `CREATE TABLE again (LIKE objects_claims); DROP TABLE objects_claims; ALTER TABLE again RENAME TO objects_claims`)
@@ -51,7 +50,7 @@ func TestNoKeyIsClaimedTwiceThoughACrashEmptiesTheTableOfClaims(t *testing.T) {
 	server := kit.StartPostgres(t)
 	pool := kit.PostgresPool(t, server.URL())
 	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	got, err := take(t.Context(), store, "k")
 	require.NoError(t, err)
 	require.Len(t, got, 1)

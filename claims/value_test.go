@@ -64,7 +64,7 @@ func TestADetachedClaimIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("known")
-		a.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		a.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
 		_, err := a.keys.TryClaim(w.Context(), "one", "two")
 		require.ErrorIs(w, err, kit.ErrReset)
 		c := a.claimOne("one")
@@ -116,7 +116,7 @@ func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
 			}()
 			return kit.ErrReset
 		}
-		hooks := []storetest.Hook{nil, kit.Only("take", kit.Once(kit.LoseAnswer)), kit.Only("take", kit.Once(late)), kit.Only("free", kit.Once(late))}
+		hooks := []storetest.Hook{nil, kit.Only("claims.take", kit.Once(kit.LoseAnswer)), kit.Only("claims.take", kit.Once(late)), kit.Only("claims.free", kit.Once(late))}
 		ctx, cancel := context.WithTimeout(w.Context(), 15*time.Minute)
 		defer cancel()
 		var working sync.WaitGroup

@@ -46,10 +46,11 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	case s.store != q.store:
 		return nil, fmt.Errorf("%w: the queue of %s is not in the session's store", tenure.ErrInvalid, q.cfg.Table)
 	}
-	kind, err := newKind(s, q.cfg.Table, &ownerTable{q.table, q.rows.groups, s.limit})
+	kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit}, q.cfg.Table)
 	if err != nil {
 		return nil, err
 	}
+	kind := kinds[0]
 	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL), leads: make(chan struct{}, 1)}
 	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: cmp.Or(q.cfg.Grace, s.cfg.TTL/3)}
 	q.addWorker(w)

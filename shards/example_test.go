@@ -28,6 +28,10 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		fmt.Println(err)
+		return
+	}
 	session, err := claims.NewSession(store, claims.SessionConfig{
 		Labels: map[string]string{"address": "10.0.0.7:8080"},
 	})
@@ -105,6 +109,10 @@ func ExampleClaimFromContext() {
 	}
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := claims.Migrate(ctx, store); err != nil {
 		fmt.Println(err)
 		return
 	}

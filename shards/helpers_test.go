@@ -47,7 +47,7 @@ func inBubble(t *testing.T, count int, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := kit.OpenSQLite(t, ":memory:")
-		kit.Migrate(t, store)
+		kit.MigrateClaims(t, store)
 		test(&world{T: t, store: store, count: count, running: map[string]*process{}, tokens: map[string]int64{}, owners: map[string]*process{}, ended: map[string]time.Time{}})
 	})
 }

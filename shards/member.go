@@ -20,7 +20,6 @@ import (
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -113,29 +112,24 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	}
 	ids := slices.Sorted(slices.Values(cfg.IDs))
 	problems.If(len(slices.Compact(slices.Clone(ids))) < len(ids), "an ID is given twice")
-	if s != nil {
-		problems.Add(reach.FitKeys(s, cfg.Kind, cfg.IDs))
-	}
 	if err := problems.Err(); err != nil {
 		return nil, err
 	}
 	for i := range cfg.Count {
 		ids = append(ids, strconv.Itoa(i))
 	}
-	keys, err := claims.NewKeys(s, cfg.Kind)
-	if err != nil {
+	if err := s.CheckKeys(cfg.Kind, ids...); err != nil {
 		return nil, err
 	}
-	members, err := claims.NewKeys(s, cfg.Kind+memberSuffix)
+	keys, err := claims.NewKeysOf(s, cfg.Kind, cfg.Kind+memberSuffix)
 	if err != nil {
-		reach.DropKeys(keys)
 		return nil, err
 	}
 	paces := s.Config()
 	cfg.Settle = cmp.Or(cfg.Settle, DefaultSettle)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
 	return &Member{
-		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys, members: members, paces: paces,
+		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys[0], members: keys[1], paces: paces,
 		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
 	}, nil
 }

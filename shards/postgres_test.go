@@ -55,7 +55,7 @@ type member struct {
 func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
 	c := &cluster{TB: t, url: kit.PostgresURL(t), count: count, settle: settle, ttl: ttl,
 		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}, took: map[string][]time.Duration{}}
-	kit.Migrate(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
+	kit.MigrateClaims(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
 	return c
 }
 

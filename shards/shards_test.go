@@ -337,7 +337,7 @@ func TestAtRestFewStatementsAreSent(t *testing.T) {
 				total += n
 			}
 			w.Logf("%d shards: %v", count, got)
-			require.LessOrEqual(w, got["claims"], ttls*3/2)
+			require.LessOrEqual(w, got["claims.list"], ttls*3/2)
 			require.LessOrEqual(w, total, ttls*9)
 		})
 	}
@@ -380,7 +380,7 @@ func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
 		p := w.start("p")
 		time.Sleep(settle / 2)
-		p.fault(kit.Only("take", kit.Once(kit.LoseAnswer)))
+		p.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
 		time.Sleep(settle/2 + 6*time.Second)
 		w.spread([]int{6}, p)
 	})
@@ -390,7 +390,7 @@ func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
 func TestAProcessIsOneMember(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
 		p := w.start("p")
-		q := w.start("q", func(p *process, _ *shards.Config) { p.fault(kit.Only("take", kit.Once(kit.LoseAnswer))) })
+		q := w.start("q", func(p *process, _ *shards.Config) { p.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer))) })
 		time.Sleep(4 * time.Second)
 		var rows int
 		require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job/member'`).Scan(&rows))
@@ -448,7 +448,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllShardsRunAgain(t *testing.T) {
 		exec(`DELETE FROM objects_claims`)
 		exec(`INSERT INTO objects_claims SELECT * FROM standby`)
 		for _, p := range all { // it cannot be reached for a while
-			p.fault(kit.Only("sessions", kit.Refuse))
+			p.fault(kit.Only("claims.sessions", kit.Refuse))
 		}
 		time.Sleep(2 * ttl)
 		for _, p := range all {

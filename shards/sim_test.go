@@ -113,8 +113,8 @@ func (s *sim) anyFault() storetest.Hook {
 	}
 	hooks := []storetest.Hook{
 		nil, nil, nil, kit.Hang, kit.Hang, kit.Refuse, kit.LoseAnswer, late, kit.Slowly(d / 10), kit.AnswerAfter(d / 10),
-		kit.Only("take", kit.LoseAnswer), kit.Only("take", late), kit.Only("free", kit.LoseAnswer), kit.Only("free", late),
-		kit.Only("put", kit.Hang), kit.Only("claims", kit.Hang), kit.Only("claims", kit.AnswerAfter(d/10)), kit.Only("wake", kit.Refuse),
+		kit.Only("claims.take", kit.LoseAnswer), kit.Only("claims.take", late), kit.Only("claims.free", kit.LoseAnswer), kit.Only("claims.free", late),
+		kit.Only("put", kit.Hang), kit.Only("claims.list", kit.Hang), kit.Only("claims.list", kit.AnswerAfter(d/10)), kit.Only("wake", kit.Refuse),
 	}
 	return hooks[s.random.IntN(len(hooks))]
 }

@@ -19,7 +19,7 @@ import (
 func TestTheStatusPageShowsASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := kit.OpenSQLite(t, ":memory:")
-		kit.Migrate(t, store)
+		kit.MigrateClaims(t, store)
 		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, Logger: kit.Quiet})
 		require.NoError(t, err)
 		tenants, err := claims.NewKeys(session, "tenant")

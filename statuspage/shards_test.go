@@ -21,7 +21,7 @@ import (
 func TestTheStatusPageShowsShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := kit.OpenSQLite(t, ":memory:")
-		kit.Migrate(t, store)
+		kit.MigrateClaims(t, store)
 		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Logger: kit.Quiet})
 		require.NoError(t, err)
 		var fails atomic.Bool

@@ -12,9 +12,17 @@ import (
 )
 
 // Call is one call of a store's method, as a [Hook] sees it.
+//
+// Statements of package claims are calls, too. Those on the table of claims are "claims.take",
+// "claims.free", "claims.look", "claims.owned", "claims.sessions", "claims.request", "claims.requested",
+// "claims.list", "claims.forget", "claims.prune", "claims.count" and "claims.migrate". Those of a queue are "queue.take",
+// "queue.ready", "queue.end", "queue.finish" (the transaction of FinishPostgres or FinishSQLite),
+// "queue.free", "queue.look", "queue.owned", "queue.sessions" and "queue.check".
 type Call struct {
-	Op        string                // "get", "put", "delete", "list" or "wake"
-	Key       tenure.Key            // only the Type for a list
+	Op        string                // "get", "put", "delete", "list" or "wake", or one of those above
+	Key       tenure.Key            // only the Type for a list; for claims, the Type is the kind or the queue's table
+	IDs       []string              // of the keys or rows that a call of claims names
+	Session   string                // for which a call of claims takes, frees or reads rows
 	Object    tenure.Object         // set for a put
 	Condition tenure.WriteCondition // set for a put
 	Version   int64                 // set for a delete

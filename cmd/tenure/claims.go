@@ -13,7 +13,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 )
 
 // countClaimsTo is how far the claims of one session on keys of one kind are counted. On
@@ -53,18 +52,12 @@ claimed it, or it has been free for more than a day.`,
 	},
 }
 
-// claimsTable is the claims' table of either database.
-type claimsTable interface {
-	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error)
-	Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error)
-}
+// backend is a store that has the tables for claims.
+type backend interface{ Backend() objects.Backend }
 
-func claimsOf(store database) (claimsTable, error) {
-	switch s := store.(type) {
-	case *tenure.PostgresStore:
-		return reach.Postgres(s).Claims(), nil
-	case *tenure.SQLiteStore:
-		return reach.SQLite(s).Claims(), nil
+func claimsOf(store database) (objects.ClaimsTable, error) {
+	if s, ok := store.(backend); ok {
+		return s.Backend().Claims(), nil
 	}
 	return nil, usageError("sessions and what they own are on Postgres or SQLite only; this store has leases, which status and list show")
 }

@@ -19,10 +19,10 @@ var migrateCommand = command{
 	synopsis: "-store STORE [-print | -json]",
 	summary:  "create what is missing in the store, or print the SQL that does",
 	about: `
-Migrate creates what is missing in the store: the file, the table of objects, and the
-table of the versions of deleted objects; on NATS the stream, and on etcd a key. It doesn't
-change anything that exists. Run does the same, so you need migrate only if run's role may
-not do it.
+Migrate creates what is missing in the store: the file, the table of objects, the table of
+the versions of deleted objects, and the tables of package claims; on NATS the stream, and on
+etcd a key. It doesn't change anything that exists. Run does the same, except for the tables
+of package claims, so for leases you need migrate only if run's role may not do it.
 
 With -print it prints the SQL statements and doesn't connect, for those who let another
 tool or another person change their databases.`,
@@ -75,6 +75,11 @@ func (o *options) migrate(ctx context.Context, out *output) error {
 	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
 		return err
+	}
+	if claims, err := claimsOf(store); err == nil { // on Postgres and SQLite
+		if err := claims.Migrate(ctx); err != nil {
+			return err
+		}
 	}
 	return o.show(out, migrated{o.store.describe(store)})
 }

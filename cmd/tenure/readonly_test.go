@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 )
 
 func TestAUserWhoMayOnlyReadASQLiteFileSeesWhoHolds(t *testing.T) {
@@ -69,7 +71,7 @@ func TestAUserWhoMayOnlyReadASQLiteFileSeesWhoHolds(t *testing.T) {
 		}
 	}
 	store := open()
-	if err := store.Migrate(t.Context()); err != nil {
+	if err := errors.Join(store.Migrate(t.Context()), claims.Migrate(t.Context(), store)); err != nil {
 		t.Fatal(err)
 	}
 	store.Close()

@@ -81,6 +81,9 @@ func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		return err
+	}
 	_, err = store.Pool().Exec(ctx, `
 		CREATE TABLE IF NOT EXISTS runs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'running');
 		CREATE TABLE IF NOT EXISTS events (

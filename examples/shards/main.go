@@ -73,6 +73,9 @@ func work(ctx context.Context, url, name string) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		return err
+	}
 	quiet := slog.New(slog.DiscardHandler)
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl, Holder: name, Logger: quiet})
 	if err != nil {

@@ -100,6 +100,9 @@ func migrate(ctx context.Context, store tenure.Database, db *sql.DB) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		return err
+	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "migration"}, TTL: ttl})
 	if err != nil {
 		return err

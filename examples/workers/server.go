@@ -32,6 +32,9 @@ func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		return err
+	}
 	_, err = store.Pool().Exec(ctx, `
 		CREATE TABLE IF NOT EXISTS tasks (
 			id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -2,8 +2,18 @@ package objects
 
 import (
 	"context"
+	"log/slog"
 	"time"
 )
+
+// Backend is what the database of a store has for package claims. A store returns it from a method
+// Backend.
+type Backend interface {
+	// Claims returns the table of claims.
+	Claims() ClaimsTable
+	// Rows returns a table of the user, of a valid config. It does no I/O.
+	Rows(cfg RowsConfig, logger *slog.Logger) RowsTable
+}
 
 // ClaimStore is a table that records owners: the claims' table of either database, or one of the
 // user's. All methods are safe for concurrent use. Each statement has a time limit, after which one
@@ -30,6 +40,10 @@ type ClaimStore interface {
 type ClaimsTable interface {
 	ClaimStore
 
+	// Migrate creates the tables of claims and requests if they are missing, when the database is up. It
+	// returns an [ErrSetup] if they are not fit for claims.
+	Migrate(ctx context.Context) error
+
 	// Take makes a session the owner of rows: of those among ids that are free, or whose session is one of
 	// those that are gone, and of the missing ones, which it creates. It leaves rows that another
 	// transaction has locked, and returns those that the session owns now and did not own before.
@@ -53,4 +67,8 @@ type ClaimsTable interface {
 	// requests for claims that have ended. It returns how many, and the token after which the next call
 	// should begin.
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
+
+	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+	// are in order, and so are the kinds of each.
+	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
 }

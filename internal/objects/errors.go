@@ -36,9 +36,19 @@ func (e setupError) Is(target error) bool { return target == ErrSetup }
 func (e setupError) Unwrap() error        { return e.error }
 
 // NoTable is the [ErrSetup] of a call that needs a table which does not exist.
-type NoTable struct{ Cause error }
+type NoTable struct {
+	Cause    error
+	OfClaims bool // package claims creates it
+}
 
-func (e *NoTable) Error() string        { return fmt.Sprintf("%v: %v (call Migrate once)", ErrSetup, e.Cause) }
+func (e *NoTable) Error() string {
+	migrate := "Migrate"
+	if e.OfClaims {
+		migrate = "claims.Migrate"
+	}
+	return fmt.Sprintf("%v: %v (call %s once)", ErrSetup, e.Cause, migrate)
+}
+
 func (e *NoTable) Is(target error) bool { return target == ErrSetup }
 func (e *NoTable) Unwrap() error        { return e.Cause }
 

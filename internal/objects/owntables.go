@@ -22,6 +22,9 @@ var (
 
 	//go:embed sqlite.sql
 	SQLite string
+
+	//go:embed sqlite_claims.sql
+	SQLiteClaims string
 )
 
 // The names of the other tables are that of the objects' table with one of these suffixes.
@@ -94,7 +97,7 @@ var OwnTables = [TableCount]OwnTable{
 		keys:    [][]string{{"kind", "id"}},
 		Whole:   true,
 		harm:    "two sessions can hold one key",
-		other:   otherOwnTable,
+		other:   otherClaimsTable,
 	},
 	TableOfRequests: {
 		Suffix:  RequestsSuffix,
@@ -102,14 +105,17 @@ var OwnTables = [TableCount]OwnTable{
 		keys:    [][]string{{"session", "kind", "id", "token"}},
 		Whole:   true,
 		harm:    "requests for keys can be forgotten",
-		other:   otherOwnTable,
+		other:   otherClaimsTable,
 	},
 }
 
 // OtherTable is the remedy for a table that does not fit because it is another program's.
 const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
 
-const otherOwnTable = "drop or rename it, and call Migrate, which makes the right one"
+const (
+	otherOwnTable    = "drop or rename it, and call Migrate, which makes the right one"
+	otherClaimsTable = "drop or rename it, and call claims.Migrate, which makes the right one"
+)
 
 // FoundTable describes one of the library's tables as a database has it.
 type FoundTable struct {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Claims is the table of claims that belongs to a table of objects. Its statements have
@@ -24,8 +25,15 @@ type Claims struct {
 	others chan struct{} // held by statements on tables of the user
 }
 
-// Claims returns the table of claims.
-func (t *Table) Claims() *Claims { return &t.claims }
+// Claims implements [objects.Backend].
+func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
+
+// Migrate implements [objects.ClaimsTable].
+func (c *Claims) Migrate(ctx context.Context) error {
+	t := c.table
+	defer report.Flush(t.cfg.Logger)
+	return t.setups.explain(t.setups.migrateClaims(ctx))
+}
 
 // None of these statements waits for a row that another transaction has locked: a fenced
 // write that hangs before its commit delays its own row, and not a thousand others. Only an
@@ -214,8 +222,6 @@ func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) e
 	return err
 }
 
-// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-// are in order, and so are the kinds of each.
 func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
 	return query(ctx, c, limit, func(row pgx.CollectableRow) (n objects.ClaimCount, err error) {
 		return n, row.Scan(&n.Session, &n.Kind, &n.Claims)

@@ -27,8 +27,8 @@ type Rows struct {
 	remembered[rowSetup]
 }
 
-// Rows returns the table of a valid config. It does no I/O.
-func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) *Rows {
+// Rows implements [objects.Backend].
+func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
 	return &Rows{claims: &t.claims, cfg: cfg, logger: logger}
 }
 

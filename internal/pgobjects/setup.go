@@ -88,7 +88,7 @@ func (s *setup) mayClaim() error {
 			wrong = append(wrong, s.wrong[i])
 		}
 		if !s.exists[i] {
-			missing = &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.placed.tables[i], errNoTable)}
+			missing = &objects.NoTable{Cause: fmt.Errorf("%s: %w", s.placed.tables[i], errNoTable), OfClaims: true}
 		}
 	}
 	if len(wrong) > 0 {
@@ -132,7 +132,8 @@ func (r *remembered[T]) recall(outdated func(*T) bool, look func() (*T, error)) 
 	return again, err
 }
 
-// migrate creates missing tables and looks at the result. Only the table of objects is required.
+// migrate creates the tables of objects and tombstones if they are missing, and looks at the result. Only
+// the first is required.
 func (s *setups) migrate(ctx context.Context) (*setup, error) {
 	err := s.whenUp(ctx, func() error {
 		found, err := s.inspect(ctx, s.query)
@@ -141,38 +142,38 @@ func (s *setups) migrate(ctx context.Context) (*setup, error) {
 				found, err = s.inspect(ctx, s.query)
 			}
 		}
-		if err == nil && !found.exists[objects.TableOfTombstones] {
-			_, err = s.createIfAllowed(ctx, found, objects.PostgresTombstones)
-		}
-		if err != nil || found.exists[objects.TableOfClaims] && found.exists[objects.TableOfRequests] {
+		if err != nil || found.exists[objects.TableOfTombstones] {
 			return err
 		}
-		denied, err := s.createIfAllowed(ctx, found, objects.PostgresClaims)
-		if denied {
-			s.logger.Warn("no table of claims, and this role may not create it: sessions cannot claim anything", "missing", s.names.tables[objects.TableOfClaims])
+		err = s.createTable(ctx, found, objects.PostgresTombstones)
+		if pgconns.SQLState(err) == pgconns.StateDenied {
+			return nil
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	found, err := s.look(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if unfit := found.mayClaim(); !errors.Is(unfit, errNoTable) {
-		err = unfit
-	}
-	return found, err
+	return s.look(ctx)
 }
 
-// createIfAllowed creates tables that are not required.
-func (s *setups) createIfAllowed(ctx context.Context, found *setup, ddl string) (denied bool, err error) {
-	err = s.createTable(ctx, found, ddl)
-	if pgconns.SQLState(err) == pgconns.StateDenied {
-		return true, nil
+// migrateClaims creates the tables of claims and requests if they are missing, and looks at the result.
+func (s *setups) migrateClaims(ctx context.Context) error {
+	err := s.whenUp(ctx, func() error {
+		found, err := s.inspect(ctx, s.query)
+		if err != nil || found.exists[objects.TableOfClaims] && found.exists[objects.TableOfRequests] {
+			return err
+		}
+		return s.createTable(ctx, found, objects.PostgresClaims)
+	})
+	if err != nil {
+		return err
 	}
-	return false, err
+	found, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	return found.mayClaim()
 }
 
 // createTable creates tables where they were looked for.

@@ -46,7 +46,7 @@ func (cfg Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// DDL returns the statements that create everything that [Table.Migrate] creates.
+// DDL returns the statements that create everything that [Table.Migrate] and [Claims.Migrate] create.
 func (cfg Config) DDL() string {
 	n := cfg.names()
 	ddl := n.in(objects.PostgresObjects) + n.in(objects.PostgresTombstones) + n.in(objects.PostgresClaims)
@@ -111,7 +111,7 @@ func (t *Table) AwaitServer(ctx context.Context) error {
 	})
 }
 
-// Migrate creates what is missing. It returns [objects.ErrSetup] if the role may not do
+// Migrate creates the tables of objects and tombstones if they are missing. It returns [objects.ErrSetup] if the role may not do
 // that, or if what exists is unsuitable.
 func (t *Table) Migrate(ctx context.Context) error {
 	defer report.Flush(t.cfg.Logger)

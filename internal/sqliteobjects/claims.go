@@ -15,8 +15,13 @@ import (
 // concurrent use.
 type Claims struct{ table *Table }
 
-// Claims returns the table of claims.
-func (t *Table) Claims() *Claims { return &t.claims }
+// Claims implements [objects.Backend].
+func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
+
+// Migrate implements [objects.ClaimsTable].
+func (c *Claims) Migrate(ctx context.Context) error {
+	return c.table.createTables(ctx, objects.SQLiteClaims, true)
+}
 
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
@@ -178,8 +183,6 @@ func (c *Claims) Forget(ctx context.Context, kind string, limit time.Duration) e
 	return c.exec(ctx, limit, forgetClaims, kind)
 }
 
-// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-// are in order, and so are the kinds of each.
 func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
 	return allWithin(ctx, c.table, limit, func(rows *sql.Rows) (n objects.ClaimCount, err error) {
 		return n, rows.Scan(&n.Session, &n.Kind, &n.Claims)
@@ -226,7 +229,7 @@ func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := c.table.fit(ctx, true); err != nil {
-		return explain(err)
+		return c.table.explain(err)
 	}
 	return c.writeAny(ctx, limit, fn)
 }
@@ -242,7 +245,7 @@ func (c *Claims) writeAny(ctx context.Context, limit time.Duration, fn func(cont
 	})
 	pace.Sleep(ctx, time.Since(began))
 	if isConstraint(err) {
-		return &objects.Refused{Cause: explain(err)}
+		return &objects.Refused{Cause: c.table.explain(err)}
 	}
-	return explain(err)
+	return c.table.explain(err)
 }

@@ -123,3 +123,13 @@ func explain(err error) error {
 	}
 	return err
 }
+
+// explain is the func of that name, and also knows which tables package claims creates.
+func (t *Table) explain(err error) error {
+	err = explain(err)
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
+		text := missing.Cause.Error()
+		missing.OfClaims = strings.Contains(text, t.name+objects.ClaimsSuffix) || strings.Contains(text, t.name+objects.RequestsSuffix)
+	}
+	return err
+}

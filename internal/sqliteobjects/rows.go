@@ -23,8 +23,8 @@ type Rows struct {
 	checked atomic.Bool
 }
 
-// Rows returns the table of a valid config. It does no I/O, and logs nothing.
-func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) *Rows {
+// Rows implements [objects.Backend]. The table logs nothing.
+func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
 	return &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
 }
 

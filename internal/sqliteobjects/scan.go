@@ -78,7 +78,7 @@ func allWithin[T any](ctx context.Context, t *Table, limit time.Duration, scan f
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	found, err := all(ctx, t.db, scan, query, args...)
-	return found, explain(err)
+	return found, t.explain(err)
 }
 
 // list returns values as an argument of json_each.

@@ -65,8 +65,10 @@ func New(db *sql.DB, name string, logger *slog.Logger) *Table {
 // in returns the statement of a text.
 func (t *Table) in(text string) string { return t.texts.In(text) }
 
-// DDL returns the statements that create everything that [Table.Migrate] creates.
-func DDL(name string) string { return objects.NewTexts(tableWords("", name)...).In(objects.SQLite) }
+// DDL returns the statements that create everything that [Table.Migrate] and [Claims.Migrate] create.
+func DDL(name string) string {
+	return objects.NewTexts(tableWords("", name)...).In(objects.SQLite + objects.SQLiteClaims)
+}
 
 // Open returns a table in a database of its own: the file at path, which it creates if
 // necessary, or a new one in memory if path is ":memory:".
@@ -104,14 +106,20 @@ func (t *Table) Close() error {
 	return err
 }
 
-// Migrate creates the tables that are missing.
-func (t *Table) Migrate(ctx context.Context) error {
-	if err := t.fit(ctx, true); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
+// Migrate creates the tables of objects and tombstones if they are missing.
+func (t *Table) Migrate(ctx context.Context) error { return t.createTables(ctx, objects.SQLite, false) }
+
+// createTables creates tables, and rolls back if they cannot be relied on.
+func (t *Table) createTables(ctx context.Context, ddl string, forClaims bool) error {
+	if err := t.fit(ctx, forClaims); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
 		return explain(err)
 	}
-	return explain(t.transact(ctx, t.in(objects.SQLite), func(tx *sql.Tx) error {
+	return explain(t.transact(ctx, t.in(ddl), func(tx *sql.Tx) error {
 		unfit, misclaimed, err := t.inspect(ctx, tx)
-		return errors.Join(unfit, misclaimed, err)
+		if forClaims {
+			unfit = errors.Join(unfit, misclaimed)
+		}
+		return errors.Join(unfit, err)
 	}))
 }
 

@@ -34,7 +34,7 @@ func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, 
 		}
 		return err
 	})
-	return r, explain(err)
+	return r, t.explain(err)
 }
 
 // create inserts an object, or replaces an existing one if that is allowed.
@@ -138,7 +138,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 	if err == nil && wake {
 		t.watches.hub.Wake(id)
 	}
-	return explain(err)
+	return t.explain(err)
 }
 
 // atVersion runs a write that needs the object to be at a version, and that returns
@@ -165,7 +165,7 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(*sql.T
 	if fence == nil {
 		return t.transact(ctx, "", fn)
 	}
-	return explain(t.write(ctx, fence, func(tx *sql.Tx) error { return inOneTx(ctx, tx, fn) }))
+	return t.explain(t.write(ctx, fence, func(tx *sql.Tx) error { return inOneTx(ctx, tx, fn) }))
 }
 
 // inOneTx runs a caller's func, which must not end the transaction.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 )
 
 var (
@@ -47,7 +48,10 @@ func prepareTenure(ctx context.Context, url string) error {
 		return err
 	}
 	defer store.Close()
-	return store.Migrate(ctx)
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	return claims.Migrate(ctx, store)
 }
 
 func openTenure(ctx context.Context, o options, cfg tenure.PostgresConfig) (*replica, error) {

@@ -55,6 +55,9 @@ func openClaimsQueue(ctx context.Context, url string, ttl time.Duration) (_ *cla
 	if err := q.store.Migrate(ctx); err != nil {
 		return nil, err
 	}
+	if err := claims.Migrate(ctx, q.store); err != nil {
+		return nil, err
+	}
 	if q.session, err = newSession(q.store, ttl); err != nil {
 		return nil, err
 	}

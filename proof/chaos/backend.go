@@ -116,12 +116,20 @@ type sqliteBackend struct {
 	db *sql.DB
 }
 
+// migrate makes the tables of leases and those of claims.
+func migrate(ctx context.Context, store tenure.Database) error {
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	return claims.Migrate(ctx, store)
+}
+
 func openSQLite(ctx context.Context, cfg replicaConfig) (backend, error) {
 	store, err := tenure.OpenSQLite(ctx, cfg.File, tenure.SQLiteConfig{Shared: true})
 	if err != nil {
 		return nil, err
 	}
-	if err := store.Migrate(ctx); err != nil {
+	if err := migrate(ctx, store); err != nil {
 		store.Close()
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func TestHistoriesOfClaimsAreLinearizable(t *testing.T) {
 func claimsAreLinearizable(t *testing.T, open func() (tenure.Database, func(context.Context, claims.Claim) error)) {
 	const length = 10 * time.Second
 	store, _ := open()
-	if err := store.Migrate(t.Context()); err != nil {
+	if err := migrate(t.Context(), store); err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()

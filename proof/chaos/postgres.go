@@ -168,7 +168,7 @@ func (db *postgres) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	defer store.Close()
-	if err := store.Migrate(ctx); err != nil {
+	if err := migrate(ctx, store); err != nil {
 		return err
 	}
 	ddl, err := workedOn.PostgresDDL()

@@ -111,7 +111,7 @@ func (db *sqlite) create(ctx context.Context) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(store.Migrate(ctx), store.Close()); err != nil {
+	if err := errors.Join(migrate(ctx, store), store.Close()); err != nil {
 		return nil, err
 	}
 	books, err := sql.Open("sqlite", sqliteDSN(db.file, 5*time.Second))

@@ -118,6 +118,6 @@ func hiddenFence(h *kit.Hidden, within string) {
 	again, err = h.Store.Get(h.Context(), gone.Key)
 	require.NoError(h, err)
 	require.NoError(h, h.Store.DeleteIf(h.Context(), again.Key, again.Version))
-	kit.Migrate(h.T, h.Store)
+	kit.MigrateClaims(h.T, h.Store)
 	require.Equal(h, before, h.Copies(), "the copies were written")
 }

@@ -61,7 +61,7 @@ func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
 	}
 	table := claims.QueueConfig{Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'"}
 	admin := kit.PostgresPool(t, url)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, status text NOT NULL)`)
 	kit.ExecPostgres(t, admin, kit.Must(table.PostgresDDL()))
 	kit.ExecPostgres(t, admin, `INSERT INTO tasks (status) SELECT CASE WHEN i <= $1 * 9 / 10 THEN 'done' ELSE 'queued' END FROM generate_series(1, $1) i`, size)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/reach"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -42,14 +41,14 @@ func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *tes
 	owner := kit.PostgresPool(t, url)
 	var log kit.SyncBuffer
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	require.Empty(t, log.String())
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: "newer"}))
+	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: "newer"}))
 	kit.ExecPostgres(t, owner, `
 		CREATE TABLE public.todo (id text PRIMARY KEY, session text, token bigint NOT NULL DEFAULT 0);
 		CREATE INDEX ON public.todo (session, id) WHERE session IS NOT NULL;
 		INSERT INTO public.todo VALUES ('1'), ('2')`)
-	rows := reach.Postgres(store).Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
+	rows := store.Backend().Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
 	require.NoError(t, rows.Check(t.Context(), kit.Patience))
 	kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER DATABASE %s SET search_path = newer, public`, owner.Config().ConnConfig.Database))
 	kit.ExecPostgres(t, owner, `CREATE TABLE newer.todo (LIKE public.todo INCLUDING ALL)`)
@@ -94,7 +93,7 @@ func TestAHookThatPreparesEachCallChoosesTheTablesOfEveryConnection(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			server := kit.StartPostgres(t)
 			owner := kit.PostgresPool(t, server.URL())
-			kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})) // an older copy, which the login role may not use
+			kit.MigrateClaims(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})) // an older copy, which the login role may not use
 			kit.ExecPostgres(t, owner, `CREATE ROLE tenant; CREATE ROLE login LOGIN NOINHERIT IN ROLE tenant; CREATE SCHEMA tenant AUTHORIZATION tenant`)
 			config := owner.Config()
 			config.ConnConfig.User = "login"
@@ -104,7 +103,7 @@ func TestAHookThatPreparesEachCallChoosesTheTablesOfEveryConnection(t *testing.T
 			t.Cleanup(pool.Close)
 			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
 			t.Cleanup(func() { store.Close() })
-			kit.Migrate(t, store)
+			kit.MigrateClaims(t, store)
 			reconnect(t, owner, store, "first")
 
 			kit.ExecPostgres(t, owner, `ALTER TABLE tenant.objects SET UNLOGGED`)

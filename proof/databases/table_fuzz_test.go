@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -140,7 +141,12 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			if err := useTable(ctx, store); err != nil {
 				t.Errorf("table %q was made, and cannot be used: %v", table, err)
 			}
-			want[table], want[table+"_tombstones"], want[table+"_claims"], want[table+"_requests"] = 1, 2, 0, 0
+			want[table], want[table+"_tombstones"] = 1, 2
+			if err := claims.Migrate(ctx, store); err != nil {
+				refused(t, err)
+			} else {
+				want[table+"_claims"], want[table+"_requests"] = 0, 0
+			}
 		}
 		if got := sqliteTables(t, db); !maps.Equal(got, want) {
 			t.Errorf("the tables have as many rows: %q; want %q", got, want)
@@ -214,7 +220,12 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			if table == "" {
 				table = "objects"
 			}
-			want[[2]string{in, table}], want[[2]string{in, table + "_tombstones"}], want[[2]string{in, table + "_claims"}], want[[2]string{in, table + "_requests"}] = 1, 2, 0, 0
+			want[[2]string{in, table}], want[[2]string{in, table + "_tombstones"}] = 1, 2
+			if err := claims.Migrate(ctx, store); err != nil {
+				refused(t, err)
+			} else {
+				want[[2]string{in, table + "_claims"}], want[[2]string{in, table + "_requests"}] = 0, 0
+			}
 		}
 		after := postgresTables(t, pool)
 		if !maps.Equal(after, want) {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 )
 
 // EachStore runs a test on Postgres and on SQLite. Each call of open opens another store on the
@@ -82,6 +83,13 @@ func Migrate(t testing.TB, store interface{ Migrate(context.Context) error }) {
 	require.NoError(t, store.Migrate(t.Context()))
 }
 
+// MigrateClaims makes the tables of a store, and those of claims.
+func MigrateClaims(t testing.TB, store tenure.Database) {
+	t.Helper()
+	Migrate(t, store)
+	require.NoError(t, claims.Migrate(t.Context(), store))
+}
+
 // PostgresPool opens a pool for what a test does besides the store.
 func PostgresPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
@@ -149,7 +157,7 @@ func LiveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscr
 func AsWorker(t *testing.T) (url string, owner *pgxpool.Pool) {
 	t.Helper()
 	url = PostgresURL(t)
-	Migrate(t, OpenPostgres(t, url, tenure.PostgresConfig{}))
+	MigrateClaims(t, OpenPostgres(t, url, tenure.PostgresConfig{}))
 	owner = PostgresPool(t, url)
 	role := "worker_" + owner.Config().ConnConfig.Database
 	ExecPostgres(t, owner, `CREATE ROLE `+role+` LOGIN`)

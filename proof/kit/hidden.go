@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// OwnTables are the tables that Migrate creates.
+// OwnTables are the tables that MigrateClaims creates.
 var OwnTables = []string{"objects", "objects_tombstones", "objects_claims", "objects_requests"}
 
 // Hidden is a database in which older copies of tables can hide the real ones from a session.
@@ -47,7 +47,7 @@ func EachHiding(t *testing.T, tables []string, test func(h *Hidden)) {
 			t.Cleanup(pool.Close)
 			store := Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: Quiet}))
 			t.Cleanup(func() { store.Close() })
-			Migrate(t, store)
+			MigrateClaims(t, store)
 			test(&Hidden{T: t, Store: store, SQL: stdlib.OpenDBFromPool(pool), tables: tables, schema: "public", copies: "hidden.", hide: hide})
 		})
 	}
@@ -60,7 +60,7 @@ func EachHiding(t *testing.T, tables []string, test func(h *Hidden)) {
 			db.SetMaxOpenConns(1)
 			store := Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true, Logger: Quiet}))
 			t.Cleanup(func() { store.Close() })
-			Migrate(t, store)
+			MigrateClaims(t, store)
 			test(&Hidden{T: t, Store: store, SQL: db, tables: tables, schema: "main", copies: "main.hidden_", hide: hide})
 		})
 	}

@@ -1,0 +1,246 @@
+package storetest
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// Backend is the store's Backend, behind the same hook, for package claims. It is nil if the store
+// has none.
+func (f *FaultyStore) Backend() objects.Backend {
+	store, ok := f.store.(interface{ Backend() objects.Backend })
+	if !ok {
+		return nil
+	}
+	backend := store.Backend()
+	if backend == nil {
+		return nil
+	}
+	return faultyBackend{f, backend}
+}
+
+type faultyBackend struct {
+	f       *FaultyStore
+	backend objects.Backend
+}
+
+func (b faultyBackend) Claims() objects.ClaimsTable {
+	table := b.backend.Claims()
+	return faultyClaims{faultyOwners{b.f, "claims.", "", table}, table}
+}
+
+func (b faultyBackend) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
+	table := b.backend.Rows(cfg, logger)
+	rows := faultyRows{faultyOwners{b.f, "queue.", cfg.Table, table}, table}
+	switch table := table.(type) { // their transactions differ
+	case postgresFinisher:
+		return faultyPostgresRows{rows, table}
+	case sqliteFinisher:
+		return faultySQLiteRows{rows, table}
+	}
+	return rows
+}
+
+// within is through for a statement, which the server ends after limit.
+func within[T any](ctx context.Context, f *FaultyStore, limit time.Duration, call Call, send func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return through(ctx, f, call, send)
+}
+
+// faultyOwners sends what both kinds of tables have through the hook.
+type faultyOwners struct {
+	f      *FaultyStore
+	prefix string // of the ops
+	kind   string // of all calls; empty: each has its own
+	table  objects.ClaimStore
+}
+
+func (o faultyOwners) call(op, kind, session string, ids []string) Call {
+	return Call{Op: o.prefix + op, Key: tenure.Key{Type: cmp.Or(o.kind, kind)}, Session: session, IDs: ids}
+}
+
+func (o faultyOwners) LongestKey() int { return o.table.LongestKey() }
+
+func (o faultyOwners) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("look", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Look(ctx, kind, ids, limit)
+	})
+}
+
+func (o faultyOwners) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("free", kind, session, ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Free(ctx, session, kind, ids, tokens, limit)
+	})
+}
+
+func (o faultyOwners) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("owned", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Owned(ctx, session, afterKind, afterID, n, limit)
+	})
+}
+
+func (o faultyOwners) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
+	return within(ctx, o.f, limit, o.call("sessions", "", "", nil), func(ctx context.Context) ([]objects.Session, error) {
+		return o.table.Sessions(ctx, limit)
+	})
+}
+
+type faultyClaims struct {
+	faultyOwners
+	table objects.ClaimsTable
+}
+
+func (c faultyClaims) Migrate(ctx context.Context) error {
+	_, err := through(ctx, c.f, c.call("migrate", "", "", nil), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, c.table.Migrate(ctx)
+	})
+	return err
+}
+
+func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
+	all := append(append([]string(nil), ids...), missing...)
+	return within(ctx, c.f, limit, c.call("take", kind, session, all), func(ctx context.Context) ([]objects.Claim, error) {
+		return c.table.Take(ctx, session, kind, ids, gone, missing, limit)
+	})
+}
+
+func (c faultyClaims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, c.f, limit, c.call("request", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return c.table.Request(ctx, kind, ids, limit)
+	})
+}
+
+func (c faultyClaims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, c.f, limit, c.call("requested", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return c.table.Wanted(ctx, session, after, n, limit)
+	})
+}
+
+func (c faultyClaims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]objects.Claim, time.Time, error) {
+	type listing struct {
+		claims []objects.Claim
+		at     time.Time
+	}
+	l, err := within(ctx, c.f, limit, c.call("list", "", "", nil), func(ctx context.Context) (l listing, err error) {
+		l.claims, l.at, err = c.table.OfKinds(ctx, kinds, limit)
+		return l, err
+	})
+	return l.claims, l.at, err
+}
+
+func (c faultyClaims) Forget(ctx context.Context, kind string, limit time.Duration) error {
+	_, err := within(ctx, c.f, limit, c.call("forget", kind, "", nil), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, c.table.Forget(ctx, kind, limit)
+	})
+	return err
+}
+
+func (c faultyClaims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
+	type answer struct {
+		last   int64
+		pruned int
+	}
+	a, err := within(ctx, c.f, limit, c.call("prune", "", "", nil), func(ctx context.Context) (a answer, err error) {
+		a.last, a.pruned, err = c.table.Prune(ctx, after, n, limit)
+		return a, err
+	})
+	return a.last, a.pruned, err
+}
+
+func (c faultyClaims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	return within(ctx, c.f, limit, c.call("count", "", "", nil), func(ctx context.Context) ([]objects.ClaimCount, error) {
+		return c.table.Counts(ctx, most, limit)
+	})
+}
+
+type faultyRows struct {
+	faultyOwners
+	table objects.RowsTable
+}
+
+func (r faultyRows) Check(ctx context.Context, limit time.Duration) error {
+	_, err := within(ctx, r.f, limit, r.call("check", "", "", nil), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.table.Check(ctx, limit)
+	})
+	return err
+}
+
+func (r faultyRows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("take", "", session, only), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.TakeReady(ctx, session, n, skip, only, limit)
+	})
+}
+
+func (r faultyRows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
+	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) ([]string, error) {
+		return r.table.Ready(ctx, n, skip, limit)
+	})
+}
+
+func (r faultyRows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.ending("end", claims), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.End(ctx, how, claims, limit)
+	})
+}
+
+// EndStatement sends no statement of its own, so no hook.
+func (r faultyRows) EndStatement(claim objects.Claim) (query string, args []any, err error) {
+	return r.table.EndStatement(claim)
+}
+
+func (r faultyRows) ending(op string, claims []objects.Claim) Call {
+	var ids []string
+	for _, c := range claims {
+		ids = append(ids, c.ID)
+	}
+	return r.call(op, "", "", ids)
+}
+
+// outcome is that of a transaction in which rows are finished.
+type outcome struct {
+	lost  []objects.Claim
+	fnErr error
+}
+
+type postgresFinisher interface {
+	Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
+}
+
+type faultyPostgresRows struct {
+	faultyRows
+	finisher postgresFinisher
+}
+
+func (r faultyPostgresRows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
+	o, err := through(ctx, r.f, r.ending("finish", claims), func(ctx context.Context) (o outcome, err error) {
+		o.lost, o.fnErr, err = r.finisher.Finish(ctx, claims, idle, fn)
+		return o, err
+	})
+	return o.lost, o.fnErr, err
+}
+
+type sqliteFinisher interface {
+	Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
+}
+
+type faultySQLiteRows struct {
+	faultyRows
+	finisher sqliteFinisher
+}
+
+func (r faultySQLiteRows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
+	o, err := through(ctx, r.f, r.ending("finish", claims), func(ctx context.Context) (o outcome, err error) {
+		o.lost, o.fnErr, err = r.finisher.Finish(ctx, claims, fn)
+		return o, err
+	})
+	return o.lost, o.fnErr, err
+}
