@@ -28,7 +28,7 @@ func TestASessionThatTheTableRefusesKeepsNoRowFromOthers(t *testing.T) {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN length(NEW.session) <> 36 BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
 		a := db.worker(claims.SessionConfig{}, tasks)
-		remote := db.remote("worker 1", 30*time.Second)
+		remote, other := db.remote("worker 1", 30*time.Second), db.remote(strings.Repeat("w", 36), 30*time.Second)
 		for _, n := range []int{3, 1} {
 			db.exec(`DELETE FROM tasks`)
 			db.add(1, 4)
@@ -38,7 +38,10 @@ func TestASessionThatTheTableRefusesKeepsNoRowFromOthers(t *testing.T) {
 			if n == 3 {
 				require.ErrorContains(db, err, `refuses to have any of 3 rows taken for session "worker 1"`)
 			}
-			require.Equal(db, []string{"2", "3", "4"}, takenIDs(a.take(9)))
+			got, err = a.rows.TryTakeFor(db.Context(), other, 1) // by the queue, which has just skipped all rows for the first
+			require.NoError(db, err)
+			require.Equal(db, []string{"2"}, takenIDs(got))
+			require.Equal(db, []string{"3", "4"}, takenIDs(a.take(9)))
 		}
 	})
 }
