@@ -1,0 +1,56 @@
+package tenure_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A reader climbs the packages in one direction: internal is the ground, and proof stands beside.
+func TestPackagesImportInOneDirection(t *testing.T) {
+	const root = "github.com/tenurelib/tenure"
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...").Output()
+	require.NoError(t, err)
+	packages := 0
+	for line := range strings.Lines(string(out)) {
+		imports := strings.Fields(line)
+		importer := imports[0]
+		packages++
+		for _, imported := range imports[1:] {
+			if strings.HasPrefix(importer, root+"/internal/") {
+				require.False(t, strings.HasPrefix(imported, root) && !strings.HasPrefix(imported, root+"/internal/"), "%s imports %s", importer, imported)
+			}
+			if !strings.HasPrefix(importer, root+"/proof/") {
+				require.False(t, strings.HasPrefix(imported, root+"/proof/"), "%s imports %s", importer, imported)
+			}
+		}
+	}
+	require.Greater(t, packages, 20)
+}
+
+func TestNoPackageHasAnInit(t *testing.T) {
+	files := 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		files++
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			require.False(t, ok && f.Recv == nil && f.Name.Name == "init" && file.Name.Name != "main", "%s has an init", path)
+		}
+		return nil
+	}))
+	require.Greater(t, files, 200)
+}
