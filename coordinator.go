@@ -64,7 +64,16 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 }
 
 // Config returns the config of the coordinator with its defaults filled in.
-func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
+func (c *Coordinator) Config() CoordinatorConfig {
+	cfg := c.cfg
+	if cfg.Check == nil {
+		cfg.CheckTimeout, cfg.CheckFailures = 0, 0 // NewCoordinator refuses them without a Check
+	}
+	if cfg.Trace == &noTrace {
+		cfg.Trace = nil
+	}
+	return cfg
+}
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
@@ -170,7 +179,7 @@ func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
 		if err == nil || errors.Is(err, objects.ErrInUse) {
 			return done, err
 		}
-		c.monitor.logFailure("the store cannot be used, trying again", err)
+		c.monitor.logFailure("failed to use the store; retrying", err)
 		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
 			break
 		}

@@ -63,7 +63,7 @@ func (t *Term) lostToRecord(now Object) error {
 
 // fenceOf returns the fence of a guard; nil if there is no lease to lose.
 func fenceOf(op string, guard Guard) (*objects.Fence, error) {
-	if guard == nil {
+	if objects.IsNil(guard) {
 		return nil, fmt.Errorf("tenure: %s: %w: no term or claim is given; see TermFromContext", op, ErrInvalid)
 	}
 	fence, err := guard.Fence()

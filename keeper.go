@@ -49,7 +49,7 @@ func (b *base) ask(ctx context.Context, role Role) error {
 		return err
 	})
 	if !answered {
-		return fmt.Errorf("%w: the check has not returned", ErrUnhealthy)
+		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, context.DeadlineExceeded)
 	}
 	return err
 }
@@ -332,7 +332,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 		case time.Since(began) >= patience:
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
-		k.monitor.logFailure("predecessor not fenced, trying again", err)
+		k.monitor.logFailure("failed to fence predecessor; retrying", err)
 		if !pace.Sleep(ctx, k.retryPause(failures)) {
 			return ctx.Err()
 		}

@@ -93,7 +93,7 @@ func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 		a.store.SetHook(kit.Refuse)
 		time.Sleep(time.Hour)
 		require.Equal(t, map[string]int{
-			"WARN lease not renewed, trying again by a": 1,
+			"WARN failed to renew lease; retrying by a": 1,
 			"WARN lease lost by a":                      1,
 			"INFO lease acquired by b":                  1,
 		}, j.take())
@@ -233,7 +233,7 @@ func TestAnErrorWhosePortDiffersEachTimeIsLoggedOnce(t *testing.T) {
 		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
 		time.Sleep(time.Minute)
 		require.GreaterOrEqual(t, port.Load(), int32(10))
-		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 1}, j.take())
+		require.Equal(t, map[string]int{"WARN failed to acquire lease by a": 1}, j.take())
 	})
 }
 
@@ -253,7 +253,7 @@ func TestAnOutageIsLoggedOnceThoughItsTextsAlternate(t *testing.T) {
 		for range 2 { // a second outage is a new one
 			a.store.SetHook(down)
 			time.Sleep(9 * time.Minute)
-			require.Equal(t, map[string]int{"WARN lease not renewed, trying again by a": 1, "WARN lease lost by a": 1}, j.take())
+			require.Equal(t, map[string]int{"WARN failed to renew lease; retrying by a": 1, "WARN lease lost by a": 1}, j.take())
 			a.store.SetHook(nil)
 			time.Sleep(time.Minute)
 			require.True(t, a.IsHolder())
@@ -273,7 +273,7 @@ func TestErrorsThatAlternateAreLoggedOnceEach(t *testing.T) {
 		})
 		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
 		time.Sleep(9 * time.Minute)
-		require.Equal(t, map[string]int{"WARN lease cannot be acquired by a": 2}, j.take())
+		require.Equal(t, map[string]int{"WARN failed to acquire lease by a": 2}, j.take())
 	})
 }
 

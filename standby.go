@@ -135,7 +135,7 @@ func (s *standby) waitAfter(err error) wait {
 	} else if errors.Is(err, ErrUnhealthy) {
 		s.monitor.logFailure("replica is unhealthy and does not compete", err)
 	} else {
-		s.monitor.logFailure("lease cannot be acquired", err)
+		s.monitor.logFailure("failed to acquire lease", err)
 	}
 	wait := s.after(err)
 	wait.ignoreHints = max(wait.ignoreHints, s.spurious.IgnoreFor(s.woken && !isNew, s.cfg.AcquireInterval))

@@ -248,7 +248,7 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 			s.overdue = time.Now()
 		}
 	})
-	m.logFailure("lease not renewed, trying again", err)
+	m.logFailure("failed to renew lease; retrying", err)
 	trustLeft := term.Remaining()
 	m.tell(m.trace.RenewalFailed != nil, func() { m.trace.RenewalFailed(term, err, trustLeft) })
 }
@@ -336,7 +336,7 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
 		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
-		m.logFailure("lease cannot be released; it will expire", err)
+		m.logFailure("failed to release lease; it will expire", err)
 	}
 	var began bool
 	m.update(func(s *state) {

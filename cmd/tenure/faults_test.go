@@ -301,7 +301,7 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		if confirmed := next.at.Sub(h.AcquiredAt); confirmed < 2*testTTL/3-100*time.Millisecond {
 			t.Errorf("it started %v after the takeover, before two renewals", confirmed)
 		}
-		replicas["c"].awaitLog(t, "predecessor not fenced, trying again")
+		replicas["c"].awaitLog(t, "failed to fence predecessor; retrying")
 		replicas["c"].awaitLog(t, "out of order")
 	})
 }

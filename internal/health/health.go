@@ -26,8 +26,10 @@ func (c *Check) Ask(ctx context.Context, check func(context.Context) error) (ans
 	defer cancel()
 	result := make(chan error, 1)
 	c.calls.Go(func() {
-		defer c.running.Store(false)
-		result <- check(ctx)
+		defer c.running.Store(false) // also if check ends by runtime.Goexit
+		err := check(ctx)
+		c.running.Store(false) // before the answer, after which the caller may ask again
+		result <- err
 	})
 	select {
 	case err := <-result:

@@ -251,8 +251,9 @@ func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
 // believe makes the store rely on what was found. It logs what is wrong with the database, unless it has
 // logged the same before.
 func (s *setups) believe(found *setup) {
+	before := s.told.Swap(found) // first, because the listener needs it as soon as anything is found
 	s.found.Store(found)
-	if found.equal(s.told.Swap(found)) {
+	if found.equal(before) {
 		return
 	}
 	warn := func(is bool, text string, attrs ...any) {

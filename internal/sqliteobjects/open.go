@@ -101,8 +101,9 @@ func isOf(err error, code int, text string) bool {
 
 // explain wraps a driver's error with its meaning. Drivers have different error types, so the text decides.
 func explain(err error) error {
-	if err == nil {
-		return nil
+	var own refusal
+	if err == nil || errors.As(err, &own) {
+		return err
 	}
 	text := err.Error()
 	has := func(parts ...string) bool {

@@ -218,17 +218,23 @@ func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx
 // fencedOut returns the error of a fence that does not hold.
 func (t *Table) fencedOut(ctx context.Context, tx *sql.Tx, fence *objects.Fence) error {
 	if fence.Claim != nil {
-		return fence.Refused(nil, nil)
+		return refusal{fence.Refused(nil, nil)}
 	}
 	switch now, err := t.get(ctx, tx, fence.ID); {
 	case err == nil:
-		return fence.Refused(&now, nil)
+		return refusal{fence.Refused(&now, nil)}
 	case errors.Is(err, sql.ErrNoRows):
-		return fence.Refused(nil, nil)
+		return refusal{fence.Refused(nil, nil)}
 	default:
 		return err
 	}
 }
+
+// refusal is a fence's own error. Its text may have any content, such as the name of a holder, so explain
+// must not take it for a driver's.
+type refusal struct{ error }
+
+func (r refusal) Unwrap() error { return r.error }
 
 // prepared returns a statement that checks fences. It is prepared once, because parsing
 // it takes longer than running it. Calls that need it at the same moment each prepare one,
