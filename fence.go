@@ -25,7 +25,7 @@ type Guard interface {
 func (t *Term) Fence() (*objects.Fence, error) {
 	switch {
 	case t == nil || t.id == "":
-		return nil, fmt.Errorf("%w: no term is given; see TermFromContext", ErrInvalid)
+		return nil, fmt.Errorf("%w: no term or claim is given; see TermFromContext", ErrInvalid)
 	case t.local():
 		return nil, nil
 	}
