@@ -154,7 +154,7 @@ func TestAStatusBeforeTheFirstSession(t *testing.T) {
 		returned := make(chan error)
 		go func() { returned <- session.Run(ctx) }()
 		time.Sleep(time.Minute)
-		require.Contains(w, session.Status().LastError, "call claims.Migrate once")
+		require.Contains(w, session.Status().LastError, "call Migrate once")
 		cancel()
 		require.NoError(w, <-returned)
 	})
