@@ -156,7 +156,6 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 	for _, d := range s.drivers(syscall.SIGKILL) {
 		require.ErrorContains(t, d.cmd.Wait(), "killed")
 	}
-	require.Equal(t, steps-1, s.count(`SELECT count(*) FROM runs WHERE session IS NOT NULL`), "all but the run that is done are a dead driver's")
 	for events, want := range map[int]int{0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1} {
 		require.Equal(t, want, s.count(fmt.Sprintf(`SELECT count(*) FROM runs WHERE (SELECT count(*) FROM events WHERE run = id) = %d`, events)), "runs with %d events", events)
 	}

@@ -19,7 +19,7 @@ func TestAQueueWhoseIDChangesItsTypeGoesOn(t *testing.T) {
 	owner := kit.PostgresPool(t, url)
 	makeTasks(t, owner, 2)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	kit.MigrateClaims(t, store)
 	kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
 	queue := kit.Must(claims.NewQueue(store, tasks)) // without a worker, whose new connections would look at the table
 	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)

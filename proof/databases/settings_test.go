@@ -3,6 +3,7 @@ package databases_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -64,7 +65,7 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 		}
 	}
 	for _, step := range []func() error{
-		func() error { return store.Migrate(ctx) },
+		func() error { return errors.Join(store.Migrate(ctx), claims.Migrate(ctx, store)) },
 		func() (err error) { term, err = lease.AcquireOrSteal(ctx); return err },
 		func() error { return lease.Renew(ctx, term) },
 		func() error { return store.Fenced(ctx, term, fn) },
@@ -145,7 +146,7 @@ func TestASettingThatForbidsWritesIsNamedAndForgottenWithoutARestart(t *testing.
 			owner := kit.PostgresPool(t, url)
 			makeTasks(t, owner, 30)
 			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-			require.NoError(t, store.Migrate(t.Context()))
+			kit.MigrateClaims(t, store)
 			alter := func(how string) {
 				kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` `+how)
 				kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
