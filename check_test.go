@@ -114,12 +114,17 @@ func TestHintsDoNotHurryACheckThatFails(t *testing.T) {
 func TestACheckThatHangsCountsAsFailed(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var hangs atomic.Bool
-		released := make(chan struct{})
+		released, causes := make(chan struct{}), make(chan error, 2)
 		a := t.start("a", tenure.CoordinatorConfig{CheckTimeout: 2 * time.Second,
 			Check: func(context.Context, tenure.Role) error { // and ignores its context
 				if hangs.Load() {
 					<-released
 				}
+				return nil
+			},
+			Reconcile: func(ctx context.Context) error {
+				t.jobs.Run(ctx, "a")
+				causes <- context.Cause(ctx)
 				return nil
 			}})
 		time.Sleep(time.Second)
@@ -128,6 +133,9 @@ func TestACheckThatHangsCountsAsFailed(t *testing.T) {
 		time.Sleep(9*time.Second + 2*time.Second)
 		synctest.Wait()
 		t.wantHolder(b)
+		cause := <-causes
+		require.ErrorIs(t, cause, tenure.ErrUnhealthy)
+		require.ErrorIs(t, cause, context.DeadlineExceeded)
 		b.stop()
 		time.Sleep(5 * time.Minute)
 		require.Equal(t, 1, a.Status().Terms)

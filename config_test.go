@@ -1,6 +1,7 @@
 package tenure_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -24,6 +25,20 @@ func TestConfigReturnsTheDefaultsToo(t *testing.T) {
 	require.Equal(t, 20*time.Second, coordinator.Config().RenewInterval)
 	require.Equal(t, 10*time.Second, coordinator.Config().AcquireInterval)
 	require.Equal(t, 40*time.Second, coordinator.Config().RenewDeadline)
+}
+
+func TestACoordinatorTakesTheConfigOfAnother(t *testing.T) {
+	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Holder: "a"})
+	require.NoError(t, err)
+	check := func(context.Context, tenure.Role) error { return nil }
+	for _, cfg := range []tenure.CoordinatorConfig{{}, {Check: check, Trace: new(tenure.Trace)}} {
+		one, err := tenure.NewCoordinator(lease, cfg)
+		require.NoError(t, err)
+		require.Same(t, cfg.Trace, one.Config().Trace)
+		other, err := tenure.NewCoordinator(lease, one.Config())
+		require.NoError(t, err)
+		require.Equal(t, one.Config().CheckTimeout, other.Config().CheckTimeout)
+	}
 }
 
 func TestAStoreWithoutHintsIsWatchedInVain(t *testing.T) {

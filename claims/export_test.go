@@ -9,6 +9,9 @@ func (w *Worker) Detached() int {
 	return len(w.kind.ledger.detached)
 }
 
+// Workers returns how many workers the queue knows.
+func (q *Queue) Workers() int { return len(q.allWorkers()) }
+
 // StoreOf returns the store of a session.
 func StoreOf(s *Session) tenure.Store { return s.store }
 

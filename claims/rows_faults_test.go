@@ -18,6 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -477,6 +478,70 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 		require.NoError(w, rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }))
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE effects = 1 AND attempts = 1 AND session IS NULL`))
 		require.NotContains(w, w.log.String(), "failed to finish a row")
+	})
+}
+
+// An expensive Done needs longer than a session with the default TTL would wait for it.
+func TestAFinishHasTheTimeLimitOfItsSession(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.startWith("a", claims.SessionConfig{TTL: 60 * time.Second}) // its statements have 10 s
+		rows := w.rowsOf(a, effect)
+		a.fault(kit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+			if !pace.Sleep(ctx, 7*time.Second) {
+				return ctx.Err()
+			}
+			return send(ctx)
+		}))
+		go rows.Serve(context.Background(), 1, func(context.Context, claims.Claim) error { return nil })
+		time.Sleep(2 * time.Minute)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND effects = 1 AND attempts = 1 AND session IS NULL`))
+	})
+}
+
+// The row of an older claim is ready, and nobody but the func that still runs keeps it from being claimed.
+func TestARowForWhichAFuncStillRunsIsNotTakenAllTheTime(t *testing.T) {
+	cfg := effect
+	cfg.Done = "" // the row may be taken again and again
+	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+		rows := w.rowsOf(w.start("a"), cfg)
+		got := takeOf(w, rows, 1)
+		returned := make(chan error, 1)
+		go func() {
+			returned <- rows.Do(context.Background(), got[0], func(context.Context) error {
+				query, args, err := rows.FinishStatement(got[0])
+				if err == nil {
+					_, err = w.db.Exec(query, args...)
+				}
+				time.Sleep(10 * time.Second)
+				return err
+			})
+		}()
+		ctx, cancel := context.WithTimeout(context.Background(), 9*time.Second)
+		defer cancel()
+		_, err := rows.Take(ctx, 1)
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.LessOrEqual(w, w.count(`SELECT attempts FROM tasks`), 2)
+		require.NoError(w, <-returned)
+		require.Equal(w, []string{"1"}, takenIDs(takeOf(w, rows, 1)))
+	})
+}
+
+// A queue may live as long as its process.
+func TestAQueueForgetsTheWorkersOfClosedSessions(t *testing.T) {
+	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
+		q, err := claims.NewQueue(w.store, effect)
+		require.NoError(w, err)
+		for range 3 {
+			s, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+			require.NoError(w, err)
+			_, err = claims.NewWorker(s, q)
+			require.NoError(w, err)
+			require.Equal(w, 1, q.Workers())
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			require.NoError(w, s.Run(ctx))
+			cancel()
+			require.Zero(w, q.Workers())
+		}
 	})
 }
 

@@ -21,9 +21,11 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 var (
@@ -446,6 +448,41 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 		require.True(t, a.rows.Holds(got[i]))
 	}
 	require.Less(t, time.Since(began), 9*time.Second, "each has its own time")
+}
+
+// Until the row is unlocked, most of the time for waiting has passed. What then ends the claim has its own.
+func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
+	db := rowsOnPostgres(t)
+	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.add(1, 1)
+	open := db.open
+	db.open = func() tenure.Database {
+		store := open()
+		return struct {
+			tenure.Database
+			backend
+		}{store, storetest.Faulty(store, kit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+			if err := send(ctx); err != nil || db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 0 {
+				return err
+			}
+			pace.Sleep(ctx, 2*time.Second)
+			return ctx.Err()
+		}))}
+	}
+	a := db.worker(claims.SessionConfig{}, tasks) // its statements have 5 seconds
+	got := a.take(1)
+	tx, err := db.sql.Begin()
+	require.NoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.Exec(`SELECT 1 FROM tasks FOR UPDATE`)
+	require.NoError(t, err)
+	time.AfterFunc(3800*time.Millisecond, func() { _ = tx.Rollback() })
+	began := time.Now()
+	require.NoError(t, a.rows.Finish(t.Context(), got...))
+	require.Greater(t, time.Since(began), 5*time.Second)
+	require.False(t, a.rows.Holds(got[0]))
+	require.Equal(t, 1, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND session IS NULL`))
 }
 
 // The names within the statements are none that the table of a user has.

@@ -26,9 +26,10 @@ func (c *Check) Ask(ctx context.Context, check func(context.Context) error) (ans
 	defer cancel()
 	result := make(chan error, 1)
 	c.calls.Go(func() {
-		defer c.running.Store(false) // also if check ends by runtime.Goexit
+		ended := sync.OnceFunc(func() { c.running.Store(false) }) // once: after the answer, another call may run
+		defer ended()                                             // also if check ends by runtime.Goexit
 		err := check(ctx)
-		c.running.Store(false) // before the answer, after which the caller may ask again
+		ended() // before the answer, after which the caller may ask again
 		result <- err
 	})
 	select {

@@ -102,6 +102,26 @@ func TestTheTestOfTheFenceOnSQLiteCatchesAnUnlockedCheck(t *testing.T) {
 	t.Error("the unlocked check was not caught")
 }
 
+// What a refused write says contains names, which must not be taken for what SQLite says.
+func TestAFenceOnSQLiteIsLostToAHolderOfAnyName(t *testing.T) {
+	store := kit.OpenSQLite(t, ":memory:")
+	kit.Migrate(t, store)
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	fenced, err := tenure.Fence(store, term)
+	require.NoError(t, err)
+	require.NoError(t, store.DeleteIf(t.Context(), term.Key(), kit.Get(t, store, term.Key()).Version))
+	for _, name := range []string{"no such table", "no such column", "UNIQUE constraint failed", "readonly database"} {
+		other := kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
+		took := kit.MustAcquire(t, other)
+		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
+		require.ErrorIs(t, err, tenure.ErrLost)
+		require.NotErrorIs(t, err, tenure.ErrSetup)
+		require.NotErrorIs(t, err, tenure.ErrTaken)
+		require.ErrorContains(t, err, name)
+		require.NoError(t, other.Release(t.Context(), took))
+	}
+}
+
 // A renewal waits for the writes that were there before it, and for none that come later.
 func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	const rounds, writes = 10, 20

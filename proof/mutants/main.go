@@ -65,6 +65,7 @@ type suite struct {
 // suites are the suites that can kill mutants, the quickest first.
 var suites = []*suite{
 	{dir: "."},
+	{dir: "internal/health"},
 	{dir: "internal/listen"},
 	{dir: "internal/pgconns"},
 	{dir: "internal/report"},
