@@ -14,8 +14,8 @@ import (
 // A session compares what it believes with what the rows say. A row that names the session is unknown if
 // the session does not hold it, is not freeing it, has not detached it, and runs no func for it. There
 // are three reasons: the answer to the statement that took the row was lost, the database refused to
-// free it, or a failover has undone its release. Unknown rows are freed. A claim that is held has ended
-// if its row says otherwise.
+// free it, or a failover has undone its release. A take that waits for rows adopts unknown ones first, see
+// adoptable; the others are freed. A claim that is held has ended if its row says otherwise.
 
 const (
 	// compareEvery is how often a session compares all its rows when nothing is in doubt.

@@ -115,8 +115,9 @@ func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first f
 	case 'E':
 		return nil, false, fmt.Errorf("fn has not returned the error of a statement: %w", pgx.ErrTxCommitRollback)
 	}
-	// One round trip: a holder that is paused has sent either all of this or nothing, so
-	// its lock on the lease never waits for the client.
+	// One round trip: a fence, which is the last statement, locks the lease only until COMMIT, even if
+	// the process is paused. Finish locks its rows before fn instead; there the limit on idle
+	// transactions ends a process that is paused.
 	batch := &pgx.Batch{}
 	batch.Queue(checkTx)
 	if last != nil {
