@@ -44,8 +44,8 @@ func (h callbackLog) WithAttrs([]slog.Attr) slog.Handler            { return h }
 func (h callbackLog) WithGroup(string) slog.Handler                 { return h }
 func (h callbackLog) Handle(_ context.Context, r slog.Record) error { h(r); return nil }
 
-// blocked is a config of a replica whose log and trace block from the first line on, as a pipe
-// does that nobody reads, until the test ends.
+// blocked is a config of a replica whose log and trace block from the first line on, like a
+// pipe without a reader, until the test ends.
 func (t *scene) blocked() tenure.CoordinatorConfig {
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })

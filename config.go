@@ -179,10 +179,11 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	cfg.AcquireInterval = cmp.Or(cfg.AcquireInterval, min(lease.TTL/6, longestAcquireInterval))
 	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, lease.TTL*2/3)
 	cfg.Logger = cmp.Or(cfg.Logger, lease.Logger)
-	cfg.Trace = cmp.Or(cfg.Trace, &noTrace)
 	given, renewing := cfg, cfg.RenewDeadline-cfg.RenewInterval
-	cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
-	cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
+	if cfg.Check != nil {
+		cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
+		cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
+	}
 
 	var problems objects.Problems
 	problems.If(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)

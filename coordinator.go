@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,23 +58,14 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		single: isExclusive(lease.store),
 		health: health.Check{Timeout: cfg.CheckTimeout},
 		monitor: monitor{
-			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cfg.Trace, reports: reports,
+			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cmp.Or(cfg.Trace, new(Trace)), reports: reports,
 			state: state{since: time.Now()},
 		},
 	}}, nil
 }
 
 // Config returns the config of the coordinator with its defaults filled in.
-func (c *Coordinator) Config() CoordinatorConfig {
-	cfg := c.cfg
-	if cfg.Check == nil {
-		cfg.CheckTimeout, cfg.CheckFailures = 0, 0 // NewCoordinator refuses them without a Check
-	}
-	if cfg.Trace == &noTrace {
-		cfg.Trace = nil
-	}
-	return cfg
-}
+func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.

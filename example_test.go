@@ -413,7 +413,7 @@ func ExampleCoordinator_observe() {
 	var coordinator *tenure.Coordinator                     // of NewCoordinator
 	http.Handle("/leases", statuspage.Handler(coordinator)) // a page for people, JSON for programs
 	http.HandleFunc("/livez", func(w http.ResponseWriter, r *http.Request) {
-		if err := coordinator.Healthy(10 * time.Second); err != nil { // a restart would mend it; a standby is healthy
+		if err := coordinator.Healthy(10 * time.Second); err != nil { // a restart would fix it; a standby is healthy
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})

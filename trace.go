@@ -68,9 +68,6 @@ type Trace struct {
 	HolderChanged func(holder string)
 }
 
-// noTrace is shared by all coordinators without a trace.
-var noTrace Trace
-
 // monitor is the one place that records what happens to a coordinator. It has one method for
 // each event, which updates the status, logs, and calls the trace, in this order, so that a func
 // of the trace finds the event in the status. The queue calls the logger and the trace, because

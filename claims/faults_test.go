@@ -56,7 +56,7 @@ func TestKeysUnderFaults(t *testing.T) {
 		defer cancel()
 		for last, got := w.start("last"), 0; got < len(ids); {
 			claimed, err := last.keys.Claim(waiting, ids...)
-			require.NoError(w, err, "of the keys that nobody works for %d are not free", len(ids)-got)
+			require.NoError(w, err, "%d keys without a func are not free", len(ids)-got)
 			got += len(claimed)
 		}
 		time.Sleep(ttl) // until all has landed

@@ -23,7 +23,7 @@ type slowTable struct {
 	most    atomic.Int64
 	largest atomic.Int64 // statement that it has finished
 	tooSlow atomic.Int64
-	mute    bool // of a free that takes too long nobody hears
+	mute    bool // a free that takes too long is not answered
 }
 
 func (t *slowTable) has(n int) error {

@@ -21,8 +21,6 @@ type kind struct {
 	table *ownerTable
 	turn  chan struct{} // held while a statement that takes rows is under way; taken before the session's mu
 
-	closed func() // called when the session has closed; nil: nothing is to be done
-
 	// The session's mu guards the fields below.
 	ledger  *ledger          // of the latest term; nil before the first
 	running map[string]*call // the funcs of do by key, also those of terms that were lost

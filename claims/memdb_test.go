@@ -225,8 +225,8 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 	})
 }
 
-// write locks those of the rows that nobody has locked, and lets change write them when the
-// statement commits. It returns the others.
+// write locks the rows that are not locked yet, and lets change write them when the statement
+// commits. It returns the other rows.
 func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) (left []objects.Claim, err error) {
 	open, over := d.opens(ctx), error(nil)
 	if open > limit {

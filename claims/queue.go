@@ -58,16 +58,11 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	return q, nil
 }
 
-// addWorker adds a worker until its session has closed. The queue tells it which claims have ended.
+// addWorker adds a worker. The queue tells it which claims have ended.
 func (q *Queue) addWorker(w *Worker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.workers = append(q.workers, w)
-	w.kind.closed = func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.workers = slices.DeleteFunc(q.workers, func(other *Worker) bool { return other == w })
-	}
 }
 
 // limit returns the time limit of a statement that ends claims: that of the workers' sessions. A session
@@ -79,9 +74,11 @@ func (q *Queue) limit() (limit time.Duration) {
 	return cmp.Or(limit, queueLimit)
 }
 
+// allWorkers returns the workers whose sessions have not closed, and forgets the others.
 func (q *Queue) allWorkers() []*Worker {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.workers = slices.DeleteFunc(q.workers, func(w *Worker) bool { return w.s.returned.Load() })
 	return slices.Clone(q.workers)
 }
 

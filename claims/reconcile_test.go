@@ -286,7 +286,7 @@ func (p *process) lost(c claims.Claim) (returned chan error) {
 
 func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *testing.T) {
 	for how, reconnects := range map[string]func(w *world, processes ...*process){
-		"while it cannot be reached": (*world).reconnect, "to another server": (*world).anotherServer, "that nobody notices": nil,
+		"while it cannot be reached": (*world).reconnect, "to another server": (*world).anotherServer, "unnoticed": nil,
 	} {
 		t.Run(how, func(t *testing.T) {
 			inBubble(t, func(w *world) {

@@ -70,9 +70,10 @@ type Session struct {
 	cfg    SessionConfig
 	limit  time.Duration // of a statement
 
-	started atomic.Bool
-	sweeper sweeper
-	retries logtext.Retries
+	started  atomic.Bool // Run was called
+	returned atomic.Bool // and has returned
+	sweeper  sweeper
+	retries  logtext.Retries
 
 	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none
@@ -168,13 +169,7 @@ func (s *Session) Run(ctx context.Context) error {
 		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)
 	}
 	defer report.Flush(s.cfg.Logger)
-	defer func() {
-		for _, k := range s.allKinds() {
-			if k.closed != nil {
-				k.closed()
-			}
-		}
-	}()
+	defer s.returned.Store(true)
 	var background sync.WaitGroup
 	defer background.Wait()
 	background.Go(func() { s.sweeper.run(ctx) })
