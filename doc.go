@@ -27,8 +27,9 @@
 //     time remains. It never counts from the answer, which may be late, because the store
 //     counts from the write. For the same reason, an answer that comes after the trust has
 //     ended counts as a refusal.
-//   - Deadline: when is the job told to return? RenewDeadline after attempt, by the same
-//     clocks, and by a timer that waits for no I/O.
+//   - RenewDeadline: when is the job told to return? RenewDeadline after attempt, by the same
+//     clocks, and by a timer that waits for no I/O. [Term.Deadline] is later: it is the end of
+//     the trust.
 //   - Expiry: when may a standby steal the lease? When the record's age, by the store's clock,
 //     has reached the TTL in the record, which is the holder's; or when the standby itself has
 //     seen the record unchanged for that long, by its own monotonic clock, counted from the
@@ -66,6 +67,8 @@
 //   - for a moment, if the process is paused for longer than the TTL: it finds out when it
 //     runs again, one instruction too late. [Term.Valid] and [Coordinator.IsHolder] return
 //     false by then, but they cannot vouch for the next instant;
+//   - until its next renewal is refused, if both clocks of a machine stand still while it is
+//     frozen: nothing then shows that time has passed;
 //   - if two clocks' rates differ by more than Margin/TTL, or a suspended machine's wall
 //     clock is set back;
 //   - if the database's clock is set ahead: records look expired. With [Observed] they don't;

@@ -29,7 +29,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	case t.local():
 		return nil, nil
 	}
-	if over := t.over(); errors.Is(over, ErrLost) { // after any other cause the store decides
+	if over := t.over(); errors.Is(over, ErrLost) { // after any other cause the record may still stand, and the store decides
 		return nil, fmt.Errorf("term of %s: %w", t.key, over)
 	}
 	return &objects.Fence{

@@ -139,7 +139,8 @@ func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 }
 
 // Finish is FinishPostgres or FinishSQLite with nothing to write but [QueueConfig.Done]. Concurrent calls
-// for one row each share a statement.
+// for one row each share a statement. The statement is sent even if ctx is done, and the rows decide whether
+// it is late.
 func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	err := q.valid(claims)
 	switch {

@@ -4,6 +4,7 @@ package logtext
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 )
@@ -58,13 +59,15 @@ func (e oneLine) Error() string {
 	return text.String()
 }
 
-// Gist returns a text without its digits, because a port that differs each time does not make an error another
-// one.
+var uuid = regexp.MustCompile(`(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// Gist returns a text without its digits and UUIDs, because a port or a session that differs each time does not
+// make an error another one.
 func Gist(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsDigit(r) {
 			return -1
 		}
 		return r
-	}, text)
+	}, uuid.ReplaceAllString(text, ""))
 }

@@ -116,8 +116,8 @@ func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first f
 		return nil, false, fmt.Errorf("fn has not returned the error of a statement: %w", pgx.ErrTxCommitRollback)
 	}
 	// One round trip: a fence, which is the last statement, locks the lease only until COMMIT, even if
-	// the process is paused. Finish locks its rows before fn instead; there the limit on idle
-	// transactions ends a process that is paused.
+	// the process is paused. Finish locks its rows before fn instead; there the server's limit
+	// on idle transactions ends the transaction of a paused process.
 	batch := &pgx.Batch{}
 	batch.Queue(checkTx)
 	if last != nil {
