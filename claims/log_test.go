@@ -3,6 +3,7 @@ package claims_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"regexp"
@@ -26,7 +27,7 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 			&net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, io.ErrUnexpectedEOF, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE},
 			&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}, &pgconn.PgError{Code: "57P03", Message: "the database system is starting up"},
 		},
-		"any other": {errors.New("no such table")}, // each text names another session
+		"any other": {errors.New("no such table")}, // each attempt to begin a session has another ID
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
@@ -34,8 +35,8 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 				var log kit.SyncBuffer
 				a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})
 				a.claimOne("one")
-				a.fault(func(context.Context, storetest.Call, func(context.Context) error) error {
-					return outage[int(calls.Add(1))%len(outage)]
+				a.fault(func(_ context.Context, call storetest.Call, _ func(context.Context) error) error {
+					return fmt.Errorf("%s %v: %w", call.Op, call.Key, outage[int(calls.Add(1))%len(outage)])
 				})
 				time.Sleep(9 * time.Minute)
 				require.Greater(w, calls.Load(), int32(100))
