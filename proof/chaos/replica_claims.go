@@ -38,15 +38,20 @@ func (r *replica) claim(ctx context.Context) error {
 	return session.Run(ctx)
 }
 
-// hoard claims whichever of the many keys are free, and sometimes releases some.
+// hoard claims whichever of the many keys are free, and sometimes releases some. It rests for nine times as
+// long as a call took: otherwise all hoards together would want more of a small machine than it has, and no
+// limit of time could be judged.
 func (r *replica) hoard(ctx context.Context, keys *claims.Keys) {
 	var held []claims.Claim
-	for first := rand.N(r.Keys); pause(ctx, about(10*r.Pace)); first += claimSize {
+	rest := 10 * r.Pace
+	for first := rand.N(r.Keys); pause(ctx, about(rest)); first += claimSize {
 		var ids []string
 		for i := range claimSize {
 			ids = append(ids, fmt.Sprintf("key-%06d", (first+i)%r.Keys))
 		}
+		began := time.Now()
 		got, err := keys.TryClaim(ctx, ids...)
+		rest = min(max(10*r.Pace, 9*time.Since(began)), 2*r.TTL)
 		if err != nil {
 			r.tellSetUp(err)
 			slog.Debug("claim", "error", err)
