@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"unicode"
 )
 
 // OneLine returns an error whose text is one line, for logs. Errors of pgx and joined errors have several.
@@ -59,15 +58,10 @@ func (e oneLine) Error() string {
 	return text.String()
 }
 
-var uuid = regexp.MustCompile(`(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+const uuid = `[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`
 
-// Gist returns a text without its digits and UUIDs, because a port or a session that differs each time does not
+var varying = regexp.MustCompile(uuid + `|\p{Nd}`)
+
+// Gist returns a text without its UUIDs and digits, because a session or a port that differs each time does not
 // make an error another one.
-func Gist(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsDigit(r) {
-			return -1
-		}
-		return r
-	}, uuid.ReplaceAllString(text, ""))
-}
+func Gist(text string) string { return varying.ReplaceAllString(text, "") }

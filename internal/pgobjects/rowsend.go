@@ -58,9 +58,9 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	return objects.Subtract(claims, ended), nil
 }
 
-// Finish is End for calls with a func: it ends the claims of rows, and commits what fn writes in the same transaction. If some
-// claims had ended before, it returns these, writes nothing and does not call fn. The transaction
-// may be idle for at most idle.
+// Finish is End for calls with a func: it ends the claims of rows, and commits what fn writes in the
+// same transaction. If some claims had ended before, it returns these, writes nothing and does not
+// call fn. The transaction may be idle for at most idle.
 func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	return r.end(ctx, objects.Ending{Done: true}, claims, idle, fn)
 }

@@ -40,7 +40,7 @@ func (r *replica) claim(ctx context.Context) error {
 
 // hoard claims whichever of the many keys are free, and sometimes releases some. It rests for nine times as
 // long as a call took: otherwise all hoards together would want more of a small machine than it has, and no
-// limit of time could be judged.
+// limit of time could be judged. A call that a fault held up for long costs it two TTLs at most.
 func (r *replica) hoard(ctx context.Context, keys *claims.Keys) {
 	var held []claims.Claim
 	rest := 10 * r.Pace
