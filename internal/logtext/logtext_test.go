@@ -51,6 +51,9 @@ func TestTheErrorsOfOneOutageAreOneClass(t *testing.T) {
 	if Class(errors.New("port 1")) != Class(errors.New("port 22")) || Class(errors.New("a")) == Class(errors.New("b")) {
 		t.Error("other errors go by their text without its numbers")
 	}
+	if Class(errors.New("put s/5d783949-891a-4c82-a90b-6c19a2580b4d: no")) != Class(errors.New("put s/390afbfd-c8ac-4722-992c-577b65c0f9ee: no")) {
+		t.Error("the class of an error depends on a UUID in its text")
+	}
 }
 
 func TestAnErrorThatStaysTheSameIsLoggedOnceAndAgainAfterAnother(t *testing.T) {

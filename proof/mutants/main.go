@@ -67,6 +67,7 @@ var suites = []*suite{
 	{dir: "."},
 	{dir: "internal/health"},
 	{dir: "internal/listen"},
+	{dir: "internal/logtext"},
 	{dir: "internal/pgconns"},
 	{dir: "internal/report"},
 	{dir: "internal/wake"},
