@@ -17,10 +17,19 @@ import (
 
 const ttl = 1500 * time.Millisecond
 
+// options are the flags of the command.
+type options struct {
+	duration time.Duration
+	seed     uint64
+	only     *regexp.Regexp
+	other    string
+	patience int
+}
+
 // run runs all phases one after the other and prints a report. It returns an error if a
 // promise was broken or the run itself failed.
-func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64, only *regexp.Regexp, other string) (err error) {
-	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", seed, duration, ttl)
+func run(ctx context.Context, out io.Writer, o options) (err error) {
+	fmt.Fprintf(out, "seed %d, %v, TTL %v\n", o.seed, o.duration, ttl)
 	dir, err := os.MkdirTemp("", "tenure-chaos-")
 	if err != nil {
 		return err
@@ -30,7 +39,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 			err = os.RemoveAll(dir)
 			return
 		}
-		err = fmt.Errorf("%w\nseed %d; the histories and logs are in %s", err, seed, dir)
+		err = fmt.Errorf("%w\nseed %d; the histories and logs are in %s", err, o.seed, dir)
 	}()
 	phases := []struct {
 		name   string
@@ -56,18 +65,19 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 	var broken []error
 	for i, kind := range phases {
 		p := &phase{
-			name:   kind.name,
-			dir:    filepath.Join(dir, fmt.Sprint(i)),
-			ttl:    ttl,
-			task:   kind.task,
-			keys:   kind.keys,
-			expiry: kind.expiry,
-			rand:   rand.New(rand.NewPCG(seed, uint64(i))),
-			only:   only,
-			other:  other,
-			log:    func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
+			name:     kind.name,
+			dir:      filepath.Join(dir, fmt.Sprint(i)),
+			ttl:      ttl,
+			task:     kind.task,
+			keys:     kind.keys,
+			expiry:   kind.expiry,
+			rand:     rand.New(rand.NewPCG(o.seed, uint64(i))),
+			only:     o.only,
+			other:    o.other,
+			patience: o.patience,
+			log:      func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
 		}
-		r, err := runPhase(ctx, p, kind.open, duration*time.Duration(kind.share)/100)
+		r, err := runPhase(ctx, p, kind.open, o.duration*time.Duration(kind.share)/100)
 		if err != nil { // it hides nothing of what the other phases have found
 			broken = append(broken, fmt.Errorf("%s: %w", kind.name, err))
 		}
@@ -79,7 +89,7 @@ func run(ctx context.Context, out io.Writer, duration time.Duration, seed uint64
 		}
 	}
 	if len(results) == 0 && len(broken) == 0 {
-		return fmt.Errorf("no fault of any phase matches %q, as in -run 'postgres, claims: network'", only)
+		return fmt.Errorf("no fault of any phase matches %q, as in -run 'postgres, claims: network'", o.only)
 	}
 	fmt.Fprintln(out)
 	if err := writeReport(out, results); err != nil {

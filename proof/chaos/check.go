@@ -221,7 +221,7 @@ func (r *result) checkSetUp(p *phase, a *audit) {
 		switch {
 		case latest == nil:
 			r.violate("%s was told at %v: %s", e.Replica, e.At, e.Note)
-		case e.At-since > time.Second && !p.networkFailed(latest.episode):
+		case e.At-since > p.patient(time.Second) && !p.networkFailed(latest.episode):
 			r.violate("%s was told at %v, and already %v earlier, after %s at %v: %s", e.Replica, e.At, e.At-since, latest.kind, latest.from, e.Note)
 			first[of{e.Replica, latest}] = forever // one violation is enough
 		}
@@ -437,7 +437,7 @@ func (p *phase) alone(f *fault) bool {
 // whose success was not reported to it.
 func (p *phase) unanswered(f *fault) bool {
 	return slices.ContainsFunc(p.record.sorted(), func(e event) bool {
-		return e.Kind == notRenewed && strings.Contains(f.target, e.Term) && f.from-p.ttl/2 < e.At && e.At < f.from+p.ttl/2
+		return e.Kind == notRenewed && strings.Contains(f.target, e.Term) && f.from-p.ttl/2 < e.At && e.At < f.to+p.ttl/2
 	})
 }
 
@@ -471,11 +471,16 @@ func (p *phase) lastFaults() iter.Seq[*fault] {
 
 // allowedAfter returns how soon after faults a lease must be held again, or a claim have ended.
 func (p *phase) allowedAfter(faults ...*fault) time.Duration {
-	allowed := p.ttl + max(time.Second, 3*p.began) // the latter on a busy machine
+	allowed := p.ttl + p.patient(max(time.Second, 3*p.began)) // the latter on a busy machine
 	if slices.ContainsFunc(faults, func(f *fault) bool { return f.kind == clockMoved }) {
 		allowed += p.ttl // as promised if the clock is set back
 	}
 	return allowed
+}
+
+// patient returns a limit that holds on this machine, of one that holds on a quiet machine.
+func (p *phase) patient(limit time.Duration) time.Duration {
+	return limit * time.Duration(max(1, p.patience))
 }
 
 // checkRecovery checks that a job ran in time after a fault, and returns after what time it did.

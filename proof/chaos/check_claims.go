@@ -124,8 +124,8 @@ func (p *phase) awaitClaimed(ctx context.Context, db database) error {
 		if gone == 0 && free < p.keys/10 {
 			return nil
 		}
-		if time.Since(began) > time.Minute {
-			p.left = fmt.Sprintf("a minute after the last fault %d of %d keys were free, and of %d the session was gone", free, p.keys, gone)
+		if time.Since(began) > p.patient(time.Minute) {
+			p.left = fmt.Sprintf("%v after the last fault %d of %d keys were free, and of %d the session was gone", p.patient(time.Minute), free, p.keys, gone)
 			return nil
 		}
 		if !pause(ctx, p.ttl/5) {

@@ -151,8 +151,8 @@ func (p *phase) awaitDone(ctx context.Context, db database) error {
 		if err != nil || len(left) == 0 || ctx.Err() != nil {
 			return err
 		}
-		if time.Since(began) > time.Minute {
-			p.left = fmt.Sprintf("a minute after the last fault %d rows were not done: %v", len(left), left[:min(len(left), 5)])
+		if time.Since(began) > p.patient(time.Minute) {
+			p.left = fmt.Sprintf("%v after the last fault %d rows were not done: %v", p.patient(time.Minute), len(left), left[:min(len(left), 5)])
 			return nil
 		}
 	}

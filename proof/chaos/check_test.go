@@ -95,6 +95,7 @@ func TestALeaseWithoutAHolderAfterAFaultIsFound(t *testing.T) {
 		"a copy ends it too late":        {[]job{of("x", 1*s, 11*s), of("y", 13*s, 99*s)}, []*fault{copied}, nil, 1},
 		"a copy does not end it":         {[]job{of("x", 1*s, 99*s)}, []*fault{copied}, nil, 1},
 		"an answer was lost":             {[]job{of("z", 1*s, 99*s)}, []*fault{{kind: renewedByCopy, target: "term z", from: 10 * s, to: 10 * s}}, nil, 0},
+		"a slow copy after a lost one":   {[]job{of("z", 1*s, 99*s)}, []*fault{{kind: renewedByCopy, target: "term z", from: 7 * s, to: 9 * s}}, nil, 0},
 		"an answer may be lost":          {[]job{of("x", 1*s, 99*s)}, []*fault{copied, {kind: "network hangs", from: 9 * s, to: 10 * s, episode: 1}}, nil, 0},
 		"simultaneous stalls count once": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
 	} {

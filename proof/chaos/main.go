@@ -84,6 +84,7 @@ func main() {
 	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
 	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
 	other := flag.String("other", "", "the `program` of every second replica: this command, built from another version of the library")
+	patience := flag.Int("patience", 1, "how many times longer than on a quiet machine recoveries may take")
 	flag.Parse()
 	match, err := regexp.Compile(*only)
 	if err != nil {
@@ -92,7 +93,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, *duration, *seed, match, *other); err != nil {
+	if err := run(ctx, os.Stdout, options{*duration, *seed, match, *other, *patience}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -20,16 +20,17 @@ const replicas = 5
 // phase is a part of the run with one database and five replicas. It injects faults, one
 // or two at a time, and after each waits until a replica holds the lease.
 type phase struct {
-	name   string
-	dir    string
-	ttl    time.Duration
-	task   task
-	keys   int // how many keys there are to claim
-	expiry tenure.ExpiryPolicy
-	rand   *rand.Rand
-	only   *regexp.Regexp // matches the faults to inject
-	other  string         // the program of every second replica; empty: this one
-	log    func(format string, args ...any)
+	name     string
+	dir      string
+	ttl      time.Duration
+	task     task
+	keys     int // how many keys there are to claim
+	expiry   tenure.ExpiryPolicy
+	rand     *rand.Rand
+	only     *regexp.Regexp // matches the faults to inject
+	other    string         // the program of every second replica; empty: this one
+	patience int            // how many times longer than on a quiet machine recoveries may take; 0 means 1
+	log      func(format string, args ...any)
 
 	processes []*process
 	began     time.Duration // time from the start of the replicas until one held the lease, and all shards ran
@@ -198,9 +199,9 @@ func (p *phase) episode(ctx context.Context, db database) error {
 			return err
 		}
 	}
-	p.awaitHolder(ctx, 6*p.ttl) // whether that was in time is checked later
+	p.awaitHolder(ctx, 6*p.ttl+p.allowedAfter(faults...)) // whether that was in time is checked later
 	if p.task == claimKeys || p.task == shareShards {
-		p.awaitFuncs(ctx, 6*p.ttl)
+		p.awaitFuncs(ctx, 6*p.ttl+p.allowedAfter(faults...))
 	}
 	pause(ctx, time.Duration(p.rand.Int64N(int64(p.ttl))))
 	return nil
