@@ -34,6 +34,7 @@ var guardCommand = command{
 const (
 	ordersFD  = 3
 	reportsFD = 4
+	nameFD    = 5 // with -unique-replica: held open, so that the next run waits for this guard
 )
 
 // killInterval is the time between two SIGKILLs.
@@ -48,6 +49,10 @@ type guardConfig struct {
 	startEvery  time.Duration
 	log         logFormat
 }
+
+// killsService reports whether the guard kills a service at a loss. Otherwise -stop stops it,
+// however long that takes.
+func (c guardConfig) killsService() bool { return c.start != "" && c.onLoss == onLossKill }
 
 // charge is what a guard looks after. Its methods are called by one goroutine.
 type charge interface {
@@ -85,6 +90,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 	runtime.LockOSThread()
 	syscall.CloseOnExec(ordersFD)
 	syscall.CloseOnExec(reportsFD)
+	syscall.CloseOnExec(nameFD)
 	syscall.SetNonblock(reportsFD, true) // for reportNow; an os.File waits all the same
 	surviveSignals()
 	lines := newLateWriter(stderr)
@@ -95,13 +101,18 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 		reports: json.NewEncoder(os.NewFile(reportsFD, "reports")),
 		log:     newLogger(lines, cfg.log).With("guard", os.Getpid()),
 	}
-	if len(args) > 0 {
+	if len(args) > 0 || cfg.killsService() {
 		if err := becomeSubreaper(); err != nil {
 			g.log.Warn("processes that leave the program's group will not be found", "error", err)
 		}
+	}
+	if len(args) > 0 {
 		g.charge = newProgram(args)
 	} else {
 		g.charge = newService(cfg, g.log, reportNow)
+	}
+	if cfg.killsService() {
+		go collectOrphans()
 	}
 	return g.run(readOrders(os.NewFile(ordersFD, "orders")))
 }
@@ -263,7 +274,11 @@ func (g *guard) stop(sig syscall.Signal) {
 	if g.stopping {
 		return
 	}
-	g.stopping, g.killBy = true, newInstant(time.Now(), g.cfg.stopTimeout)
+	allowed := g.cfg.stopTimeout
+	if g.cfg.killsService() {
+		allowed = longestTTL // without a loss, -stop has as long as the lease lasts
+	}
+	g.stopping, g.killBy = true, newInstant(time.Now(), allowed)
 	g.charge.stop(sig)
 }
 
@@ -274,7 +289,7 @@ func (g *guard) kill(why string) {
 	if !g.killing {
 		g.killing = true
 		what := "killed"
-		if g.cfg.start != "" {
+		if g.cfg.start != "" && !g.cfg.killsService() {
 			what = "service should have stopped by now"
 		}
 		g.log.Warn(what, "why", why)

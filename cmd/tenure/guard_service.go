@@ -17,7 +17,8 @@ const stopPause = time.Second
 
 // service is a charge that one command starts and another stops. It is gone when the stop
 // command has succeeded. That command is retried rather than killed, because killing it
-// would not stop the service.
+// would not stop the service. With -on-loss kill, a loss kills it all the same, and whatever the
+// start command has left below this process. Then the stop command is run for what is not there.
 type service struct {
 	startLine, stopLine string
 	startEvery          time.Duration
@@ -25,12 +26,18 @@ type service struct {
 	report              func(report)    // must not block
 	told                context.Context // done when the service must stop
 	tell                context.CancelFunc
+	lost                context.Context // done when the service must be killed; never without -on-loss kill
+	lose                context.CancelFunc
 	left                chan ending
 }
 
 func newService(cfg guardConfig, log *slog.Logger, tell func(report)) *service {
 	s := &service{startLine: cfg.start, stopLine: cfg.stop, startEvery: cfg.startEvery, log: log, report: tell, left: make(chan ending, 1)}
 	s.told, s.tell = context.WithCancel(context.Background())
+	s.lost, s.lose = context.WithCancel(context.Background())
+	if !cfg.killsService() {
+		s.lose = func() {}
+	}
 	return s
 }
 
@@ -55,7 +62,10 @@ func (s *service) run() ending {
 		case <-again:
 		}
 	}
-	stopService(context.Background(), s.stopLine, os.Environ(), s.log)
+	if stopService(s.lost, s.stopLine, os.Environ(), s.log) != nil {
+		killDescendants(os.Getpid(), stopPause)
+		stopService(context.Background(), s.stopLine, append(os.Environ(), "TENURE_STOP=kill"), s.log)
+	}
 	return end
 }
 
@@ -78,9 +88,16 @@ func stopService(ctx context.Context, line string, env []string, log *slog.Logge
 	}
 }
 
-func (s *service) pass(syscall.Signal)    {}
-func (s *service) stop(syscall.Signal)    { s.tell() }
+func (s *service) pass(syscall.Signal) {}
+
+func (s *service) stop(sig syscall.Signal) {
+	if sig == syscall.SIGKILL { // first, so that -stop does not begin in an orderly way
+		s.kill()
+	}
+	s.tell()
+}
+
 func (s *service) stopOthers()            {}
-func (s *service) kill()                  {}
+func (s *service) kill()                  { s.lose() }
 func (s *service) ended() <-chan struct{} { return nil }
 func (s *service) gone() <-chan ending    { return s.left }

@@ -233,7 +233,7 @@ func TestTimeWhileSuspendedUsesUpTrust(t *testing.T) {
 
 func TestAGuardIsToldHowMuchTrustIsLeft(t *testing.T) {
 	t.Parallel()
-	timing, err := newTiming(30*time.Second, 10*time.Second, 0)
+	timing, err := newTiming(30*time.Second, 10*time.Second, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,8 +33,8 @@ type guarded struct {
 }
 
 // startGuarded starts a guard, which starts the program once it knows how much trust is
-// left.
-func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) (*guarded, error) {
+// left. It inherits name, if there is one.
+func startGuarded(term *tenure.Term, args []string, t timing, name *os.File, log *slog.Logger) (*guarded, error) {
 	ordersOut, ordersIn, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -51,6 +51,9 @@ func startGuarded(term *tenure.Term, args []string, t timing, log *slog.Logger) 
 	cmd.Env = append(environ(), termEnv(term)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{ordersOut, reportsIn} // ordersFD, reportsFD
+	if name != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, name) // nameFD
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		ordersIn.Close()
@@ -184,14 +187,20 @@ func (g *guarded) run(ctx context.Context, end func(cause error) order) (ending,
 func (g *guarded) kill() {
 	g.log.Warn("guard does not answer; killing it")
 	g.group.signal(syscall.SIGKILL)
-	guard := g.cmd.Process.Pid // not reused before Wait
-	for found := descendants(guard); len(found) > 0; found = descendants(guard) {
+	killDescendants(g.cmd.Process.Pid, longestTTL) // its pid is not reused before Wait
+	g.cmd.Process.Kill()
+}
+
+// killDescendants kills the descendants of a process until none is left, or for as long as
+// patience lasts.
+func killDescendants(of int, patience time.Duration) {
+	began := time.Now()
+	for found := descendants(of); len(found) > 0 && time.Since(began) < patience; found = descendants(of) {
 		for _, d := range found {
-			d.signal(guard, syscall.SIGKILL)
+			d.signal(of, syscall.SIGKILL)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	g.cmd.Process.Kill()
 }
 
 // reap kills what is left of the process group of a program, or of a run of -start, whose

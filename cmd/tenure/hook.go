@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -37,6 +38,11 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		r.log.Info("not fencing an earlier run of this replica", "predecessor", prev.Holder)
 		return nil
 	}
+	// First, because the fence of a former holder may keep this host from fencing anybody.
+	if err := r.unfence(ctx); err != nil {
+		r.coordinator.Resign(ctx) // it must not be retried as -fence is
+		return err
+	}
 	r.log.Info("fencing", "predecessor", printable(prev.Holder))
 	vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
 	if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
@@ -45,40 +51,87 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	if r.peersFenced == term.ID() { // after an earlier predecessor
 		return nil
 	}
-	for _, peer := range r.opts.peerNames() {
-		if peer == r.opts.replica || peer == prev.Holder {
-			continue
-		}
-		r.log.Info("fencing", "peer", printable(peer))
-		if err := runHook(ctx, r.opts.fence, nil, append(env, environVar("TENURE_PREDECESSOR", peer)), os.Stderr); err != nil {
-			return fmt.Errorf("peer %s: %w", printable(peer), err)
-		}
+	if r.opts.peers != "" {
+		r.log.Info("fencing", "peers", printable(r.opts.peers))
+	}
+	if err := r.fencePeers(ctx, prev.Holder); err != nil {
+		return err
 	}
 	r.peersFenced = term.ID()
 	return nil
 }
 
-// unfence runs -unfence, if there is one.
+// fencePeers runs -fence for each of the -peers but this replica and one more.
+func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
+	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
+	for _, peer := range r.opts.peerNames() {
+		if peer == r.opts.replica || peer == except {
+			continue
+		}
+		if failed := runHook(ctx, r.opts.fence, nil, append(env, environVar("TENURE_PREDECESSOR", peer)), os.Stderr); failed != nil {
+			err = errors.Join(err, fmt.Errorf("peer %s: %w", printable(peer), failed))
+		}
+	}
+	return err
+}
+
+// unfence runs -unfence, if there is one, once in a term.
 func (r *runner) unfence(ctx context.Context) error {
-	if r.opts.unfence == "" {
+	id := tenure.TermFromContext(ctx).ID()
+	if r.opts.unfence == "" || r.unfenced == id {
 		return nil
 	}
 	r.log.Info("unfencing this replica")
+	err := r.unfenceAgain(ctx)
+	if err == nil {
+		r.unfenced = id
+	}
+	return err
+}
+
+func (r *runner) unfenceAgain(ctx context.Context) error {
 	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
 	// A command that hangs must not keep the lease from a replica that could run the program.
 	unfencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
 	defer cancel()
 	if err := runHook(unfencing, r.opts.unfence, nil, env, os.Stderr); err != nil {
-		r.log.Error("failed to unfence this replica; giving up the lease", "error", err)
+		if ctx.Err() == nil {
+			r.log.Error("failed to unfence this replica; giving up the lease", "error", err)
+		}
 		return fmt.Errorf("-unfence: %w", err)
 	}
 	return nil
 }
 
-// keepStopped runs -stop again and again while another replica holds the lease, until ctx
-// is done.
-func (r *runner) keepStopped(ctx context.Context, coordinator *tenure.Coordinator) {
-	ticker := time.NewTicker(r.opts.stopEvery)
+// assert runs -unfence and -fence again and again until ctx is done. It ends the term if an
+// -unfence fails.
+func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait func()) {
+	var asserting sync.WaitGroup
+	if r.opts.unfenceEvery > 0 {
+		asserting.Go(func() {
+			r.repeat(ctx, r.opts.unfenceEvery, "", func() error {
+				if err := r.unfenceAgain(ctx); err != nil {
+					end(err)
+				}
+				return nil
+			})
+		})
+	}
+	if r.opts.fenceEvery > 0 {
+		asserting.Go(func() {
+			r.repeat(ctx, r.opts.fenceEvery, "failed to fence again", func() error {
+				ctx, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
+				defer cancel()
+				return r.fencePeers(ctx, "")
+			})
+		})
+	}
+	return asserting.Wait
+}
+
+// repeat calls a func after each interval until ctx is done. It logs an error of it once.
+func (r *runner) repeat(ctx context.Context, interval time.Duration, failed string, call func() error) {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	said := ""
 	for {
@@ -87,27 +140,27 @@ func (r *runner) keepStopped(ctx context.Context, coordinator *tenure.Coordinato
 			return
 		case <-ticker.C:
 		}
-		err := r.stopStandby(ctx, coordinator)
+		err := call()
 		switch {
 		case err == nil:
 			said = ""
 		case err.Error() != said && ctx.Err() == nil:
 			said = err.Error()
-			r.log.Error("-stop command failed while another replica holds the lease", "error", err)
+			r.log.Error(failed, "error", err)
 		}
 	}
 }
 
 // stopStandby runs -stop if another replica holds the lease. A term that begins meanwhile
 // waits for it, so it must not take longer than a program may take to end.
-func (r *runner) stopStandby(ctx context.Context, coordinator *tenure.Coordinator) error {
+func (r *runner) stopStandby(ctx context.Context) error {
 	select {
 	case r.service <- struct{}{}:
 		defer func() { <-r.service }()
 	default:
 		return nil // a term is under way
 	}
-	if status := coordinator.Status(); status.Role != tenure.RoleStandby || status.Holder == "" {
+	if status := r.coordinator.Status(); status.Role != tenure.RoleStandby || status.Holder == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timing.stop)

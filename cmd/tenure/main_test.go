@@ -218,7 +218,7 @@ func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 		{12 * time.Second, 12 * time.Second, 16 * time.Second},
 		{15 * time.Second, 15 * time.Second, 13 * time.Second},
 	} {
-		got, err := newTiming(ttl, renew, test.flag)
+		got, err := newTiming(ttl, renew, test.flag, 0)
 		if err != nil || got.stop != test.stop || got.renewDeadline != test.renewDeadline {
 			t.Errorf("-stop-timeout %v: %+v, %v", test.flag, got, err)
 		}
@@ -226,7 +226,7 @@ func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 			t.Errorf("-stop-timeout %v: the parts add up to %v, more than the TTL", test.flag, sum)
 		}
 	}
-	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond); err == nil || !strings.Contains(err.Error(), "at most 15s") {
+	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond, 0); err == nil || !strings.Contains(err.Error(), "at most 15s") {
 		t.Errorf("a stop timeout that does not fit: %v", err)
 	}
 }
@@ -239,7 +239,7 @@ func TestMissedRenewalsMakeTheTTL(t *testing.T) {
 		if err := opts.observe(); err != nil || opts.ttl != time.Duration(missed)*renew {
 			t.Errorf("-missed %d: TTL %v, %v", missed, opts.ttl, err)
 		}
-		if _, err := newTiming(opts.ttl, opts.renew, 0); err != nil {
+		if _, err := newTiming(opts.ttl, opts.renew, 0, 0); err != nil {
 			t.Errorf("-missed %d: %v", missed, err)
 		}
 	}

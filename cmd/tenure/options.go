@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -44,6 +45,7 @@ type options struct {
 	wait     time.Duration
 
 	replica      string
+	unique       bool
 	ttl          time.Duration
 	missed       int
 	renew        time.Duration
@@ -56,6 +58,8 @@ type options struct {
 	unfence      string
 	once         bool
 	stopEvery    time.Duration
+	fenceEvery   time.Duration
+	unfenceEvery time.Duration
 }
 
 // storeFlags are the flags of all commands on a store.
@@ -87,18 +91,21 @@ func (o *options) define(flags *flag.FlagSet) {
 	durationVar(flags, &o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
 	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
+	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once after a restart, once the program of the earlier run has ended. This\nis for hosts that each have a -replica of their own, for certain: two hosts with the\nsame would take the lease from each other, and both would run the program meanwhile")
 	durationVar(flags, &o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	durationVar(flags, &o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
 	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over.\nThen no clock decides, only what this replica has itself observed; the TTL is\n-renew times this. Give all replicas the same")
 	durationVar(flags, &o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica\nof a release; run waits twice that after the program has exited by itself\n(default a sixth of the TTL)")
 	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the\nargument standby before tenure competes, and active before each renewal; a holder\nwhose check fails is replaced. The argument is appended to the command: end a\ncommand that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
-	durationVar(flags, &o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals)")
+	durationVar(flags, &o.checkTimeout, "check-timeout", 0, "`TIME` within which -check must return (default a sixth of the TTL, or less if a\nlong -stop-timeout leaves less time between renewals). Together with -renew and\n-stop-timeout it must fit into the TTL; a long one shortens the default -stop-timeout")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has\nvanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here.\n$TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096\nbytes is cut and marked with \"…\". The command is retried until it succeeds. It\ndoes not run for an earlier run of this -replica, so each needs a name of its own")
 	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that -fence cuts off too, after the host that has\nvanished, each in $TENURE_PREDECESSOR. This -replica is left out, so that all hosts can\nhave the same list")
-	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's -fence has done to this host. It runs in each\nterm, last of all before the program starts; if it fails, the lease is given up")
-	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL)")
-	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once")
+	durationVar(flags, &o.fenceEvery, "fence-every", 0, "`TIME` between two runs of -fence for each of the -peers while this replica runs the\nprogram; a failure is only logged (default: they are fenced only when a host has vanished)")
+	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's -fence has done to this host. It runs in each\nterm before anything is fenced and the program starts; if it fails, the lease is given up")
+	durationVar(flags, &o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of -unfence while this replica runs the program; if one fails, the\nterm ends (default: it is run once in a term)")
+	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a\nlong -check-timeout)")
+	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once, with -start\nto all that -start has left running here, and then runs -stop with TENURE_STOP=kill")
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
@@ -124,8 +131,6 @@ func (o *options) validate(args []string) (timing, error) {
 		return timing{}, usageError("-start needs -stop, and -stop needs -start")
 	case service && o.once:
 		return timing{}, usageError("-once needs a program")
-	case service && o.onLoss == onLossKill:
-		return timing{}, usageError("-on-loss kill needs a program")
 	case !service && (o.startEvery != 0 || o.stopEvery != 0):
 		return timing{}, usageError("-start-every and -stop-every need -start and -stop")
 	case !service && len(args) == 0:
@@ -134,6 +139,10 @@ func (o *options) validate(args []string) (timing, error) {
 		return timing{}, usageError("-on-loss %q is neither stop nor kill", o.onLoss)
 	case o.replica == "":
 		return timing{}, usageError("-replica is empty")
+	case o.unique && !o.given["replica"] && os.Getenv("TENURE_REPLICA_ID") == "":
+		return timing{}, usageError("-unique-replica needs -replica, or TENURE_REPLICA_ID: a name that only this host has, at each start; a host's default name may be neither")
+	case o.unique && runtime.GOOS != "linux":
+		return timing{}, usageError("-unique-replica needs Linux: elsewhere nothing tells whether the program of an earlier run has ended")
 	}
 	if err := o.observe(); err != nil {
 		return timing{}, err
@@ -152,11 +161,16 @@ func (o *options) validate(args []string) (timing, error) {
 		return timing{}, usageError("-peers needs -fence")
 	case o.peers != "" && slices.Contains(o.peerNames(), ""):
 		return timing{}, usageError("-peers %q has an empty name", o.peers)
+	case o.peers == "" && o.fenceEvery != 0:
+		return timing{}, usageError("-fence-every needs -peers, the replicas to fence again")
+	case o.unfence == "" && o.unfenceEvery != 0:
+		return timing{}, usageError("-unfence-every needs -unfence")
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("-check-timeout needs -check")
 	}
 	for name, d := range map[string]time.Duration{
 		"renew": o.renew, "acquire": o.acquire, "check-timeout": o.checkTimeout, "stop-timeout": o.stopTimeout, "start-every": o.startEvery, "stop-every": o.stopEvery,
+		"fence-every": o.fenceEvery, "unfence-every": o.unfenceEvery,
 	} {
 		if d < 0 {
 			return timing{}, usageError("-%s %v is negative", name, d)
@@ -170,15 +184,9 @@ func (o *options) validate(args []string) (timing, error) {
 	if o.renew == 0 {
 		o.renew = o.ttl / 3
 	}
-	t, err := newTiming(o.ttl, o.renew, o.stopTimeout)
-	if err != nil {
-		return t, err
-	}
+	t, err := newTiming(o.ttl, o.renew, o.stopTimeout, o.checkTimeout)
 	t.patient = service
-	if most := t.renewDeadline - o.renew; o.checkTimeout >= most {
-		return t, usageError("-check-timeout %v does not fit: with these times it must be below %v", o.checkTimeout, most)
-	}
-	return t, nil
+	return t, err
 }
 
 // peerNames returns the names of -peers.

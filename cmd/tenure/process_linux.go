@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -30,6 +31,36 @@ func becomeSubreaper() error {
 		return fmt.Errorf("become subreaper: %w", errno)
 	}
 	return nil
+}
+
+// holdName keeps a name from all other processes in this host's network namespace until the file
+// and its copies in other processes are closed. The error is EADDRINUSE if another one holds it.
+func holdName(name string) (*os.File, error) {
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: "@" + name}); err != nil { // @: not in the file system
+		syscall.Close(fd)
+		return nil, os.NewSyscallError("bind", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// collectOrphans collects the orphans that this process has adopted, when they have ended. It
+// leaves the commands alone that runGroup collects: they lead a group in this session.
+func collectOrphans() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	for range ended {
+		this, _ := readProcess(os.Getpid())
+		for _, p := range processes() {
+			if p.parent == this.pid && p.ended && (p.pid != p.group || p.session != this.session) {
+				syscall.Wait4(p.pid, nil, syscall.WNOHANG, nil)
+			}
+		}
+		time.Sleep(time.Second) // it has read all of /proc
+	}
 }
 
 // The first argument of waitid.

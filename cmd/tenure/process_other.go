@@ -26,6 +26,12 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // becomeSubreaper does nothing here.
 func becomeSubreaper() error { return nil }
 
+// holdName is not called here: validate refuses -unique-replica.
+func holdName(string) (*os.File, error) { return nil, errors.ErrUnsupported }
+
+// collectOrphans does nothing: orphans go to PID 1 here.
+func collectOrphans() {}
+
 // runGroup runs a command that leads a process group, and reports the group. When ctx is
 // done it kills the group, unless the command has ended by then.
 func runGroup(ctx context.Context, cmd *exec.Cmd, tell func(report)) error {

@@ -4,13 +4,17 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/tenurelib/tenure"
 )
@@ -44,11 +48,12 @@ earlier run left the service running. So only one tenure on a host may run a giv
 -stop-every and -start-every run the commands again, for services that others start or end.
 
 Before the program starts, these take effect in this order: if another host has vanished,
--confirm, -fence and -peers; and in each term, -unfence.
+-confirm; in each term, -unfence; and again if another host has vanished, -fence and -peers.
+-unfence-every and -fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
-	flags: storeFlags + "key replica ttl renew missed acquire check check-timeout confirm fence peers unfence " +
-		"stop-timeout on-loss once start stop start-every stop-every log",
+	flags: storeFlags + "key replica unique-replica ttl renew missed acquire check check-timeout confirm " +
+		"fence peers fence-every unfence unfence-every stop-timeout on-loss once start stop start-every stop-every log",
 	program: true,
 	act:     runProgram,
 }
@@ -62,7 +67,11 @@ type runner struct {
 	shutdown    context.CancelFunc
 	signal      atomic.Int32            // the signal that told tenure to end; 0 if none has
 	current     atomic.Pointer[guarded] // nil between terms
+	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
+	coordinator *tenure.Coordinator     // set by compete before it runs
+	disbelieve  context.CancelFunc      // makes compete return, because another process has this replica's name; nil unless it relies on the name
 	service     chan struct{}           // has one element while a term, or a -stop of a standby, is under way
+	unfenced    string                  // the ID of the last term in which -unfence has succeeded; used by fence and then by the job
 	peersFenced string                  // the ID of the last term in which all -peers were fenced; used only by fence, which has one call at a time
 	onceEnded   *ending                 // how the program ended under -once; used only by Run's goroutine
 }
@@ -94,8 +103,12 @@ func runProgram(ctx context.Context, opts *options, out *output, args []string) 
 		defer store.Close()
 		err = store.Migrate(ctx)
 	}
-	if err == nil {
-		err = r.compete(ctx, store)
+	if err == nil && opts.unique {
+		err = r.awaitEarlierRun(ctx, store)
+		defer r.name.Close()
+	}
+	for unique := opts.unique; err == nil && ctx.Err() == nil; unique = false {
+		err = r.compete(ctx, store, unique)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		err = nil // it was told to end while it waited
@@ -118,14 +131,56 @@ func (r *runner) status() error {
 	return nil
 }
 
-func (r *runner) compete(ctx context.Context, store database) error {
+// awaitEarlierRun returns when no earlier run of this replica, and none of its guards, is left on
+// this host, so that nothing of its program is. It keeps later runs waiting for this one.
+func (r *runner) awaitEarlierRun(ctx context.Context, store database) error {
+	place := r.opts.store.describe(store)
+	if _, isFile := store.(*tenure.SQLiteStore); isFile {
+		var err error
+		if place, err = filepath.Abs(place); err != nil {
+			return err
+		}
+	}
+	id := sha256.Sum256(fmt.Appendf(nil, "%q", []string{place, r.opts.store.schema, r.opts.store.table, r.opts.key().String(), r.opts.replica}))
+	for waits := false; ; waits = true {
+		name, err := holdName(fmt.Sprintf("tenure-%x", id[:16]))
+		if err == nil {
+			r.name = name
+			return nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+		if !waits {
+			r.log.Warn("another run of this replica is on this host; waiting until it and its program have ended", "replica", r.opts.replica)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// compete returns nil when ctx is done, or when a replica that counted as unique is not.
+func (r *runner) compete(ctx context.Context, store database, unique bool) error {
 	expiry := tenure.StoreClock
 	if r.opts.missed > 0 {
 		expiry = tenure.Observed
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
+	leaseCfg := tenure.LeaseConfig{
 		Key: r.opts.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
-	})
+	}
+	if r.opts.unique {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		leaseCfg.Labels = map[string]string{"host": host}
+		unique = unique && !r.isHeldElsewhere(ctx, store, leaseCfg)
+		leaseCfg.AssumeUniqueHolder = unique
+	}
+	lease, err := tenure.NewLease(store, leaseCfg)
 	if err != nil {
 		return asUsage(err)
 	}
@@ -148,21 +203,55 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	if err != nil {
 		return asUsage(err)
 	}
-	if r.opts.stop != "" {
+	if r.opts.stop != "" && r.coordinator == nil {
 		r.log.Info("stopping the service in case an earlier run left it running")
 		if err := stopService(ctx, r.opts.stop, environ(), r.log); err != nil {
 			return err
 		}
 	}
+	r.coordinator = coordinator
 	r.log.Info("competing", "store", r.opts.store.describe(store), "lease", r.opts.key(), "replica", r.opts.replica)
+	ctx, cancel := context.WithCancel(ctx)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
 	if r.opts.stopEvery > 0 {
-		var stopping sync.WaitGroup
-		ctx, cancel := context.WithCancel(ctx)
-		stopping.Go(func() { r.keepStopped(ctx, coordinator) })
-		defer stopping.Wait()
-		defer cancel()
+		beside.Go(func() {
+			r.repeat(ctx, r.opts.stopEvery, "-stop command failed while another replica holds the lease", func() error { return r.stopStandby(ctx) })
+		})
+	}
+	r.disbelieve = nil
+	if unique {
+		r.disbelieve = cancel
 	}
 	return coordinator.Run(ctx)
+}
+
+// isHeldElsewhere reports whether another host holds the lease under this replica's name, or may.
+func (r *runner) isHeldElsewhere(ctx context.Context, store database, cfg tenure.LeaseConfig) bool {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	lease, err := tenure.NewLease(store, cfg)
+	if err != nil {
+		return false // which compete reports
+	}
+	h, err := lease.Read(ctx)
+	if errors.Is(err, tenure.ErrNotFound) || err == nil && (h.Holder != r.opts.replica || h.Labels["host"] == cfg.Labels["host"]) {
+		return false
+	}
+	r.log.Warn("not continuing at once: the lease is not known to be that of an earlier run on this host", "holder", printable(h.Holder), "host", printable(h.Labels["host"]), "error", err)
+	return true
+}
+
+// notice stops relying on this replica's name if the lease was lost to another process that has it.
+// The two would take the lease from each other forever.
+func (r *runner) notice(cause error) {
+	lost := (*tenure.LostError)(nil)
+	if r.disbelieve != nil && errors.As(cause, &lost) && lost.To != nil && lost.To.Holder == r.opts.replica {
+		r.log.Error("another process has this replica's name, and both may have run the program; -unique-replica needs names that are unique",
+			"replica", r.opts.replica, "host", printable(lost.To.Labels["host"]))
+		r.disbelieve()
+	}
 }
 
 // job runs the program for one term.
@@ -176,13 +265,18 @@ func (r *runner) job(ctx context.Context) error {
 	if err := r.unfence(ctx); err != nil {
 		return err
 	}
-	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.log)
+	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)
 	if err != nil {
 		return err
 	}
 	r.current.Store(g)
+	ctx, cancel := context.WithCancelCause(ctx)
+	wait := r.assert(ctx, cancel)
 	end, err := g.run(ctx, r.howToEnd)
 	r.current.Store(nil)
+	r.notice(context.Cause(ctx))
+	cancel(nil)
+	wait()
 	if err != nil {
 		if r.opts.stop != "" { // the guard can no longer do it, and the lease is held until it is done
 			stopService(context.Background(), r.opts.stop, environ(), r.log)
