@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -381,7 +382,7 @@ func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
 	}
 }
 
-func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
+func TestAReplicaIsUnfencedBeforeItFencesAndItsProgramStarts(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	tell := func(what, who string) string {
@@ -405,7 +406,7 @@ func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
 	awaitRenewal(t, s.open(t))
 	a.signal(t, syscall.SIGKILL)
 	s.awaitStart(t, 1)
-	want := []string{"unfence a", "start a", "stop a", "fence a", "unfence b", "start b"}
+	want := []string{"unfence a", "start a", "stop a", "unfence b", "fence a", "start b"}
 	if got := events(); !slices.Equal(got, want) {
 		t.Errorf("there was %q, want %q", got, want)
 	}
@@ -421,6 +422,74 @@ func TestAReplicaIsUnfencedLastBeforeItsProgramStarts(t *testing.T) {
 		t.Errorf("%s started it", next.holder)
 	}
 	c.awaitLog(t, "-unfence: exit status 1")
+
+	// So does one that has to fence somebody. That is left to the next holder.
+	seen := len(events())
+	b.signal(t, syscall.SIGKILL)
+	eventually(t, soon, "c gives it up again", func() bool { return strings.Count(c.log(), "giving up the lease") >= 2 })
+	if err := os.Remove(unfit + "-c"); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 3)
+	want = []string{"stop b", "unfence c", "fence b", "start c"}
+	if got := events()[seen:]; !slices.Equal(got, want) {
+		t.Errorf("there was %q, want %q", got, want)
+	}
+}
+
+func TestPeersAreFencedAndThisReplicaUnfencedAgainWhileItsProgramRuns(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	// Each command fails while there is a file of its name.
+	tell := func(what, who string) string {
+		return fmt.Sprintf(`cd %s; test ! -e fail-%s || exit 3; echo "%[2]s $%s $TENURE_TOKEN $(date +%%s)000000000" >>log`, s.dir, what, who)
+	}
+	fail := func(what string) string { return filepath.Join(s.dir, "fail-"+what) }
+	count := func(what string) (n int) {
+		for _, e := range s.events(t) {
+			if e.what+" "+e.holder == what {
+				n++
+			}
+		}
+		return n
+	}
+	a := s.start(t, "a", append([]string{
+		"-fence", tell("fence", "TENURE_PREDECESSOR"), "-peers", "a,b,c", "-fence-every", "100ms",
+		"-unfence", tell("unfence", "TENURE_HOLDER"), "-unfence-every", "100ms",
+	}, s.service(t)...)...)
+	s.awaitStart(t, 0)
+	eventually(t, soon, "all are told again and again", func() bool {
+		return count("unfence a") > 2 && count("fence b") > 2 && count("fence c") > 2
+	})
+	if count("fence a") > 0 {
+		t.Error("it has fenced itself")
+	}
+
+	// A failure to fence is logged once, and one to unfence ends the term.
+	if err := os.WriteFile(fail("fence"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.awaitLog(t, "peer b: exit status 3")
+	unfenced := count("unfence a")
+	eventually(t, soon, "it works on", func() bool { return count("unfence a") > unfenced+2 })
+	if n := strings.Count(a.log(), "failed to fence again"); n > 2 || // it may begin in the middle
+		len(s.starts(t)) != 1 || s.has(t, "stop") {
+		t.Errorf("it has failed to fence %d times: %+v", n, s.events(t))
+	}
+	if err := os.WriteFile(fail("unfence"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, soon, "the program is told to end", func() bool { return s.has(t, "stop") })
+	a.awaitLog(t, "failed to unfence this replica; giving up the lease")
+	if err := errors.Join(os.Remove(fail("fence")), os.Remove(fail("unfence"))); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitStart(t, 1)
+	a.signal(t, syscall.SIGTERM)
+	a.awaitExit(t)
+	if ended := len(s.events(t)); !slices.ContainsFunc(s.events(t)[ended-3:], func(e event) bool { return e.what == "stop" }) {
+		t.Errorf("after the end there was %+v", s.events(t)[ended-3:])
+	}
 }
 
 func TestAnUnfenceThatHangsGivesTheLeaseUp(t *testing.T) {
@@ -558,6 +627,48 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	s.awaitStart(t, 3)
 	a.signal(t, syscall.SIGKILL)
 	eventually(t, soon, "the guard stops the service", s.idle)
+}
+
+func TestOnLossKillKillsAServiceAndThenRunsItsStop(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("on this system what has left the group of -start is not found")
+	}
+	s := sqliteSite(t)
+	how := filepath.Join(s.dir, "how")
+	said := func() string { data, _ := os.ReadFile(how); return strings.Join(strings.Fields(string(data)), " ") }
+	start := func(slowly string) *replica {
+		os.Remove(how)
+		flags := s.supervised(t, "a", "-on-loss", "kill", "-stop-timeout", "200ms")
+		flags[3] = fmt.Sprintf(`test "$TENURE_STOP" = kill || { %s; }; echo ${TENURE_STOP:-stop} >>%s; %s`, slowly, how, flags[3])
+		return s.start(t, "a", flags...)
+	}
+	r := start("true")
+	s.awaitStart(t, 0)
+	r.signal(t, syscall.SIGKILL)
+	eventually(t, soon, "-stop is run", func() bool { return s.idle() && said() == "stop kill" })
+	if s.has(t, "stop") {
+		t.Error("it was told to end")
+	}
+
+	// Without a loss, -stop has as long as it takes.
+	r = start("sleep 1")
+	s.awaitStart(t, 1)
+	r.signal(t, syscall.SIGTERM)
+	if status := r.awaitExit(t); status != 0 || said() != "stop stop" || !s.has(t, "stop") {
+		t.Errorf("exit status %d, -stop was run as %q", status, said())
+	}
+
+	// A -stop that hangs is killed when the lease is lost.
+	r = start("test ! -e " + how + " || { touch " + how + "-hangs; sleep 1000; }")
+	s.awaitStart(t, 2)
+	r.signal(t, syscall.SIGTERM)
+	eventually(t, soon, "-stop hangs", func() bool { _, err := os.Stat(how + "-hangs"); return err == nil })
+	r.signal(t, syscall.SIGKILL)
+	eventually(t, soon, "-stop is run again", func() bool { return s.idle() && said() == "stop kill" })
+	if s.has(t, "stop") {
+		t.Error("it was told to end")
+	}
 }
 
 // A -start that goes on after -stop has succeeded would start the service beside that of

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // asTenure is an environment variable that makes the test binary act as tenure, its guard,
@@ -80,7 +81,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-acquire", "-1s", "--", "true"),
 		runOn("-stop-timeout", "25s", "--", "true"),
 		runOn("-check-timeout", "1s", "--", "true"),
-		runOn("-check", "true", "-check-timeout", "10s", "--", "true"),
+		runOn("-check", "true", "-check-timeout", "13s", "--", "true"),
 		runOn("-confirm", "-1", "--", "true"),
 		runOn("-on-loss", "restart", "--", "true"),
 		runOn("-replica", "", "--", "true"),
@@ -89,7 +90,11 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-stop", "true"),
 		runOn("-start", "true", "-stop", "true", "--", "true"),
 		runOn("-start", "true", "-stop", "true", "-once"),
-		runOn("-start", "true", "-stop", "true", "-on-loss", "kill"),
+		runOn("-unique-replica", "--", "true"),
+		runOn("-fence", "true", "-replica", "a", "-fence-every", "1s", "--", "true"),
+		runOn("-fence", "true", "-replica", "a", "-peers", "b", "-fence-every", "-1s", "--", "true"),
+		runOn("-unfence-every", "1s", "--", "true"),
+		runOn("-unfence", "true", "-unfence-every", "-1s", "--", "true"),
 		runOn("-missed", "2", "--", "true"),
 		runOn("-missed", "-2", "-renew", "5s", "--", "true"),
 		runOn("-missed", "2", "-renew", "-5s", "--", "true"),
@@ -228,6 +233,41 @@ func TestALongStopTimeoutShortensTheRenewDeadline(t *testing.T) {
 	}
 	if _, err := newTiming(ttl, renew, 15*time.Second+time.Millisecond, 0); err == nil || !strings.Contains(err.Error(), "at most 15s") {
 		t.Errorf("a stop timeout that does not fit: %v", err)
+	}
+}
+
+func TestACheckMayLastForWhatTheTTLLeaves(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ ttl, renew, stop, most time.Duration }{
+		{30 * time.Second, 10 * time.Second, 0, 12 * time.Second},
+		{30 * time.Second, time.Second, 0, 21 * time.Second},
+		{30 * time.Second, time.Second, time.Second, 23 * time.Second},
+		{30 * time.Second, 10 * time.Second, 8 * time.Second, 10*time.Second - 1}, // as before it could be longer
+		{10 * time.Minute, time.Minute, time.Second, 440 * time.Second},
+	} {
+		got, err := newTiming(test.ttl, test.renew, test.stop, test.most)
+		if err != nil {
+			t.Errorf("%+v: %v", test, err)
+			continue
+		}
+		if sum := got.renewDeadline + got.stop + got.slack + margin(test.ttl); sum > test.ttl || got.stop < min(time.Second, test.ttl/10) {
+			t.Errorf("%+v: the parts of %+v add up to %v", test, got, sum)
+		}
+		if left := got.renewDeadline - test.renew - test.most; left < test.ttl/10 && test.stop != 8*time.Second {
+			t.Errorf("%+v: a check that takes its time leaves %v for the renewal", test, left)
+		}
+		lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl, Margin: margin(test.ttl)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			RenewInterval: test.renew, RenewDeadline: got.renewDeadline, CheckTimeout: test.most, Check: func(context.Context, tenure.Role) error { return nil },
+		}); err != nil {
+			t.Errorf("%+v: %v", test, err)
+		}
+		if _, err := newTiming(test.ttl, test.renew, test.stop, test.most+1); err == nil || !strings.Contains(err.Error(), "a shorter -renew leaves more") {
+			t.Errorf("%+v: a check that is longer: %v", test, err)
+		}
 	}
 }
 

@@ -105,7 +105,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's -fence has done to this host. It runs in each\nterm before anything is fenced and the program starts; if it fails, the lease is given up")
 	durationVar(flags, &o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of -unfence while this replica runs the program; if one fails, the\nterm ends (default: it is run once in a term)")
 	durationVar(flags, &o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a\nlong -check-timeout)")
-	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once, with -start\nto all that -start has left running here, and then runs -stop with TENURE_STOP=kill")
+	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or\n-check failed; kill sends SIGKILL at once. With -start it\ngoes to all that -start has left running below tenure, and then -stop is run with\nTENURE_STOP=kill")
 	flags.BoolVar(&o.once, "once", false, "exit with the program's exit status when it has exited by itself")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what -start started, and returns when it has stopped")
