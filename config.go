@@ -41,8 +41,15 @@ type LeaseConfig struct {
 	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
 	// unit that is named after its host. It is unsafe if a name can be given out twice, for
 	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
+	//
+	// If Labels has [UniqueWithin], there need only be one such process in what the label names,
+	// and only a record with the same label is taken over.
 	AssumeUniqueHolder bool
 }
+
+// UniqueWithin is the label that limits [LeaseConfig].AssumeUniqueHolder to a machine, or whatever
+// else a caller knows to have one process with this Holder, and names it.
+const UniqueWithin = "unique-within"
 
 // withDefaults returns the config with its zero fields filled in, and an error that names
 // everything that is wrong with it.

@@ -428,7 +428,7 @@ func (l *Lease) isOffered(h Holding) bool {
 // name is not enough: the term may be one that this very lease has begun or is beginning in
 // another goroutine, or one that another process has resumed.
 func (l *Lease) reclaims(h Holding) bool {
-	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
 }
 
 // predecessors returns the holders that may still be working if this lease takes a record over:

@@ -331,6 +331,26 @@ func TestAnAcquireUnderWayIsNotDisturbed(t *testing.T) {
 	})
 }
 
+func TestAHolderThatIsUniqueWithinSomethingTakesOnlyWhatItHasLeftThere(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		lease := func(where string) *tenure.Lease {
+			cfg := tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true}
+			if where != "" {
+				cfg.Labels = map[string]string{tenure.UniqueWithin: where}
+			}
+			return kit.NewLease(t, t.store, cfg)
+		}
+		_, err := lease("here").TryAcquire(t.Context())
+		require.NoError(t, err)
+		for _, where := range []string{"there", ""} {
+			_, err = lease(where).AcquireOrSteal(t.Context())
+			require.ErrorIs(t, err, tenure.ErrHeld, where)
+		}
+		_, err = lease("here").AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+	})
+}
+
 // A machine is restored from a snapshot while the original runs on. Each of the two renews
 // the record of the same term, as the other left it.
 func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {

@@ -91,7 +91,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	durationVar(flags, &o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
 	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
-	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once after a restart, once the program of the earlier run has ended. This\nis for hosts that each have a -replica of their own, for certain: two hosts with the\nsame would take the lease from each other, and both would run the program meanwhile")
+	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once if tenure was killed and is started again, as soon as the program of the\nearlier run has ended; a second run of a replica on one host waits for the first. Give\neach host a -replica of its own")
 	durationVar(flags, &o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	durationVar(flags, &o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
 	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over.\nThen no clock decides, only what this replica has itself observed; the TTL is\n-renew times this. Give all replicas the same")

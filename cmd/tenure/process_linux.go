@@ -47,6 +47,17 @@ func holdName(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
+// nameScope identifies where a name that is held is kept from others: this network namespace,
+// until the machine is started again.
+func nameScope() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	namespace, err := os.Readlink("/proc/self/ns/net")
+	return string(bytes.TrimSpace(boot)) + " " + namespace, err
+}
+
 // collectOrphans collects the orphans that this process has adopted, when they have ended. It
 // leaves the commands alone that runGroup collects: they lead a group in this session.
 func collectOrphans() {

@@ -26,8 +26,9 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // becomeSubreaper does nothing here.
 func becomeSubreaper() error { return nil }
 
-// holdName is not called here: validate refuses -unique-replica.
+// holdName and nameScope are not called here: validate refuses -unique-replica.
 func holdName(string) (*os.File, error) { return nil, errors.ErrUnsupported }
+func nameScope() (string, error)        { return "", errors.ErrUnsupported }
 
 // collectOrphans does nothing: orphans go to PID 1 here.
 func collectOrphans() {}

@@ -69,7 +69,6 @@ type runner struct {
 	current     atomic.Pointer[guarded] // nil between terms
 	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
 	coordinator *tenure.Coordinator     // set by compete before it runs
-	disbelieve  context.CancelFunc      // makes compete return, because another process has this replica's name; nil unless it relies on the name
 	service     chan struct{}           // has one element while a term, or a -stop of a standby, is under way
 	unfenced    string                  // the ID of the last term in which -unfence has succeeded; used by fence and then by the job
 	peersFenced string                  // the ID of the last term in which all -peers were fenced; used only by fence, which has one call at a time
@@ -107,8 +106,8 @@ func runProgram(ctx context.Context, opts *options, out *output, args []string) 
 		err = r.awaitEarlierRun(ctx, store)
 		defer r.name.Close()
 	}
-	for unique := opts.unique; err == nil && ctx.Err() == nil; unique = false {
-		err = r.compete(ctx, store, unique)
+	if err == nil {
+		err = r.compete(ctx, store)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		err = nil // it was told to end while it waited
@@ -162,25 +161,23 @@ func (r *runner) awaitEarlierRun(ctx context.Context, store database) error {
 	}
 }
 
-// compete returns nil when ctx is done, or when a replica that counted as unique is not.
-func (r *runner) compete(ctx context.Context, store database, unique bool) error {
+func (r *runner) compete(ctx context.Context, store database) error {
 	expiry := tenure.StoreClock
 	if r.opts.missed > 0 {
 		expiry = tenure.Observed
 	}
-	leaseCfg := tenure.LeaseConfig{
-		Key: r.opts.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
-	}
+	labels := map[string]string(nil)
 	if r.opts.unique {
-		host, err := os.Hostname()
+		where, err := nameScope()
 		if err != nil {
 			return err
 		}
-		leaseCfg.Labels = map[string]string{"host": host}
-		unique = unique && !r.isHeldElsewhere(ctx, store, leaseCfg)
-		leaseCfg.AssumeUniqueHolder = unique
+		labels = map[string]string{tenure.UniqueWithin: where + " " + r.name.Name()} // so that nothing outlives what was waited for
 	}
-	lease, err := tenure.NewLease(store, leaseCfg)
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
+		Key: r.opts.key(), Holder: r.opts.replica, TTL: r.opts.ttl, Margin: margin(r.opts.ttl), Expiry: expiry, Logger: r.log,
+		AssumeUniqueHolder: r.opts.unique, Labels: labels,
+	})
 	if err != nil {
 		return asUsage(err)
 	}
@@ -203,7 +200,7 @@ func (r *runner) compete(ctx context.Context, store database, unique bool) error
 	if err != nil {
 		return asUsage(err)
 	}
-	if r.opts.stop != "" && r.coordinator == nil {
+	if r.opts.stop != "" {
 		r.log.Info("stopping the service in case an earlier run left it running")
 		if err := stopService(ctx, r.opts.stop, environ(), r.log); err != nil {
 			return err
@@ -211,47 +208,16 @@ func (r *runner) compete(ctx context.Context, store database, unique bool) error
 	}
 	r.coordinator = coordinator
 	r.log.Info("competing", "store", r.opts.store.describe(store), "lease", r.opts.key(), "replica", r.opts.replica)
-	ctx, cancel := context.WithCancel(ctx)
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	defer cancel()
 	if r.opts.stopEvery > 0 {
-		beside.Go(func() {
+		var stopping sync.WaitGroup
+		ctx, cancel := context.WithCancel(ctx)
+		stopping.Go(func() {
 			r.repeat(ctx, r.opts.stopEvery, "-stop command failed while another replica holds the lease", func() error { return r.stopStandby(ctx) })
 		})
-	}
-	r.disbelieve = nil
-	if unique {
-		r.disbelieve = cancel
+		defer stopping.Wait()
+		defer cancel()
 	}
 	return coordinator.Run(ctx)
-}
-
-// isHeldElsewhere reports whether another host holds the lease under this replica's name, or may.
-func (r *runner) isHeldElsewhere(ctx context.Context, store database, cfg tenure.LeaseConfig) bool {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	lease, err := tenure.NewLease(store, cfg)
-	if err != nil {
-		return false // which compete reports
-	}
-	h, err := lease.Read(ctx)
-	if errors.Is(err, tenure.ErrNotFound) || err == nil && (h.Holder != r.opts.replica || h.Labels["host"] == cfg.Labels["host"]) {
-		return false
-	}
-	r.log.Warn("not continuing at once: the lease is not known to be that of an earlier run on this host", "holder", printable(h.Holder), "host", printable(h.Labels["host"]), "error", err)
-	return true
-}
-
-// notice stops relying on this replica's name if the lease was lost to another process that has it.
-// The two would take the lease from each other forever.
-func (r *runner) notice(cause error) {
-	lost := (*tenure.LostError)(nil)
-	if r.disbelieve != nil && errors.As(cause, &lost) && lost.To != nil && lost.To.Holder == r.opts.replica {
-		r.log.Error("another process has this replica's name, and both may have run the program; -unique-replica needs names that are unique",
-			"replica", r.opts.replica, "host", printable(lost.To.Labels["host"]))
-		r.disbelieve()
-	}
 }
 
 // job runs the program for one term.
@@ -274,7 +240,6 @@ func (r *runner) job(ctx context.Context) error {
 	wait := r.assert(ctx, cancel)
 	end, err := g.run(ctx, r.howToEnd)
 	r.current.Store(nil)
-	r.notice(context.Cause(ctx))
 	cancel(nil)
 	wait()
 	if err != nil {
