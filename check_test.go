@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -95,6 +96,64 @@ func TestAHolderThatStaysUnfitIsNotRenewedPastItsDeadline(t *testing.T) {
 		synctest.Wait()
 		require.Contains(t, t.jobs.String(), "30s a ends: "+tenure.ErrUnhealthy.Error())
 	})
+}
+
+func TestACheckThatMayLastForLongBeginsEarlyAndDelaysNoRenewal(t *testing.T) {
+	for name, test := range map[string]struct{ timeout, took, earlier time.Duration }{
+		"nearly the deadline":        {19 * time.Second, 18 * time.Second, 10 * time.Second},
+		"longer than is left":        {12 * time.Second, 11 * time.Second, 7 * time.Second},
+		"quick, and could take long": {12 * time.Second, 0, 7 * time.Second},
+		"the default":                {5 * time.Second, 4 * time.Second, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				var mu sync.Mutex
+				var renewed, asked time.Time
+				var requested atomic.Bool
+				a := t.start("a", tenure.CoordinatorConfig{CheckTimeout: test.timeout,
+					Trace: &tenure.Trace{
+						Acquired: func(*tenure.Term, *tenure.Holding) {
+							mu.Lock()
+							defer mu.Unlock()
+							renewed = time.Now()
+						},
+						Renewed: func(*tenure.Term, time.Duration, time.Duration) {
+							mu.Lock()
+							defer mu.Unlock()
+							due := max(10*time.Second, 10*time.Second-test.earlier+test.took)
+							if !requested.Load() {
+								require.InDelta(t, due, time.Since(renewed), float64(100*time.Millisecond), "the renewal")
+							}
+							require.False(t, asked.Before(renewed), "the check is older than the last renewal")
+							renewed = time.Now()
+						},
+					},
+					Check: func(ctx context.Context, role tenure.Role) error {
+						if role == tenure.RoleStandby || requested.Load() {
+							return nil
+						}
+						time.Sleep(time.Millisecond) // until the trace has been told of the last renewal
+						mu.Lock()
+						asked = time.Now()
+						require.InDelta(t, 10*time.Second-test.earlier, asked.Sub(renewed), float64(100*time.Millisecond), "the check")
+						mu.Unlock()
+						time.Sleep(test.took)
+						return nil
+					}})
+				time.Sleep(10 * time.Minute)
+				t.wantHolder(a)
+				require.Equal(t, 1, a.Status().Terms)
+
+				// A request does not wait for the next renewal.
+				b := t.start("b")
+				time.Sleep(time.Second)
+				requested.Store(true)
+				require.NoError(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "c"}).RequestRelease(t.Context()))
+				time.Sleep(test.took + time.Second)
+				t.wantHolder(b)
+			})
+		})
+	}
 }
 
 func TestHintsDoNotHurryACheckThatFails(t *testing.T) {

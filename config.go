@@ -147,8 +147,11 @@ type CoordinatorConfig struct {
 	// Check must return when its context ends, at the latest after CheckTimeout; otherwise it
 	// counts as failed. It should be quick, because a standby calls it between a release that
 	// wakes it and its attempt. It must not panic.
+	//
+	// With a CheckTimeout above the default, Check is called earlier than a renewal is due, by as
+	// much as the CheckTimeout is longer, but not before the last renewal.
 	Check         func(ctx context.Context, role Role) error
-	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2
+	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2; below the RenewDeadline
 	CheckFailures int           // default 1
 
 	// Confirmations is how many renewals must succeed after a takeover before the job
@@ -198,9 +201,9 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		"AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
 	problems.If(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
 	problems.If(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
-	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= renewing,
-		"CheckTimeout %v is not between 0 and RenewDeadline less RenewInterval, %v: there would be no time for the renewal",
-		cfg.CheckTimeout, renewing)
+	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline,
+		"CheckTimeout %v is not between 0 and the RenewDeadline, %v: there would be no time for the renewal",
+		cfg.CheckTimeout, cfg.RenewDeadline)
 	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
 	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return

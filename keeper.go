@@ -164,14 +164,23 @@ func (k *keeper) keep(ctx context.Context) error {
 		if failures > 0 || failedChecks > 0 || k.toConfirm > 0 {
 			ignoreFor = next // the time between renewals counts
 		}
-		if woken, ok = k.await(ctx, ignoreFor, next); !ok {
+		lead := k.checkLead()
+		if failures > 0 || failedChecks > 0 {
+			lead = 0
+		}
+		if woken, ok = k.await(ctx, ignoreFor, next-lead); !ok {
 			return nil
 		}
 		if err := k.term.over(); err != nil {
 			return err
 		}
-		began := time.Now()
 		err := k.check(ctx)
+		if left := k.untilRenewal(); err == nil && lead > 0 && !woken && left > 0 {
+			if woken, ok = k.await(ctx, ignoreFor-(next-lead), left); !ok {
+				return nil
+			}
+		}
+		began := time.Now()
 		if err == nil {
 			failedChecks = 0
 			err = k.renew(ctx)
@@ -203,6 +212,12 @@ func (k *keeper) keep(ctx context.Context) error {
 // untilRenewal returns how long it is until the next renewal is due.
 func (k *keeper) untilRenewal() time.Duration {
 	return k.cfg.RenewInterval - k.term.sinceRenewal()
+}
+
+// checkLead returns how long before a renewal is due its check begins. A check that may last for
+// long would otherwise take the time for the renewal and its repetition.
+func (k *keeper) checkLead() time.Duration {
+	return max(0, k.cfg.CheckTimeout-(k.cfg.RenewDeadline-k.cfg.RenewInterval)/2)
 }
 
 // retryPause returns how long to wait after a failure that followed this number of others.

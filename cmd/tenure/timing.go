@@ -21,8 +21,8 @@ type timing struct {
 }
 
 // newTiming divides a TTL. If stopTimeout is 0, it takes the time that the rest leaves; a
-// longer one shortens the renew deadline. A long check, which comes before each renewal, moves the
-// renew deadline towards the expiry. If check is 0, there is none, or it has the default timeout.
+// longer one shortens the renew deadline. A check that may last for long, which comes before each
+// renewal, moves the renew deadline towards the expiry. If check is 0, there is none, or it has the default timeout.
 func newTiming(ttl, renew, stopTimeout, check time.Duration) (timing, error) {
 	t := timing{
 		renewDeadline: ttl * 2 / 3,
@@ -47,13 +47,11 @@ func newTiming(ttl, renew, stopTimeout, check time.Duration) (timing, error) {
 	// The coordinator wants a thirtieth for the job to return. A program that has no
 	// -stop-timeout of its own keeps at least a tenth.
 	latest := min(trusted-cmp.Or(stopTimeout, ttl/10), ttl-margin(ttl)-ttl/30)
-	if most := max(latest-least, t.renewDeadline-renew-1); check > most {
-		return t, usageError("-check-timeout %v does not fit: with -ttl %v, -renew %v and %v for the program to end, it is at most %v; a shorter -renew leaves more",
-			check, ttl, renew, cmp.Or(stopTimeout, ttl/10), most.Truncate(time.Millisecond))
+	if most := max(latest-ttl/10, t.renewDeadline-renew-1); check > most {
+		return t, usageError("-check-timeout %v does not fit: with -ttl %v and -stop-timeout %v it is at most %v",
+			check, ttl, cmp.Or(stopTimeout, ttl/10), most.Truncate(time.Millisecond))
 	}
-	if check > 0 {
-		t.renewDeadline = max(t.renewDeadline, min(least+check, latest))
-	}
+	t.renewDeadline = max(t.renewDeadline, min(check+ttl/10, latest))
 	if stopTimeout == 0 {
 		t.stop = trusted - t.renewDeadline
 	}
