@@ -19,6 +19,7 @@ import (
 type cluster struct {
 	servers []*child
 	links   map[[2]int]*rig.Proxy
+	stream  string
 }
 
 func startCluster(t testing.TB) *cluster { t.Helper(); return startClusterOf(t, "") }
@@ -27,7 +28,7 @@ func startCluster(t testing.TB) *cluster { t.Helper(); return startClusterOf(t, 
 // 2.10 does not settle on one route to a server through two proxies.
 func startClusterOf(t testing.TB, binary string) *cluster {
 	t.Helper()
-	c := &cluster{links: make(map[[2]int]*rig.Proxy)}
+	c := &cluster{links: make(map[[2]int]*rig.Proxy), stream: "TENURE"}
 	for range 3 {
 		c.servers = append(c.servers, &child{binary: binary, dir: quickDir(t), peers: []string{freePort(t)}})
 	}
@@ -96,7 +97,7 @@ func (c *cluster) leads(t testing.TB) *child {
 	t.Helper()
 	for _, s := range c.servers {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		stream, err := connect(t, s.url).Stream(ctx, "TENURE")
+		stream, err := connect(t, s.url).Stream(ctx, c.stream)
 		cancel()
 		if err != nil {
 			continue
@@ -127,7 +128,7 @@ func (c *cluster) awaitWhole(t testing.TB) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		stream, err := connect(t, leads.url).Stream(ctx, "TENURE")
+		stream, err := connect(t, leads.url).Stream(ctx, c.stream)
 		if err != nil {
 			return false
 		}

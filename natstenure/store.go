@@ -146,7 +146,7 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
 	defer s.opError(ctx, &err, "migrate", "stream "+s.cfg.Stream)
-	err = s.oldServer()
+	err = s.oldServer(s.cfg.Replicas)
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
 		err = explained(err)
@@ -194,12 +194,16 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 	}
 }
 
-// oldServer refuses a server on which atomic batches can't be relied upon; for a bucket, one on
-// which two writers could both succeed at a revision, and a stream had to begin at 1.
-func (s *Store) oldServer() error {
-	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; a store with Config.Bucket needs only 2.10"
+// oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs a server
+// that lets only one of two writers succeed at a revision, also after another replica has begun
+// to lead.
+func (s *Store) oldServer(replicas int) error {
+	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.10 is enough, and 2.11 if it is replicated"
 	if s.cfg.Bucket != "" {
 		oldest, remedy = [2]int{2, 10}, ""
+		if replicas > 1 {
+			oldest, remedy = [2]int{2, 11}, " for a bucket with replicas"
+		}
 	}
 	version := s.nc.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
@@ -226,7 +230,8 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	if err != nil {
 		return nil, explained(err)
 	}
-	if err := errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config)); err != nil {
+	is := stream.CachedInfo().Config
+	if err := errors.Join(s.oldServer(is.Replicas), s.misfit(is)); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
