@@ -167,9 +167,13 @@ func (c *child) start(t testing.TB) {
 // startOld is start for a server of an older version.
 func (c *child) startOld(t testing.TB) {
 	t.Helper()
-	args := []string{"-a", "127.0.0.1", "-p", c.port, "-js", "-sd", c.dir, "-n", "test"}
+	config, name := filepath.Join(c.dir, "config"), "test"
+	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\n"), 0o600))
 	if len(c.peers) > 0 {
-		args[len(args)-1] = "test-" + c.peers[0]
+		name = "test-" + c.peers[0]
+	}
+	args := []string{"-c", config, "-a", "127.0.0.1", "-p", c.port, "-js", "-sd", c.dir, "-n", name}
+	if len(c.peers) > 0 {
 		args = append(args, "-cluster_name", "test", "-cluster", "nats://127.0.0.1:"+c.peers[0],
 			"-cluster_advertise", "127.0.0.1:1", "-routes", "nats://127.0.0.1:"+strings.Join(c.peers[1:], ",nats://127.0.0.1:"))
 	}
