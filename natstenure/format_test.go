@@ -52,11 +52,7 @@ func compareMessages(t *testing.T, js jetstream.JetStream, name, file string) {
 	slices.SortFunc(messages, func(a, b *jetstream.RawStreamMsg) int { return int(a.Sequence) - int(b.Sequence) })
 	var got strings.Builder
 	for _, m := range messages {
-		fmt.Fprintf(&got, "%s\n", m.Subject)
-		if operation := m.Header.Get("KV-Operation"); operation != "" {
-			fmt.Fprintf(&got, "KV-Operation: %s\n", operation)
-		}
-		fmt.Fprintf(&got, "%s\n\n", strings.TrimSpace(string(m.Data)))
+		fmt.Fprintf(&got, "%s\n%s\n\n", m.Subject, strings.TrimSpace(string(m.Data)))
 	}
 	masked := regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`).ReplaceAllString(got.String(), "TERM")
 	masked = regexp.MustCompile(`\b\d{13,}\b`).ReplaceAllString(masked, "NUMBER")

@@ -240,8 +240,8 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// smallest is the least size of messages, in bytes, that a stream has to allow: every store takes
-// payloads of 64 KiB.
+// smallest is the least maximum size of values that a bucket may have: each store takes payloads
+// of 64 KiB.
 const smallest = 80 << 10
 
 // misfit names the settings with which the stream could lose data or return outdated data.
@@ -256,7 +256,7 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 		{is.PersistMode == jetstream.DefaultPersistMode, "the default persist mode"},
 		{is.Retention == jetstream.LimitsPolicy, "retention by limits"},
 		{is.MaxAge == 0, "no maximum age, which is a bucket's TTL"},
-		{is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum message size, a bucket's maximum value size, below %d", smallest)},
+		{s.cfg.Bucket == "" || is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum value size below %d bytes", smallest)},
 		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
 		{!is.DiscardNewPerSubject, "old messages of a subject replaced by new ones"},
 		{is.AllowAtomicPublish || s.cfg.Bucket != "", "atomic batch publishing allowed"},

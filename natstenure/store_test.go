@@ -103,7 +103,6 @@ func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 		"discard new":  func(c *jetstream.StreamConfig) { c.Discard, c.MaxMsgs = jetstream.DiscardOld, 1000 },
 		"atomic batch": func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false },
 		"replaced by":  func(c *jetstream.StreamConfig) { c.DiscardNewPerSubject = true },
-		"message size": func(c *jetstream.StreamConfig) { c.MaxMsgSize = 8 << 10 },
 		"direct gets":  func(c *jetstream.StreamConfig) { c.AllowDirect = true },
 		"mirror":       func(c *jetstream.StreamConfig) { c.Sources = []*jetstream.StreamSource{{Name: "other"}} },
 	} {

@@ -25,7 +25,8 @@ import (
 //
 // The keys of a key-value bucket, each with the last write as its value:
 //
-//	o.TYPE.ID     the object; a deletion is a marker of the bucket's
+//	o.TYPE.ID     the object; or that it was deleted, which is a value like any other: a marker
+//	              of the bucket's could be purged just when a new object has taken its place
 //	n.TYPE.NAME   which object has the name, or is about to get it
 //
 // A bucket has no batches of writes, so there are no fenced writes. A name is claimed by a write

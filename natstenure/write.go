@@ -28,7 +28,6 @@ type message struct {
 	data     []byte
 	expectOf string
 	expect   uint64
-	deletes  bool // an object
 }
 
 // errOvertaken says that an expectation did not hold. Nothing was written.
@@ -52,11 +51,11 @@ const (
 	headerBatch       = "Nats-Batch-Id"
 	headerBatchNumber = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
-	headerOperation   = "KV-Operation"
 )
 
 // publish stores all messages, or none, and returns the sequence of the last one. It sends
-// them as one write of that ID.
+// them as one write of that ID. In a bucket it stores one after the other, and stops at the first
+// that is refused; the object's is the last one.
 //
 // A former leader of the stream that was cut off and is back may still answer requests that the new
 // leader answers, too. It may refuse a message that the new leader has stored. Its answer then has
@@ -67,16 +66,16 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 	if err != nil {
 		return 0, err
 	}
-	most, limit := s.nc.MaxPayload()-roomForHeaders, "max_payload"
-	if size := int64(stream.CachedInfo().Config.MaxMsgSize) - roomForHeaders; size > 0 && size < most {
-		most, limit = size, "max_msg_size, for the stream"
+	most, limit := s.nc.MaxPayload()-roomForHeaders, "its max_payload"
+	if size := int64(stream.CachedInfo().Config.MaxMsgSize) - roomForHeaders; s.cfg.Bucket != "" && size > 0 && size < most {
+		most, limit = size, "the bucket's maximum value size"
 	}
 	for _, m := range messages {
 		if most > 0 && int64(len(m.data)) > most {
-			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise its %s", tenure.ErrInvalid, len(m.data), most, limit)
+			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise %s", tenure.ErrInvalid, len(m.data), most, limit)
 		}
 	}
-	if s.cfg.Bucket != "" { // the object's is the last one
+	if s.cfg.Bucket != "" {
 		for len(messages) > 1 {
 			if _, err := s.publish(ctx, id+"."+strconv.Itoa(len(messages)), messages[0]); err != nil {
 				return 0, err
@@ -134,9 +133,6 @@ func (s *Store) try(ctx context.Context, id string, messages []message) (uint64,
 		last.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(m.expect, 10))
 		if m.expectOf != m.subject {
 			last.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, m.expectOf)
-		}
-		if m.deletes && s.cfg.Bucket != "" {
-			last.Header.Set(headerOperation, "DEL")
 		}
 		if len(messages) == 1 {
 			last.Header.Set(jetstream.MsgIDHeader, id)
@@ -284,7 +280,7 @@ func (s *Store) messages(ctx context.Context, key tenure.Key, before state, m me
 		all = append(all, claim...)
 	}
 	subject := s.subject(key)
-	is := message{subject: subject + s.begun, data: m.encode(payload), expect: before.sequence, expectOf: subject + s.either, deletes: m.Deleted}
+	is := message{subject: subject + s.begun, data: m.encode(payload), expect: before.sequence, expectOf: subject + s.either}
 	if before.version() != 0 && !m.Deleted && before.payload == sha256.Sum256(payload) {
 		is.subject = subject + s.renewed
 	}
@@ -309,7 +305,7 @@ func (s *Store) wrote(key tenure.Key, sequence uint64, m meta, payload []byte) t
 // In a bucket, the claim is written before its object is, and says which version of that object
 // the write will replace. Such a claim is void once the object is at another version without the
 // name. Until then, others first let the write come; if it does not, they make the claim void by
-// another marker for an object that is deleted, and leave the name to one that exists.
+// writing again that the object is deleted, and leave the name to one that exists.
 func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name string, impatient bool) ([]message, error) {
 	subject := s.prefix + ofNames + pair(key.Type, name)
 	msg, err := s.last(ctx, subject)
@@ -342,7 +338,7 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 			all = append(all, message{
 				subject: s.subject(owner) + s.begun,
 				data:    meta{Type: owner.Type, ID: owner.ID, Name: st.Name, Deleted: true}.encode(nil),
-				expect:  st.sequence, expectOf: s.subject(owner) + s.either, deletes: true,
+				expect:  st.sequence, expectOf: s.subject(owner) + s.either,
 			})
 		}
 	}
