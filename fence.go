@@ -97,7 +97,8 @@ type Fencer interface {
 //
 // For a term of a single replica, which has no lease to lose, Fence returns the store unchanged.
 // The error is [errors.ErrUnsupported] if the store is not a [Fencer], if it is already fenced,
-// or if it is given a claim and knows only terms, as that of natstenure does.
+// if it is given a claim and knows only terms, as that of natstenure does, or if it can't make a
+// write depend on another object, as that of natstenure in a key-value bucket.
 func Fence(store Store, guard Guard) (Store, error) {
 	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)

@@ -19,17 +19,26 @@ import (
 type cluster struct {
 	servers []*child
 	links   map[[2]int]*rig.Proxy
+	stream  string
 }
 
-func startCluster(t testing.TB) *cluster {
+func startCluster(t testing.TB) *cluster { t.Helper(); return startClusterOf(t, "") }
+
+// startClusterOf is startCluster for servers of an older version. They reach each other directly:
+// 2.10 does not settle on one route to a server through two proxies.
+func startClusterOf(t testing.TB, binary string) *cluster {
 	t.Helper()
-	c := &cluster{links: make(map[[2]int]*rig.Proxy)}
+	c := &cluster{links: make(map[[2]int]*rig.Proxy), stream: "TENURE"}
 	for range 3 {
-		c.servers = append(c.servers, &child{dir: quickDir(t), peers: []string{freePort(t)}})
+		c.servers = append(c.servers, &child{binary: binary, dir: quickDir(t), peers: []string{freePort(t)}})
 	}
 	for i, s := range c.servers {
 		for j, other := range c.servers {
-			if i != j {
+			switch {
+			case i == j:
+			case binary != "":
+				s.peers = append(s.peers, other.peers[0])
+			default:
 				link, err := rig.NewProxy("127.0.0.1:"+other.peers[0], nil)
 				require.NoError(t, err)
 				t.Cleanup(link.Close)
@@ -88,7 +97,7 @@ func (c *cluster) leads(t testing.TB) *child {
 	t.Helper()
 	for _, s := range c.servers {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		stream, err := connect(t, s.url).Stream(ctx, "TENURE")
+		stream, err := connect(t, s.url).Stream(ctx, c.stream)
 		cancel()
 		if err != nil {
 			continue
@@ -119,7 +128,7 @@ func (c *cluster) awaitWhole(t testing.TB) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		stream, err := connect(t, leads.url).Stream(ctx, "TENURE")
+		stream, err := connect(t, leads.url).Stream(ctx, c.stream)
 		if err != nil {
 			return false
 		}

@@ -36,6 +36,23 @@ func TestAReplicatedStore(t *testing.T) {
 		js := connect(t, cluster.servers[0].url)
 		storetest.Run(t, func(t *testing.T) tenure.Store { return openOn(t, js, next()) })
 	})
+	t.Run("keeps the contract in a bucket", func(t *testing.T) {
+		js := connect(t, cluster.servers[0].url)
+		storetest.Run(t, func(t *testing.T) tenure.Store {
+			streams++
+			return openOn(t, js, natstenure.Config{Bucket: fmt.Sprint("b", streams), Replicas: 3})
+		})
+	})
+	t.Run("gives a name of a bucket once", func(t *testing.T) {
+		kit.RunNamesAreGivenOnce(t, func() *natstenure.Store {
+			return openOn(t, connect(t, cluster.servers[0].url), natstenure.Config{Bucket: "names", Replicas: 3})
+		})
+	})
+	t.Run("loses no update of an object in a bucket", func(t *testing.T) {
+		kit.RunConcurrentUpdates(t, func(i int) *natstenure.Store {
+			return openOn(t, connect(t, cluster.servers[i%3].url), natstenure.Config{Bucket: "updates", Replicas: 3})
+		})
+	})
 	// Of two writes of one object that are under way to its replicas at once, the server refuses
 	// one before it knows whether the other will succeed.
 	t.Run("loses no update of an object", func(t *testing.T) {
@@ -43,6 +60,9 @@ func TestAReplicatedStore(t *testing.T) {
 		kit.RunConcurrentUpdates(t, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
 	})
 	t.Run("believes no refusal of a server that leads no longer", func(t *testing.T) { deposed(t, cluster, next()) })
+	t.Run("believes no such refusal in a bucket", func(t *testing.T) {
+		deposed(t, cluster, natstenure.Config{Bucket: "deposed", Replicas: 3})
+	})
 	t.Run("accepts no stale write of 300 forced races", func(t *testing.T) {
 		cfg := next()
 		kit.RunForcedRaces(t, 3, 100, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
@@ -57,8 +77,13 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
-	fenced, err := store.Fence(term)
-	require.NoError(t, err)
+	stream, subjects, fenced := cfg.Stream, cfg.Stream+".o.widget.>", tenure.Store(store)
+	if cfg.Bucket != "" {
+		stream, subjects = "KV_"+cfg.Bucket, "$KV."+cfg.Bucket+".o.widget.>"
+	} else {
+		fenced, err = store.Fence(term)
+		require.NoError(t, err)
+	}
 	key := tenure.Key{Type: "widget", ID: "a"}
 	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
 	require.NoError(t, err)
@@ -68,10 +93,10 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	const stale, inFlight = `"code":400,"err_code":10071,"description":"wrong last sequence: 1"`, `"code":409,"err_code":10158,"description":"duplicate message id is in process"`
 	var answers, given atomic.Int32
 	var says atomic.Value
-	_, err = nc.Subscribe(cfg.Stream+".o.widget.>", func(msg *nats.Msg) {
+	_, err = nc.Subscribe(subjects, func(msg *nats.Msg) {
 		if msg.Reply != "" && answers.Add(-1) >= 0 {
 			given.Add(1)
-			_ = msg.Respond(fmt.Appendf(nil, `{"error":{%s},"stream":%q,"seq":0}`, says.Load(), cfg.Stream))
+			_ = msg.Respond(fmt.Appendf(nil, `{"error":{%s},"stream":%q,"seq":0}`, says.Load(), stream))
 		}
 	})
 	require.NoError(t, err)

@@ -1,4 +1,5 @@
-// Package natstenure keeps leases, and other objects, in a stream of NATS JetStream.
+// Package natstenure keeps leases, and other objects, in a stream of NATS JetStream, or in a
+// key-value bucket: see [Config].
 //
 //	store, err := natstenure.Open(ctx, "nats://host-a,host-b,host-c", natstenure.Config{Replicas: 3, SyncAlways: true})
 //	err = store.Migrate(ctx)

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -116,12 +117,13 @@ func tempDirIn(t testing.TB, where string) string {
 
 // child is a server in a process of its own, which can be killed.
 type child struct {
-	peers []string // of a cluster: its port for the others, and where it reaches them
-	port  string   // for clients
-	url   string
-	dir   string
-	cmd   *exec.Cmd
-	stdin io.Closer
+	binary string   // of an older version
+	peers  []string // of a cluster: its port for the others, and where it reaches them
+	port   string   // for clients
+	url    string
+	dir    string
+	cmd    *exec.Cmd
+	stdin  io.Closer
 }
 
 func startChild(t testing.TB) *child {
@@ -145,6 +147,10 @@ func (c *child) start(t testing.TB) {
 	if c.port == "" {
 		c.port = freePort(t)
 	}
+	if c.binary != "" {
+		c.startOld(t)
+		return
+	}
 	c.cmd = exec.Command(os.Args[0])
 	c.cmd.Stderr = os.Stderr
 	c.cmd.Env = append(os.Environ(), serverDir+"="+c.dir, serverDir+"_PORT="+c.port, serverDir+"_PEERS="+strings.Join(c.peers, " "))
@@ -156,6 +162,51 @@ func (c *child) start(t testing.TB) {
 	require.NoError(t, c.cmd.Start())
 	_, err = fmt.Fscanln(stdout, &c.url)
 	require.NoError(t, err)
+}
+
+// startOld is start for a server of an older version.
+func (c *child) startOld(t testing.TB) {
+	t.Helper()
+	config, name := filepath.Join(c.dir, "config"), "test"
+	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\n"), 0o600))
+	if len(c.peers) > 0 {
+		name = "test-" + c.peers[0]
+	}
+	args := []string{"-c", config, "-a", "127.0.0.1", "-p", c.port, "-js", "-sd", c.dir, "-n", name}
+	if len(c.peers) > 0 {
+		args = append(args, "-cluster_name", "test", "-cluster", "nats://127.0.0.1:"+c.peers[0],
+			"-cluster_advertise", "127.0.0.1:1", "-routes", "nats://127.0.0.1:"+strings.Join(c.peers[1:], ",nats://127.0.0.1:"))
+	}
+	c.cmd = exec.Command(c.binary, args...)
+	require.NoError(t, c.cmd.Start())
+	c.url = "nats://127.0.0.1:" + c.port
+	kit.Await(t, "the server is ready", func() bool {
+		nc, err := nats.Connect(c.url, nats.Timeout(time.Second))
+		if err != nil {
+			return false
+		}
+		defer nc.Close()
+		return nc.IsConnected()
+	})
+}
+
+// oldBinary builds a server of an older version. The test is skipped if that fails, or fails if
+// TENURE_REQUIRE_OLD_NATS is 1.
+func oldBinary(t testing.TB, version string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("builds a server")
+	}
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "install", "github.com/nats-io/nats-server/v2@"+version)
+	build.Dir, build.Env = bin, append(os.Environ(), "GOBIN="+bin, "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		if os.Getenv("TENURE_REQUIRE_OLD_NATS") == "1" {
+			t.Fatalf("build nats-server %s: %v\n%s", version, err, out)
+		}
+		t.Skipf("nats-server %s can't be built: %v", version, err)
+	}
+	return filepath.Join(bin, "nats-server")
 }
 
 func (c *child) kill() {

@@ -12,6 +12,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure/natstenure"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -48,63 +49,83 @@ func judgeAll(t *testing.T, log *kit.History, mayBeOutdated bool) {
 	}
 }
 
+// faults are what happens to a server, and how it ends.
+var faults = map[string]struct {
+	mayBeOutdated bool
+	cut, heal     func(*testing.T, *cluster, *child)
+}{
+	"killed": {
+		false,
+		func(_ *testing.T, _ *cluster, s *child) { s.kill() },
+		func(t *testing.T, _ *cluster, s *child) { s.start(t) },
+	},
+	"paused": {
+		true,
+		func(t *testing.T, _ *cluster, s *child) { pause(t, s) },
+		func(t *testing.T, _ *cluster, s *child) { resume(t, s) },
+	},
+	"partitioned": {
+		true,
+		func(_ *testing.T, c *cluster, s *child) { c.isolate(s) },
+		func(_ *testing.T, c *cluster, _ *child) { c.heal() },
+	},
+}
+
 // Calls through each server, on some leases and the objects that they guard, while the server
 // that leads the stream is killed, paused or cut off from the others. One that was deposed and
 // does not know it yet answers to reads.
 func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
-	for what, fault := range map[string]struct {
-		mayBeOutdated bool
-		cut, heal     func(*testing.T, *cluster, *child)
-	}{
-		"killed": {
-			false,
-			func(_ *testing.T, _ *cluster, s *child) { s.kill() },
-			func(t *testing.T, _ *cluster, s *child) { s.start(t) },
-		},
-		"paused": {
-			true,
-			func(t *testing.T, _ *cluster, s *child) { pause(t, s) },
-			func(t *testing.T, _ *cluster, s *child) { resume(t, s) },
-		},
-		"partitioned": {
-			true,
-			func(_ *testing.T, c *cluster, s *child) { c.isolate(s) },
-			func(_ *testing.T, c *cluster, _ *child) { c.heal() },
-		},
-	} {
+	for what := range faults {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c := startCluster(t)
-			const callers, enough = 6, 60
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			log := kit.NewHistory()
-			var all sync.WaitGroup
-			for caller := range callers {
-				urls := c.urls()
-				if caller%2 == 0 { // the others have one server each, so that they stay with one that is cut off
-					urls = c.servers[caller/2].url
-				}
-				store := openReplicated(t, urls)
-				all.Go(func() { log.Use(ctx, caller, store) })
-			}
-			more := func() {
-				before := log.Changes()
-				kit.Await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
-			}
-			more()
-			for range *faultRounds {
-				leads := c.leader(t)
-				fault.cut(t, c, leads)
-				more()
-				fault.heal(t, c, leads)
-				more()
-			}
-			cancel()
-			all.Wait()
-			judgeAll(t, log, fault.mayBeOutdated)
+			histories(t, startCluster(t), natstenure.Config{Replicas: 3}, what)
+		})
+		t.Run(what+", in a bucket", func(t *testing.T) {
+			t.Parallel()
+			histories(t, startCluster(t), natstenure.Config{Bucket: "b", Replicas: 3}, what)
 		})
 	}
+	for _, what := range []string{"killed", "paused"} {
+		t.Run(what+", in a bucket on 2.11", func(t *testing.T) {
+			t.Parallel()
+			histories(t, startClusterOf(t, oldBinary(t, "v2.11.17")), natstenure.Config{Bucket: "b", Replicas: 3}, what)
+		})
+	}
+}
+
+func histories(t *testing.T, c *cluster, cfg natstenure.Config, what string) {
+	if cfg.Bucket != "" {
+		c.stream = "KV_" + cfg.Bucket
+	}
+	fault := faults[what]
+	const callers, enough = 6, 60
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	log := kit.NewHistory()
+	var all sync.WaitGroup
+	for caller := range callers {
+		urls := c.urls()
+		if caller%2 == 0 { // the others have one server each, so that they stay with one that is cut off
+			urls = c.servers[caller/2].url
+		}
+		store := openOn(t, connect(t, urls), cfg)
+		all.Go(func() { log.Use(ctx, caller, store) })
+	}
+	more := func() {
+		before := log.Changes()
+		kit.Await(t, "writes are done", func() bool { return log.Changes() >= before+enough })
+	}
+	more()
+	for range *faultRounds {
+		leads := c.leader(t)
+		fault.cut(t, c, leads)
+		more()
+		fault.heal(t, c, leads)
+		more()
+	}
+	cancel()
+	all.Wait()
+	judgeAll(t, log, fault.mayBeOutdated)
 }
 
 func TestAHistoryThatIsNotLinearizableIsNoticed(t *testing.T) {

@@ -25,11 +25,11 @@ import (
 // nats://host:port,host:port or, with TLS required, tls://…, with user:password@ or token@
 // before the hosts, and with these parameters after /? as in ?stream=NAME&sync=always:
 //
-//	stream, replicas  as in Config
-//	sync=always       Config.SyncAlways
-//	creds, nkey       a file of credentials, or of an nkey's seed
-//	ca, cert, key     PEM files, which require TLS, see [storekit.URL.TLS]
-//	tls=required      TLS, as with tls://
+//	stream, bucket, replicas  as in Config
+//	sync=always               Config.SyncAlways
+//	creds, nkey               a file of credentials, or of an nkey's seed
+//	ca, cert, key             PEM files, which require TLS, see [storekit.URL.TLS]
+//	tls=required              TLS, as with tls://
 //
 // The URL takes precedence over the Config, and the options over the URL. Unless the options say
 // otherwise, the client reconnects for as long as it takes. Open returns [tenure.ErrInvalid]
@@ -44,7 +44,7 @@ func Open(ctx context.Context, url string, cfg Config, options ...nats.Option) (
 }
 
 func open(ctx context.Context, text string, cfg Config, options []nats.Option) (*Store, error) {
-	u, err := storekit.ParseURL(text, []string{"nats", "tls"}, []string{"stream", "replicas", "sync", "creds", "nkey", "tls", "ca", "cert", "key"})
+	u, err := storekit.ParseURL(text, []string{"nats", "tls"}, []string{"stream", "bucket", "replicas", "sync", "creds", "nkey", "tls", "ca", "cert", "key"})
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,11 @@ func open(ctx context.Context, text string, cfg Config, options []nats.Option) (
 		nc.Close()
 		return nil, err
 	}
-	store := newStore(js, cfg)
+	store, err := newStore(js, cfg)
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
 	store.reports = reports
 	return store, nil
 }
@@ -112,7 +116,9 @@ func (cfg *Config) take(u storekit.URL) (access []nats.Option, err error) {
 	if u.Path != "" {
 		return nil, invalid("the URL has a path after the host: the stream is a parameter, as in ?stream=NAME")
 	}
-	cfg.Stream = cmp.Or(is["stream"], cfg.Stream)
+	if is["stream"] != "" || is["bucket"] != "" {
+		cfg.Stream, cfg.Bucket = is["stream"], is["bucket"]
+	}
 	if text := is["replicas"]; text != "" {
 		if cfg.Replicas, err = strconv.Atoi(text); err != nil || cfg.Replicas < 1 {
 			return nil, invalid("replicas=%s of the URL is not a number from 1 to 5", text)
@@ -202,7 +208,7 @@ func (r *reports) note(err error) {
 
 // explain adds the last report to an error that is not an answer.
 func (r *reports) explain(err error) error {
-	if r == nil || err == nil || storekit.Answered(err) || errors.As(err, new(*jetstream.APIError)) {
+	if r == nil || err == nil || storekit.Answered(err) || errors.As(err, new(*jetstream.APIError)) || errors.As(err, new(*nats.APIError)) {
 		return err
 	}
 	r.mu.Lock()
@@ -220,5 +226,8 @@ func (s *Store) String() string {
 		_, hosts[i], _ = strings.Cut(server, "://")
 	}
 	slices.Sort(hosts)
+	if s.cfg.Bucket != "" {
+		return "bucket " + s.cfg.Bucket + " on " + strings.Join(hosts, ",")
+	}
 	return "stream " + s.cfg.Stream + " on " + strings.Join(hosts, ",")
 }

@@ -27,7 +27,9 @@ func TestAURLThatCannotBeIsRefusedBeforeAnyConnectionAndNotQuoted(t *testing.T) 
 		"etcd://app:s3cret@h":               "nats:// or tls://",
 		"nats://app:s3/cret@h":              "%XX",
 		"nats://app:s3cret@h/path":          "?stream=NAME",
-		"nats://h/?bucket=s3cret":           `a parameter "bucket"; nats: URLs have stream,`,
+		"nats://h/?table=s3cret":            `a parameter "table"; nats: URLs have stream, bucket,`,
+		"nats://h/?bucket=a&stream=b":       "both set",
+		"nats://h/?bucket=a.b":              "letters, digits",
 		"nats://h/?stream=a.b":              "not one token",
 		"nats://h/?replicas=0":              "from 1 to 5",
 		"nats://h/?replicas=6":              "between 1 and 5",
@@ -114,16 +116,17 @@ func TestParametersOfAURLAreTheConfig(t *testing.T) {
 	logged := make(lines, 16)
 	for _, test := range []struct {
 		parameters string
-		stream     string
+		is         string
 		warns      bool
 	}{
-		{"?stream=A&replicas=1&sync=always", "A", false},
-		{"?replicas=1", "TENURE", true},
+		{"?stream=A&replicas=1&sync=always", "stream A", false},
+		{"?bucket=B&sync=always", "bucket B", false},
+		{"?replicas=1", "stream TENURE", true},
 	} {
 		store, err := natstenure.Open(t.Context(), "nats://"+address+"/"+test.parameters, natstenure.Config{Logger: slog.New(slog.NewTextHandler(logged, nil))})
 		require.NoError(t, err)
 		require.NoError(t, store.Migrate(t.Context()))
-		require.Equal(t, "stream "+test.stream+" on "+address, store.String())
+		require.Equal(t, test.is+" on "+address, store.String())
 		require.NoError(t, store.Close())
 		require.Len(t, logged, map[bool]int{true: 1}[test.warns])
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,13 @@ type Config struct {
 	// Stream is the name of the stream, which belongs to the store alone, and the first token
 	// of all its subjects. Default "TENURE".
 	Stream string
+
+	// Bucket is the name of a key-value bucket that keeps the objects in place of a stream of
+	// the store's own layout, so that programs which know buckets show them: a lease is the
+	// entry o.TYPE.ID. Servers of version 2.10 are new enough. In exchange, writes can't be
+	// fenced. Migrate creates the bucket if it is missing; other keys in it do no harm. Not
+	// together with Stream.
+	Bucket string
 
 	// Replicas is how many servers of a cluster keep the stream, if Migrate creates it.
 	// Default 1.
@@ -43,15 +51,18 @@ type Config struct {
 // safe for concurrent use.
 type Store struct {
 	*shared
-	term *tenure.Term // whose fence the writes have to pass; nil: none
+	term     *tenure.Term // whose fence the writes have to pass; nil: none
+	outdated bool         // what is read may be outdated, and nothing is written
 }
 
 // shared is what a store and the fenced stores made from it have in common.
 type shared struct {
 	js      jetstream.JetStream
 	nc      *nats.Conn
-	reports *reports // of a connection that Open has made; nil: the caller's
+	leader  nats.JetStreamContext // whose reads ask the leader, also where direct gets are allowed
+	reports *reports              // of a connection that Open has made; nil: the caller's
 	cfg     Config
+	layout
 
 	mu      sync.Mutex
 	stream  jetstream.Stream     // once its config has been checked
@@ -72,15 +83,28 @@ func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("natstenure: new store: %w", err)
 	}
-	return newStore(js, cfg), nil
+	store, err := newStore(js, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("natstenure: new store: %w", err)
+	}
+	return store, nil
 }
 
 // withDefaults returns the config with its defaults, or an error that names each invalid field.
 func (cfg Config) withDefaults() (Config, error) {
+	var errs []error
+	if cfg.Bucket != "" {
+		if cfg.Stream != "" {
+			errs = append(errs, fmt.Errorf("%w: Stream and Bucket are both set; a bucket's stream has its name from the bucket", tenure.ErrInvalid))
+		}
+		if !isBucket.MatchString(cfg.Bucket) {
+			errs = append(errs, fmt.Errorf("%w: Bucket %q has other characters than letters, digits, - and _", tenure.ErrInvalid, cfg.Bucket))
+		}
+		cfg.Stream = "KV_" + cfg.Bucket
+	}
 	cfg.Stream = cmp.Or(cfg.Stream, "TENURE")
 	cfg.Replicas = cmp.Or(cfg.Replicas, 1)
 	cfg.Logger = storekit.Logger(cfg.Logger)
-	var errs []error
 	if strings.ContainsFunc(cfg.Stream, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\$`, r) }) {
 		errs = append(errs, fmt.Errorf("%w: Stream %q is not one token of a subject", tenure.ErrInvalid, cfg.Stream))
 	}
@@ -90,13 +114,26 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-func newStore(js jetstream.JetStream, cfg Config) *Store {
-	s := &shared{js: js, nc: js.Conn(), cfg: cfg, known: make(map[tenure.Key]state)}
+var isBucket = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+
+func newStore(js jetstream.JetStream, cfg Config) (*Store, error) {
+	nc, options := js.Conn(), js.Options()
+	leader, err := nc.JetStream(nats.Domain(options.Domain), nats.APIPrefix(options.APIPrefix))
+	if err != nil {
+		return nil, err
+	}
+	s := &shared{js: js, nc: nc, leader: leader, cfg: cfg, layout: cfg.layout(), known: make(map[tenure.Key]state)}
 	s.closed, s.close = context.WithCancelCause(context.Background())
 	store := &Store{shared: s}
 	s.watches = storekit.NewFeeds(store.consume, cfg.Logger)
-	return store
+	return store, nil
 }
+
+// Outdated returns the store for programs that only look, such as a status page. In a bucket that
+// allows direct gets, its Get and List read objects from any server that has a copy, which may
+// lag behind. It refuses to write, so nothing can be held by such a read. All other reads ask
+// the stream's leader.
+func (s *Store) Outdated() *Store { return &Store{shared: s.shared, outdated: true} }
 
 // Migrate creates the stream if it is missing. It may be called at every start, by many
 // processes at once. An [tenure.ErrSetup] names what does not fit in a stream that exists, or
@@ -109,7 +146,7 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
 	defer s.opError(ctx, &err, "migrate", "stream "+s.cfg.Stream)
-	err = s.oldServer()
+	err = s.oldServer(s.cfg.Replicas)
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
 		err = explained(err)
@@ -138,10 +175,11 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 }
 
 func (s *Store) streamConfig() jetstream.StreamConfig {
+	bucket := s.cfg.Bucket != ""
 	return jetstream.StreamConfig{
 		Name:        s.cfg.Stream,
 		Description: "leases and objects of github.com/tenurelib/tenure",
-		Subjects:    []string{s.cfg.Stream + ".>"},
+		Subjects:    []string{s.prefix + ".>"},
 		Storage:     jetstream.FileStorage,
 		Replicas:    s.cfg.Replicas,
 		Retention:   jetstream.LimitsPolicy,
@@ -149,21 +187,29 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 		FirstSeq:    uint64(time.Now().UnixMicro()),
 
 		MaxMsgsPerSubject:  1,
-		AllowAtomicPublish: true,
+		AllowAtomicPublish: !bucket,
+		AllowDirect:        bucket, // like all buckets
+		AllowRollup:        bucket,
 		DenyDelete:         true, // a purge is left to whoever has to repair something
 	}
 }
 
-// oldest is the oldest version of a server on which atomic batches can be relied upon.
-var oldest = [2]int{2, 12}
-
-func (s *Store) oldServer() error {
-	var is [2]int
+// oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs a server
+// that lets only one of two writers succeed at a revision, also after another replica has begun
+// to lead.
+func (s *Store) oldServer(replicas int) error {
+	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.10 is enough, and 2.11 if it is replicated"
+	if s.cfg.Bucket != "" {
+		oldest, remedy = [2]int{2, 10}, ""
+		if replicas > 1 {
+			oldest, remedy = [2]int{2, 11}, " for a bucket with replicas"
+		}
+	}
 	version := s.nc.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
 		return nil // without a connection, the next call returns the error
 	}
-	return fmt.Errorf("%w: the server has version %s and must have %d.%d or later", tenure.ErrSetup, version, oldest[0], oldest[1])
+	return fmt.Errorf("%w: the server has version %s and must have %d.%d or later%s", tenure.ErrSetup, version, oldest[0], oldest[1], remedy)
 }
 
 // ready returns the stream after it has been checked once.
@@ -184,7 +230,8 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	if err != nil {
 		return nil, explained(err)
 	}
-	if err := errors.Join(s.oldServer(), s.misfit(stream.CachedInfo().Config)); err != nil {
+	is := stream.CachedInfo().Config
+	if err := errors.Join(s.oldServer(is.Replicas), s.misfit(is)); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
@@ -193,6 +240,10 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
+// smallest is the least maximum size of values that a bucket may have: each store takes payloads
+// of 64 KiB.
+const smallest = 80 << 10
+
 // misfit names the settings with which the stream could lose data or return outdated data.
 func (s *Store) misfit(is jetstream.StreamConfig) error {
 	var errs []error
@@ -200,14 +251,16 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 		ok  bool
 		set string
 	}{
-		{slices.Contains(is.Subjects, s.cfg.Stream+".>"), "subjects " + s.cfg.Stream + ".>"},
+		{slices.Contains(is.Subjects, s.prefix+".>"), "subjects " + s.prefix + ".>"},
 		{is.Storage == jetstream.FileStorage, "file storage"},
 		{is.PersistMode == jetstream.DefaultPersistMode, "the default persist mode"},
 		{is.Retention == jetstream.LimitsPolicy, "retention by limits"},
-		{is.MaxAge == 0, "no maximum age"},
+		{is.MaxAge == 0, "no maximum age, which is a bucket's TTL"},
+		{s.cfg.Bucket == "" || is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum value size below %d bytes", smallest)},
 		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
-		{is.AllowAtomicPublish, "atomic batch publishing allowed"},
-		{!is.AllowDirect, "no direct gets, which may return what is outdated"},
+		{!is.DiscardNewPerSubject, "old messages of a subject replaced by new ones"},
+		{is.AllowAtomicPublish || s.cfg.Bucket != "", "atomic batch publishing allowed"},
+		{!is.AllowDirect || s.cfg.Bucket != "", "no direct gets, which may return what is outdated"},
 		{!is.NoAck && !is.Sealed, "acknowledgements, and not be sealed"},
 		{is.Mirror == nil && len(is.Sources) == 0 && is.SubjectTransform == nil, "no mirror, sources or transforms"},
 	} {
@@ -269,9 +322,9 @@ func (s *Store) get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 	return obj, nil
 }
 
-// read returns what the stream's leader has for a key.
+// read returns what the stream has for a key.
 func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object, error) {
-	msg, err := s.last(ctx, s.subject(key)+either)
+	msg, err := s.last(ctx, s.subject(key)+s.either)
 	var st state
 	var obj tenure.Object
 	if msg != nil {
@@ -279,7 +332,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (state, tenure.Object,
 		st.id = cmp.Or(msg.Header.Get(jetstream.MsgIDHeader), msg.Header.Get(headerBatch))
 	}
 	if err == nil {
-		s.saw(key, st, true)
+		s.saw(key, st, !s.outdated)
 	}
 	return st, obj, err
 }
@@ -290,25 +343,31 @@ func (s *Store) EverExisted(ctx context.Context, key tenure.Key) (known bool, er
 	defer s.opError(ctx, &err, "get", key)
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
-	msg, err := s.last(ctx, s.subject(key)+either)
+	msg, err := s.last(ctx, s.subject(key)+s.either)
 	return msg != nil, err
 }
 
-// last returns the last message of a subject, from the stream's leader; nil if there is none.
+// last returns the last message of a subject; nil if there is none.
 func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
 	stream, err := s.ready(ctx)
 	if err != nil {
 		return nil, err
 	}
-	msg, err := stream.GetLastMsgForSubject(ctx, subject)
-	var api *jetstream.APIError
+	if s.outdated {
+		msg, err := stream.GetLastMsgForSubject(ctx, subject) // a direct get, if the stream allows it
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, nil
+		}
+		return msg, err
+	}
+	msg, err := s.leader.GetLastMsg(s.cfg.Stream, subject, nats.Context(ctx))
 	switch {
-	case errors.Is(err, jetstream.ErrMsgNotFound):
+	case errors.Is(err, nats.ErrMsgNotFound):
 		return nil, nil
-	case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamNotFound:
+	case errors.Is(err, nats.ErrStreamNotFound):
 		return nil, fmt.Errorf("%w: there is no stream %s (%w)", tenure.ErrSetup, s.cfg.Stream, err)
 	}
-	return msg, err
+	return (*jetstream.RawStreamMsg)(msg), err
 }
 
 // explained says what to do if there is no JetStream. It is only for requests that are not for one
@@ -374,7 +433,7 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 	if err != nil {
 		return nil, err
 	}
-	prefix := s.cfg.Stream + ofObjects + token(objectType) + "."
+	prefix := s.prefix + ofObjects + token(objectType) + "."
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
 	if err != nil {
 		return nil, err
@@ -384,7 +443,7 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 		tok, _, _ := strings.Cut(strings.TrimPrefix(subject, prefix), ".")
 		id, ok := untoken(tok)
 		if !ok {
-			if id, err = s.longID(ctx, prefix+tok+either); err != nil {
+			if id, err = s.longID(ctx, prefix+tok+s.either); err != nil {
 				return nil, err
 			}
 		}

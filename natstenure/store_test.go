@@ -84,6 +84,8 @@ func TestAConfigThatCannotBeIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "Stream")
 	require.ErrorContains(t, err, "Replicas")
+	_, err = natstenure.New(js, natstenure.Config{Stream: "a", Bucket: "b"})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
 }
 
 func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
@@ -100,6 +102,7 @@ func TestAStreamThatCouldLoseOrHideAWriteIsRefused(t *testing.T) {
 		"maximum age":  func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour },
 		"discard new":  func(c *jetstream.StreamConfig) { c.Discard, c.MaxMsgs = jetstream.DiscardOld, 1000 },
 		"atomic batch": func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false },
+		"replaced by":  func(c *jetstream.StreamConfig) { c.DiscardNewPerSubject = true },
 		"direct gets":  func(c *jetstream.StreamConfig) { c.AllowDirect = true },
 		"mirror":       func(c *jetstream.StreamConfig) { c.Sources = []*jetstream.StreamSource{{Name: "other"}} },
 	} {
@@ -141,7 +144,15 @@ func TestWithoutAStreamTheErrorSaysWhatToDo(t *testing.T) {
 
 // A real server of that age is not at hand. It says its version first, and that is enough.
 func TestAServerThatIsTooOldIsRefused(t *testing.T) {
-	for version, ok := range map[string]bool{"2.11.9": false, "2.12.0": true, "3.0.1": true} {
+	for _, test := range []struct {
+		version string
+		cfg     natstenure.Config
+		wants   string // of the error; empty: none
+	}{
+		{"2.11.9", natstenure.Config{}, "2.12"}, {"2.12.0", natstenure.Config{}, ""}, {"3.0.1", natstenure.Config{}, ""},
+		{"2.9.25", natstenure.Config{Bucket: "b"}, "2.10"}, {"2.10.0", natstenure.Config{Bucket: "b"}, ""},
+		{"2.10.27", natstenure.Config{Bucket: "b", Replicas: 3}, "2.11"}, {"2.11.0", natstenure.Config{Bucket: "b", Replicas: 3}, ""},
+	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		defer l.Close()
@@ -151,28 +162,29 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			fmt.Fprintf(conn, `INFO {"server_id":"x","version":%q,"proto":1,"headers":true,"max_payload":1048576}`+"\r\n", version)
+			fmt.Fprintf(conn, `INFO {"server_id":"x","version":%q,"proto":1,"headers":true,"max_payload":1048576}`+"\r\n", test.version)
 			for lines := bufio.NewScanner(conn); lines.Scan(); {
 				if lines.Text() == "PING" {
 					fmt.Fprint(conn, "PONG\r\n")
 				}
 			}
 		}()
-		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), natstenure.Config{Logger: kit.Quiet})
+		test.cfg.Logger = kit.Quiet
+		store, err := natstenure.New(connect(t, "nats://"+l.Addr().String()), test.cfg)
 		require.NoError(t, err)
 		limit := time.Minute
-		if ok { // it answers nothing more
+		if test.wants == "" { // it answers nothing more
 			limit = 300 * time.Millisecond
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		defer cancel()
 		err = store.Migrate(ctx)
-		if ok {
+		if test.wants == "" {
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			continue
 		}
 		require.ErrorIs(t, err, tenure.ErrSetup)
-		require.ErrorContains(t, err, "2.12")
+		require.ErrorContains(t, err, "must have "+test.wants+" or later")
 	}
 }
 
@@ -207,39 +219,56 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 }
 
 func TestTheConnectionsCredentialsAreTheCallersAndNeedOnlyWhatTheReadmeSays(t *testing.T) {
+	for name, cfg := range map[string]natstenure.Config{"stream": {}, "bucket": {Bucket: "leases"}} {
+		t.Run(name, func(t *testing.T) {
+			if cfg.Bucket == "" {
+				needsOnly(t, cfg, "TENURE", "TENURE.>")
+			} else {
+				needsOnly(t, cfg, "KV_leases", "$KV.leases.>", "$JS.API.DIRECT.GET.KV_leases.>")
+			}
+		})
+	}
+}
+
+func needsOnly(t *testing.T, cfg natstenure.Config, stream string, more ...string) {
 	s := startWith(t, &server.Options{
 		JetStream: true,
 		Users: []*server.User{
 			{Username: "admin", Password: "secret"},
 			{Username: "app", Password: "secret", Permissions: &server.Permissions{
-				Publish: &server.SubjectPermission{Allow: []string{
-					"TENURE.>", "$JS.API.STREAM.INFO.TENURE", "$JS.API.STREAM.MSG.GET.TENURE",
-					"$JS.API.CONSUMER.CREATE.TENURE.>", "$JS.API.CONSUMER.DELETE.TENURE.>",
-				}},
+				Publish: &server.SubjectPermission{Allow: append(more,
+					"$JS.API.STREAM.INFO."+stream, "$JS.API.STREAM.MSG.GET."+stream,
+					"$JS.API.CONSUMER.CREATE."+stream+".>", "$JS.API.CONSUMER.DELETE."+stream+".>",
+				)},
 				Subscribe: &server.SubjectPermission{Allow: []string{"_MINE.>"}},
 			}},
 		},
 	})
 	_, err := nats.Connect(s.ClientURL())
 	require.Error(t, err)
-	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), natstenure.Config{})
+	openOn(t, connect(t, s.ClientURL(), nats.UserInfo("admin", "secret")), cfg)
 
 	var denied atomic.Int32
 	js := connect(t, s.ClientURL(), nats.UserInfo("app", "secret"), nats.CustomInboxPrefix("_MINE"),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Log(err); denied.Add(1) }))
-	store := openOn(t, js, natstenure.Config{})
+	store := openOn(t, js, cfg)
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	watch := store.Watch(lease.Key())
 	kit.Await(t, "the watch is live", watch.Live)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
-	fenced, err := store.Fence(term)
-	require.NoError(t, err)
+	fenced := tenure.Store(store)
+	if cfg.Bucket == "" {
+		fenced, err = store.Fence(term)
+		require.NoError(t, err)
+	}
 	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "a"}, Name: "a"}, tenure.IfAbsent())
 	require.NoError(t, err)
-	found, err := store.List(t.Context(), "widget", "", 10)
-	require.NoError(t, err)
-	require.Len(t, found, 1)
+	for _, store := range []*natstenure.Store{store, store.Outdated()} {
+		found, err := store.List(t.Context(), "widget", "", 10)
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+	}
 	require.NoError(t, lease.Release(t.Context(), term))
 	watch.Stop()
 	require.NoError(t, store.Close()) // which waits until the consumer is removed

@@ -53,7 +53,7 @@ func (s *Store) consume(ctx context.Context, key tenure.Key, tell func(tenure.Ch
 		DeliverSubject:    inbox,
 		DeliverPolicy:     jetstream.DeliverLastPerSubjectPolicy,
 		AckPolicy:         jetstream.AckNonePolicy,
-		FilterSubject:     s.subject(key) + either,
+		FilterSubject:     s.subject(key) + s.either,
 		IdleHeartbeat:     heartbeat,
 		InactiveThreshold: inactive,
 		MemoryStorage:     true,

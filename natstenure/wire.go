@@ -12,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// The subjects of a stream S:
+// The subjects of a stream S of the store's own layout:
 //
 //	S.o.TYPE.ID.t   the object, as the last write left it that changed its payload
 //	S.o.TYPE.ID.r   the object, as a write since has left it that kept the payload: a renewal
@@ -22,15 +22,30 @@ import (
 // A write of an object expects the last sequence of S.o.TYPE.ID.*, which is the object's
 // version. The sequence of S.o.TYPE.ID.t changes when a term begins or ends, and not when it is
 // renewed: it is the term's fencing token while that term stands, and a fenced write expects it.
+//
+// The keys of a key-value bucket, each with the last write as its value:
+//
+//	o.TYPE.ID     the object; or that it was deleted, which is a value like any other: a marker
+//	              of the bucket's could be purged just when a new object has taken its place
+//	n.TYPE.NAME   which object has the name, or is about to get it
+//
+// A bucket has no batches of writes, so there are no fenced writes. A name is claimed by a write
+// of its own, before the object is written; see [Store.claim].
 const (
 	ofObjects = ".o."
 	ofNames   = ".n."
 	ofFences  = ".f."
-
-	begun   = ".t"
-	renewed = ".r"
-	either  = ".*"
 )
+
+// layout is how subjects begin, and how an object's subject ends.
+type layout struct{ prefix, begun, renewed, either string }
+
+func (cfg Config) layout() layout {
+	if cfg.Bucket != "" {
+		return layout{prefix: "$KV." + cfg.Bucket}
+	}
+	return layout{cfg.Stream, ".t", ".r", ".*"}
+}
 
 // longestToken keeps a subject within the 4 KiB that a server allows for a protocol line.
 const longestToken = 1000
@@ -61,9 +76,9 @@ func untoken(token string) (text string, ok bool) {
 
 func pair(a, b string) string { return token(a) + "." + token(b) }
 
-// subject returns what is common to both subjects of an object.
+// subject returns what is common to all subjects of an object.
 func (s *Store) subject(key tenure.Key) string {
-	return s.cfg.Stream + ofObjects + pair(key.Type, key.ID)
+	return s.prefix + ofObjects + pair(key.Type, key.ID)
 }
 
 // meta is what stands before the payload in an object's message, as one line of JSON.
@@ -103,8 +118,9 @@ func (s state) version() int64 {
 }
 
 // decode reads the last message of an object. The key is the one that was asked for, or the
-// zero Key if the message has to tell. A message of another program is an object with that
-// program's data as its payload.
+// zero Key if the message has to tell. A message of another program, such as the marker that
+// `nats kv del` leaves, is an object with that program's data as its payload: nobody knows what
+// has become of the holder, so a standby waits for the TTL.
 func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (state, tenure.Object) {
 	st := state{sequence: sequence}
 	line, payload, ok := bytes.Cut(data, []byte("\n"))
@@ -125,4 +141,5 @@ func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (stat
 type claim struct {
 	sequence uint64
 	ID       string `json:"id"`
+	At       uint64 `json:"at,omitempty"` // in a bucket: the sequence of the object that gets the name; 0: there has been none
 }

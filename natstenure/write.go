@@ -45,6 +45,7 @@ const (
 	storageFull       = 10047
 	storeFailed       = 10077 // for the reason that its description has
 	longestPause      = 8 * time.Millisecond
+	patience          = 5 // how often a write lets another one finish that has claimed its name
 	staleAnswers      = 5 // in a row, after which the stream must have been set back
 	roomForHeaders    = 1 << 10
 	headerBatch       = "Nats-Batch-Id"
@@ -53,20 +54,34 @@ const (
 )
 
 // publish stores all messages, or none, and returns the sequence of the last one. It sends
-// them as one write of that ID.
+// them as one write of that ID. In a bucket it stores one after the other, and stops at the first
+// that is refused; the object's is the last one.
 //
 // A former leader of the stream that was cut off and is back may still answer requests that the new
 // leader answers, too. It may refuse a message that the new leader has stored. Its answer then has
 // an older sequence than expected, so publish sends the message again, and the server that has
 // stored a single message recognises it by its ID.
 func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
+	stream, err := s.ready(ctx)
+	if err != nil {
+		return 0, err
+	}
+	most, limit := s.nc.MaxPayload()-roomForHeaders, "its max_payload"
+	if size := int64(stream.CachedInfo().Config.MaxMsgSize) - roomForHeaders; s.cfg.Bucket != "" && size > 0 && size < most {
+		most, limit = size, "the bucket's maximum value size"
+	}
 	for _, m := range messages {
-		if most := s.nc.MaxPayload() - roomForHeaders; most > 0 && int64(len(m.data)) > most {
-			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise its max_payload", tenure.ErrInvalid, len(m.data), most)
+		if most > 0 && int64(len(m.data)) > most {
+			return 0, fmt.Errorf("%w: the object takes %d bytes, and the server allows %d; raise %s", tenure.ErrInvalid, len(m.data), most, limit)
 		}
 	}
-	if _, err := s.ready(ctx); err != nil {
-		return 0, err
+	if s.cfg.Bucket != "" {
+		for len(messages) > 1 {
+			if _, err := s.publish(ctx, id+"."+strconv.Itoa(len(messages)), messages[0]); err != nil {
+				return 0, err
+			}
+			messages = messages[1:]
+		}
 	}
 	for stale := 0; ; {
 		sequence, err := s.try(ctx, id, messages)
@@ -85,6 +100,9 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
 		case subjectInFlight, incompleteBatch, tooManyBatches, writeInFlight:
+			if api.ErrorCode == writeInFlight && s.cfg.Bucket != "" {
+				id += "." // a server before 2.12 says so for minutes of a message that it has refused
+			}
 			if err := storekit.Pause(ctx, longestPause); err != nil {
 				return 0, fmt.Errorf("%w: %w", err, api)
 			}
@@ -151,11 +169,19 @@ func (s *Store) try(ctx context.Context, id string, messages []message) (uint64,
 	return ack.Sequence, nil
 }
 
+// checkWrite refuses writes that this store must not do.
+func (s *Store) checkWrite(key tenure.Key) error {
+	if s.outdated {
+		return fmt.Errorf("%w: what this store reads may be outdated, so it does not write", errors.ErrUnsupported)
+	}
+	return storekit.CheckFenced(s.term, key)
+}
+
 // PutIf writes the object if the condition holds. An object larger than the server's
 // max_payload allows is [tenure.ErrInvalid].
 func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
 	defer s.opError(ctx, &err, "put", obj.Key)
-	if err := cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(s.term, obj.Key), ctx.Err()); err != nil {
+	if err := cmp.Or(obj.Validate(), cond.Validate(), s.checkWrite(obj.Key), ctx.Err()); err != nil {
 		return tenure.Object{}, err
 	}
 	return s.write(ctx, obj.Key, func(before state) error { return cond.Check(obj.Key, before.version()) }, func(before state) (meta, []byte) {
@@ -173,7 +199,7 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
 	defer s.opError(ctx, &err, "delete", key)
 	cond := tenure.IfVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.Validate(), s.checkWrite(key), ctx.Err()); err != nil {
 		return err
 	}
 	_, err = s.write(ctx, key, func(before state) error {
@@ -205,11 +231,14 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 			}
 		}
 		m, payload := make(before)
-		messages, err := s.messages(ctx, key, before, m, payload)
-		if err != nil {
+		messages, err := s.messages(ctx, key, before, m, payload, tries >= patience)
+		if err != nil && !errors.Is(err, errOvertaken) {
 			return tenure.Object{}, s.lostOr(ctx, err)
 		}
-		sequence, err := s.publish(ctx, id+strconv.Itoa(tries), messages...)
+		var sequence uint64
+		if err == nil {
+			sequence, err = s.publish(ctx, id+strconv.Itoa(tries), messages...)
+		}
 		if err == nil {
 			return s.wrote(key, sequence, m, payload), nil
 		}
@@ -234,26 +263,26 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 }
 
 // messages returns the messages of a write; the object's is the last one.
-func (s *Store) messages(ctx context.Context, key tenure.Key, before state, m meta, payload []byte) (all []message, err error) {
+func (s *Store) messages(ctx context.Context, key tenure.Key, before state, m meta, payload []byte, impatient bool) (all []message, err error) {
 	if s.term != nil {
 		lease := s.term.Key()
 		all = append(all, message{
-			subject: s.cfg.Stream + ofFences + pair(lease.Type, lease.ID),
+			subject: s.prefix + ofFences + pair(lease.Type, lease.ID),
 			data:    []byte(key.String()),
-			expect:  uint64(s.term.Token()), expectOf: s.subject(lease) + begun,
+			expect:  uint64(s.term.Token()), expectOf: s.subject(lease) + s.begun,
 		})
 	}
 	if m.Name != "" && m.Name != before.Name {
-		claim, err := s.claim(ctx, key, m.Name)
+		claim, err := s.claim(ctx, key, before, m.Name, impatient)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, claim...)
 	}
 	subject := s.subject(key)
-	is := message{subject: subject + begun, data: m.encode(payload), expect: before.sequence, expectOf: subject + either}
+	is := message{subject: subject + s.begun, data: m.encode(payload), expect: before.sequence, expectOf: subject + s.either}
 	if before.version() != 0 && !m.Deleted && before.payload == sha256.Sum256(payload) {
-		is.subject = subject + renewed
+		is.subject = subject + s.renewed
 	}
 	return append(all, is), nil
 }
@@ -272,8 +301,13 @@ func (s *Store) wrote(key tenure.Key, sequence uint64, m meta, payload []byte) t
 // changes meanwhile, or is called so again. An object that exists under a name, and one that
 // was deleted under it, has a claim to it; the latter yields, and its next life has to claim
 // the name again, instead of being written by one message.
-func (s *Store) claim(ctx context.Context, key tenure.Key, name string) ([]message, error) {
-	subject := s.cfg.Stream + ofNames + pair(key.Type, name)
+//
+// In a bucket, the claim is written before its object is, and says which version of that object
+// the write will replace. Such a claim is void once the object is at another version without the
+// name. Until then, others first let the write come; if it does not, they make the claim void by
+// writing again that the object is deleted, and leave the name to one that exists.
+func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name string, impatient bool) ([]message, error) {
+	subject := s.prefix + ofNames + pair(key.Type, name)
 	msg, err := s.last(ctx, subject)
 	if err != nil {
 		return nil, err
@@ -287,26 +321,43 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, name string) ([]messa
 	if has.ID != "" && has.ID != key.ID {
 		owner := tenure.Key{Type: key.Type, ID: has.ID}
 		st, _, err := s.read(ctx, owner) // after the claim, so that it cannot have claimed the name since
+		pending := s.cfg.Bucket != "" && st.sequence == has.At
 		switch {
 		case err != nil:
 			return nil, err
 		case st.Name == name && st.version() != 0:
 			return nil, fmt.Errorf("%w: name %q is %s's", tenure.ErrTaken, name, owner)
-		case st.Name == name:
+		case pending && !impatient:
+			return nil, errOvertaken
+		case pending && st.version() != 0:
+			return nil, fmt.Errorf("%w: name %q is claimed for %s, until that is written again", tenure.ErrTaken, name, owner)
+		case st.Name == name, pending:
+			if st.Name == name {
+				st.Name = ""
+			}
 			all = append(all, message{
-				subject: s.subject(owner) + begun,
-				data:    meta{Type: owner.Type, ID: owner.ID, Deleted: true}.encode(nil),
-				expect:  st.sequence, expectOf: s.subject(owner) + either,
+				subject: s.subject(owner) + s.begun,
+				data:    meta{Type: owner.Type, ID: owner.ID, Name: st.Name, Deleted: true}.encode(nil),
+				expect:  st.sequence, expectOf: s.subject(owner) + s.either,
 			})
 		}
 	}
-	data, err := json.Marshal(claim{ID: key.ID})
+	is := claim{ID: key.ID}
+	if s.cfg.Bucket != "" {
+		is.At = before.sequence
+	}
+	data, err := json.Marshal(is)
 	return append(all, message{subject: subject, data: data, expect: has.sequence, expectOf: subject}), err
 }
 
 // Fence returns the store with its writes fenced by a term: each one is stored only if the
 // subject that is written when a term begins or ends is at the term's token. It does no I/O.
+// In a bucket it is [errors.ErrUnsupported]: a write there can depend on one entry only. Use
+// the token, and a [tenure.Gate].
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
+	if s.cfg.Bucket != "" {
+		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token and a Gate", errors.ErrUnsupported)
+	}
 	term, err := storekit.FenceTerm(s.term, guard)
 	if err != nil {
 		return nil, fmt.Errorf("natstenure: fence: %w", err)
@@ -323,7 +374,7 @@ func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
 		return refusal
 	}
-	msg, err := s.last(ctx, s.subject(s.term.Key())+begun)
+	msg, err := s.last(ctx, s.subject(s.term.Key())+s.begun)
 	switch {
 	case err != nil:
 		return err

@@ -72,7 +72,7 @@ func TestABadURLOfNATSOrEtcdIsRefusedAndNotQuoted(t *testing.T) {
 		"etcd:/app:s3cret@h":                 "with // after it",
 		"nats://app:s3/cret@h":               "%XX",
 		"nats://app:s3cret@h1,app:s3cret@h2": "%XX",
-		"nats://h/?bucket=b":                 `a parameter "bucket"; nats: URLs have stream,`,
+		"nats://h/?table=b":                  `a parameter "table"; nats: URLs have stream,`,
 		"nats://h/?stream=a.b":               "not one token",
 		"nats://h/?creds=/missing":           "creds of the URL: open /missing: no such file",
 		"etcd://app:s3/cret@h":               "%XX",

@@ -139,7 +139,7 @@ func (c *client) call() {
 	c.writes++
 	obj := tenure.Object{Key: key, Payload: fmt.Append(nil, c.caller, ".", c.writes)}
 	var store tenure.Store = &c.recorder
-	if c.term != nil && rand.N(4) > 0 {
+	if c.fenced != nil && rand.N(4) > 0 {
 		store = c.fenced
 	}
 	var err error
@@ -147,6 +147,9 @@ func (c *client) call() {
 	case what < 2 && c.term == nil:
 		if c.term, err = c.lease.AcquireOrSteal(ctx); err == nil {
 			fenced, err := c.store.Fence(c.term)
+			if errors.Is(err, errors.ErrUnsupported) {
+				return
+			}
 			if err != nil {
 				panic(err)
 			}
@@ -156,7 +159,7 @@ func (c *client) call() {
 		}
 	case what == 0:
 		_ = c.lease.Release(ctx, c.term)
-		c.term = nil
+		c.term, c.fenced = nil, nil
 	case what < 8 || c.known.Version == 0 && what < 12:
 		c.known, _ = c.Get(ctx, key)
 	case c.known.Version == 0:
