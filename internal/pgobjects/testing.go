@@ -40,9 +40,9 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 		claims[i] = objects.Claim{ID: id, Session: session, Token: tokens[i]}
 	}
 	sql, args = make(map[string]string), make(map[string][]any)
-	add := func(name, text string, with ...any) { sql[name], args[name] = texts.In(text), with }
+	add := func(name, text string, with ...any) { sql[name], args[name] = texts.Where(text, ""), with }
 	add("take", takeRows, session, 10, []string{}, nil)
-	add("free", freeRows, session, ids, tokens)
+	add("free", setting(freeRows, objects.Freeing{}.Set()), session, ids, tokens)
 	add("owned", ownedRows, session, ids[0], 1000)
 	add("sessions", sessionsOfRows)
 	add("stand", lookAtRows, ids)

@@ -4,10 +4,10 @@ package sqliteobjects
 func (r *Rows) Statements() map[string]string {
 	statements := make(map[string]string)
 	for name, text := range map[string]string{
-		"ready": readyRows, "take": takeRows, "free": freeRows, "owned": ownedRows, "owned after": ownedRowsAfter,
-		"sessions": sessionsOfRows, "stand": lookAtRows, "done": endText("{done}"), "statement": endRowOrFail,
+		"ready": readyRows, "take": takeRows, "free": setting(freeRows, "{session} = NULL"), "owned": ownedRows, "owned after": ownedRowsAfter,
+		"sessions": sessionsOfRows, "stand": lookAtRows, "done": setting(endRows, "{session} = NULL{done}"), "statement": endRowOrFail,
 	} {
-		statements[name] = r.texts.In(text)
+		statements[name] = r.texts.Where(text, "")
 	}
 	return statements
 }
