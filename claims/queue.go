@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
@@ -28,6 +30,8 @@ type Queue struct {
 	table objects.RowsTable
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
+
+	retries logtext.Retries
 
 	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
@@ -53,7 +57,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	if err != nil {
 		return nil, opError("new queue", err)
 	}
-	q := &Queue{store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
+	q := &Queue{retries: logtext.Retries{Repeat: true}, store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
 	q.rows = &ownerTable{q.table, new(groups), queueLimit}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
@@ -123,8 +127,8 @@ func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	return claims
 }
 
-// Release gives rows back by value: any session may take them at once, and their attempts are taken back. If a func of [Worker.Do] runs for a
-// row, it is not told. [Worker.Release] tells it, and waits until it has returned.
+// Release gives rows back by value: any session may take them at once, and their attempts are taken back. If
+// a func of [Worker.Do] runs for a row, it is not told. [Worker.Release] tells it, and waits until it has returned.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
@@ -208,15 +212,22 @@ func (q *Queue) freeExpired(ctx context.Context) {
 		ids, err = q.table.Expired(ctx, n, limit)
 		return err
 	})
-	if err == nil && len(ids) > 0 {
-		err = inGroups(q.rows.groups, ids, func(ids []string) error { return q.table.FreeExpired(ctx, ids, limit) }, func(id string, why error) {
-			err = fmt.Errorf("row %s: %w", id, why)
-		})
-		q.cfg.Logger.Info("freed rows whose claims have expired", "table", q.cfg.Table, "rows", len(ids))
+	freed, refused := 0, error(nil)
+	if err == nil {
+		err = inGroups(q.rows.groups, ids, func(ids []string) error {
+			err := q.table.FreeExpired(ctx, ids, limit)
+			if err == nil {
+				freed += len(ids)
+			}
+			return err
+		}, func(_ string, why error) { refused = why })
+	}
+	if freed > 0 {
+		q.cfg.Logger.Info("freed rows whose claims have expired", "table", q.cfg.Table, "rows", freed)
 		q.Wake()
 	}
-	if err != nil && ctx.Err() == nil {
-		q.cfg.Logger.Warn("failed to free rows whose claims have expired; retrying", "table", q.cfg.Table, "error", err)
+	if err = cmp.Or(err, refused); err != nil && ctx.Err() == nil {
+		q.retries.Log(q.cfg.Logger, slog.LevelWarn, "failed to free rows whose claims have expired; retrying", err, "table", q.cfg.Table)
 	}
 }
 

@@ -59,10 +59,10 @@ type QueueConfig struct {
 	Released string
 
 	// MaxAttempts is how often workers may try a row. It needs Attempts, and either Exhausted or
-	// OnExhausted. Default: any number of times. An attempt that ends in an orderly way is taken back: the
-	// row is released, also because the session closes, before its func has failed. A func that returned an
-	// error of its own, panicked or was overdue has used its attempt, and so have [Queue.ReleaseAfter], and
-	// a session that was lost or crashed.
+	// OnExhausted. Default: any number of times. An attempt is taken back if its row is freed in an orderly
+	// way: it is released, the session closes, the context of [Worker.Do] is canceled, or the func returns nil
+	// without ending its claim. A func that returned an error of its own, panicked or was overdue has used its
+	// attempt. [Queue.ReleaseAfter] uses it as well, and so does a session that is lost.
 	MaxAttempts int
 	// Exhausted is the SQL assignment that is made in a row that has no attempts left and is ready once
 	// more, for example "status = 'failed'".
@@ -79,7 +79,8 @@ type QueueConfig struct {
 	// LostBackoffMax is the longest LostBackoff. Default: 10 times LostBackoff.
 	LostBackoffMax time.Duration
 
-	// Deadline is how long a claim of a [Worker] lasts at most, counted from just before it was taken. At
+	// Deadline is how long a claim of a [Worker] lasts at most, counted from just before it was taken; for
+	// claims of [Queue.TakeFor] see Expires. At
 	// the deadline the func of [Worker.Do] is told to return, with the cause [ErrOverdue]. After Grace,
 	// other sessions may take the row even if the func still runs; its Finish is then refused. Default:
 	// no deadline.

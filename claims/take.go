@@ -23,8 +23,8 @@ type TakeOptions struct {
 	N int
 
 	// Where is a further SQL condition of the rows, with $1, $2, … for Args on either database, outside of
-	// quotes. Callers that wait with different conditions take rows separately, each with its own statements. Where
-	// must not come from user input, but Args may. Optional.
+	// quotes. Callers that wait with different conditions take rows separately, each with statements of its
+	// own. Where must not come from user input, but Args may. Optional.
 	Where string
 	Args  []any
 }
@@ -71,7 +71,7 @@ type takeCall struct {
 //
 // The caller works on each row, with [Worker.Do] or on its own, and ends the claim by a Finish
 // method, Release or ReleaseAfter. An attempt is counted when a row is taken, even if the
-// database's answer is lost. If rows were taken before ctx was done, Take returns them without an error.
+// database's answer is lost, and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns them without an error.
 func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 	return w.TakeWith(ctx, TakeOptions{N: n})
 }
@@ -290,9 +290,9 @@ func (t *taker) skipped(session string, strays []string) []string {
 // refused ones skipped. It may return rows together with an error.
 func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, send func(objects.Taking) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
 	const most = 10 // then other callers have their turn
-	groups, all := t.q.rows.groups, error(nil)
+	groups, wanted, all := t.q.rows.groups, take.N, error(nil)
 	for tries := 0; ; {
-		n, err := groups.page(ctx, take.N, func(n int) (err error) {
+		n, err := groups.page(ctx, wanted, func(n int) (err error) {
 			take.N, take.Skip = n, t.skipped(take.Session, strays)
 			rows, err = send(take)
 			return err
@@ -308,9 +308,8 @@ func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, 
 		}
 		tries++
 		// It reads more rows each time, because many refused rows may stand before one that can be taken.
-		reads := take
-		reads.N = min(n<<tries, groups.size())
-		ids, readErr := t.q.table.Ready(ctx, reads, t.limit)
+		take.N = min(n<<tries, groups.size())
+		ids, readErr := t.q.table.Ready(ctx, take, t.limit)
 		if readErr != nil || len(ids) == 0 { // the condition Ready itself may fail, for any row
 			return nil, cmp.Or(readErr, err)
 		}
