@@ -37,7 +37,7 @@ func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 
 var expiring = func() claims.QueueConfig {
 	cfg := tasks
-	cfg.Expires, cfg.Deadline = "expires_at", time.Second
+	cfg.Expires, cfg.Deadline = "expires_at", 10*time.Minute
 	return cfg
 }()
 
@@ -48,29 +48,29 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		one, two := db.remote("one", time.Hour), db.remote("two", time.Hour)
 		before := time.Now()
 		got := kit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 2}))
-		require.WithinRange(db, db.millis("expires_at", 1), before.Add(time.Second-5*time.Millisecond), time.Now().Add(time.Second+5*time.Millisecond))
+		require.WithinRange(db, db.millis("expires_at", 1), before.Add(expiring.Deadline-5*time.Millisecond), time.Now().Add(expiring.Deadline+5*time.Millisecond))
 		require.NoError(db, server.rows.Extend(db.Context(), time.Hour, got[1]))
 		until := db.millis("expires_at", 2)
 		require.WithinRange(db, until, before.Add(time.Hour-5*time.Millisecond), time.Now().Add(time.Hour+5*time.Millisecond))
-		require.NoError(db, server.rows.Extend(db.Context(), 10*time.Second, got...), "several at once")
-		require.NoError(db, server.rows.Extend(db.Context(), time.Hour, got[1]))
-		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
+		require.NoError(db, server.rows.Extend(db.Context(), 2*time.Hour, got...), "several at once")
 		until = db.millis("expires_at", 2)
-
+		require.Equal(db, until, db.millis("expires_at", 1))
 		own := server.take(1) // the process keeps the deadline of these itself
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND expires_at IS NULL AND session IS NOT NULL`))
 		require.NoError(db, server.rows.Finish(db.Context(), own...))
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
 		next := kit.Must(server.rows.TakeFor(db.Context(), two, claims.TakeOptions{N: 9}))
 		require.Equal(db, []string{"1"}, takenIDs(next))
 		require.Equal(db, 2, next[0].Attempt, "an attempt that expired is used")
 
 		var ended *claims.EndedError
-		require.ErrorAs(db, server.rows.Extend(db.Context(), 2*time.Hour, got...), &ended)
+		require.ErrorAs(db, server.rows.Extend(db.Context(), 3*time.Hour, got...), &ended)
 		require.Equal(db, got[:1], ended.Claims)
 		require.Equal(db, until, db.millis("expires_at", 2), "none is extended")
 		require.ErrorIs(db, server.rows.Finish(db.Context(), got[0]), tenure.ErrLost)
 		require.NoError(db, server.rows.Finish(db.Context(), got[1]))
 
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, next...))
 		kit.Await(db.T, "it is freed though nobody asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
 		server.takesNone()
@@ -86,12 +86,14 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 	eachRowsServer(t, cfg, func(db *rowsDB) {
 		db.add(1, 5)
 		server := db.worker(claims.SessionConfig{}, cfg)
-		require.Len(db, kit.Must(server.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 5})), 5)
+		got := kit.Must(server.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 5}))
+		require.Len(db, got, 5)
 		if db.pool != nil {
 			db.exec(`ALTER TABLE tasks ADD CHECK (id <> 1 OR session IS NOT NULL) NOT VALID`)
 		} else {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 1 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got...))
 		kit.Await(db.T, "the others are free", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`) == 4
 		})
