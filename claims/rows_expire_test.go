@@ -59,7 +59,9 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND expires_at IS NULL AND session IS NOT NULL`))
 		require.NoError(db, server.rows.Finish(db.Context(), own...))
 		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
-		next := kit.Must(server.rows.TakeFor(db.Context(), two, claims.TakeOptions{N: 9}))
+		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		defer cancel()
+		next := kit.Must(server.rows.TakeFor(ctx, two, claims.TakeOptions{N: 9}))
 		require.Equal(db, []string{"1"}, takenIDs(next))
 		require.Equal(db, 2, next[0].Attempt, "an attempt that expired is used")
 

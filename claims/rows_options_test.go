@@ -281,7 +281,10 @@ func TestAnOperatorFinishesRowsWhoeverOwnsThem(t *testing.T) {
 		go func() {
 			told <- a.rows.Do(context.Background(), mine[0], func(ctx context.Context) error {
 				close(begun)
-				<-ctx.Done()
+				select {
+				case <-ctx.Done():
+				case <-time.After(kit.Patience):
+				}
 				return errors.Join(context.Cause(ctx), a.rows.Finish(context.WithoutCancel(ctx), mine[0]))
 			})
 		}()
