@@ -34,8 +34,8 @@ type QueueConfig struct {
 
 	// Expires is a column with the time until which a claim of [Queue.TakeFor] stands. It is set to the
 	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
-	// within a PollInterval if a session with a [Worker] of the queue runs, or a call of TakeFor comes or
-	// waits. In rows that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs
+	// within two PollIntervals if a session with a [Worker] of the queue runs, or calls of TakeFor come or
+	// wait. In rows that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs
 	// Deadline.
 	Expires string
 	// Limit is a column with the row's own MaxAttempts; NULL: that of the config. Optional; it needs
