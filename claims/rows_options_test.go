@@ -284,6 +284,7 @@ func TestAnOperatorFinishesRowsWhoeverOwnsThem(t *testing.T) {
 				select {
 				case <-ctx.Done():
 				case <-time.After(kit.Patience):
+					return errors.New("it was not told")
 				}
 				return errors.Join(context.Cause(ctx), a.rows.Finish(context.WithoutCancel(ctx), mine[0]))
 			})
