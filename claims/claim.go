@@ -18,7 +18,8 @@ type Claim struct {
 	Session string     `json:"session"`
 	Token   int64      `json:"token"` // of two claims on one key, the later one always has the greater token
 
-	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] is set.
+	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] is set, without the attempts
+	// that were taken back.
 	Attempt int `json:"attempt,omitempty"`
 }
 
@@ -92,8 +93,8 @@ func validClaims(claims []Claim) error {
 }
 
 // EndedError is the error of a call that depends on claims of which some have ended: their rows were
-// freed, deleted, or taken by another session. The call has written nothing. EndedError matches
-// [tenure.ErrLost].
+// freed, deleted, or taken by another session. The call has written nothing, except [Queue.FinishEach].
+// EndedError matches [tenure.ErrLost].
 type EndedError struct {
 	Claims []Claim // that have ended
 }
@@ -153,7 +154,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 	}
 	for o, rows := range owners {
 		for tries := 0; len(rows) > 0; tries++ {
-			if rows, err = table.rows.Free(ctx, o.session, o.kind, idsOf(rows), tokensOf(rows), valueLimit); err != nil {
+			if rows, err = table.rows.Free(ctx, o.session, o.kind, idsOf(rows), tokensOf(rows), objects.Freeing{}, valueLimit); err != nil {
 				return err
 			}
 			if len(rows) > 0 && !awaitUnlocked(ctx, tries) { // by a write that is about to commit

@@ -41,6 +41,6 @@ func free(w *world, session, kind, id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.table.Free(context.Background(), session, kind, []string{id}, []int64{rows[0].Token}, time.Minute)
+	_, err = w.table.Free(context.Background(), session, kind, []string{id}, []int64{rows[0].Token}, objects.Freeing{}, time.Minute)
 	return err
 }

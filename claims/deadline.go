@@ -73,7 +73,7 @@ func (d *deadlines) end(c dueClaim) {
 	switch {
 	case !c.isHeld():
 	case !call.isFor(c.Session, c.Token):
-		k.free(c.of, c.row())
+		k.free(c.of, false, c.row())
 	default:
 		call.cancel(ErrOverdue)
 		time.AfterFunc(d.grace, func() {
@@ -82,7 +82,7 @@ func (d *deadlines) end(c dueClaim) {
 			if call := k.running[c.Key.ID]; c.isHeld() && call.isFor(c.Session, c.Token) {
 				k.s.cfg.Logger.Warn("a func did not return at its deadline; its row is given away", "table", k.name, "id", c.Key.ID)
 				call.kept, k.strays[c.Key.ID] = true, true
-				k.free(c.of, c.row())
+				k.free(c.of, false, c.row())
 			}
 		})
 	}

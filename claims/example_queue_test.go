@@ -146,7 +146,7 @@ func ExampleQueue_TryTakeFor() {
 		fmt.Println(err)
 		return
 	}
-	batch, err := queue.TryTakeFor(ctx, worker.Session, 10)
+	batch, err := queue.TryTakeFor(ctx, worker.Session, claims.TakeOptions{N: 10})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -156,4 +156,20 @@ func ExampleQueue_TryTakeFor() {
 		fmt.Println(err)
 	}
 	_ = queue.ReleaseAfter(ctx, time.Minute, batch...) // if it says that it can't work on them
+}
+
+// Tenants share a table, and each has workers of its own.
+func ExampleWorker_TakeWith() {
+	ctx := context.Background()
+	var worker *claims.Worker // see NewWorker; its queue has the config
+	cfg := claims.QueueConfig{Table: "mails"}
+	cfg.Ready, cfg.Taken, cfg.Released = "status = 'queued'", "status = 'running'", "status = 'queued'"
+	tenant := "acme"
+	mine := claims.TakeOptions{N: 10, Where: "tenant = $1", Args: []any{tenant}}
+	batch, err := worker.TakeWith(ctx, mine)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("the tenant's rows:", batch)
 }

@@ -40,13 +40,17 @@ func (q *Queue) backoff(c Claim) (d time.Duration) {
 	return d
 }
 
-// split returns the claims that have an attempt left, and those that have none.
-func (q *Queue) split(claims []Claim) (kept, exhausted []Claim) {
+// split returns the claims that have an attempt left, and those that have none, by what their rows say.
+func split(claims []Claim, rows []objects.Claim) (kept, exhausted []Claim) {
+	has := make(map[string]bool)
+	for _, r := range rows {
+		has[r.ID] = !r.Exhausted
+	}
 	for _, c := range claims {
-		if q.cfg.MaxAttempts > 0 && c.Attempt > q.cfg.MaxAttempts {
-			exhausted = append(exhausted, c)
-		} else {
+		if has[c.Key.ID] {
 			kept = append(kept, c)
+		} else {
+			exhausted = append(exhausted, c)
 		}
 	}
 	return kept, exhausted
@@ -102,7 +106,7 @@ func (q *Queue) giveBack(ctx context.Context, c Claim) {
 	q.taker.skip(c.Session, c.Key.ID, d)
 	freeing, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
 	defer cancel()
-	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, q.limit())
+	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, objects.Freeing{}, q.limit())
 }
 
 // exhaust sets [QueueConfig.Exhausted] in rows and frees them. It calls failed for each row for which that

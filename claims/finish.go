@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -154,18 +155,82 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	return q.failed("finish", err)
 }
 
+// FinishEach finishes those of the rows whose claims stand, where Finish finishes all or none. If some have
+// ended, it returns an [*EndedError] that lists them. If others could not be finished, the error says so as
+// well; a further call then lists those that are finished all the same.
+func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
+	if err := q.valid(claims); err != nil {
+		return q.failed("finish", err)
+	}
+	var lost []objects.Claim
+	var failed error
+	failures := 0
+	for i, e := range q.startEnding(ctx, claims) {
+		switch result := <-e.done; {
+		case result.err != nil:
+			failed = cmp.Or(failed, fmt.Errorf("%s: %w", claims[i], result.err))
+			failures++
+		case len(result.lost) > 0:
+			lost = append(lost, result.lost...)
+		default:
+			q.ended(nil, claims[i])
+		}
+	}
+	if failures > 1 {
+		failed = fmt.Errorf("%d rows are not finished, the first is %w", failures, failed)
+	}
+	return q.failed("finish", errors.Join(q.endedError(claims, lost), failed))
+}
+
+// FinishRows finishes rows by their IDs, whoever owns them, and also those that are free, as an operator
+// does who knows their outcome. It returns the IDs of the rows that exist. The Finish of a former owner is
+// refused. Its func is told that the claim is lost if it is one of this process. FinishRows needs
+// [QueueConfig.Done], and sets it anew in a row that is finished already. It finishes up to 1,000 rows in
+// one statement.
+func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []string, err error) {
+	if q.cfg.Done == "" {
+		err = fmt.Errorf("%w: FinishRows needs to know what it does to a row: set Done", tenure.ErrInvalid)
+	}
+	for _, id := range ids {
+		err = errors.Join(err, objects.ValidText("ID", id))
+	}
+	if err != nil {
+		return nil, q.failed("finish", err)
+	}
+	err = inGroups(q.rows.groups, ids, func(ids []string) error {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
+		defer cancel()
+		rows, err := q.table.EndAny(ending, ids, q.limit())
+		for _, r := range rows {
+			finished = append(finished, r.ID)
+			if c := claimOf(q.cfg.Table, r.Session, r); r.Session != "" {
+				q.ended(&EndedError{[]Claim{c}}, c)
+			}
+		}
+		return err
+	}, nil)
+	return finished, q.failed("finish", err)
+}
+
 // endOne finishes a row, in one statement with those of concurrent calls.
 func (q *Queue) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err error) {
-	e := &ending{claim: c.row(), done: make(chan endingResult, 1)}
+	result := <-q.startEnding(ctx, []Claim{c})[0].done // a statement that was sent may land even if ctx is done
+	return result.lost, result.err
+}
+
+// startEnding has rows finished, in one statement with those of concurrent calls.
+func (q *Queue) startEnding(ctx context.Context, claims []Claim) (ends []*ending) {
+	for _, c := range claims {
+		ends = append(ends, &ending{claim: c.row(), done: make(chan endingResult, 1)})
+	}
 	q.mu.Lock()
-	q.ends = append(q.ends, e)
+	defer q.mu.Unlock()
+	q.ends = append(q.ends, ends...)
 	if !q.busy {
 		q.busy = true
 		go q.endTogether(context.WithoutCancel(ctx))
 	}
-	q.mu.Unlock()
-	result := <-e.done // a statement that was sent may land even if ctx is done
-	return result.lost, result.err
+	return ends
 }
 
 // endTogether finishes the rows of endOne, until there are none.

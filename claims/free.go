@@ -13,10 +13,10 @@ import (
 )
 
 // free has rows freed, unless their session is lost. Rows that come at the same moment share statements.
-// The caller holds the session's mu. If the term is over, one of its calls or goroutines must still be
-// busy.
-func (k *kind) free(l *ledger, rows ...objects.Claim) (batches []*batch) {
-	batches = l.startFreeing(rows)
+// unused says that their attempts are taken back. The caller holds the session's mu. If the term is over,
+// one of its calls or goroutines must still be busy.
+func (k *kind) free(l *ledger, unused bool, rows ...objects.Claim) (batches []*batch) {
+	batches = l.startFreeing(unused && k.queue != nil && k.queue.cfg.Attempts != "", rows)
 	if len(rows) > 0 && !l.freesRows {
 		l.freesRows = true
 		l.term.busy.Go(func() { k.freeBatches(l) })
@@ -36,7 +36,7 @@ func (k *kind) freeBatches(l *ledger) {
 		if b == nil {
 			return
 		}
-		locked := k.freeBatch(l, b.rows)
+		locked := k.freeBatch(l, b.rows, b.how)
 		k.s.mu.Lock()
 		l.freed(objects.Subtract(b.rows, locked))
 		last := len(l.toFree) == 0
@@ -57,7 +57,7 @@ func (k *kind) freeBatches(l *ledger) {
 func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
 	locked := rows
 	for tries := 0; len(rows) > 0 && awaitUnlocked(l.term.ctx, tries); tries++ {
-		rows = k.freeBatch(l, rows)
+		rows = k.freeBatch(l, rows, b.how)
 	}
 	k.s.mu.Lock()
 	l.freed(locked)
@@ -69,10 +69,10 @@ func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
 // freeBatch frees rows, and returns the ones that another transaction has locked. It retries until it has
 // an answer, because no other session frees them while this one lives. If the database refuses to free a
 // row, reconcile tries again later.
-func (k *kind) freeBatch(l *ledger, rows []objects.Claim) (locked []objects.Claim) {
+func (k *kind) freeBatch(l *ledger, rows []objects.Claim, how objects.Freeing) (locked []objects.Claim) {
 	t := l.term
 	for failures := 0; t.ctx.Err() == nil; failures++ {
-		locked, refused, err := k.s.free(t.ctx, k.table, t.id, k.name, rows)
+		locked, refused, err := k.s.free(t.ctx, k.table, t.id, k.name, rows, how)
 		if err == nil {
 			if len(refused) > 0 {
 				k.s.mu.Lock()
@@ -100,24 +100,32 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 		k.doubt(l, doubt{until: time.Now()}, r.ID) // in case it can't be freed now: it may be locked
 	}
 	k.s.mu.Unlock()
-	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows)
+	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows, objects.Freeing{})
 	if err != nil {
 		return nil, err
 	}
 	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
 }
 
-// freeAll frees all rows that name a session, except those to skip.
+// orderly returns how a row is freed when the session closes.
+func (s *Session) orderly(r objects.Claim) objects.Freeing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.kinds[r.Kind]
+	return objects.Freeing{Unused: k == nil || k.ledger == nil || k.ledger.spent[r.ID] != r.Token}
+}
+
+// freeAll frees all rows that name a session, except those to skip, when the session closes.
 func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (err error) {
 	for _, table := range s.tables() { // if one fails, the others are freed all the same
-		_, failed := s.freeRows(ctx, table, id, skip)
+		_, failed := s.freeRows(ctx, table, id, skip, s.orderly)
 		err = cmp.Or(err, failed)
 	}
 	return err
 }
 
 // freeRows frees the rows of one table that name a session, except those to skip, and returns how many.
-func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, skip func(objects.Claim) bool) (freed int, err error) {
+func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
 	most := 20 // at first, so that some are free at once, however many there are
 	var last objects.Claim
 	var hinted time.Time
@@ -131,15 +139,21 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, sk
 			return freed, err
 		}
 		last, most = rows[len(rows)-1], 2*n
-		ofKind := make(map[string][]objects.Claim)
+		type alike struct {
+			kind string
+			how  objects.Freeing
+		}
+		freedAlike := make(map[alike][]objects.Claim)
 		for _, r := range rows {
 			if skip == nil || !skip(r) {
-				ofKind[r.Kind] = append(ofKind[r.Kind], r)
+				of := alike{r.Kind, how(r)}
+				freedAlike[of] = append(freedAlike[of], r)
 			}
 		}
 		hint := len(rows) < n || time.Since(hinted) > coalesce
-		for kind, rows := range ofKind {
-			locked, refused, err := s.free(ctx, table, id, kind, rows)
+		for of, rows := range freedAlike {
+			kind := of.kind
+			locked, refused, err := s.free(ctx, table, id, kind, rows, of.how)
 			if err != nil {
 				return freed, err
 			}
@@ -154,7 +168,7 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, sk
 
 // free frees rows of a session. It returns the ones that another transaction has locked, and the ones
 // that the database refuses to have freed.
-func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, rows []objects.Claim) (locked, refused []objects.Claim, err error) {
+func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, rows []objects.Claim, how objects.Freeing) (locked, refused []objects.Claim, err error) {
 	var why error
 	err = inGroups(table.groups, rows, func(rows []objects.Claim) error {
 		if ctx.Err() != nil {
@@ -162,7 +176,7 @@ func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, 
 		}
 		freeing, cancel := s.writeContext(ctx)
 		defer cancel()
-		more, err := table.rows.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), s.limit)
+		more, err := table.rows.Free(freeing, id, kind, idsOf(rows), tokensOf(rows), how, s.limit)
 		locked = append(locked, more...)
 		if errors.Is(err, context.DeadlineExceeded) { // freeing a claim twice does no harm
 			return &objects.TooSlow{Cause: err}

@@ -49,7 +49,7 @@ func (t *slowTable) Take(ctx context.Context, session, kind string, ids, gone, m
 	return t.ClaimsTable.Take(ctx, session, kind, ids, gone, missing, limit)
 }
 
-func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	if t.mute && int64(len(ids)) > t.most.Load() {
 		time.Sleep(limit)
 		return nil, context.DeadlineExceeded
@@ -57,7 +57,7 @@ func (t *slowTable) Free(ctx context.Context, session, kind string, ids []string
 	if err := t.has(len(ids)); err != nil {
 		return nil, err
 	}
-	return t.ClaimsTable.Free(ctx, session, kind, ids, tokens, limit)
+	return t.ClaimsTable.Free(ctx, session, kind, ids, tokens, how, limit)
 }
 
 func (t *slowTable) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {

@@ -50,7 +50,7 @@ func newKeys(s *Session, names []string) (all []*Keys, err error) {
 			return nil, err
 		}
 	}
-	kinds, err := newKinds(s, s.table, names...)
+	kinds, err := newKinds(s, s.table, nil, names...)
 	for _, kind := range kinds {
 		all = append(all, &Keys{s, kind.name, kind})
 	}

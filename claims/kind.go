@@ -19,6 +19,7 @@ type kind struct {
 	s     *Session
 	name  string
 	table *ownerTable
+	queue *Queue        // on a table of the user; nil: the kind is one of keys
 	turn  chan struct{} // held while a statement that takes rows is under way; taken before the session's mu
 
 	// The session's mu guards the fields below.
@@ -41,8 +42,8 @@ func (call *call) isFor(session string, token int64) bool {
 	return call != nil && call.of.term.id == session && call.token == token
 }
 
-// newKinds adds kinds to a session, or none of them.
-func newKinds(s *Session, table *ownerTable, names ...string) (added []*kind, err error) {
+// newKinds adds kinds of keys, or of the rows of a queue, to a session, or none of them.
+func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (added []*kind, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, name := range names {
@@ -51,7 +52,7 @@ func newKinds(s *Session, table *ownerTable, names ...string) (added []*kind, er
 		}
 	}
 	for _, name := range names {
-		k := &kind{s: s, name: name, table: table, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+		k := &kind{s: s, name: name, table: table, queue: queue, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
 		s.kinds[name] = k
 		if s.term != nil {
 			k.enter(s.term)
@@ -69,6 +70,9 @@ func (k *kind) enter(t *term) {
 	l := newLedger(t, 2*k.s.limit, k.s.cfg.TTL)
 	k.ledger = l
 	t.busy.Go(func() { k.reconcile(l) })
+	if k.queue != nil && k.queue.cfg.Expires != "" {
+		t.busy.Go(func() { k.queue.freeExpiredUntil(t) })
+	}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the session's mu.
@@ -130,7 +134,7 @@ func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	for _, r := range rows {
 		if k.running[r.ID] != nil {
 			k.strays[r.ID] = true // a Take that is woken by this would take the row again
-			k.free(l, r)
+			k.free(l, true, r)
 		} else {
 			kept = append(kept, claimOf(k.name, l.term.id, r))
 		}
@@ -149,9 +153,13 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	if err != nil {
 		return opError("do "+c.String(), err)
 	}
-	defer k.endFunc(c, call) // also after a panic
+	unused := false
+	defer func() { k.endFunc(c, call, unused) }() // also after a panic
 	err = fn(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) {
+	cause := context.Cause(ctx)
+	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)
+	unused = told || cause == nil && err == nil
+	if errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) {
 		err = errors.Join(opError("do "+c.String(), cause), err)
 	}
 	return err
@@ -176,7 +184,8 @@ func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error)
 }
 
 // endFunc frees the key of a func that has returned, and waits for that, unless the session is lost.
-func (k *kind) endFunc(c Claim, call *call) {
+// unused says that the func has not failed.
+func (k *kind) endFunc(c Claim, call *call, unused bool) {
 	defer call.of.term.busy.Done()
 	defer close(call.freed)
 	k.s.mu.Lock()
@@ -184,7 +193,7 @@ func (k *kind) endFunc(c Claim, call *call) {
 	delete(k.strays, c.Key.ID)
 	var batches []*batch
 	if !call.kept {
-		batches = k.free(call.of, c.row())
+		batches = k.free(call.of, unused, c.row())
 	}
 	k.s.mu.Unlock()
 	for _, b := range batches {
@@ -260,7 +269,7 @@ func (k *kind) startRelease(claims []Claim) (waits []chan struct{}, err error) {
 			idle = append(idle, c.row())
 		}
 	}
-	for _, b := range k.free(k.ledger, idle...) {
+	for _, b := range k.free(k.ledger, true, idle...) {
 		waits = append(waits, b.done)
 	}
 	return waits, nil
@@ -342,7 +351,7 @@ func (k *kind) background(l *ledger, fn func(context.Context)) {
 	}
 }
 
-// freeAfter keeps a claim for a while, even if its func returns, and then frees its key.
+// freeAfter keeps a claim whose func has failed for a while, and then frees its key.
 func (k *kind) freeAfter(d time.Duration, c Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -350,6 +359,7 @@ func (k *kind) freeAfter(d time.Duration, c Claim) {
 		return
 	}
 	l := k.ledger
+	l.spent[c.Key.ID] = c.Token
 	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
 		call.kept = true
 	}
@@ -357,7 +367,7 @@ func (k *kind) freeAfter(d time.Duration, c Claim) {
 		k.s.mu.Lock()
 		defer k.s.mu.Unlock()
 		if l.term.over == nil && l.holds(c.Key.ID, c.Token) {
-			k.free(l, c.row())
+			k.free(l, false, c.row())
 		}
 	})
 }

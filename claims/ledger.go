@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -15,11 +16,13 @@ type ledger struct {
 	early     map[string]int64 // the tokens of claims that were requested before they were held
 	freeing   map[string]int   // how many claims are being freed: a key may be taken again before the answer
 	detached  map[string]int64 // the tokens of detached claims, whose rows still name the session
+	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	newest   int64 // the greatest token of a claim that was held, or of a row that was freed as unknown
-	changes  int   // how often a held claim was added or dropped
-	forgetAt int   // the number of detached claims at which to forget the ended ones
+	lostBy   *source // whose statement took rows without an answer; nil: that of several
+	newest   int64   // the greatest token of a claim that was held, or of a row that was freed as unknown
+	changes  int     // how often a held claim was added or dropped
+	forgetAt int     // the number of detached claims at which to forget the ended ones
 
 	toFree    []*batch // in this order
 	freesRows bool     // a goroutine frees them
@@ -28,13 +31,14 @@ type ledger struct {
 // batch is a set of rows that one statement frees.
 type batch struct {
 	rows []objects.Claim
+	how  objects.Freeing
 	done chan struct{} // closed when the rows are free, or the session is lost
 }
 
 func newLedger(t *term, settle, ttl time.Duration) *ledger {
 	return &ledger{
 		term: t, held: make(map[string]int64), requested: make(map[string]bool), early: make(map[string]int64),
-		freeing: make(map[string]int), detached: make(map[string]int64), forgetAt: perStatement,
+		freeing: make(map[string]int), detached: make(map[string]int64), spent: make(map[string]int64), forgetAt: perStatement,
 		doubts: doubts{settle: settle, ttl: ttl, rows: make(map[string]doubt), changed: make(chan struct{}, 1)},
 	}
 }
@@ -112,6 +116,7 @@ func (l *ledger) drop(id string) {
 	if _, held := l.held[id]; held {
 		delete(l.held, id)
 		delete(l.requested, id)
+		delete(l.spent, id)
 		l.changes++
 	}
 }
@@ -134,17 +139,20 @@ func (l *ledger) end(id string, token int64) {
 	}
 }
 
-// startFreeing puts rows that are to be freed into batches, and returns these batches.
-func (l *ledger) startFreeing(rows []objects.Claim) (batches []*batch) {
+// startFreeing puts rows that are to be freed into batches, and returns these batches. unused says that
+// their attempts are taken back, unless they are spent.
+func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*batch) {
 	for _, r := range rows {
+		how := objects.Freeing{Unused: unused && l.spent[r.ID] != r.Token}
 		l.drop(r.ID)
 		l.freeing[r.ID]++
-		if n := len(l.toFree); n == 0 || len(l.toFree[n-1].rows) == perStatement {
-			l.toFree = append(l.toFree, &batch{done: make(chan struct{})})
+		i := slices.IndexFunc(l.toFree, func(b *batch) bool { return b.how == how && len(b.rows) < perStatement })
+		if i < 0 {
+			i, l.toFree = len(l.toFree), append(l.toFree, &batch{how: how, done: make(chan struct{})})
 		}
-		b := l.toFree[len(l.toFree)-1]
+		b := l.toFree[i]
 		b.rows = append(b.rows, r)
-		if n := len(batches); n == 0 || batches[n-1] != b {
+		if !slices.Contains(batches, b) {
 			batches = append(batches, b)
 		}
 	}

@@ -138,7 +138,7 @@ func (w *ledgerWorld) free(rows []objects.Claim) {
 	for _, c := range rows {
 		w.claims[c] = isFreeing
 	}
-	w.l.startFreeing(rows)
+	w.l.startFreeing(false, rows)
 	if b := w.l.nextBatch(); b != nil {
 		w.frees = append(w.frees, b)
 	}

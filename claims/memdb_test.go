@@ -210,7 +210,7 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 	return taken, err
 }
 
-func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (left []objects.Claim, err error) {
+func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) (left []objects.Claim, err error) {
 	token := make(map[string]int64)
 	for i, id := range ids {
 		token[id] = tokens[i]

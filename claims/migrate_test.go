@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
@@ -43,7 +44,8 @@ func TestAQueueByItselfNeedsNoTablesOfClaims(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := queue.TryTakeFor(t.Context(), "worker", 1)
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("worker"), TTL: time.Hour}))
+		got, err := queue.TryTakeFor(t.Context(), "worker", claims.TakeOptions{N: 1})
 		if err != nil || len(got) != 1 {
 			t.Fatalf("took %v, error %v", got, err)
 		}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -460,7 +461,7 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 		// The record of the first session never was: it is gone. Half of the claims find the row
 		// freed, the others take it.
 		if trial%4 < 2 {
-			_, err = w.table.Free(ctx, first, "tenant", []string{id}, []int64{c.Token}, 10*time.Second)
+			_, err = w.table.Free(ctx, first, "tenant", []string{id}, []int64{c.Token}, objects.Freeing{}, 10*time.Second)
 			require.NoError(w, err)
 		}
 		var taken int64

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
@@ -29,10 +31,13 @@ type Queue struct {
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
+	retries logtext.Retries
+
 	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
 	ends    []*ending // the calls that wait for endTogether
 	busy    bool      // whether endTogether runs
+	expired time.Time // when rows whose claims have expired were last looked for
 }
 
 // queueLimit is the time limit of a queue's statements where no session of this process has another. It is
@@ -52,7 +57,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	if err != nil {
 		return nil, opError("new queue", err)
 	}
-	q := &Queue{store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
+	q := &Queue{retries: logtext.Retries{Repeat: true}, store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
 	q.rows = &ownerTable{q.table, new(groups), queueLimit}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
@@ -122,14 +127,14 @@ func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	return claims
 }
 
-// Release gives rows back by value: any session may take them at once. If a func of [Worker.Do] runs for a
-// row, it is not told. [Worker.Release] tells it, and waits until it has returned.
+// Release gives rows back by value: any session may take them at once, and their attempts are taken back. If
+// a func of [Worker.Do] runs for a row, it is not told. [Worker.Release] tells it, and waits until it has returned.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
 	err := q.valid(claims)
 	if err == nil {
-		if err = q.end(ctx, objects.Ending{}, claims); err == nil {
+		if err = q.end(ctx, objects.Ending{Unused: true}, claims); err == nil {
 			q.Wake()
 		}
 	}
@@ -155,6 +160,77 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	return q.failed("release", err)
 }
 
+// Extend has claims by value expire after d from now, by the database's clock. It needs [QueueConfig.Expires];
+// without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TakeFor] and claims that were
+// detached.
+//
+// If one of the claims has ended, also because it had expired and its row was freed, Extend returns an
+// [*EndedError], and none is extended.
+func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) error {
+	err := q.valid(claims)
+	switch {
+	case q.cfg.Expires == "":
+		err = fmt.Errorf("%w: Extend needs a column that keeps the time: set Expires", tenure.ErrInvalid)
+	case d <= 0:
+		err = fmt.Errorf("%w: %v is not positive", tenure.ErrInvalid, d)
+	}
+	if err == nil {
+		var lost []objects.Claim
+		if lost, err = q.endAll(ctx, objects.Ending{Extend: true, After: max(d, time.Microsecond)}, rowsOf(claims)); err == nil {
+			err = q.endedError(claims, lost)
+		}
+	}
+	return q.failed("extend", err)
+}
+
+// freeExpiredUntil frees rows whose claims have expired, until a term ends.
+func (q *Queue) freeExpiredUntil(t *term) {
+	for {
+		select {
+		case <-t.ended:
+			return
+		case <-time.After(q.cfg.PollInterval):
+			q.freeExpired(t.ctx)
+		}
+	}
+}
+
+// freeExpired frees rows whose claims have expired, at most once per PollInterval.
+func (q *Queue) freeExpired(ctx context.Context) {
+	q.mu.Lock()
+	due := q.cfg.Expires != "" && time.Since(q.expired) >= q.cfg.PollInterval
+	if due {
+		q.expired = time.Now()
+	}
+	q.mu.Unlock()
+	if !due {
+		return
+	}
+	var ids []string
+	limit := q.limit()
+	_, err := q.rows.groups.page(ctx, perStatement, func(n int) (err error) {
+		ids, err = q.table.Expired(ctx, n, limit)
+		return err
+	})
+	freed, refused := 0, error(nil)
+	if err == nil {
+		err = inGroups(q.rows.groups, ids, func(ids []string) error {
+			err := q.table.FreeExpired(ctx, ids, limit)
+			if err == nil {
+				freed += len(ids)
+			}
+			return err
+		}, func(_ string, why error) { refused = why })
+	}
+	if freed > 0 {
+		q.cfg.Logger.Info("freed rows whose claims have expired", "table", q.cfg.Table, "rows", freed)
+		q.Wake()
+	}
+	if err = cmp.Or(err, refused); err != nil && ctx.Err() == nil {
+		q.retries.Log(q.cfg.Logger, slog.LevelWarn, "failed to free rows whose claims have expired; retrying", err, "table", q.cfg.Table)
+	}
+}
+
 // Wake wakes the callers that wait for rows, in other processes too. Call it once after rows were added,
 // however many. It reports no errors, because a hint may be lost in any case.
 func (q *Queue) Wake() { wake(q.store, keyOf(q.cfg.Table), q.rows.limit) }
@@ -170,29 +246,32 @@ func (q *Queue) valid(claims []Claim) error {
 	return errors.Join(errs...)
 }
 
-// TryTakeFor takes up to n rows that are free and ready, for the session with that ID. It does not wait,
-// and may return none. It is for the server of workers without access to the database, see
-// [tenure.Lease.Resume]. The claims are the worker's, and this process does not hold them. The session
-// must not be one that a process runs with [Session.Run], which would free rows that it does not know. If
-// the answer is lost, [Queue.OwnedBy] returns what was taken.
-func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
-	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session))
-	switch {
-	case session == "":
+// TryTakeFor takes rows that are free and ready, for the session with that ID. It does not wait, and may
+// return none. It is for the server of workers without access to the database, see [tenure.Lease.Resume].
+// The claims are the worker's, and this process does not hold them. The session must not be one that a
+// process runs with [Session.Run], which would free rows that it does not know. If it has no record, because
+// it has ended or never began, the error is [tenure.ErrLost] and nothing is taken. If the answer is lost,
+// [Queue.OwnedBy] returns what was taken.
+func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session), o.validate())
+	if session == "" {
 		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
-	case n < 1:
-		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
 	}
 	if err != nil {
 		return nil, q.failed("take", err)
 	}
-	rows, err := q.taker.take(ctx, session, min(n, perStatement), nil, func(n int, skip, only []string) ([]objects.Claim, error) {
-		return q.table.TakeReady(ctx, session, n, skip, only, q.rows.limit)
+	q.freeExpired(ctx)
+	take := objects.Taking{Session: session, N: min(o.N, perStatement), Filter: o.filter(), Remote: true}
+	rows, err := q.taker.take(ctx, take, nil, func(take objects.Taking) ([]objects.Claim, error) {
+		return q.table.TakeReady(ctx, take, q.rows.limit)
 	})
+	if errors.Is(err, objects.ErrEnded) {
+		err = fmt.Errorf("%w: session %q has no record: it has ended, or never began", tenure.ErrLost, session)
+	}
 	if len(rows) == 0 && err != nil {
 		return nil, q.failed("take", err)
 	}
-	kept, exhausted := q.split(q.claimsOf(rows))
+	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)
 	return kept, nil
 }
@@ -200,11 +279,11 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim,
 // TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it
 // returns no claims and no error. If this process has a [Worker] of the queue whose session runs, the rows
 // of a session that expires while TakeFor waits are free at once, and not within a TTL.
-func (q *Queue) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	take := func() ([]Claim, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
 		defer cancel()
-		return q.TryTakeFor(ctx, session, n)
+		return q.TryTakeFor(ctx, session, o)
 	}
 	got, err := take()
 	if err != nil || len(got) > 0 {

@@ -32,6 +32,16 @@ type QueueConfig struct {
 	// [Queue.ReleaseAfter] needs it.
 	NotBefore string
 
+	// Expires is a column with the time until which a claim of [Queue.TakeFor] stands. It is set to the
+	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
+	// within two PollIntervals if a session with a [Worker] of the queue runs, or calls of TakeFor come or
+	// wait. In rows that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs
+	// Deadline.
+	Expires string
+	// Limit is a column with the row's own MaxAttempts; NULL: that of the config. Optional; it needs
+	// Attempts.
+	Limit string
+
 	// Ready is the SQL condition under which a free row may be taken, for example
 	// "status = 'queued'". Default: always.
 	Ready string
@@ -41,9 +51,18 @@ type QueueConfig struct {
 	// Done is the SQL assignment that the Finish methods make in a row when they free it, for example
 	// "status = 'done'". Optional.
 	Done string
+	// Taken is the SQL assignment that is made in a row when it is taken, for example
+	// "status = 'running', seq = nextval('seqs')". Optional.
+	Taken string
+	// Released is the SQL assignment that is made in a row when it is freed and not finished, also when its
+	// session is gone, for example "status = 'queued'". It must not set a column of this config. Optional.
+	Released string
 
 	// MaxAttempts is how often workers may try a row. It needs Attempts, and either Exhausted or
-	// OnExhausted. Default: any number of times.
+	// OnExhausted. Default: any number of times. An attempt is taken back if its row is freed in an orderly
+	// way: it is released, the session closes, the context of [Worker.Do] is canceled, or the func returns nil
+	// without ending its claim. A func that returned an error of its own, panicked or was overdue has used its
+	// attempt. [Queue.ReleaseAfter] uses it as well, and so does a session that is lost.
 	MaxAttempts int
 	// Exhausted is the SQL assignment that is made in a row that has no attempts left and is ready once
 	// more, for example "status = 'failed'".
@@ -53,7 +72,15 @@ type QueueConfig struct {
 	// row next calls it again, after Backoff. A panic is logged and counts as an error.
 	OnExhausted func(context.Context, Claim) error
 
-	// Deadline is how long a claim of a [Worker] lasts at most, counted from just before it was taken. At
+	// LostBackoff is how long a row is not taken again after its session was lost or its claim has expired.
+	// It doubles with each further attempt, up to LostBackoffMax, and is up to a quarter shorter at random.
+	// It needs NotBefore. Default: none.
+	LostBackoff time.Duration
+	// LostBackoffMax is the longest LostBackoff. Default: 10 times LostBackoff.
+	LostBackoffMax time.Duration
+
+	// Deadline is how long a claim of a [Worker] lasts at most, counted from just before it was taken; for
+	// claims of [Queue.TakeFor] see Expires. At
 	// the deadline the func of [Worker.Do] is told to return, with the cause [ErrOverdue]. After Grace,
 	// other sessions may take the row even if the func still runs; its Finish is then refused. Default:
 	// no deadline.
@@ -76,6 +103,7 @@ type QueueConfig struct {
 func (cfg QueueConfig) withDefaults() QueueConfig {
 	cfg.ID, cfg.Session, cfg.Token = cmp.Or(cfg.ID, "id"), cmp.Or(cfg.Session, "session"), cmp.Or(cfg.Token, "token")
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, time.Second)
+	cfg.LostBackoffMax = cmp.Or(cfg.LostBackoffMax, 10*cfg.LostBackoff)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	if cfg.Backoff == nil {
 		cfg.Backoff = backoff
@@ -98,7 +126,9 @@ func (cfg QueueConfig) validate() error {
 	}{
 		{"Schema", cfg.Schema, false}, {"Table", cfg.Table, false},
 		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
+		{"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true},
 		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
+		{"Taken", cfg.Taken, false}, {"Released", cfg.Released, false},
 	} {
 		problems.Add(objects.ValidText(c.what, c.text))
 		if c.isColumn && c.text != "" {
@@ -108,11 +138,17 @@ func (cfg QueueConfig) validate() error {
 	}
 	exhausted := cfg.Exhausted != "" || cfg.OnExhausted != nil
 	problems.If(cfg.MaxAttempts < 0, "MaxAttempts %d is negative", cfg.MaxAttempts)
-	problems.If(cfg.MaxAttempts > 0 && cfg.Attempts == "", "MaxAttempts needs the column that counts them: set Attempts")
-	problems.If(cfg.MaxAttempts > 0 && !exhausted, "MaxAttempts needs to know what becomes of the row then: set Exhausted or OnExhausted")
-	problems.If(cfg.MaxAttempts == 0 && exhausted, "Exhausted and OnExhausted need MaxAttempts")
+	limited := cfg.MaxAttempts > 0 || cfg.Limit != ""
+	problems.If(limited && cfg.Attempts == "", "MaxAttempts and Limit need the column that counts them: set Attempts")
+	problems.If(limited && !exhausted, "MaxAttempts and Limit need to know what becomes of the row then: set Exhausted or OnExhausted")
+	problems.If(!limited && exhausted, "Exhausted and OnExhausted need MaxAttempts or Limit")
 	problems.If(cfg.Exhausted != "" && cfg.OnExhausted != nil, "Exhausted and OnExhausted are both set: one of them decides")
 	problems.If(cfg.Deadline < 0, "Deadline %v is negative", cfg.Deadline)
+	problems.If(cfg.Expires != "" && cfg.Deadline == 0, "Expires needs to know how long a claim lasts: set Deadline")
+	problems.If(cfg.LostBackoff < 0, "LostBackoff %v is negative", cfg.LostBackoff)
+	problems.If(cfg.LostBackoff > 0 && cfg.NotBefore == "", "LostBackoff needs a column that keeps the time: set NotBefore")
+	problems.If(cfg.LostBackoffMax < cfg.LostBackoff, "LostBackoffMax %v is shorter than LostBackoff", cfg.LostBackoffMax)
+	problems.If(cfg.LostBackoffMax > 0 && cfg.LostBackoff == 0, "LostBackoffMax needs LostBackoff")
 	problems.If(cfg.Grace < 0, "Grace %v is negative", cfg.Grace)
 	problems.If(cfg.PollInterval < 0, "PollInterval %v is negative", cfg.PollInterval)
 	return problems.Err()
@@ -122,6 +158,8 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 	return objects.RowsConfig{
 		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore,
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
+		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released,
+		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff, LostBackoffMax: cfg.LostBackoffMax,
 	}
 }
 

@@ -33,6 +33,22 @@ func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	k.lost(l, ids...)
+}
+
+// lostTake is lostAnswer for a statement that took any rows for some callers, and for no others.
+func (k *kind) lostTake(l *ledger, of *source) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if l.doubts.unsure(time.Now()) && !l.lostBy.is(of) {
+		of = nil // what one of them has taken is not told from what the other has
+	}
+	l.lostBy = of
+	k.lost(l)
+}
+
+// lost is lostAnswer for a caller that holds the session's mu.
+func (k *kind) lost(l *ledger, ids ...string) {
 	now := time.Now()
 	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.lateBy())}, ids...)
 }
@@ -114,11 +130,12 @@ func (k *kind) freeUnknown(l *ledger, ids []string, began time.Time) error {
 		// claim. The next look judges it.
 		k.doubt(l, doubt{until: time.Now()}, r.ID)
 	}
+	newest := l.newest
 	for _, r := range k.unknown(l, rows) {
 		// If the claim has ended since the row was read, this frees nothing. If the answer is lost, the
 		// statement may free the row late, so the row must not be adopted any more.
 		l.newest = max(l.newest, r.Token)
-		k.free(l, r)
+		k.free(l, r.Token > newest, r) // otherwise the claim may have been given to a caller
 	}
 	return nil
 }
@@ -267,9 +284,10 @@ func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int
 // adoptable returns up to n rows that a statement took whose answer was lost. The caller has the turn, so
 // no other such statement is under way. If a row's token is not greater than all tokens before it, that
 // token may have been given to a caller. The row is then freed, so that the next claim gets a new token.
-func (k *kind) adoptable(ctx context.Context, l *ledger, n int) (rows []objects.Claim, err error) {
+// The same holds if the row may have been taken for other callers than of.
+func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
-	unsure := l.doubts.unsure(time.Now())
+	unsure := l.doubts.unsure(time.Now()) && l.lostBy.is(of)
 	k.s.mu.Unlock()
 	for after, more := "", unsure; more && len(rows) < n; {
 		var some []objects.Claim

@@ -180,7 +180,7 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 		require.NoError(db, err)
 		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: claims.SessionKey("worker 1")})
 		kit.MustAcquire(db.T, lease)
-		got, err := rows.TryTakeFor(db.Context(), "worker 1", 3)
+		got, err := rows.TryTakeFor(db.Context(), "worker 1", claims.TakeOptions{N: 3})
 		require.NoError(db, err)
 		require.Equal(db, []string{"1", "2", "3"}, takenIDs(got))
 		owned, err := rows.OwnedBy(db.Context(), "worker 1")
@@ -200,7 +200,7 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 }
 
 func (db *rowsDB) byStatementOf(rows *workedQueue, session string) error {
-	got, err := rows.TryTakeFor(db.Context(), session, 1)
+	got, err := rows.TryTakeFor(db.Context(), session, claims.TakeOptions{N: 1})
 	require.NoError(db, err)
 	require.Len(db, got, 1)
 	return db.byStatement(rows, got[0])
@@ -247,7 +247,7 @@ func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
 				ids = append(ids, fmt.Sprint(i))
 			}
 		}
-		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), db.remote("r", 30*time.Second), 9)
+		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), db.remote("r", 30*time.Second), claims.TakeOptions{N: 9})
 		require.NoError(db, err)
 		require.Equal(db, ids[:len(got)], takenIDs(got))
 		require.Len(db, got, 7)
@@ -342,7 +342,7 @@ func TestOnlyTheRowsOfABuriedSessionAreFreedWithoutWaitingForTheDisk(t *testing.
 	db.add(1, 1)
 	a := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, a.rows.Release(t.Context(), a.take(1)...))
-	_, err = a.rows.TryTakeFor(t.Context(), db.remote("short", time.Second), 1)
+	_, err = a.rows.TryTakeFor(t.Context(), db.remote("short", time.Second), claims.TakeOptions{N: 1})
 	require.NoError(t, err)
 	b := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, b.rows.Finish(t.Context(), b.take(1)...))
@@ -706,7 +706,14 @@ func TestBadInputToRows(t *testing.T) {
 		"both the column":                  {Table: "t", Session: "x", Token: "x"},
 		"set Attempts":                     {Table: "t", MaxAttempts: 1, Exhausted: "x = 1"},
 		"set Exhausted or OnExhausted":     {Table: "t", MaxAttempts: 1, Attempts: "a"},
-		"need MaxAttempts":                 {Table: "t", Exhausted: "x = 1"},
+		"need MaxAttempts or Limit":        {Table: "t", Exhausted: "x = 1"},
+		"Limit need the column":            {Table: "t", Limit: "l", Exhausted: "x = 1"},
+		"Expires and Limit are both":       {Table: "t", Limit: "l", Expires: "l"},
+		"set Deadline":                     {Table: "t", Expires: "e"},
+		"set NotBefore":                    {Table: "t", LostBackoff: 1},
+		"is shorter than LostBackoff":      {Table: "t", LostBackoff: 2, LostBackoffMax: 1, NotBefore: "n"},
+		"LostBackoffMax needs LostBackoff": {Table: "t", LostBackoffMax: 1},
+		"LostBackoff -1ns is negative":     {Table: "t", LostBackoff: -1},
 		"one of them decides":              {Table: "t", MaxAttempts: 1, Attempts: "a", Exhausted: "x = 1", OnExhausted: fail},
 		"MaxAttempts -1 is negative":       {Table: "t", MaxAttempts: -1},
 		"Deadline -1s is negative":         {Table: "t", Deadline: -time.Second},
@@ -744,7 +751,7 @@ func TestBadInputToRows(t *testing.T) {
 		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.Queue.Release(ctx), rows.ReleaseAfter(ctx, time.Second, c),
 		rows.FinishSQLite(ctx, nil, never), rows.FinishSQLite(ctx, []claims.Claim{c}, nil), rows.FinishPostgres(ctx, []claims.Claim{c}, nil),
 		rows.FinishTx(ctx, []claims.Claim{c}, nil, nil, never), rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
-		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", 1)), second(rows.TryTakeFor(ctx, "s", 0)), second(rows.TryTakeFor(ctx, "\xff", 1)),
+		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", claims.TakeOptions{N: 1})), second(rows.TryTakeFor(ctx, "s", claims.TakeOptions{N: 0})), second(rows.TryTakeFor(ctx, "\xff", claims.TakeOptions{N: 1})),
 	} {
 		require.ErrorIs(t, err, tenure.ErrInvalid, i)
 	}
@@ -758,11 +765,18 @@ func second[T any](_ T, err error) error { return err }
 
 // The statements find what they need by the partial indexes, however many rows are done.
 func TestThePlansUseThePartialIndexes(t *testing.T) {
+	tasks := tasks
+	tasks.Expires, tasks.Deadline = "expires_at", time.Hour
 	many := func(db *rowsDB, ddl string) {
 		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`)
 		db.exec(ddl)
 		db.add(1, *manyRows)
 		db.exec(`UPDATE tasks SET token = 1, status = CASE WHEN id % 100 < 80 THEN 'done' ELSE 'queued' END, session = CASE WHEN id % 100 >= 90 THEN 's' || id % 3 END`)
+		if db.pool != nil {
+			db.exec(`UPDATE tasks SET expires_at = now() + id * interval '1 second'`)
+		} else {
+			db.exec(`UPDATE tasks SET expires_at = 1999999999999 + id`)
+		}
 		db.exec(`ANALYZE`)
 	}
 	judge := func(t *testing.T, name, plan string) {
@@ -770,11 +784,15 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		require.NotContains(t, plan, "Seq Scan on tasks", name)
 		require.NotRegexp(t, `SCAN (tasks|r)\b[^\n]*($|\n)`, strings.ReplaceAll(plan, "SCAN tasks USING", ""), name)
 		switch name {
-		case "take", "ready":
+		case "take", "ready", "take for", "ready for":
 			if name == "take" && strings.Contains(plan, "SEARCH") {
 				break // SQLite's takes by ID what ready has found
 			}
 			require.Contains(t, plan, "tasks_ready", name)
+		case "expired":
+			require.Contains(t, plan, "tasks_expires", name)
+			require.NotContains(t, plan, "Sort", name)
+			require.NotContains(t, plan, "TEMP B-TREE", name)
 		case "owned", "owned after", "sessions":
 			require.Contains(t, plan, "tasks_by_session", name)
 			require.NotContains(t, plan, "Sort", name)
@@ -790,6 +808,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		store := db.open().(*tenure.PostgresStore)
 		rows := store.Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
+			Expires: tasks.Expires, Lasts: tasks.Deadline,
 		}, kit.Quiet).(*pgobjects.Rows)
 		require.NoError(t, rows.Check(t.Context(), time.Minute))
 		var ids []string
@@ -819,9 +838,10 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		many(db, ddl)
 		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
+			Expires: tasks.Expires, Lasts: tasks.Deadline,
 		}, kit.Quiet).(*sqliteobjects.Rows)
 		for name, query := range rows.Statements() {
-			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3", "4")
+			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3", "4", "5")
 			require.NoError(t, err, name)
 			var plan []string
 			for got.Next() {

@@ -365,7 +365,7 @@ func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
 	}
 	ctx = objects.WithoutSync(ctx) // if a crash undoes this, a later sweep finds the rows
 	for failures := 0; ; failures++ {
-		freed, err := w.s.freeRows(ctx, of.table, of.session, nil)
+		freed, err := w.s.freeRows(ctx, of.table, of.session, nil, func(objects.Claim) objects.Freeing { return objects.Freeing{Lost: true} })
 		w.freed.Add(int64(freed))
 		if err == nil {
 			return

@@ -45,7 +45,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			ofC = (&rowsWorld{world: w}).rowsOf(c, cfg)
 		}
 		a.claimOne("k")
-		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), 1)
+		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), claims.TakeOptions{N: 1})
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		c.fault(kit.Only("queue.sessions", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -121,10 +121,10 @@ func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 	defer tx.Rollback()
 	_, err = tx.Exec(`LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE`)
 	require.NoError(t, err)
-	takes := make(chan error, 8)
+	takes, worker := make(chan error, 8), db.remote("worker", time.Hour)
 	for range cap(takes) {
 		go func() {
-			_, err := a.rows.TryTakeFor(context.Background(), "worker", 1)
+			_, err := a.rows.TryTakeFor(context.Background(), worker, claims.TakeOptions{N: 1})
 			takes <- err
 		}()
 	}

@@ -145,7 +145,7 @@ func (d *tables) owned(session string) []objects.Claim {
 
 func (d *tables) free(r objects.Claim) {
 	d.Helper()
-	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, objects.Freeing{}, kit.Patience))(d.T))
 }
 
 func (d *tables) takesFreeRows() {
@@ -187,11 +187,11 @@ func (d *tables) frees() {
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"r1", "r2", "r3"})
 	tokens := []int64{rows[0].Token, rows[1].Token + 1, rows[2].Token}
-	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, kit.Patience))(d.T)
+	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, objects.Freeing{}, kit.Patience))(d.T)
 	require.Empty(d, left)
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another token, and not asked for")
-	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], kit.Patience))(d.T))
-	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], objects.Freeing{}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], objects.Freeing{}, kit.Patience))(d.T))
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another session, another kind")
 }
 
@@ -333,7 +333,7 @@ func (d *tables) leavesLockedRows() {
 	rows := d.take("a", nil, nil, []string{"l1", "l2"})
 	unlock := d.lock(rows[0])
 	began := time.Now()
-	left := must(d.Free(d.Context(), "a", "tenant", idsOf(rows), []int64{rows[0].Token, rows[1].Token}, time.Minute))(d.T)
+	left := must(d.Free(d.Context(), "a", "tenant", idsOf(rows), []int64{rows[0].Token, rows[1].Token}, objects.Freeing{}, time.Minute))(d.T)
 	require.Equal(d, rows[:1], left)
 	unlock()
 	d.free(rows[0])

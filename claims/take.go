@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +16,47 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
+
+// TakeOptions says which rows a call takes.
+type TakeOptions struct {
+	// N is how many rows are taken at most. It is never more than 1,000.
+	N int
+
+	// Where is a further SQL condition of the rows, with $1, $2, … for Args on either database, outside of
+	// quotes. Callers that wait with different conditions take rows separately, each with statements of its
+	// own. Where must not come from user input, but Args may. Optional.
+	Where string
+	Args  []any
+}
+
+func (o TakeOptions) filter() objects.Filter { return objects.Filter{Where: o.Where, Args: o.Args} }
+
+func (o TakeOptions) validate() error {
+	if o.N < 1 {
+		return fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, o.N)
+	}
+	_, err := o.filter().In("$", 0)
+	return err
+}
+
+// source is where a statement takes rows from: a queue, with a filter.
+type source struct {
+	q      *Queue
+	filter objects.Filter
+}
+
+// is reports whether two sources are the same; nil is none.
+func (s *source) is(other *source) bool {
+	return s != nil && other != nil && s.q == other.q && s.filter.Where == other.filter.Where &&
+		(len(s.filter.Args) == 0 || reflect.DeepEqual(s.filter.Args, other.filter.Args))
+}
+
+// line is the calls of Take with one filter.
+type line struct {
+	source
+	leads chan struct{} // held by the call that takes for all others
+	takes []*takeCall   // that have no rows yet, the longest waiting first
+}
 
 // takeCall is a call of Take.
 type takeCall struct {
@@ -29,30 +71,29 @@ type takeCall struct {
 //
 // The caller works on each row, with [Worker.Do] or on its own, and ends the claim by a Finish
 // method, Release or ReleaseAfter. An attempt is counted when a row is taken, even if the
-// database's answer is lost. If rows were taken before ctx was done, Take returns them without an error.
+// database's answer is lost, and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns them without an error.
 func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
-	if n < 1 {
-		return nil, w.q.failed("take", fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n))
+	return w.TakeWith(ctx, TakeOptions{N: n})
+}
+
+// TakeWith is Take with options.
+func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
+	if err := o.validate(); err != nil {
+		return nil, w.q.failed("take", err)
 	}
-	t := &takeCall{n: min(n, perStatement), got: make(chan []Claim, 1)}
-	w.mu.Lock()
-	w.takes = append(w.takes, t)
-	w.mu.Unlock()
+	t := &takeCall{n: min(o.N, perStatement), got: make(chan []Claim, 1)}
+	l := w.join(source{w.q, o.filter()}, t)
 	var err error
 	select {
 	case got := <-t.got:
 		return got, nil
-	case w.leads <- struct{}{}:
-		err = w.takeAsLeader(ctx, t)
-		<-w.leads
+	case l.leads <- struct{}{}:
+		err = w.takeAsLeader(ctx, l, t)
+		<-l.leads
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	w.mu.Lock()
-	if i := slices.Index(w.takes, t); i >= 0 {
-		w.takes = slices.Delete(w.takes, i, i+1)
-	}
-	w.mu.Unlock()
+	w.leave(l, t)
 	select {
 	case got := <-t.got: // even if ctx ended at the same moment
 		return got, nil
@@ -61,8 +102,31 @@ func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 	}
 }
 
-// takeAsLeader takes rows for all calls of Take, until its own call has some.
-func (w *Worker) takeAsLeader(ctx context.Context, t *takeCall) error {
+// join adds a call to the line of its source.
+func (w *Worker) join(of source, t *takeCall) *line {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.lines, func(l *line) bool { return l.is(&of) })
+	if i < 0 {
+		i, w.lines = len(w.lines), append(w.lines, &line{source: of, leads: make(chan struct{}, 1)})
+	}
+	l := w.lines[i]
+	l.takes = append(l.takes, t)
+	return l
+}
+
+// leave removes a call from its line, and the line if it was the last.
+func (w *Worker) leave(l *line, t *takeCall) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l.takes = slices.DeleteFunc(l.takes, func(other *takeCall) bool { return other == t })
+	if len(l.takes) == 0 {
+		w.lines = slices.DeleteFunc(w.lines, func(other *line) bool { return other == l })
+	}
+}
+
+// takeAsLeader takes rows for all calls of a line, until its own call has some.
+func (w *Worker) takeAsLeader(ctx context.Context, l *line, t *takeCall) error {
 	s := w.s
 	var hints tenure.Subscription
 	var done func()
@@ -74,7 +138,7 @@ func (w *Worker) takeAsLeader(ctx context.Context, t *takeCall) error {
 	}()
 	var spurious pace.Limiter
 	for woken, failures := false, 0; len(t.got) == 0; {
-		err := w.takeForWaiters(ctx)
+		err := w.takeForWaiters(ctx, l)
 		switch {
 		case len(t.got) > 0:
 			return nil
@@ -103,25 +167,25 @@ func (w *Worker) takeAsLeader(ctx context.Context, t *takeCall) error {
 	return nil
 }
 
-// takeForWaiters takes as many rows as all calls of Take want together, and hands them to the calls
+// takeForWaiters takes as many rows as all calls of a line want together, and hands them to the calls
 // that have waited longest.
-func (w *Worker) takeForWaiters(ctx context.Context) error {
+func (w *Worker) takeForWaiters(ctx context.Context, l *line) error {
 	wants := func() (n int) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		for _, t := range w.takes {
+		for _, t := range l.takes {
 			n = min(n+t.n, perStatement)
 		}
 		return n
 	}
-	got, err := w.take(ctx, wants)
+	got, err := w.take(ctx, &l.source, wants)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(got) > 0 && len(w.takes) > 0 {
-		t := w.takes[0]
+	for len(got) > 0 && len(l.takes) > 0 {
+		t := l.takes[0]
 		n := min(t.n, len(got))
 		t.got <- got[:n:n]
-		got, w.takes = got[n:], w.takes[1:]
+		got, l.takes = got[n:], l.takes[1:]
 	}
 	if len(got) > 0 { // their callers have given up
 		go func() { _ = w.kind.release(context.Background(), got) }()
@@ -130,7 +194,7 @@ func (w *Worker) takeForWaiters(ctx context.Context) error {
 }
 
 // take takes rows once.
-func (w *Worker) take(ctx context.Context, wants func() int) ([]Claim, error) {
+func (w *Worker) take(ctx context.Context, of *source, wants func() int) ([]Claim, error) {
 	k := w.kind
 	l, done, err := k.begin(ctx)
 	if err != nil {
@@ -142,21 +206,22 @@ func (w *Worker) take(ctx context.Context, wants func() int) ([]Claim, error) {
 		return nil, err
 	}
 	sent := time.Now()
-	rows, err := k.adoptable(ctx, l, n)
+	rows, err := k.adoptable(ctx, l, of, n)
 	if err != nil {
 		return nil, err
 	}
 	if len(rows) == 0 {
-		rows, err = w.taker.take(ctx, l.term.id, n, k.strayIDs(), func(n int, skip, only []string) ([]objects.Claim, error) {
+		take := objects.Taking{Session: l.term.id, N: n, Filter: of.filter}
+		rows, err = w.taker.take(ctx, take, k.strayIDs(), func(take objects.Taking) ([]objects.Claim, error) {
 			if err := k.over(l); err != nil { // the statements before this one took long
 				return nil, err
 			}
 			sending, cancel := w.s.writeContext(ctx)
 			defer cancel()
-			return w.q.table.TakeReady(sending, l.term.id, n, skip, only, w.s.limit)
+			return w.q.table.TakeReady(sending, take, w.s.limit)
 		})
 		if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
-			k.lostAnswer(l)
+			k.lostTake(l, of)
 		}
 		if len(rows) == 0 {
 			return nil, err
@@ -167,7 +232,7 @@ func (w *Worker) take(ctx context.Context, wants func() int) ([]Claim, error) {
 		return nil, err
 	}
 	w.deadlines.add(l, kept, sent)
-	kept, exhausted := w.q.split(kept)
+	kept, exhausted := split(kept, rows)
 	w.retire(l, exhausted)
 	return kept, nil
 }
@@ -221,16 +286,15 @@ func (t *taker) skipped(session string, strays []string) []string {
 	return skipped
 }
 
-// take takes up to n rows for a session. If the database refuses some of them, it takes the others,
-// and has the refused ones skipped. It may return rows together with an error.
-func (t *taker) take(ctx context.Context, session string, n int, strays []string, send func(n int, skip, only []string) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
+// take takes rows, except strays. If the database refuses some of them, it takes the others, and has the
+// refused ones skipped. It may return rows together with an error.
+func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, send func(objects.Taking) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
 	const most = 10 // then other callers have their turn
-	groups, all := t.q.rows.groups, error(nil)
+	groups, wanted, all := t.q.rows.groups, take.N, error(nil)
 	for tries := 0; ; {
-		var skip []string
-		n, err := groups.page(ctx, n, func(n int) (err error) {
-			skip = t.skipped(session, strays)
-			rows, err = send(n, skip, nil)
+		n, err := groups.page(ctx, wanted, func(n int) (err error) {
+			take.N, take.Skip = n, t.skipped(take.Session, strays)
+			rows, err = send(take)
 			return err
 		})
 		if err == nil {
@@ -244,12 +308,17 @@ func (t *taker) take(ctx context.Context, session string, n int, strays []string
 		}
 		tries++
 		// It reads more rows each time, because many refused rows may stand before one that can be taken.
-		ids, readErr := t.q.table.Ready(ctx, min(n<<tries, groups.size()), skip, t.limit)
+		take.N = min(n<<tries, groups.size())
+		ids, readErr := t.q.table.Ready(ctx, take, t.limit)
 		if readErr != nil || len(ids) == 0 { // the condition Ready itself may fail, for any row
 			return nil, cmp.Or(readErr, err)
 		}
 		var refused error
-		rows, refused, err = t.takeOf(session, n, ids, func(only []string) ([]objects.Claim, error) { return send(len(only), skip, only) })
+		rows, refused, err = t.takeOf(take.Session, n, ids, func(only []string) ([]objects.Claim, error) {
+			of := take
+			of.N, of.Only = len(only), only
+			return send(of)
+		})
 		if err != nil || len(rows) > 0 {
 			return rows, err
 		}

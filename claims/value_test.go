@@ -13,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -346,7 +347,7 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 		require.NoError(t, err)
 		for _, r := range rest {
 			if r.Session != "" {
-				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, kit.Patience)
+				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, objects.Freeing{}, kit.Patience)
 				require.NoError(t, err)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,13 +28,13 @@ type Worker struct {
 	taker     *taker
 	deadlines deadlines
 
-	leads chan struct{} // held by the call of Take that takes for all others
-	mu    sync.Mutex    // guards takes; never held across I/O, nor together with the session's mu
-	takes []*takeCall   // calls of Take that have no rows yet, the longest waiting first
+	mu    sync.Mutex // guards lines and their fields; never held across I/O, nor together with the session's mu
+	lines []*line    // of calls of Take that have no rows yet
 }
 
 // NewWorker returns the worker of a session on a queue, which must be in the session's store. Each
-// session has at most one worker per queue. NewWorker does no I/O.
+// session has at most one worker per queue. Queues of a session on the same table share its claims, and must
+// agree on all columns but Limit, on Released and on LostBackoff. NewWorker does no I/O.
 func NewWorker(s *Session, q *Queue) (*Worker, error) {
 	w, err := newWorker(s, q)
 	return w, opError("new worker", err)
@@ -46,15 +47,35 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	case s.store != q.store:
 		return nil, fmt.Errorf("%w: the queue of %s is not in the session's store", tenure.ErrInvalid, q.cfg.Table)
 	}
-	kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit}, q.cfg.Table)
+	kind, err := kindOf(s, q)
 	if err != nil {
 		return nil, err
 	}
-	kind := kinds[0]
-	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL), leads: make(chan struct{}, 1)}
+	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL)}
 	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: cmp.Or(q.cfg.Grace, s.cfg.TTL/3)}
 	q.addWorker(w)
 	return w, nil
+}
+
+// kindOf returns the kind of a queue's rows, which all queues of a session on the table share.
+func kindOf(s *Session, q *Queue) (*kind, error) {
+	s.mu.Lock()
+	k := s.kinds[q.cfg.Table]
+	s.mu.Unlock()
+	switch {
+	case k == nil || k.queue == nil:
+		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit}, q, q.cfg.Table)
+		if err != nil {
+			return nil, err
+		}
+		return kinds[0], nil
+	case slices.ContainsFunc(q.allWorkers(), func(w *Worker) bool { return w.s == s }):
+		return nil, fmt.Errorf("%w: the session has a worker of this queue", tenure.ErrInvalid)
+	case k.queue.cfg.statements().Freed() != q.cfg.statements().Freed():
+		return nil, fmt.Errorf("%w: the session has a queue on table %q with another Schema, other columns, or another Released or LostBackoff: make them the same, or use two sessions",
+			tenure.ErrInvalid, q.cfg.Table)
+	}
+	return k, nil
 }
 
 // Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row,

@@ -76,9 +76,9 @@ func (o faultyOwners) Look(ctx context.Context, kind string, ids []string, limit
 	})
 }
 
-func (o faultyOwners) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+func (o faultyOwners) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return within(ctx, o.f, limit, o.call("free", kind, session, ids), func(ctx context.Context) ([]objects.Claim, error) {
-		return o.table.Free(ctx, session, kind, ids, tokens, limit)
+		return o.table.Free(ctx, session, kind, ids, tokens, how, limit)
 	})
 }
 
@@ -174,15 +174,34 @@ func (r faultyRows) Check(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-func (r faultyRows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, r.f, limit, r.call("take", "", session, only), func(ctx context.Context) ([]objects.Claim, error) {
-		return r.table.TakeReady(ctx, session, n, skip, only, limit)
+func (r faultyRows) TakeReady(ctx context.Context, take objects.Taking, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("take", "", take.Session, take.Only), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.TakeReady(ctx, take, limit)
 	})
 }
 
-func (r faultyRows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
+func (r faultyRows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) ([]string, error) {
-		return r.table.Ready(ctx, n, skip, limit)
+		return r.table.Ready(ctx, take, limit)
+	})
+}
+
+func (r faultyRows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
+	return within(ctx, r.f, limit, r.call("expired", "", "", nil), func(ctx context.Context) ([]string, error) {
+		return r.table.Expired(ctx, n, limit)
+	})
+}
+
+func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
+	_, err := within(ctx, r.f, limit, r.call("expire", "", "", ids), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.table.FreeExpired(ctx, ids, limit)
+	})
+	return err
+}
+
+func (r faultyRows) EndAny(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("end", "", "", ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.EndAny(ctx, ids, limit)
 	})
 }
 

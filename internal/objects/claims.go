@@ -14,6 +14,9 @@ type Claim struct {
 	Token    int64
 	Attempts int // of a row of the user's table, if they are counted
 
+	// Exhausted says that a row that was taken has no attempt left.
+	Exhausted bool
+
 	// Gone says that the session has no record, so the row is free too. That does not change,
 	// because a session begins with its record, and its ID is never used again. Only one plain
 	// SELECT may find this out: in the snapshot of a statement that waits for a lock, the record

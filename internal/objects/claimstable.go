@@ -23,8 +23,8 @@ type ClaimStore interface {
 	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
 
 	// Free frees the rows that a session owns under these tokens, and returns those that it could not
-	// free because another transaction has locked them.
-	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (locked []Claim, err error)
+	// free because another transaction has locked them. In the claims' table, all are freed alike.
+	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how Freeing, limit time.Duration) (locked []Claim, err error)
 
 	// Owned returns at most n rows that a session owns, those after another row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)

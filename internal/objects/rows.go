@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -14,13 +16,74 @@ import (
 type RowsConfig struct {
 	Schema, Table                           string
 	ID, Session, Token, Attempts, NotBefore string // columns; the last two may be missing
+	Expires, Limit                          string // columns that may be missing
 	Ready, OrderBy, Done, Exhausted         string // SQL
+	Taken, Released                         string // SQL
+
+	MaxAttempts                 int           // of a row whose Limit is NULL
+	Lasts                       time.Duration // a claim with a time in Expires
+	LostBackoff, LostBackoffMax time.Duration
+}
+
+// Freed returns the part of the config on which it depends what becomes of a row that is freed, apart from
+// one whose work has ended.
+func (cfg RowsConfig) Freed() RowsConfig {
+	cfg.Limit, cfg.Ready, cfg.OrderBy, cfg.Done, cfg.Exhausted, cfg.Taken, cfg.MaxAttempts, cfg.Lasts = "", "", "", "", "", "", 0, 0
+	return cfg
+}
+
+// Taking says which rows a statement takes for a session.
+type Taking struct {
+	Session    string
+	N          int      // at most so many
+	Skip, Only []string // IDs; a nil Only is all rows
+	Filter
+
+	// Remote is set if this process doesn't know whether the session stands. If it has no record, the
+	// statement takes nothing and fails with [ErrEnded]. The claims expire.
+	Remote bool
+}
+
+// Filter is a further condition of rows that are taken. Its arguments are $1, $2, …
+type Filter struct {
+	Where string // SQL; empty: there is none
+	Args  []any
+}
+
+// parameter finds the parameters of SQL. It also matches whatever may contain the text of one.
+var parameter = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/|\$(\d+)`)
+
+// In returns the filter for a statement that has n parameters of its own, which are marked as SQLite's or
+// Postgres's are. It fails if the filter uses other arguments than it has.
+func (f Filter) In(mark string, n int) (sql string, err error) {
+	used := make(map[int]bool)
+	sql = parameter.ReplaceAllStringFunc(f.Where, func(found string) string {
+		if found[0] != '$' {
+			return found
+		}
+		i, _ := strconv.Atoi(found[1:])
+		used[i] = true
+		return mark + strconv.Itoa(n+i)
+	})
+	ok := len(used) == len(f.Args)
+	for i := range used {
+		ok = ok && 1 <= i && i <= len(f.Args)
+	}
+	switch {
+	case !ok:
+		return "", fmt.Errorf("%w: Where must use each of its %d arguments, $1 and so on, and no other: %q", ErrInvalid, len(f.Args), f.Where)
+	case sql == "":
+		return "", nil
+	}
+	return " AND (" + line(sql) + ")", ValidText("Where", sql)
 }
 
 // Ending is what a statement does with rows whose claims end, in addition to freeing them.
 type Ending struct {
 	Done, Exhausted bool          // sets what the config says
 	After           time.Duration // keeps them from being taken for so long
+	Unused          bool          // takes back the attempts that were counted
+	Extend          bool          // frees nothing: the claims expire after After
 
 	// All frees none of the rows if one of the claims has ended.
 	All bool
@@ -29,18 +92,40 @@ type Ending struct {
 	Unlocked bool
 }
 
-// Set returns what the statement assigns in addition to the session: a word of [RowsConfig.Words], or
-// after if only After is set.
+// Set returns what the statement assigns, with words of [RowsConfig.Words]. after is the time that After
+// means.
 func (how Ending) Set(after string) string {
 	switch {
+	case how.Extend:
+		return "{expires} = " + after
 	case how.Done:
-		return "{done}"
+		return "{session} = NULL{done}"
 	case how.Exhausted:
-		return "{exhausted}"
+		return "{session} = NULL{exhausted}"
 	case how.After > 0:
-		return after
+		return "{session} = NULL, {not_before} = " + after + "{released}"
 	}
-	return ""
+	return Freeing{Unused: how.Unused}.Set()
+}
+
+// Timed reports whether After is an argument of the statement.
+func (how Ending) Timed() bool { return how.After > 0 && !how.Done && !how.Exhausted }
+
+// Freeing says why rows are freed whose work has not ended. At most one field is set.
+type Freeing struct {
+	Unused bool // nobody has worked on them, or not to the end, which is nobody's fault: the attempts that were counted are taken back
+	Lost   bool // their owner is gone, so they rest for as long as the config says
+}
+
+// Set returns what the statement assigns, with words of [RowsConfig.Words].
+func (how Freeing) Set() string {
+	switch {
+	case how.Unused:
+		return "{session} = NULL{uncount}{released}"
+	case how.Lost:
+		return "{session} = NULL{rest}{released}"
+	}
+	return "{session} = NULL{released}"
 }
 
 // RowsTable is a table of the user, in either database, with claims on its rows. The kind of the claims is
@@ -50,18 +135,23 @@ type RowsTable interface {
 
 	// Check returns an [ErrSetup] that names everything that is wrong with the table.
 	Check(ctx context.Context, limit time.Duration) error
-	// TakeReady makes a session the owner of at most n rows that are ready, in their order,
-	// except those to skip; of the rows in only, if that is not nil. It leaves locked rows.
-	TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]Claim, error)
+	// TakeReady makes a session the owner of rows that are ready, in their order. It leaves locked rows.
+	TakeReady(ctx context.Context, take Taking, limit time.Duration) ([]Claim, error)
 	// Ready returns the IDs of the rows that TakeReady would take.
-	Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error)
+	Ready(ctx context.Context, take Taking, limit time.Duration) ([]string, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
+	// EndAny finishes rows whoever owns them, as Done says, and returns them with their owners before.
+	EndAny(ctx context.Context, ids []string, limit time.Duration) ([]Claim, error)
+	// Expired returns the IDs of at most n rows whose claims have expired.
+	Expired(ctx context.Context, n int, limit time.Duration) ([]string, error)
+	// FreeExpired frees those of the rows whose claims have expired.
+	FreeExpired(ctx context.Context, ids []string, limit time.Duration) error
 	// EndStatement returns a statement that ends a claim as Done says, or fails.
 	EndStatement(claim Claim) (query string, args []any, err error)
 }
 
-// ErrEnded rolls a transaction back because a claim has ended.
+// ErrEnded rolls a transaction back because a claim has ended, or the session for which rows are taken.
 var ErrEnded = errors.New("a claim has ended")
 
 // Subtract returns the claims that are not among the ended ones.
@@ -90,7 +180,14 @@ type RowsDialect struct {
 	Now      string // the current time, to compare with the column NotBefore
 	Attempts string // the number of attempts in the column {}, whatever that contains
 	Next     string // one more than the attempts {}, without overflow
+	Back     string // one less than the attempts {}, but not less than 0
 	Ready    string // a further condition of a ready row
+
+	// In returns the time at which a duration in microseconds, which is SQL, is over.
+	In func(us string) string
+	// Rest returns the duration for which a row with the attempts {} rests: first, doubled with each
+	// further attempt, but not more than most, and up to a quarter less, at random.
+	Rest func(first, most time.Duration) string
 }
 
 // Words returns the replacements of words in the texts of statements: names, and the user's SQL.
@@ -101,7 +198,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		}
 		return ", " + line(sql)
 	}
-	ready, attempts, count := "", "0", ""
+	ready, attempts, count, uncount, rest := "", "0", "", "", ""
 	if cfg.Ready != "" {
 		ready += " AND (" + line(cfg.Ready) + ")"
 	}
@@ -112,6 +209,23 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	if cfg.Attempts != "" {
 		attempts = strings.ReplaceAll(d.Attempts, "{}", Quoted(cfg.Attempts))
 		count = ", " + Quoted(cfg.Attempts) + " = " + strings.ReplaceAll(d.Next, "{}", attempts)
+		uncount = ", " + Quoted(cfg.Attempts) + " = " + strings.ReplaceAll(d.Back, "{}", attempts)
+	}
+	if cfg.LostBackoff > 0 {
+		rest = ", " + notBefore + " = " + d.In(strings.ReplaceAll(d.Rest(cfg.LostBackoff, cfg.LostBackoffMax), "{}", attempts))
+	}
+	if cfg.Limit != "" { // see [RowsConfig.Counted]
+		most := Quoted(cfg.Limit)
+		if cfg.MaxAttempts > 0 {
+			most = fmt.Sprintf("coalesce(%s, %d)", most, cfg.MaxAttempts)
+		}
+		attempts = strings.NewReplacer("{}", attempts, "{most}", most).Replace("CASE WHEN {} < 0 THEN 0 WHEN {} > {most} THEN -{} ELSE {} END")
+	}
+	count += assign(cfg.Taken)
+	countFor := count
+	if cfg.Expires != "" { // its value is that of an earlier claim
+		count += ", " + Quoted(cfg.Expires) + " = NULL"
+		countFor += ", " + Quoted(cfg.Expires) + " = " + d.In(strconv.FormatInt(cfg.Lasts.Microseconds(), 10))
 	}
 	order := Quoted(cfg.ID)
 	if cfg.OrderBy != "" {
@@ -121,6 +235,16 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore,
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
+		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires),
+	}
+}
+
+// Counted notes in a claim that was read whether its row has an attempt left. If rows have limits of their
+// own, statements return the attempts of one that is above its limit as a negative number.
+func (cfg RowsConfig) Counted(c *Claim) {
+	c.Exhausted = cfg.MaxAttempts > 0 && c.Attempts > cfg.MaxAttempts
+	if cfg.Limit != "" {
+		c.Exhausted, c.Attempts = c.Attempts < 0, max(c.Attempts, -c.Attempts)
 	}
 }
 
@@ -147,6 +271,15 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 				name("_ready"), table, commented(cmp.Or(cfg.OrderBy, Quoted(cfg.ID))), session, where)
 }
 
+// ExpiresIndex returns the statement that creates the index of the claims that expire; empty: none do.
+func (cfg RowsConfig) ExpiresIndex(table string, name func(suffix string) string) string {
+	if cfg.Expires == "" {
+		return ""
+	}
+	return fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
+		name("_expires"), table, Quoted(cfg.Expires), Quoted(cfg.Session))
+}
+
 // FoundRows describes a table of the user as a database has it.
 type FoundRows struct {
 	Types     map[string]string // of its columns
@@ -170,6 +303,7 @@ func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession string) 
 	}{
 		{cfg.ID, "ID", may.ID}, {cfg.Session, "session", may.Session}, {cfg.Token, "token", may.Token},
 		{cfg.Attempts, "attempts", may.Attempts}, {cfg.NotBefore, "time before which a row is not ready", may.NotBefore},
+		{cfg.Expires, "time at which a claim expires", may.NotBefore}, {cfg.Limit, "most attempts", may.Attempts},
 	} {
 		switch declared, exists := is.Types[c.name]; {
 		case c.name == "":

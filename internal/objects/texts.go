@@ -24,6 +24,15 @@ func (t *Texts) In(text string) string {
 	return made
 }
 
+// Where returns the statement of a text in which {where} stands for a condition.
+func (t *Texts) Where(text, condition string) string {
+	before, after, _ := strings.Cut(text, "{where}")
+	if condition == "" {
+		return t.In(before + after)
+	}
+	return t.In(before) + condition + t.In(after)
+}
+
 // Quoted returns a name quoted as both databases expect it, or the parts of a name with dots between them.
 func Quoted(parts ...string) string {
 	name := strings.ReplaceAll(strings.Join(parts, "\x00"), `"`, `""`) // no name has a NUL

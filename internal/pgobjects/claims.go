@@ -176,7 +176,7 @@ func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, miss
 	return query(ctx, c, limit, scanClaim, takeClaims, kind, session, ids, gone, missing)
 }
 
-func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return query(ctx, c, limit, scanClaim, freeClaims, kind, session, ids, tokens)
 }
 

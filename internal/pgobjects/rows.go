@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -48,7 +49,13 @@ type rowFacts struct {
 
 // newRowTexts returns what makes statements on rows.
 func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
-	d := objects.RowsDialect{Now: "clock_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1"}
+	d := objects.RowsDialect{
+		Now: "clock_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",
+		In: func(us string) string { return "clock_timestamp() + " + us + " * interval '1 microsecond'" },
+		Rest: func(first, most time.Duration) string {
+			return fmt.Sprintf("least(%d * power(2, least(greatest({} - 1, 0), 60)), %d) * (1 - random() / 4)", first.Microseconds(), most.Microseconds())
+		},
+	}
 	if most := map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"}[found.attempts]; most != "" {
 		d.Next = "least({}, " + most + " - 1) + 1" // one row that has the most must not keep all others
 	}
@@ -64,7 +71,7 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 // step and written by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner from the index on
 // the session.
 const (
-	readyRows  = `FROM {rows} WHERE {session} IS NULL{and_ready} AND {id} <> ALL($3::text[]::{type}[])`
+	readyRows  = `FROM {rows} WHERE {session} IS NULL{and_ready}{where} AND {id} <> ALL($3::text[]::{type}[])`
 	rowColumns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	givenRows  = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
 					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
@@ -88,7 +95,21 @@ const (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
 					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED)
-			UPDATE {rows} SET {session} = NULL WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
+			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
+	// The time is one that the index can be searched for.
+	expiredRows = `
+			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
+	freeExpiredRows = `
+			WITH tenure_locked AS MATERIALIZED (
+				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp()
+				FOR NO KEY UPDATE SKIP LOCKED)
+			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', 0::bigint, 0`
+	endAnyRows = `
+			WITH tenure_locked AS MATERIALIZED (
+				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) FOR NO KEY UPDATE),
+			tenure_ended AS (
+				UPDATE {rows} SET {session} = NULL{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS id)
+			SELECT id::text, coalesce(session, ''), coalesce(token, 0), 0 FROM tenure_locked JOIN tenure_ended USING (id)`
 	// Without the name of the table, ORDER BY would mean the ID as text.
 	ownedRows = `
 			SELECT ` + rowColumns + ` FROM {rows} r
@@ -106,18 +127,25 @@ const (
 	lookAtRows = `
 			SELECT ` + rowColumns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`
 	endRow = `
-				UPDATE {rows} SET {session} = NULL{set}
+				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
 				RETURNING {id}::text, '', {token}, 0`
 	endRows = `
-				UPDATE {rows} r SET {session} = NULL{set}
+				UPDATE {rows} r SET {set}
 				WHERE ` + givenRows + `
 				RETURNING {id}::text, '', {token}, 0`
 	endUnlockedRows = `
 				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + givenRows + ` FOR NO KEY UPDATE SKIP LOCKED)
-				UPDATE {rows} SET {session} = NULL{set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked))
+				UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked))
 				RETURNING {id}::text, '', {token}, 0`
 )
+
+// takeRowsFor is takeRows for a session that may have no record. It then returns a row with the token -1.
+var takeRowsFor = strings.NewReplacer(
+	"{where}", " AND "+isBegun+"{where}", "{count}", "{count_for}", "SELECT id::text", "(SELECT id::text",
+).Replace(takeRows) + `) UNION ALL SELECT '', $1, -1, 0 WHERE NOT ` + isBegun
+
+const isBegun = `EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = $1)`
 
 // ready returns what was found about the table. It checks the table at first, and again after each new look
 // at the library's own tables.
@@ -134,19 +162,27 @@ func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowSetup, error
 	return r.recall(func(found *rowSetup) bool { return found.own != own }, func() (*rowSetup, error) { return r.check(ctx, own) })
 }
 
-func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]objects.Claim, error) {
-	if skip == nil {
-		skip = []string{}
+func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Duration) ([]objects.Claim, error) {
+	where, err := take.In("$", 4)
+	if err != nil {
+		return nil, err
 	}
 	s, err := r.ready(ctx, limit)
 	if err != nil {
 		return nil, err
 	}
-	if n := utf8.RuneCountInString(session); s.sessionLength > 0 && n > s.sessionLength {
+	if n := utf8.RuneCountInString(take.Session); s.sessionLength > 0 && n > s.sessionLength {
 		return nil, fmt.Errorf("%w: session %q has %d characters, and column %q of table %q holds %d (ALTER TABLE … ALTER COLUMN … TYPE text)",
-			objects.ErrInvalid, session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
+			objects.ErrInvalid, take.Session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
 	}
-	found, err := r.send(ctx, limit, 0, s, takeRows, session, n, skip, only)
+	text := takeRows
+	if take.Remote {
+		text = takeRowsFor
+	}
+	found, err := r.sendWhere(ctx, limit, 0, s, text, where, append([]any{take.Session, take.N, given(take.Skip), take.Only}, take.Args...))
+	if take.Remote && slices.ContainsFunc(found, func(c objects.Claim) bool { return c.Token < 0 }) {
+		return nil, objects.ErrEnded
+	}
 	taken := slices.DeleteFunc(found, func(c objects.Claim) bool { return c.Token == 0 })
 	if err == nil && len(taken) == 0 && len(found) > 0 {
 		return nil, &objects.Refused{Cause: errUntaken}
@@ -156,11 +192,22 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 
 var errUntaken = errors.New("nothing is updated: a trigger prevents that")
 
-func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) (ids []string, err error) {
-	if skip == nil {
-		skip = []string{}
+// given returns IDs as an argument that is not NULL.
+func given(ids []string) []string { return append([]string{}, ids...) }
+
+func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
+	where, err := take.In("$", 3)
+	if err != nil {
+		return nil, err
 	}
-	rows, err := r.query(ctx, limit, 0, whichAreReady, "", n, skip)
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return idsOf(r.sendWhere(ctx, limit, 0, s, whichAreReady, where, append([]any{"", take.N, given(take.Skip)}, take.Args...)))
+}
+
+func idsOf(rows []objects.Claim, err error) (ids []string, _ error) {
 	for _, row := range rows {
 		ids = append(ids, row.ID)
 	}
@@ -178,8 +225,8 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 	return r.query(ctx, limit, lockWait(limit), ownedRows, session, afterID, n)
 }
 
-func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	freed, err := r.query(ctx, limit, 0, freeRows, session, ids, tokens)
+func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
+	freed, err := r.query(ctx, limit, 0, setting(freeRows, how.Set()), session, ids, tokens)
 	if err != nil || len(freed) == len(ids) {
 		return nil, err
 	}
@@ -193,9 +240,26 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	}
 	stand, err := r.Look(ctx, r.cfg.Table, rest, limit)
 	return slices.DeleteFunc(stand, func(c objects.Claim) bool {
-		c.Attempts = 0
+		c.Attempts, c.Exhausted = 0, false
 		return !slices.Contains(given, c)
 	}), err
+}
+
+// setting returns the text of a statement that assigns to columns.
+func setting(text, set string) string { return strings.Replace(text, "{set}", set, 1) }
+
+func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
+	return idsOf(r.query(ctx, limit, lockWait(limit), expiredRows, n))
+}
+
+func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
+	_, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
+	return err
+}
+
+func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	ended, err := r.query(ctx, limit, 0, endAnyRows, ids)
+	return ended, invalidID(err)
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
@@ -203,7 +267,7 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	if err != nil {
 		return nil, err
 	}
-	sessions, err := queryRows(ctx, r, limit, lockWait(limit), s, scanSession, sessionsOfRows)
+	sessions, err := queryRows(ctx, r, limit, lockWait(limit), s, scanSession, sessionsOfRows, "")
 	return sessions, unreadable(err)
 }
 
@@ -235,29 +299,36 @@ func (r *Rows) query(ctx context.Context, limit, lock time.Duration, text string
 }
 
 func (r *Rows) send(ctx context.Context, limit, lock time.Duration, s *rowSetup, text string, args ...any) ([]objects.Claim, error) {
-	return queryRows(ctx, r, limit, lock, s, func(row pgx.CollectableRow) (objects.Claim, error) {
-		c := objects.Claim{Kind: r.cfg.Table}
-		return c, row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
-	}, text, args...)
+	return r.sendWhere(ctx, limit, lock, s, text, "", args)
 }
 
-func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text string, args ...any) (found []T, err error) {
+// sendWhere is send for a text with {where}.
+func (r *Rows) sendWhere(ctx context.Context, limit, lock time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
+	return queryRows(ctx, r, limit, lock, s, func(row pgx.CollectableRow) (objects.Claim, error) {
+		c := objects.Claim{Kind: r.cfg.Table}
+		err := row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
+		r.cfg.Counted(&c)
+		return c, err
+	}, text, where, args...)
+}
+
+func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text, where string, args ...any) (found []T, err error) {
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
 	for ; s != nil; s = r.changed(ctx, s, limit, err) {
-		found, err = queryRowsAs(ctx, r, limit, lock, s, scan, text, args)
+		found, err = queryRowsAs(ctx, r, limit, lock, s, scan, text, where, args)
 	}
 	return found, r.claims.explain(err)
 }
 
 // queryRowsAs sends a statement for the table as it was found.
-func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text string, args []any) ([]T, error) {
+func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text, where string, args []any) ([]T, error) {
 	done, err := r.claims.other(ctx, limit)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return send(ctx, r.claims, lock, func() error { return nil }, scan, s.texts.In(text), args)
+	return send(ctx, r.claims, lock, func() error { return nil }, scan, s.texts.Where(text, where), args)
 }
 
 // changed returns the table as it is now if a statement was rejected because it is not any more what it was

@@ -19,13 +19,15 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	var add []string
 	for _, column := range []struct{ name, definition string }{
 		{cfg.Session, "text"}, {cfg.Token, "bigint NOT NULL DEFAULT 0"}, {cfg.Attempts, "integer NOT NULL DEFAULT 0"}, {cfg.NotBefore, "timestamptz"},
+		{cfg.Expires, "timestamptz"}, {cfg.Limit, "integer"},
 	} {
 		if column.name != "" {
 			add = append(add, "\n\tADD COLUMN IF NOT EXISTS "+objects.Quoted(column.name)+" "+column.definition)
 		}
 	}
 	bySession, ready := rowIndexes(cfg)
-	return "ALTER TABLE " + quoted(cfg.Schema, cfg.Table) + strings.Join(add, ",") + ";\n" + bySession + ";\n" + ready + ";\n"
+	return "ALTER TABLE " + quoted(cfg.Schema, cfg.Table) + strings.Join(add, ",") + ";\n" + bySession + ";\n" + ready + ";\n" +
+		cfg.ExpiresIndex(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) })
 }
 
 func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
@@ -184,11 +186,18 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 	done, _ := ending(objects.Ending{Done: true}, nil)
 	exhausted, _ := ending(objects.Ending{Exhausted: true}, nil)
-	for _, part := range []struct{ what, text string }{{"Ready and OrderBy", takeRows}, {"Done", done}, {"Exhausted", exhausted}} {
+	parts := []struct{ what, text string }{{"Ready and OrderBy", takeRows}, {"Done", done}, {"Exhausted", exhausted}}
+	if r.cfg.Taken != "" {
+		parts[0].what = "Ready, OrderBy and Taken"
+	}
+	if r.cfg.Released != "" {
+		parts = append(parts, struct{ what, text string }{"Released", setting(freeRows, objects.Freeing{Lost: true}.Set())})
+	}
+	for _, part := range parts {
 		err := r.claims.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 				// A statement without a name needs no closing, and passes through poolers.
-				_, err := conn.Conn().PgConn().Prepare(ctx, "", s.texts.In(part.text), nil)
+				_, err := conn.Conn().PgConn().Prepare(ctx, "", s.texts.Where(part.text, ""), nil)
 				return err
 			})
 		})

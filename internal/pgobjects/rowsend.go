@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,10 +29,10 @@ func ending(how objects.Ending, claims []objects.Claim) (text string, args []any
 			text = endUnlockedRows
 		}
 	}
-	if how.After > 0 && !how.Done && !how.Exhausted {
+	if how.Timed() {
 		args = append(args, how.After.Microseconds())
 	}
-	return strings.Replace(text, "{set}", how.Set(`, {not_before} = clock_timestamp() + $4 * interval '1 microsecond'`), 1), args
+	return setting(text, how.Set(`clock_timestamp() + $4 * interval '1 microsecond'`)), args
 }
 
 func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Claim, limit time.Duration) (lost []objects.Claim, err error) {

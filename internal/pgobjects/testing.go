@@ -1,6 +1,7 @@
 package pgobjects
 
 import (
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -40,12 +41,19 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 		claims[i] = objects.Claim{ID: id, Session: session, Token: tokens[i]}
 	}
 	sql, args = make(map[string]string), make(map[string][]any)
-	add := func(name, text string, with ...any) { sql[name], args[name] = texts.In(text), with }
+	add := func(name, text string, with ...any) { sql[name], args[name] = texts.Where(text, ""), with }
 	add("take", takeRows, session, 10, []string{}, nil)
-	add("free", freeRows, session, ids, tokens)
+	add("free", setting(freeRows, objects.Freeing{}.Set()), session, ids, tokens)
 	add("owned", ownedRows, session, ids[0], 1000)
 	add("sessions", sessionsOfRows)
 	add("stand", lookAtRows, ids)
+	if r.cfg.Expires != "" {
+		add("expired", expiredRows, 1000)
+		add("expire", setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
+		add("extend", setting(endUnlockedRows, objects.Ending{Extend: true}.Set("clock_timestamp() + $4 * interval '1 microsecond'")), ids, slices.Repeat([]string{session}, len(ids)), tokens, 1)
+	}
+	add("take for", takeRowsFor, session, 10, []string{}, nil)
+	add("end any", endAnyRows, ids)
 	end := func(name string, how objects.Ending, claims []objects.Claim) {
 		text, with := ending(how, claims)
 		add(name, text, with...)

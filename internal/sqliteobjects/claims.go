@@ -118,7 +118,7 @@ func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, miss
 }
 
 // Free always returns nil, because no row is ever locked for long.
-func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
+func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return nil, c.exec(ctx, limit, freeClaims, kind, session, idsAndTokens(ids, tokens))
 }
 

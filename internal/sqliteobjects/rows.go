@@ -32,7 +32,11 @@ func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
 // type, or the most attempts.
 func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	return objects.NewTexts(slices.Concat([]string{"{rows}", "main." + objects.Quoted(cfg.Table)}, tableWords("main.", table), cfg.Words(objects.RowsDialect{
-		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1",
+		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1", Back: "max({}, 1) - 1",
+		In: func(us string) string { return "?4 + " + us + " / 1000" },
+		Rest: func(first, most time.Duration) string {
+			return fmt.Sprintf("min(%d << min(max({} - 1, 0), 30), %d) * (1000 - abs(random() %% 251))", max(first.Milliseconds(), 1), most.Milliseconds())
+		},
 	}))...)
 }
 
@@ -42,7 +46,7 @@ const (
 
 	readyRows = `
 			SELECT CAST({id} AS TEXT) FROM {rows}
-			WHERE {session} IS NULL{and_ready} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
+			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
 				AND (?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))
 			ORDER BY {order} LIMIT ?1`
 	takeRows = `
@@ -50,8 +54,11 @@ const (
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
 	// The + keeps it from the index on the session.
 	freeRows = `
-			UPDATE {rows} SET {session} = NULL WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
+			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
+	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
+	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
+	endAnyRows      = `UPDATE {rows} SET {session} = NULL{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
 	// An ID of another type is not the one that its text names: pages would not come to an end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
@@ -66,7 +73,7 @@ const (
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `SELECT ` + rowColumns + ` FROM {rows} WHERE {id} IN (SELECT value FROM json_each(?1))`
 	endRows    = `
-			UPDATE {rows} SET {session} = NULL{set}
+			UPDATE {rows} SET {set}
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
@@ -77,8 +84,16 @@ const (
 					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
 )
 
-// endText returns the text of the statement that ends claims and also assigns to columns.
-func endText(set string) string { return strings.Replace(endRows, "{set}", set, 1) }
+// takeRowsFor is takeRows for claims that expire.
+var takeRowsFor = strings.Replace(takeRows, "{count}", "{count_for}", 1)
+
+// readyRowsFor is readyRows for a session that may have no record. It then also returns a NULL.
+const readyRowsFor = `
+			SELECT * FROM (` + readyRows + `)
+			UNION ALL SELECT NULL WHERE NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = ?5)`
+
+// setting returns the text of a statement that assigns to columns.
+func setting(text, set string) string { return strings.Replace(text, "{set}", set, 1) }
 
 // ready checks the table, unless that was done before.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) error {
@@ -108,17 +123,37 @@ func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 	var token any // NULL and 0 are read alike, and freed alike
 	err := rows.Scan(&c.ID, &c.Session, &token, &c.Attempts)
 	c.Token = integer(token).Int64
+	r.cfg.Counted(&c)
 	return c, err
 }
 
 // readyIDs returns the IDs of the rows that may be taken.
-func (r *Rows) readyIDs(ctx context.Context, db reader, n int, skip, only []string) ([]string, error) {
+func (r *Rows) readyIDs(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
 	var among any
-	if only != nil {
-		among = list(hexed(only))
+	if take.Only != nil {
+		among = list(hexed(take.Only))
 	}
-	return all(ctx, db, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) },
-		r.texts.In(readyRows), n, list(hexed(skip)), time.Now().UnixMilli(), among)
+	text, args := readyRows, []any{n, list(hexed(take.Skip)), time.Now().UnixMilli(), among}
+	if take.Remote {
+		text, args = readyRowsFor, append(args, take.Session)
+	}
+	where, err := take.In("?", len(args))
+	if err != nil {
+		return nil, err
+	}
+	ids, err := all(ctx, db, func(rows *sql.Rows) (id sql.NullString, err error) { return id, rows.Scan(&id) },
+		r.texts.Where(text, where), append(args, take.Args...)...)
+	if err != nil {
+		return nil, err
+	}
+	ready := make([]string, 0, len(ids))
+	for _, id := range ids {
+		if !id.Valid {
+			return nil, objects.ErrEnded
+		}
+		ready = append(ready, id.String)
+	}
+	return ready, nil
 }
 
 // hexed returns the bytes of IDs, because JSON can't contain an ID that is no text.
@@ -131,20 +166,25 @@ func hexed(ids []string) []string {
 }
 
 // TakeReady takes the write lock only if there are rows to take.
-func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) (taken []objects.Claim, err error) {
+func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Duration) (taken []objects.Claim, err error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	ids, err := r.readyIDs(ctx, r.claims.table.db, 1, skip, only)
+	ids, err := r.readyIDs(ctx, r.claims.table.db, 1, take)
 	if err != nil || len(ids) == 0 {
 		return nil, explain(err)
 	}
 	err = r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ids, err = r.readyIDs(ctx, tx, n, skip, only); err != nil {
+		if ids, err = r.readyIDs(ctx, tx, take.N, take); err != nil {
 			return err
 		}
 		valid := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return objects.ValidText("ID", id) != nil })
-		taken, err = all(ctx, tx, r.scan, r.texts.In(takeRows), session, time.Now().UnixMicro(), list(valid))
+		text, now := takeRows, time.Now()
+		args := []any{take.Session, now.UnixMicro(), list(valid)}
+		if take.Remote && r.cfg.Expires != "" {
+			text, args = takeRowsFor, append(args, now.UnixMilli())
+		}
+		taken, err = all(ctx, tx, r.scan, r.texts.In(text), args...)
 		if err == nil && len(taken) == 0 && len(ids) > 0 {
 			return errUntaken
 		}
@@ -166,13 +206,13 @@ func (r *Rows) TakeReady(ctx context.Context, session string, n int, skip, only 
 
 var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID is none of the column's type")
 
-func (r *Rows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
+func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	ids, err := r.readyIDs(ctx, r.claims.table.db, n, skip, nil)
+	ids, err := r.readyIDs(ctx, r.claims.table.db, take.N, take)
 	return ids, explain(err)
 }
 
@@ -191,11 +231,41 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 }
 
 // Free always returns nil, because no row is ever locked for long.
-func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) ([]objects.Claim, error) {
-	return nil, r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, r.texts.In(freeRows), session, idsAndTokens(ids, tokens))
+func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
+	args := []any{session, idsAndTokens(ids, tokens)}
+	if how.Lost && r.cfg.LostBackoff > 0 {
+		args = append(args, nil, time.Now().UnixMilli())
+	}
+	return nil, r.exec(ctx, limit, setting(freeRows, how.Set()), args...)
+}
+
+func (r *Rows) exec(ctx context.Context, limit time.Duration, text string, args ...any) error {
+	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, r.texts.In(text), args...)
 		return err
 	})
+}
+
+func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
+	if err := r.ready(ctx, limit); err != nil {
+		return nil, err
+	}
+	return allWithin(ctx, r.claims.table, limit, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) },
+		r.texts.In(expiredRows), time.Now().UnixMilli(), n)
+}
+
+func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
+	return r.exec(ctx, limit, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), list(ids), nil, nil, time.Now().UnixMilli())
+}
+
+func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (ended []objects.Claim, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		if ended, err = all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(ids)); err == nil {
+			_, err = tx.ExecContext(ctx, r.texts.In(endAnyRows), list(ids))
+		}
+		return err
+	})
+	return ended, err
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
@@ -224,10 +294,10 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 		given = append(given, [3]any{c.ID, c.Session, c.Token})
 	}
 	args := []any{list(given)}
-	if how.After > 0 && !how.Done && !how.Exhausted {
+	if how.Timed() {
 		args = append(args, time.Now().Add(how.After).UnixMilli())
 	}
-	ended, err := all(ctx, tx, r.scan, r.texts.In(endText(how.Set(", {not_before} = ?2"))), args...)
+	ended, err := all(ctx, tx, r.scan, r.texts.In(setting(endRows, how.Set("?2"))), args...)
 	return objects.Subtract(claims, ended), err
 }
 

@@ -18,13 +18,15 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	ddl := ""
 	for _, column := range []struct{ name, definition string }{
 		{cfg.Session, "TEXT"}, {cfg.Token, "INTEGER NOT NULL DEFAULT 0"}, {cfg.Attempts, "INTEGER NOT NULL DEFAULT 0"}, {cfg.NotBefore, "INTEGER"},
+		{cfg.Expires, "INTEGER"}, {cfg.Limit, "INTEGER"},
 	} {
 		if column.name != "" {
 			ddl += fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s;\n", objects.Quoted(cfg.Table), objects.Quoted(column.name), column.definition)
 		}
 	}
 	bySession, ready := rowIndexes(cfg)
-	return ddl + bySession + ";\n" + ready + ";\n"
+	return ddl + bySession + ";\n" + ready + ";\n" +
+		cfg.ExpiresIndex(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })
 }
 
 func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
@@ -42,8 +44,16 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	if err := objects.RefusedRows(fmt.Sprintf("%q", r.cfg.Table), wrong); err != nil {
 		return err
 	}
-	for _, part := range []struct{ what, text string }{{"Ready and OrderBy", readyRows}, {"Done", endText("{done}")}, {"Exhausted", endText("{exhausted}")}} {
-		statement, err := r.claims.table.db.PrepareContext(ctx, r.texts.In(part.text))
+	end := func(how objects.Ending) string { return setting(endRows, how.Set("")) }
+	parts := []struct{ what, text string }{{"Ready and OrderBy", readyRows}, {"Done", end(objects.Ending{Done: true})}, {"Exhausted", end(objects.Ending{Exhausted: true})}}
+	if r.cfg.Taken != "" {
+		parts = append(parts, struct{ what, text string }{"Taken", takeRows})
+	}
+	if r.cfg.Released != "" {
+		parts = append(parts, struct{ what, text string }{"Released", end(objects.Ending{})})
+	}
+	for _, part := range parts {
+		statement, err := r.claims.table.db.PrepareContext(ctx, r.texts.Where(part.text, ""))
 		if err != nil {
 			if ctx.Err() != nil || isBusy(err) {
 				return explain(err)

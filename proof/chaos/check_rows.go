@@ -35,14 +35,14 @@ func (r *result) checkRows(p *phase, a *audit) {
 type row struct {
 	owner   string // its current claim
 	token   int64  // of its last claim
-	takes   int
+	counted int    // attempts
 	done    entry // its end
 	effects int
 	entries []entry
 }
 
 // checkRowLedger goes through all commits in order. A row must be taken only while it is free and
-// not done, with tokens that rise and attempts that are counted. It must be done under its last
+// not done, with tokens that rise and attempts that are counted, and taken back at most once. It must be done under its last
 // claim, and then have one effect, which was written with it.
 func (r *result) checkRowLedger(ledger []entry) {
 	rows, ends := map[string]*row{}, map[string]entry{} // ends by claim
@@ -64,7 +64,7 @@ func (r *result) checkRowLedger(ledger []entry) {
 		switch e.kind {
 		case ledgerRowBegin:
 			r.takes++
-			now.takes++
+			now.counted++
 			switch {
 			case now.owner != "":
 				wrong = "it was taken from its owner"
@@ -72,8 +72,8 @@ func (r *result) checkRowLedger(ledger []entry) {
 				wrong = "it was taken after it was done"
 			case e.token <= now.token:
 				wrong = "its token did not rise"
-			case e.note != fmt.Sprint(now.takes):
-				wrong = fmt.Sprintf("it was taken %d times, and %s attempts were counted", now.takes, e.note)
+			case e.note != fmt.Sprint(now.counted):
+				wrong = fmt.Sprintf("%s attempts were counted, which should be %d", e.note, now.counted)
 			}
 			now.owner, now.token = e.term, e.token
 		case ledgerRowFree, ledgerRowDone:
@@ -81,6 +81,9 @@ func (r *result) checkRowLedger(ledger []entry) {
 				wrong = "a claim ended that was not the current one"
 			}
 			now.owner = ""
+			if e.kind == ledgerRowFree && e.note == fmt.Sprint(now.counted-1) {
+				now.counted--
+			}
 			if e.kind == ledgerRowDone {
 				now.done = e
 			}

@@ -58,7 +58,7 @@ func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *tes
 		return strings.Contains(log.String(), "search_path now finds another table") && strings.Contains(log.String(), "other=newer")
 	})
 	for range 2 { // the first may still find the connection that has ended
-		taken, err := rows.TakeReady(t.Context(), "session", 1, nil, nil, kit.Patience)
+		taken, err := rows.TakeReady(t.Context(), objects.Taking{Session: "session", N: 1}, kit.Patience)
 		require.NoError(t, err)
 		require.Len(t, taken, 1, "rows of the table that was found")
 	}

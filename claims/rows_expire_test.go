@@ -1,0 +1,120 @@
+package claims_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// Rows that name a session that never began are nobody's.
+func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 2)
+		rows := kit.Must(newRows(kit.Must(claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})), tasks))
+		for _, n := range []int{1, 2} {
+			got, err := rows.TryTakeFor(db.Context(), "never", claims.TakeOptions{N: n})
+			require.ErrorIs(db, err, tenure.ErrLost)
+			require.ErrorContains(db, err, `session "never" has no record`)
+			require.Empty(db, got)
+		}
+		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 0 AND token = 0`))
+		require.Equal(db, []string{"1", "2"}, takenIDs(kit.Must(rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 9}))))
+		waited := make(chan error, 1)
+		go func() {
+			_, err := rows.TakeFor(db.Context(), "r", claims.TakeOptions{N: 1})
+			waited <- err
+		}()
+		db.bury("r")
+		require.ErrorIs(db, <-waited, tenure.ErrLost, "also if no row is ready")
+	})
+}
+
+var expiring = func() claims.QueueConfig {
+	cfg := tasks
+	cfg.Expires, cfg.Deadline = "expires_at", 10*time.Minute
+	return cfg
+}()
+
+func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
+	eachRowsServer(t, expiring, func(db *rowsDB) {
+		db.add(1, 3)
+		server := db.worker(claims.SessionConfig{}, expiring)
+		one, two := db.remote("one", time.Hour), db.remote("two", time.Hour)
+		before := time.Now()
+		got := kit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 2}))
+		require.WithinRange(db, db.millis("expires_at", 1), before.Add(expiring.Deadline-5*time.Millisecond), time.Now().Add(expiring.Deadline+5*time.Millisecond))
+		require.NoError(db, server.rows.Extend(db.Context(), time.Hour, got[1]))
+		until := db.millis("expires_at", 2)
+		require.WithinRange(db, until, before.Add(time.Hour-5*time.Millisecond), time.Now().Add(time.Hour+5*time.Millisecond))
+		require.NoError(db, server.rows.Extend(db.Context(), 2*time.Hour, got...), "several at once")
+		until = db.millis("expires_at", 2)
+		require.Equal(db, until, db.millis("expires_at", 1))
+		own := server.take(1) // the process keeps the deadline of these itself
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND expires_at IS NULL AND session IS NOT NULL`))
+		require.NoError(db, server.rows.Finish(db.Context(), own...))
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
+		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		defer cancel()
+		next := kit.Must(server.rows.TakeFor(ctx, two, claims.TakeOptions{N: 9}))
+		require.Equal(db, []string{"1"}, takenIDs(next))
+		require.Equal(db, 2, next[0].Attempt, "an attempt that expired is used")
+
+		var ended *claims.EndedError
+		require.ErrorAs(db, server.rows.Extend(db.Context(), 3*time.Hour, got...), &ended)
+		require.Equal(db, got[:1], ended.Claims)
+		require.Equal(db, until, db.millis("expires_at", 2), "none is extended")
+		require.ErrorIs(db, server.rows.Finish(db.Context(), got[0]), tenure.ErrLost)
+		require.NoError(db, server.rows.Finish(db.Context(), got[1]))
+
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, next...))
+		kit.Await(db.T, "it is freed though nobody asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
+		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
+		server.takesNone()
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`), "the time of a former claim does not count")
+		require.ErrorIs(db, server.rows.Extend(db.Context(), 0, got[0]), tenure.ErrInvalid)
+		require.ErrorIs(db, db.worker(claims.SessionConfig{}, tasks).rows.Extend(db.Context(), time.Hour, got[0]), tenure.ErrInvalid)
+	})
+}
+
+func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
+	cfg := expiring
+	cfg.LostBackoff = time.Hour
+	eachRowsServer(t, cfg, func(db *rowsDB) {
+		db.add(1, 5)
+		server := db.worker(claims.SessionConfig{}, cfg)
+		got := kit.Must(server.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 5}))
+		require.Len(db, got, 5)
+		if db.pool != nil {
+			db.exec(`ALTER TABLE tasks ADD CHECK (id <> 1 OR session IS NOT NULL) NOT VALID`)
+		} else {
+			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 1 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		}
+		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got...))
+		kit.Await(db.T, "the others are free", func() bool {
+			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`) == 4
+		})
+		server.takesNone()
+		db.exec(`DELETE FROM tasks WHERE id = 1`) // which could not be freed at the end either
+	})
+}
+
+func TestClaimsThatDoNotExpireCauseNoLooks(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		kit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		got := kit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1}))
+		require.Len(w, got, 1)
+		time.Sleep(time.Minute)
+		require.Zero(w, counted.of("queue.expired"))
+		require.Equal(w, 1, counted.of("queue.take"))
+	})
+}
