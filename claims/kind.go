@@ -61,6 +61,9 @@ func newKinds(s *Session, table *ownerTable, names ...string) (added []*kind, er
 	return added, nil
 }
 
+// ofRows reports whether the claims are on rows of a table of the user.
+func (k *kind) ofRows() bool { return k.table != k.s.table }
+
 // enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
 	for id := range k.running {
@@ -132,7 +135,7 @@ func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 			k.strays[r.ID] = true // a Take that is woken by this would take the row again
 			k.free(l, r)
 		} else {
-			kept = append(kept, claimOf(k.name, l.term.id, r))
+			kept = append(kept, claimOf(k.name, l.term.id, r, k.ofRows()))
 		}
 	}
 	return kept, nil

@@ -117,7 +117,7 @@ func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, er
 func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	claims := make([]Claim, 0, len(rows))
 	for _, row := range rows {
-		claims = append(claims, claimOf(q.cfg.Table, row.Session, row))
+		claims = append(claims, claimOf(q.cfg.Table, row.Session, row, true))
 	}
 	return claims
 }

@@ -208,7 +208,7 @@ func (k *kind) endDenied(l *ledger) error {
 	denied, err = k.denied(l, denied)
 	lost := 0
 	for id, token := range denied {
-		c := claimOf(k.name, l.term.id, objects.Claim{ID: id, Token: token})
+		c := claimOf(k.name, l.term.id, objects.Claim{ID: id, Token: token}, k.ofRows())
 		k.s.mu.Lock()
 		if l.term.over == nil && l.holds(id, token) {
 			lost++

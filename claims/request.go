@@ -88,7 +88,7 @@ func (s *Session) readRequests(ctx context.Context, t *term) error {
 		}
 		for _, r := range rows {
 			if s.isFirstRequest(t, r) && s.cfg.ReleaseRequested != nil {
-				c := claimOf(r.Kind, t.id, r)
+				c := claimOf(r.Kind, t.id, r, false)
 				if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
 					s.cfg.Logger.Error("ReleaseRequested has failed", "kind", r.Kind, "key", r.ID, "error", err)
 				}

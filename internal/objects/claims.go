@@ -14,6 +14,9 @@ type Claim struct {
 	Token    int64
 	Attempts int // of a row of the user's table, if they are counted
 
+	// Row says in a fence that the claim is on a row of a table of the user, whose name is the kind.
+	Row bool
+
 	// Gone says that the session has no record, so the row is free too. That does not change,
 	// because a session begins with its record, and its ID is never used again. Only one plain
 	// SELECT may find this out: in the snapshot of a statement that waits for a lock, the record

@@ -29,7 +29,9 @@ type Rows struct {
 
 // Rows implements [objects.Backend].
 func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
-	return &Rows{claims: &t.claims, cfg: cfg, logger: logger}
+	r := &Rows{claims: &t.claims, cfg: cfg, logger: logger}
+	t.rows.Add(cfg, r)
+	return r
 }
 
 // rowSetup is what was found out about a table of the user.
@@ -105,6 +107,9 @@ const (
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `
 			SELECT ` + rowColumns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`
+	// rowFence locks the row, which whoever frees or takes it has to update.
+	rowFence = failUnlessOne + `(
+			SELECT 1 FROM {rows} WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 FOR SHARE) held`
 	endRow = `
 				UPDATE {rows} SET {session} = NULL{set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3

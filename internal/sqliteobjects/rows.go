@@ -21,11 +21,14 @@ type Rows struct {
 	cfg     objects.RowsConfig
 	texts   *objects.Texts
 	checked atomic.Bool
+	check   atomic.Pointer[sql.Stmt] // of fences; nil until it is needed
 }
 
 // Rows implements [objects.Backend]. The table logs nothing.
 func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
-	return &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
+	r := &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
+	t.rows.Add(cfg, r)
+	return r
 }
 
 // newRowTexts returns what makes statements on rows. The column of the attempts may have a value of any
@@ -70,6 +73,11 @@ const (
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
+	rowFence = `
+			SELECT 1 FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3`
+	// As the fence of a lease does, it writes nothing or fails.
+	rowFenceStatement = `
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, NULL WHERE NOT EXISTS (` + rowFence + `)`
 	// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{done} WHERE {id} = (
