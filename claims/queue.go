@@ -53,7 +53,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 		return nil, opError("new queue", err)
 	}
 	q := &Queue{store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
-	q.rows = &ownerTable{q.table, new(groups), queueLimit}
+	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
 }
@@ -112,6 +112,41 @@ func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, er
 		}
 	}
 	return claims, nil
+}
+
+// List returns the claims on at most n rows of the table in the order of their IDs, those after an ID; empty:
+// from the first. Each names the session that owns the row. It is for operators: it reads all owned rows.
+func (q *Queue) List(ctx context.Context, after string, n int) ([]Claim, error) {
+	err := objects.ValidText("after", after)
+	if n < 1 {
+		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
+	}
+	if err != nil {
+		return nil, q.failed("list", err)
+	}
+	rows, err := q.table.List(ctx, after, n, q.rows.limit)
+	return q.claimsOf(rows), q.failed("list", err)
+}
+
+// Owner returns the holder of the session that owns a row, as [Keys.Owner] does.
+func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
+	holding, err := q.rows.owner(ctx, q.store, q.cfg.Logger, q.cfg.Table, id)
+	return holding, opError("owner of "+q.cfg.Table+"/"+id, err)
+}
+
+// RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
+// [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only a session that a process runs
+// with [Session.Run] is asked. A transaction that has locked one of the rows, as a fenced write under its
+// claim does at its end, delays the request.
+func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
+	err := q.rows.validKeys(q.cfg.Table, ids)
+	if q.cfg.Requested == "" {
+		err = fmt.Errorf("%w: RequestRelease needs a column that keeps requests: set Requested", tenure.ErrInvalid)
+	}
+	if err == nil {
+		err = q.rows.request(ctx, q.store, q.cfg.Table, ids)
+	}
+	return q.failed("request release of", err)
 }
 
 func (q *Queue) claimsOf(rows []objects.Claim) []Claim {

@@ -31,6 +31,9 @@ type QueueConfig struct {
 	// Postgres it is a timestamptz, on SQLite an INTEGER of Unix milliseconds. Optional, but
 	// [Queue.ReleaseAfter] needs it.
 	NotBefore string
+	// Requested is a column of type bigint with the token of the last claim that another process has asked
+	// for. Optional, but [Queue.RequestRelease] needs it.
+	Requested string
 
 	// Ready is the SQL condition under which a free row may be taken, for example
 	// "status = 'queued'". Default: always.
@@ -97,7 +100,7 @@ func (cfg QueueConfig) validate() error {
 		isColumn   bool
 	}{
 		{"Schema", cfg.Schema, false}, {"Table", cfg.Table, false},
-		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
+		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true}, {"Requested", cfg.Requested, true},
 		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
 	} {
 		problems.Add(objects.ValidText(c.what, c.text))
@@ -120,7 +123,7 @@ func (cfg QueueConfig) validate() error {
 
 func (cfg QueueConfig) statements() objects.RowsConfig {
 	return objects.RowsConfig{
-		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore,
+		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore, Requested: cfg.Requested,
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
 	}
 }

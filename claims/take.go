@@ -162,7 +162,12 @@ func (w *Worker) take(ctx context.Context, wants func() int) ([]Claim, error) {
 			return nil, err
 		}
 	}
-	kept, err := k.keep(l, rows)
+	return w.keep(l, rows, sent)
+}
+
+// keep turns rows that were taken by a statement into claims, and retires those without attempts left.
+func (w *Worker) keep(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim, error) {
+	kept, err := w.kind.keep(l, rows)
 	if err != nil {
 		return nil, err
 	}

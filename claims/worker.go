@@ -10,6 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -26,6 +27,7 @@ type Worker struct {
 	kind      *kind
 	taker     *taker
 	deadlines deadlines
+	claimer   *claimer
 
 	leads chan struct{} // held by the call of Take that takes for all others
 	mu    sync.Mutex    // guards takes; never held across I/O, nor together with the session's mu
@@ -46,15 +48,45 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	case s.store != q.store:
 		return nil, fmt.Errorf("%w: the queue of %s is not in the session's store", tenure.ErrInvalid, q.cfg.Table)
 	}
-	kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit}, q.cfg.Table)
+	kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != ""}, q.cfg.Table)
 	if err != nil {
 		return nil, err
 	}
 	kind := kinds[0]
 	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL), leads: make(chan struct{}, 1)}
 	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: cmp.Or(q.cfg.Grace, s.cfg.TTL/3)}
+	w.claimer = &claimer{
+		k: kind, poll: q.cfg.PollInterval, rows: true, keep: w.keep,
+		send: func(ctx context.Context, l *ledger, free, _, _ []string) ([]objects.Claim, error) {
+			return q.table.TakeReady(ctx, l.term.id, len(free), nil, free, s.limit)
+		},
+	}
 	q.addWorker(w)
 	return w, nil
+}
+
+// TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may
+// return none. It counts attempts as [Worker.Take] does, and rows without attempts left are not returned. In
+// all else TryClaim is like [Keys.TryClaim].
+func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
+	var got []Claim
+	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
+	if err == nil {
+		got, _, err = w.claimer.try(ctx, ids)
+	}
+	return got, w.q.failed("try to claim", err)
+}
+
+// Claim is like [Worker.TryClaim], but waits until it gets at least one of the rows. Rows need not exist yet.
+// Errors of the store do not end it, except [tenure.ErrSetup]. To take a row from its owner, call
+// [Queue.RequestRelease] first.
+func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
+	var got []Claim
+	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
+	if err == nil {
+		got, err = w.claimer.wait(ctx, ids)
+	}
+	return got, w.q.failed("claim", err)
 }
 
 // Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row,

@@ -94,6 +94,18 @@ func (o faultyOwners) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	})
 }
 
+func (o faultyOwners) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("request", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Request(ctx, kind, ids, limit)
+	})
+}
+
+func (o faultyOwners) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("requested", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Wanted(ctx, session, after, n, limit)
+	})
+}
+
 type faultyClaims struct {
 	faultyOwners
 	table objects.ClaimsTable
@@ -110,18 +122,6 @@ func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone,
 	all := append(append([]string(nil), ids...), missing...)
 	return within(ctx, c.f, limit, c.call("take", kind, session, all), func(ctx context.Context) ([]objects.Claim, error) {
 		return c.table.Take(ctx, session, kind, ids, gone, missing, limit)
-	})
-}
-
-func (c faultyClaims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, c.f, limit, c.call("request", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
-		return c.table.Request(ctx, kind, ids, limit)
-	})
-}
-
-func (c faultyClaims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, c.f, limit, c.call("requested", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
-		return c.table.Wanted(ctx, session, after, n, limit)
 	})
 }
 
@@ -183,6 +183,12 @@ func (r faultyRows) TakeReady(ctx context.Context, session string, n int, skip, 
 func (r faultyRows) Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error) {
 	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) ([]string, error) {
 		return r.table.Ready(ctx, n, skip, limit)
+	})
+}
+
+func (r faultyRows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("list", "", "", nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.List(ctx, after, n, limit)
 	})
 }
 

@@ -12,9 +12,10 @@ import (
 
 // RowsConfig is the part of claims.QueueConfig that statements are made of, with its defaults.
 type RowsConfig struct {
-	Schema, Table                           string
-	ID, Session, Token, Attempts, NotBefore string // columns; the last two may be missing
-	Ready, OrderBy, Done, Exhausted         string // SQL
+	Schema, Table                   string
+	ID, Session, Token              string // columns
+	Attempts, NotBefore, Requested  string // columns that may be missing
+	Ready, OrderBy, Done, Exhausted string // SQL
 }
 
 // Ending is what a statement does with rows whose claims end, in addition to freeing them.
@@ -55,6 +56,8 @@ type RowsTable interface {
 	TakeReady(ctx context.Context, session string, n int, skip, only []string, limit time.Duration) ([]Claim, error)
 	// Ready returns the IDs of the rows that TakeReady would take.
 	Ready(ctx context.Context, n int, skip []string, limit time.Duration) ([]string, error)
+	// List returns the claims on at most n rows in the order of their IDs, those after an ID.
+	List(ctx context.Context, after string, n int, limit time.Duration) ([]Claim, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
 	// EndStatement returns a statement that ends a claim as Done says, or fails.
@@ -118,7 +121,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		order = line(cfg.OrderBy)
 	}
 	return []string{
-		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore,
+		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
 	}
@@ -170,6 +173,7 @@ func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession string) 
 	}{
 		{cfg.ID, "ID", may.ID}, {cfg.Session, "session", may.Session}, {cfg.Token, "token", may.Token},
 		{cfg.Attempts, "attempts", may.Attempts}, {cfg.NotBefore, "time before which a row is not ready", may.NotBefore},
+		{cfg.Requested, "requested token", may.Token},
 	} {
 		switch declared, exists := is.Types[c.name]; {
 		case c.name == "":

@@ -18,7 +18,7 @@ import (
 func RowsDDL(cfg objects.RowsConfig) string {
 	var add []string
 	for _, column := range []struct{ name, definition string }{
-		{cfg.Session, "text"}, {cfg.Token, "bigint NOT NULL DEFAULT 0"}, {cfg.Attempts, "integer NOT NULL DEFAULT 0"}, {cfg.NotBefore, "timestamptz"},
+		{cfg.Session, "text"}, {cfg.Token, "bigint NOT NULL DEFAULT 0"}, {cfg.Attempts, "integer NOT NULL DEFAULT 0"}, {cfg.NotBefore, "timestamptz"}, {cfg.Requested, "bigint"},
 	} {
 		if column.name != "" {
 			add = append(add, "\n\tADD COLUMN IF NOT EXISTS "+objects.Quoted(column.name)+" "+column.definition)

@@ -46,9 +46,11 @@ const (
 	readyRows = `
 			SELECT CAST({id} AS TEXT) FROM {rows}
 			WHERE {session} IS NULL{and_ready} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
-				AND (?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))
+				AND ` + ofThese + `
 			ORDER BY {order} LIMIT ?1`
-	takeRows = `
+	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
+	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
+	takeRows      = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
 	// The + keeps it from the index on the session.
@@ -73,7 +75,12 @@ const (
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
-	rowFence = `
+	requestRows = `
+			UPDATE {rows} SET {requested} = {token} WHERE {id} IN (SELECT value FROM json_each(?1)) AND {session} IS NOT NULL RETURNING ` + rowColumns
+	// An ID of another type has no place in the order, see ownedRows.
+	listRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?1`
+	listRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') AND {id} > ?2 ORDER BY {id} LIMIT ?1`
+	rowFence      = `
 			SELECT 1 FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3`
 	// As the fence of a lease does, it writes nothing or fails.
 	rowFenceStatement = `
@@ -121,12 +128,16 @@ func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 
 // readyIDs returns the IDs of the rows that may be taken.
 func (r *Rows) readyIDs(ctx context.Context, db reader, n int, skip, only []string) ([]string, error) {
-	var among any
-	if only != nil {
+	text, among := readyRows, any(nil)
+	switch {
+	case only == nil:
+	case slices.ContainsFunc(only, func(id string) bool { return objects.ValidText("ID", id) != nil }):
 		among = list(hexed(only))
+	default:
+		text, among = strings.Replace(readyRows, ofThese, ofTheseByText, 1), list(only)
 	}
 	return all(ctx, db, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) },
-		r.texts.In(readyRows), n, list(hexed(skip)), time.Now().UnixMilli(), among)
+		r.texts.In(text), n, list(hexed(skip)), time.Now().UnixMilli(), among)
 }
 
 // hexed returns the bytes of IDs, because JSON can't contain an ID that is no text.
@@ -196,6 +207,30 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 		return r.read(ctx, limit, ownedRows, session, n)
 	}
 	return r.read(ctx, limit, ownedRowsAfter, session, n, afterID)
+}
+
+func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	if after == "" {
+		return r.read(ctx, limit, listRows, n)
+	}
+	return r.read(ctx, limit, listRowsAfter, n, after)
+}
+
+func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.Duration) (requested []objects.Claim, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		requested, err = all(ctx, tx, r.scan, r.texts.In(requestRows), list(ids))
+		return err
+	})
+	return requested, err
+}
+
+func (r *Rows) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	args := []any{session, n}
+	text := ownedRows
+	if after.ID != "" {
+		text, args = ownedRowsAfter, append(args, after.ID)
+	}
+	return r.read(ctx, limit, strings.Replace(text, "{session} = ?1", "{session} = ?1 AND {requested} = {token}", 1), args...)
 }
 
 // Free always returns nil, because no row is ever locked for long.

@@ -17,7 +17,7 @@ import (
 func RowsDDL(cfg objects.RowsConfig) string {
 	ddl := ""
 	for _, column := range []struct{ name, definition string }{
-		{cfg.Session, "TEXT"}, {cfg.Token, "INTEGER NOT NULL DEFAULT 0"}, {cfg.Attempts, "INTEGER NOT NULL DEFAULT 0"}, {cfg.NotBefore, "INTEGER"},
+		{cfg.Session, "TEXT"}, {cfg.Token, "INTEGER NOT NULL DEFAULT 0"}, {cfg.Attempts, "INTEGER NOT NULL DEFAULT 0"}, {cfg.NotBefore, "INTEGER"}, {cfg.Requested, "INTEGER"},
 	} {
 		if column.name != "" {
 			ddl += fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s;\n", objects.Quoted(cfg.Table), objects.Quoted(column.name), column.definition)
