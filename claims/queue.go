@@ -1,12 +1,15 @@
 package claims
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -29,10 +32,11 @@ type Queue struct {
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
-	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
-	workers []*Worker
-	ends    []*ending // the calls that wait for endTogether
-	busy    bool      // whether endTogether runs
+	registered atomic.Bool // see register
+	mu         sync.Mutex  // guards the fields below; never held across I/O, nor together with a session's mu
+	workers    []*Worker
+	ends       []*ending // the calls that wait for endTogether
+	busy       bool      // whether endTogether runs
 }
 
 // queueLimit is the time limit of a queue's statements where no session of this process has another. It is
@@ -56,6 +60,35 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
+}
+
+// register writes an object that says where the claims on the table's rows stand, unless it is there. By this
+// object operators' tools know the table.
+func (q *Queue) register(ctx context.Context) error {
+	cfg := q.cfg
+	payload, err := json.Marshal(objects.QueueRecord{Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token})
+	if err != nil {
+		return err
+	}
+	key := tenure.Key{Type: objects.QueueType, ID: cfg.Table}
+	if cfg.Schema != "" {
+		key.ID = cfg.Schema + "." + cfg.Table
+	}
+	now, err := q.store.Get(ctx, key)
+	cond := tenure.IfVersion(now.Version)
+	switch {
+	case errors.Is(err, tenure.ErrNotFound):
+		cond = tenure.IfAbsent()
+	case err != nil:
+		return err
+	case bytes.Equal(now.Payload, payload):
+		return nil
+	}
+	_, err = q.store.PutIf(ctx, tenure.Object{Key: key, Payload: payload}, cond)
+	if errors.Is(err, tenure.ErrExists) || errors.Is(err, tenure.ErrConflict) { // another process was faster
+		return nil
+	}
+	return err
 }
 
 // addWorker adds a worker. The queue tells it which claims have ended.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/golden"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -214,5 +216,49 @@ func TestOperatorsSeeWhoOwnsTheRowsOfAQueue(t *testing.T) {
 		require.Equal(db, append(first, rest...), listed)
 		_, err = q.List(db.Context(), "", 0)
 		require.ErrorIs(db, err, tenure.ErrInvalid)
+
+		holder := `convert_from(o.payload, 'UTF8')::json ->> 'holder'` // as in the documents
+		if db.pool == nil {
+			holder = `json_extract(CAST(o.payload AS TEXT), '$.holder')`
+		}
+		db.exec(`CREATE VIEW tasks_owned AS SELECT m.id, ` + holder + ` AS holder, o.labels, m.session, m.token
+			FROM tasks m LEFT JOIN objects o ON o.object_type = 'tenure.session' AND o.id = m.session WHERE m.session IS NOT NULL`)
+		require.Equal(db, 10, db.count(`SELECT count(*) FROM tasks_owned WHERE holder = 'a'`))
+		require.Equal(db, 10, db.count(`SELECT count(*) FROM tasks_owned WHERE holder = 'b'`))
+	})
+}
+
+// The store does not know which tables are queues, so a session that has taken a row says it, once.
+func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 3)
+		a := db.worker(claims.SessionConfig{}, tasks)
+		key := tenure.Key{Type: "tenure.queue", ID: "tasks"}
+		_, err := a.store.Get(db.Context(), key)
+		require.ErrorIs(db, err, tenure.ErrNotFound)
+		a.take(1)
+		var record tenure.Object
+		kit.Await(db.T, "the queue is registered", func() bool {
+			record, err = a.store.Get(db.Context(), key)
+			return err == nil
+		})
+		golden.Compare(db.T, "queue", string(record.Payload)+"\n")
+		a.take(1)
+		b := db.worker(claims.SessionConfig{}, tasks)
+		b.take(1)
+		a.stop()
+		b.stop()
+		now, err := a.store.Get(db.Context(), key)
+		require.NoError(db, err)
+		require.Equal(db, record.Version, now.Version, "it is written once")
+
+		other := tasks
+		other.Token = "fence"
+		db.exec(`ALTER TABLE tasks RENAME COLUMN token TO fence`)
+		db.worker(claims.SessionConfig{}, other).take(1)
+		kit.Await(db.T, "the other column is registered", func() bool {
+			now, err = a.store.Get(db.Context(), key)
+			return err == nil && strings.Contains(string(now.Payload), `"token":"fence"`)
+		})
 	})
 }

@@ -174,6 +174,10 @@ func (w *Worker) keep(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim,
 	w.deadlines.add(l, kept, sent)
 	kept, exhausted := w.q.split(kept)
 	w.retire(l, exhausted)
+	if len(rows) > 0 && w.registers != l && !w.q.registered.Load() {
+		w.registers = l
+		w.kind.background(l, w.register)
+	}
 	return kept, nil
 }
 

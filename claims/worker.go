@@ -28,6 +28,7 @@ type Worker struct {
 	taker     *taker
 	deadlines deadlines
 	claimer   *claimer
+	registers *ledger // of the last term that has tried to register the queue; guarded by the kind's turn
 
 	leads chan struct{} // held by the call of Take that takes for all others
 	mu    sync.Mutex    // guards takes; never held across I/O, nor together with the session's mu
@@ -63,6 +64,19 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	}
 	q.addWorker(w)
 	return w, nil
+}
+
+// register registers the queue, once per process; if that fails, each session tries it once.
+func (w *Worker) register(ctx context.Context) {
+	ctx, cancel := w.s.untilEnd(ctx)
+	defer cancel()
+	ctx, cancelLimit := context.WithTimeout(ctx, w.s.limit)
+	defer cancelLimit()
+	err := w.q.register(ctx)
+	w.q.registered.Store(err == nil)
+	if err != nil && ctx.Err() == nil {
+		w.q.cfg.Logger.Warn("failed to register the queue; operators' tools don't show its rows", "table", w.q.cfg.Table, "error", err)
+	}
 }
 
 // TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may

@@ -106,6 +106,12 @@ func (o faultyOwners) Wanted(ctx context.Context, session string, after objects.
 	})
 }
 
+func (o faultyOwners) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	return within(ctx, o.f, limit, o.call("count", "", "", nil), func(ctx context.Context) ([]objects.ClaimCount, error) {
+		return o.table.Counts(ctx, most, limit)
+	})
+}
+
 type faultyClaims struct {
 	faultyOwners
 	table objects.ClaimsTable
@@ -154,12 +160,6 @@ func (c faultyClaims) Prune(ctx context.Context, after int64, n int, limit time.
 		return a, err
 	})
 	return a.last, a.pruned, err
-}
-
-func (c faultyClaims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
-	return within(ctx, c.f, limit, c.call("count", "", "", nil), func(ctx context.Context) ([]objects.ClaimCount, error) {
-		return c.table.Counts(ctx, most, limit)
-	})
 }
 
 type faultyRows struct {

@@ -3,6 +3,19 @@ package objects
 // SessionType is the type of the objects that are the records of sessions.
 const SessionType = "tenure.session"
 
+// QueueType is the type of the objects that are the records of queues.
+const QueueType = "tenure.queue"
+
+// QueueRecord is the payload of a queue's record: where the claims on a table's rows stand. It is for tools
+// of operators, which do not know the tables of a program.
+type QueueRecord struct {
+	Schema  string `json:"schema,omitempty"`
+	Table   string `json:"table"`
+	ID      string `json:"id"` // columns
+	Session string `json:"session"`
+	Token   string `json:"token"`
+}
+
 // SessionLength is how many characters the ID of a session has: a UUID. Those of sessions that remote
 // workers keep may have more.
 const SessionLength = 36

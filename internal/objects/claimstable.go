@@ -37,6 +37,10 @@ type ClaimStore interface {
 	// means that the claim has ended and that the request was deleted.
 	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
 
+	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+	// are in order, and so are the kinds of each.
+	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
+
 	// LongestKey returns how many bytes a key may have together with its kind; 0: any number.
 	LongestKey() int
 
@@ -68,8 +72,4 @@ type ClaimsTable interface {
 	// requests for claims that have ended. It returns how many, and the token after which the next call
 	// should begin.
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
-
-	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-	// are in order, and so are the kinds of each.
-	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
 }

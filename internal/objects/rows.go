@@ -16,6 +16,7 @@ type RowsConfig struct {
 	ID, Session, Token              string // columns
 	Attempts, NotBefore, Requested  string // columns that may be missing
 	Ready, OrderBy, Done, Exhausted string // SQL
+	ReadOnly                        bool   // the table is only read, so the privilege to write is not needed
 }
 
 // Ending is what a statement does with rows whose claims end, in addition to freeing them.

@@ -113,6 +113,8 @@ const (
 			WITH tenure_owned AS MATERIALIZED (
 				SELECT {id} AS tenure_id, ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND ($1 = '' OR {id} > nullif($1, '')::{type}))
 			SELECT id, session, token, attempts FROM tenure_owned t(tenure_id, id, session, token, attempts) ORDER BY tenure_id LIMIT $2`
+	countRows = `
+			SELECT {session}, least(count(*), $1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
 	requestRows = `
 			WITH tenure_owned AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL
@@ -198,6 +200,18 @@ func (r *Rows) Look(ctx context.Context, _ string, ids []string, limit time.Dura
 func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
 	rows, err := r.query(ctx, limit, 0, listRows, after, n)
 	return rows, invalidID(err)
+}
+
+// Counts reads all owned rows, in their index.
+func (r *Rows) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return queryRows(ctx, r, limit, lockWait(limit), s, func(row pgx.CollectableRow) (objects.ClaimCount, error) {
+		n := objects.ClaimCount{Kind: r.cfg.Table}
+		return n, row.Scan(&n.Session, &n.Claims)
+	}, countRows, most)
 }
 
 func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.Duration) ([]objects.Claim, error) {

@@ -173,7 +173,7 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 		say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
 	}
 	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
-	say(found.lacks != "", "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
+	say(found.lacks != "" && (!cfg.ReadOnly || found.lacks != "UPDATE"), "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
 	bySession, _ := rowIndexes(cfg)
 	return cfg.Wrong(objects.FoundRows{
 		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, Wrong: wrong,

@@ -75,6 +75,7 @@ const (
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
+	countRows   = `SELECT {session}, min(count(*), ?1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
 	requestRows = `
 			UPDATE {rows} SET {requested} = {token} WHERE {id} IN (SELECT value FROM json_each(?1)) AND {session} IS NOT NULL RETURNING ` + rowColumns
 	// An ID of another type has no place in the order, see ownedRows.
@@ -214,6 +215,17 @@ func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duratio
 		return r.read(ctx, limit, listRows, n)
 	}
 	return r.read(ctx, limit, listRowsAfter, n, after)
+}
+
+// Counts reads all owned rows, in their index.
+func (r *Rows) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	if err := r.ready(ctx, limit); err != nil {
+		return nil, err
+	}
+	return allWithin(ctx, r.claims.table, limit, func(rows *sql.Rows) (objects.ClaimCount, error) {
+		n := objects.ClaimCount{Kind: r.cfg.Table}
+		return n, rows.Scan(&n.Session, &n.Claims)
+	}, r.texts.In(countRows), most)
 }
 
 func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.Duration) (requested []objects.Claim, err error) {
