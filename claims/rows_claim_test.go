@@ -260,5 +260,16 @@ func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 			now, err = a.store.Get(db.Context(), key)
 			return err == nil && strings.Contains(string(now.Payload), `"token":"fence"`)
 		})
+
+		// The server of remote workers does it, too.
+		require.NoError(db, a.store.DeleteIf(db.Context(), key, now.Version))
+		q, err := claims.NewQueue(a.store, other)
+		require.NoError(db, err)
+		db.add(4, 4)
+		got, err := q.TakeFor(db.Context(), "remote", 1)
+		require.NoError(db, err)
+		require.Len(db, got, 1)
+		_, err = a.store.Get(db.Context(), key)
+		require.NoError(db, err)
 	})
 }

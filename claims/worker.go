@@ -72,11 +72,7 @@ func (w *Worker) register(ctx context.Context) {
 	defer cancel()
 	ctx, cancelLimit := context.WithTimeout(ctx, w.s.limit)
 	defer cancelLimit()
-	err := w.q.register(ctx)
-	w.q.registered.Store(err == nil)
-	if err != nil && ctx.Err() == nil {
-		w.q.cfg.Logger.Warn("failed to register the queue; operators' tools don't show its rows", "table", w.q.cfg.Table, "error", err)
-	}
+	w.q.register(ctx)
 }
 
 // TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may
