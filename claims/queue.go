@@ -32,7 +32,7 @@ type Queue struct {
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
-	registered atomic.Bool // by this process, see register
+	registered atomic.Bool // whether this process need not register it any more
 	mu         sync.Mutex  // guards the fields below; never held across I/O, nor together with a session's mu
 	workers    []*Worker
 	ends       []*ending // the calls that wait for endTogether
@@ -62,13 +62,13 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	return q, nil
 }
 
-// register has operators' tools know the table. It logs a failure.
-func (q *Queue) register(ctx context.Context) {
+// register has operators' tools know the table. It logs a failure, and reports success.
+func (q *Queue) register(ctx context.Context) bool {
 	err := q.writeRecord(ctx)
 	if err != nil && ctx.Err() == nil {
 		q.cfg.Logger.Warn("failed to register the queue; operators' tools don't show its rows", "table", q.cfg.Table, "error", err)
 	}
-	q.registered.Store(err == nil)
+	return err == nil
 }
 
 // writeRecord writes an object that says where the claims on the table's rows stand, unless it is there.
@@ -269,7 +269,7 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim,
 		return nil, q.failed("take", err)
 	}
 	if len(rows) > 0 && !q.registered.Swap(true) { // the session may be the only one, so that no worker does it
-		q.register(ctx)
+		_ = q.register(ctx)
 	}
 	kept, exhausted := q.split(q.claimsOf(rows))
 	q.retireFor(ctx, exhausted)

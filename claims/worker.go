@@ -72,7 +72,7 @@ func (w *Worker) register(ctx context.Context) {
 	defer cancel()
 	ctx, cancelLimit := context.WithTimeout(ctx, w.s.limit)
 	defer cancelLimit()
-	w.q.register(ctx)
+	w.q.registered.Store(w.q.register(ctx))
 }
 
 // TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may
