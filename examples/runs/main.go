@@ -42,6 +42,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
@@ -114,6 +115,43 @@ func open(ctx context.Context, url string) (db database, done func(), err error)
 		db.sql = store.DB()
 	}
 	return db, done, nil
+}
+
+// sender sends a statement in a transaction of either database.
+type sender func(ctx context.Context, query string, args ...any) error
+
+func onPostgres(fn func(sender) error) func(pgx.Tx) error {
+	return func(tx pgx.Tx) error {
+		return fn(func(ctx context.Context, query string, args ...any) error {
+			_, err := tx.Exec(ctx, query, args...)
+			return err
+		})
+	}
+}
+
+func onSQLite(fn func(sender) error) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error {
+		return fn(func(ctx context.Context, query string, args ...any) error {
+			_, err := tx.ExecContext(ctx, query, args...)
+			return err
+		})
+	}
+}
+
+// fenced commits what fn writes, unless the claim has ended.
+func (db database) fenced(ctx context.Context, c claims.Claim, fn func(sender) error) error {
+	if store, ok := db.store.(*tenure.PostgresStore); ok {
+		return store.Fenced(ctx, c, onPostgres(fn))
+	}
+	return db.store.(*tenure.SQLiteStore).Fenced(ctx, c, onSQLite(fn))
+}
+
+// finish ends a run, and commits what fn writes, unless the claim has ended.
+func (db database) finish(ctx context.Context, queue *claims.Queue, c claims.Claim, fn func(sender) error) error {
+	if _, ok := db.store.(*tenure.PostgresStore); ok {
+		return queue.FinishPostgres(ctx, []claims.Claim{c}, onPostgres(fn))
+	}
+	return queue.FinishSQLite(ctx, []claims.Claim{c}, onSQLite(fn))
 }
 
 // migrate makes the tables. A real program leaves this to its migration tool.

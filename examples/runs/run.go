@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 )
 
@@ -74,14 +72,9 @@ func (j *journal) find(name string) (data string, ok bool) {
 // written.
 func (j *journal) add(ctx context.Context, name, data string) error {
 	step()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := tenure.FencedTx(ctx, j.store, j.claim, j.sql, nil, func(tx *sql.Tx) error {
-		return j.insert(ctx, tx, name, data)
-	})
+	err := j.fenced(ctx, j.claim, func(do sender) error { return j.insert(ctx, do, name, data) })
 	if err != nil {
 		return fmt.Errorf("add %q to the journal of %s: %w", name, j.claim, err)
 	}
@@ -89,9 +82,8 @@ func (j *journal) add(ctx context.Context, name, data string) error {
 	return nil
 }
 
-func (j *journal) insert(ctx context.Context, tx *sql.Tx, name, data string) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`, j.claim.Key.ID, len(j.events)+1, name, data)
-	return err
+func (j *journal) insert(ctx context.Context, do sender, name, data string) error {
+	return do(ctx, `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`, j.claim.Key.ID, len(j.events)+1, name, data)
 }
 
 // call makes a call to the provider and returns its outcome, or returns the outcome that the
@@ -122,7 +114,7 @@ func (j *journal) finish(ctx context.Context, result string) error {
 	step()
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := j.queue.FinishTx(ctx, []claims.Claim{j.claim}, j.sql, nil, func(tx *sql.Tx) error { return j.insert(ctx, tx, "finished", result) })
+	err := j.database.finish(ctx, j.queue, j.claim, func(do sender) error { return j.insert(ctx, do, "finished", result) })
 	step()
 	return err
 }
