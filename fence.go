@@ -157,9 +157,11 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	if s, ok := store.(interface{ place(context.Context) error }); ok && fence != nil {
+	if s, ok := store.(interface {
+		place(context.Context, *objects.Fence) error
+	}); ok && fence != nil {
 		// By ctx, and before there is a transaction: FenceStatement has no context.
-		if err := s.place(ctx); err != nil {
+		if err := s.place(ctx, fence); err != nil {
 			return fmt.Errorf("tenure: fenced transaction: %w", err)
 		}
 	}

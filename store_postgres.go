@@ -259,9 +259,8 @@ func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, e
 }
 
 // place finds out in which schemas the tables are, which FenceStatement has to know.
-func (s *PostgresStore) place(ctx context.Context) error {
-	_, err := s.table.Place(ctx)
-	return err
+func (s *PostgresStore) place(ctx context.Context, fence *objects.Fence) error {
+	return s.table.Place(ctx, fence)
 }
 
 // PutStatement returns a statement that writes an existing object if it is at that version;

@@ -21,6 +21,9 @@ type Claim struct {
 	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] is set, without the attempts
 	// that were taken back.
 	Attempt int `json:"attempt,omitempty"`
+
+	// Row says that the claim is on a row of a [Queue], whose table is the kind.
+	Row bool `json:"row,omitempty"`
 }
 
 func (c Claim) String() string { return c.Key.String() }
@@ -29,8 +32,8 @@ func (c Claim) row() objects.Claim {
 	return objects.Claim{Kind: c.Key.Type, ID: c.Key.ID, Session: c.Session, Token: c.Token}
 }
 
-func claimOf(kind, session string, r objects.Claim) Claim {
-	return Claim{Key: tenure.Key{Type: kind, ID: r.ID}, Session: session, Token: r.Token, Attempt: r.Attempts}
+func claimOf(kind, session string, r objects.Claim, ofRow bool) Claim {
+	return Claim{Key: tenure.Key{Type: kind, ID: r.ID}, Session: session, Token: r.Token, Attempt: r.Attempts, Row: ofRow}
 }
 
 func rowsOf(claims []Claim) []objects.Claim {
@@ -51,11 +54,16 @@ const longestIdle = time.Minute
 // [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
 // Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any
 // process that was given the claim may write under it.
+//
+// The claim of a row is compared with the row itself, which the same transaction may change. The process
+// must have made a [Queue] of the row's table with that store, which need not be the queue that took the row.
+// Otherwise the error is [tenure.ErrInvalid].
 func (c Claim) Fence() (*objects.Fence, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
 	row := c.row()
+	row.Row = c.Row
 	return &objects.Fence{
 		ID: objects.ID(c.Key), Claim: &row, Idle: longestIdle,
 		Yield: func(context.Context) {},
@@ -136,7 +144,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 	if err != nil {
 		return err
 	}
-	table := &ownerTable{backend.Claims(), new(groups), valueLimit}
+	table := &ownerTable{backend.Claims(), new(groups), valueLimit, true}
 	type owner struct{ kind, session string }
 	owners := make(map[owner][]objects.Claim)
 	for _, c := range claims {

@@ -203,7 +203,7 @@ func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []strin
 		rows, err := q.table.EndAny(ending, ids, q.limit())
 		for _, r := range rows {
 			finished = append(finished, r.ID)
-			if c := claimOf(q.cfg.Table, r.Session, r); r.Session != "" {
+			if c := claimOf(q.cfg.Table, r.Session, r, true); r.Session != "" {
 				q.ended(&EndedError{[]Claim{c}}, c)
 			}
 		}

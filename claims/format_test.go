@@ -15,7 +15,7 @@ const formatSession = "0b9c2f6e-7c39-4f3e-9d4e-2f1f4a5b6c7d"
 func TestAClaimInJSONStaysAsItIs(t *testing.T) {
 	golden.Compare(t, "claim", golden.JSON(t,
 		claims.Claim{Key: tenure.Key{Type: "tenant", ID: "acme"}, Session: formatSession, Token: 1767323045678000},
-		claims.Claim{Key: tenure.Key{Type: "jobs", ID: "7"}, Session: formatSession, Token: 1767323045678001, Attempt: 2},
+		claims.Claim{Key: tenure.Key{Type: "jobs", ID: "7"}, Session: formatSession, Token: 1767323045678001, Attempt: 2, Row: true},
 		claims.Claim{Key: tenure.Key{Type: "a/b%", ID: "c/d%"}, Session: formatSession, Token: 1}))
 }
 

@@ -1,18 +1,14 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // Keys are the claims of a session on the keys of one kind. Owner, RequestRelease, Watch, Wake and Forget
@@ -20,9 +16,10 @@ import (
 //
 // All methods are safe for concurrent use.
 type Keys struct {
-	s    *Session
-	name string // of the kind
-	kind *kind
+	s       *Session
+	name    string // of the kind
+	kind    *kind
+	claimer *claimer
 }
 
 // NewKeys returns the keys of a kind. A session has at most one Keys for each kind. NewKeys does no I/O.
@@ -52,7 +49,13 @@ func newKeys(s *Session, names []string) (all []*Keys, err error) {
 	}
 	kinds, err := newKinds(s, s.table, nil, names...)
 	for _, kind := range kinds {
-		all = append(all, &Keys{s, kind.name, kind})
+		all = append(all, &Keys{s, kind.name, kind, &claimer{
+			k: kind, poll: s.cfg.PollInterval,
+			send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
+				return s.claims.Take(ctx, l.term.id, kind.name, free, gone, missing, s.limit)
+			},
+			keep: func(l *ledger, rows []objects.Claim, _ time.Time) ([]Claim, error) { return kind.keep(l, rows) },
+		}})
 	}
 	return all, err
 }
@@ -70,7 +73,7 @@ func (s *Session) validKind(name string) error {
 // CheckKeys returns the [tenure.ErrInvalid] with which [NewKeys] refuses a kind or [Keys.TryClaim] its
 // keys, for programs that want to fail when they start. It does no I/O.
 func (s *Session) CheckKeys(kind string, ids ...string) error {
-	return opError("check keys", errors.Join(s.validKind(kind), s.validKeys(kind, ids)))
+	return opError("check keys", errors.Join(s.validKind(kind), s.table.validKeys(kind, ids)))
 }
 
 // TryClaim claims the keys that are free, a thousand per statement, and returns the claims in no order. A
@@ -85,137 +88,11 @@ func (s *Session) CheckKeys(kind string, ids ...string) error {
 // on Postgres has more than 2,600 bytes together with its kind. Then nothing is claimed.
 func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
-	err := k.s.validKeys(k.name, ids)
+	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {
-		got, _, err = k.claim(ctx, ids)
+		got, _, err = k.claimer.try(ctx, ids)
 	}
 	return got, opError("try to claim "+k.name, err)
-}
-
-// validKeys rejects an empty list, keys that can't be claimed, and keys that are given twice.
-func (s *Session) validKeys(kind string, ids []string) error {
-	if len(ids) == 0 {
-		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
-	}
-	seen := make(map[string]bool, len(ids))
-	for _, id := range ids {
-		switch err := objects.ValidText("key", id); {
-		case err != nil:
-			return err
-		case id == "":
-			return fmt.Errorf("%w: a key is empty", tenure.ErrInvalid)
-		case seen[id]:
-			return fmt.Errorf("%w: the key %q is given twice", tenure.ErrInvalid, id)
-		}
-		seen[id] = true
-	}
-	return s.table.fits(kind, ids...)
-}
-
-// claim is TryClaim. It also reports whether another transaction has locked a row that looked free.
-func (k *Keys) claim(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
-	l, done, err := k.kind.begin(ctx)
-	if err != nil {
-		return nil, false, err
-	}
-	defer done()
-	var refused error
-	for some := range slices.Chunk(ids, perStatement) {
-		if ctx.Err() != nil {
-			return got, locked, context.Cause(ctx)
-		}
-		rows, left, err := k.take(ctx, l, some)
-		kept, over := k.kind.keep(l, rows)
-		if over != nil { // then no claim of this term is valid
-			return nil, locked, cmp.Or(err, over)
-		}
-		got, locked = append(got, kept...), locked || left
-		switch {
-		case isRefused(err):
-			refused = cmp.Or(refused, err)
-		case err != nil:
-			return got, locked, err
-		}
-	}
-	return got, locked, refused
-}
-
-// take makes the term the owner of the rows that it may take. It reads them first, in a separate
-// statement; [objects.Claim] explains why.
-func (k *Keys) take(ctx context.Context, l *ledger, ids []string) (taken []objects.Claim, locked bool, err error) {
-	ids, err = k.kind.claimable(l, ids)
-	if err != nil || len(ids) == 0 {
-		return nil, false, err
-	}
-	rows, err := k.s.table.look(ctx, k.name, ids)
-	if err != nil {
-		return nil, false, err
-	}
-	var free, gone []string
-	var unknown []objects.Claim
-	known := make(map[string]bool, len(rows))
-	for _, r := range rows {
-		known[r.ID] = true
-		switch {
-		case r.Session == l.term.id:
-			unknown = append(unknown, r)
-		case r.Gone:
-			gone = append(gone, r.Session)
-			free = append(free, r.ID)
-		case r.Session == "":
-			free = append(free, r.ID)
-		default:
-			k.s.sweeper.noteOwner(r.Session)
-		}
-	}
-	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] })
-	more, err := k.kind.reclaim(l, unknown)
-	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
-		return nil, false, err
-	}
-	slices.Sort(gone)
-	rows, err = k.write(ctx, l, free, slices.Compact(gone), missing)
-	return rows, err == nil && len(rows) < len(free)+len(missing), err
-}
-
-// write sends the statement of take. If the database refuses some rows, write takes the others, and also
-// returns the reason.
-func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []string) (rows []objects.Claim, err error) {
-	isMissing := make(map[string]bool, len(missing))
-	for _, id := range missing {
-		isMissing[id] = true
-	}
-	var refused error
-	err = inGroups(k.s.table.groups, slices.Concat(free, missing), func(ids []string) error {
-		if err := k.kind.over(l); err != nil { // the statements before this one took long
-			return err
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		sending, cancel := k.s.writeContext(ctx)
-		defer cancel()
-		var free, missing []string
-		for _, id := range ids {
-			if isMissing[id] {
-				missing = append(missing, id)
-			} else {
-				free = append(free, id)
-			}
-		}
-		taken, err := k.s.claims.Take(sending, l.term.id, k.name, free, gone, missing, k.s.limit)
-		if err != nil && !wroteNothing(err) {
-			if sending.Err() != nil { // a smaller group may be fast enough the next time
-				k.s.table.groups.tooSlow(len(ids))
-			}
-			k.kind.lostAnswer(l, ids...)
-		}
-		rows = append(rows, taken...)
-		return err
-	}, func(id string, err error) {
-		refused = cmp.Or(refused, fmt.Errorf("the database refuses the key %q: %w", id, err))
-	})
-	return rows, cmp.Or(err, refused)
 }
 
 // Claim is like [Keys.TryClaim], but waits until it gets at least one of the keys. Errors of the store do
@@ -223,63 +100,20 @@ func (k *Keys) write(ctx context.Context, l *ledger, free, gone, missing []strin
 // Claim waits until they are released. A caller that would have to release them itself waits until ctx
 // is done.
 func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
-	if err := k.s.validKeys(k.name, ids); err != nil {
-		return nil, opError("claim "+k.name, err)
+	var got []Claim
+	err := k.s.table.validKeys(k.name, ids)
+	if err == nil {
+		got, err = k.claimer.wait(ctx, ids)
 	}
-	hints := k.s.watch(keyOf(k.name)) // before the first look, so that no hint is missed
-	defer hints.Stop()
-	defer k.s.sweeper.addWaiter()()
-	var spurious pace.Limiter
-	flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
-	for woken, tries := false, 0; ; {
-		got, locked, err := k.claim(ctx, ids)
-		switch {
-		case len(got) > 0:
-			return got, nil
-		case ctx.Err() != nil:
-			err = context.Cause(ctx)
-			fallthrough
-		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup):
-			return nil, opError("claim "+k.name, err)
-		case err != nil:
-			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", k.name)
-		}
-		longest := pace.Jitter(k.s.cfg.PollInterval)
-		if hints.Live() && err == nil {
-			longest = k.s.cfg.TTL
-		}
-		if locked { // by a write that is about to commit, and sends no hint
-			longest = min(k.s.cfg.PollInterval, 10*time.Millisecond<<min(tries, 10))
-			tries++
-		}
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, k.s.cfg.PollInterval)), longest)
-	}
+	return got, opError("claim "+k.name, err)
 }
 
 // Owner returns the holder of the session that owns a key, with its labels, so that a request can be sent
 // there. If no session owns the key, the error is [tenure.ErrNotFound]. A crashed process counts as the
 // owner until its session has expired and was removed.
 func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
-	holding, err := k.owner(ctx, id)
+	holding, err := k.s.table.owner(ctx, k.s.store, k.s.cfg.Logger, k.name, id)
 	return holding, opError("owner of "+k.name+"/"+id, err)
-}
-
-func (k *Keys) owner(ctx context.Context, id string) (tenure.Holding, error) {
-	if err := k.s.validKeys(k.name, []string{id}); err != nil {
-		return tenure.Holding{}, err
-	}
-	rows, err := k.s.table.look(ctx, k.name, []string{id})
-	if err != nil {
-		return tenure.Holding{}, err
-	}
-	if len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
-		return tenure.Holding{}, tenure.ErrNotFound
-	}
-	lease, err := tenure.NewLease(k.s.store, tenure.LeaseConfig{Key: SessionKey(rows[0].Session), Logger: k.s.cfg.Logger})
-	if err != nil {
-		return tenure.Holding{}, err
-	}
-	return lease.Read(ctx)
 }
 
 // Do calls fn with a context that ends when the claim or ctx does. When fn has returned, Do frees the key

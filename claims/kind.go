@@ -62,6 +62,9 @@ func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (add
 	return added, nil
 }
 
+// ofRows reports whether the claims are on rows of a table of the user.
+func (k *kind) ofRows() bool { return k.table != k.s.table }
+
 // enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
 	for id := range k.running {
@@ -136,7 +139,7 @@ func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 			k.strays[r.ID] = true // a Take that is woken by this would take the row again
 			k.free(l, true, r)
 		} else {
-			kept = append(kept, claimOf(k.name, l.term.id, r))
+			kept = append(kept, claimOf(k.name, l.term.id, r, k.ofRows()))
 		}
 	}
 	return kept, nil

@@ -164,7 +164,7 @@ func (w *ledgerWorld) landFree() {
 func (w *ledgerWorld) detach() {
 	for _, c := range w.any(w.in(isHeld)) {
 		w.claims[c] = isDetached
-		w.l.detach([]Claim{claimOf("kind", "ours", c)})
+		w.l.detach([]Claim{claimOf("kind", "ours", c, false)})
 	}
 }
 

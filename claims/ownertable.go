@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -14,9 +15,10 @@ import (
 
 // ownerTable is a table whose rows name their owners: the table of claims, or one of the user's.
 type ownerTable struct {
-	rows   objects.ClaimStore
-	groups *groups       // of its statements
-	limit  time.Duration // of a statement
+	rows     objects.ClaimStore
+	groups   *groups       // of its statements
+	limit    time.Duration // of a statement
+	requests bool          // whether it keeps requests
 }
 
 // look returns the rows with these IDs that exist.
@@ -63,6 +65,63 @@ func (t *ownerTable) standing(ctx context.Context, kind string, rows []objects.C
 		}
 	}
 	return ended, stand, nil
+}
+
+// owner returns the holder of the session that owns a row, or [tenure.ErrNotFound].
+func (t *ownerTable) owner(ctx context.Context, store tenure.Store, logger *slog.Logger, kind, id string) (tenure.Holding, error) {
+	if err := t.validKeys(kind, []string{id}); err != nil {
+		return tenure.Holding{}, err
+	}
+	rows, err := t.look(ctx, kind, []string{id})
+	if err != nil {
+		return tenure.Holding{}, err
+	}
+	if len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
+		return tenure.Holding{}, tenure.ErrNotFound
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: SessionKey(rows[0].Session), Logger: logger})
+	if err != nil {
+		return tenure.Holding{}, err
+	}
+	return lease.Read(ctx)
+}
+
+// request stores requests for rows, and wakes their owners.
+func (t *ownerTable) request(ctx context.Context, store tenure.Store, kind string, ids []string) error {
+	return inGroups(t.groups, ids, func(ids []string) error {
+		requested, err := t.rows.Request(ctx, kind, ids, t.limit)
+		if err != nil {
+			return err
+		}
+		woken := make(map[string]bool)
+		for _, r := range requested {
+			if !woken[r.Session] {
+				woken[r.Session] = true
+				wake(store, requestsKey(r.Session), t.limit)
+			}
+		}
+		return nil
+	}, nil)
+}
+
+// validKeys rejects an empty list, keys that can't be claimed, and keys that are given twice.
+func (t *ownerTable) validKeys(kind string, ids []string) error {
+	if len(ids) == 0 {
+		return fmt.Errorf("%w: no keys are given", tenure.ErrInvalid)
+	}
+	seen := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		switch err := objects.ValidText("key", id); {
+		case err != nil:
+			return err
+		case id == "":
+			return fmt.Errorf("%w: a key is empty", tenure.ErrInvalid)
+		case seen[id]:
+			return fmt.Errorf("%w: the key %q is given twice", tenure.ErrInvalid, id)
+		}
+		seen[id] = true
+	}
+	return t.fits(kind, ids...)
 }
 
 // fits rejects keys that are too long for the database.

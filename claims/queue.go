@@ -1,13 +1,16 @@
 package claims
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -31,7 +34,8 @@ type Queue struct {
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
-	retries logtext.Retries
+	retries    logtext.Retries
+	registered atomic.Bool // whether this process need not register it any more
 
 	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
@@ -58,9 +62,46 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 		return nil, opError("new queue", err)
 	}
 	q := &Queue{retries: logtext.Retries{Repeat: true}, store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
-	q.rows = &ownerTable{q.table, new(groups), queueLimit}
+	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
+}
+
+// register has operators' tools know the table. It logs a failure, and reports success.
+func (q *Queue) register(ctx context.Context) bool {
+	err := q.writeRecord(ctx)
+	if err != nil && ctx.Err() == nil {
+		q.cfg.Logger.Warn("failed to register the queue; operators' tools don't show its rows", "table", q.cfg.Table, "error", err)
+	}
+	return err == nil
+}
+
+// writeRecord writes an object that says where the claims on the table's rows stand, unless it is there.
+func (q *Queue) writeRecord(ctx context.Context) error {
+	cfg := q.cfg
+	payload, err := json.Marshal(objects.QueueRecord{Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token})
+	if err != nil {
+		return err
+	}
+	key := tenure.Key{Type: objects.QueueType, ID: cfg.Table}
+	if cfg.Schema != "" {
+		key.ID = cfg.Schema + "." + cfg.Table
+	}
+	now, err := q.store.Get(ctx, key)
+	cond := tenure.IfVersion(now.Version)
+	switch {
+	case errors.Is(err, tenure.ErrNotFound):
+		cond = tenure.IfAbsent()
+	case err != nil:
+		return err
+	case bytes.Equal(now.Payload, payload):
+		return nil
+	}
+	_, err = q.store.PutIf(ctx, tenure.Object{Key: key, Payload: payload}, cond)
+	if errors.Is(err, tenure.ErrExists) || errors.Is(err, tenure.ErrConflict) { // another process was faster
+		return nil
+	}
+	return err
 }
 
 // addWorker adds a worker. The queue tells it which claims have ended.
@@ -119,10 +160,45 @@ func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, er
 	return claims, nil
 }
 
+// List returns the claims on at most n rows of the table in the order of their IDs, those after an ID; empty:
+// from the first. Each names the session that owns the row. It is for operators: it reads all owned rows.
+func (q *Queue) List(ctx context.Context, after string, n int) ([]Claim, error) {
+	err := objects.ValidText("after", after)
+	if n < 1 {
+		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
+	}
+	if err != nil {
+		return nil, q.failed("list", err)
+	}
+	rows, err := q.table.List(ctx, after, n, q.rows.limit)
+	return q.claimsOf(rows), q.failed("list", err)
+}
+
+// Owner returns the holder of the session that owns a row, as [Keys.Owner] does.
+func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
+	holding, err := q.rows.owner(ctx, q.store, q.cfg.Logger, q.cfg.Table, id)
+	return holding, opError("owner of "+q.cfg.Table+"/"+id, err)
+}
+
+// RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
+// [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only a session that a process runs
+// with [Session.Run] is asked. A transaction that has locked one of the rows, as a fenced write under its
+// claim does at its end, delays the request.
+func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
+	err := q.rows.validKeys(q.cfg.Table, ids)
+	if q.cfg.Requested == "" {
+		err = fmt.Errorf("%w: RequestRelease needs a column that keeps requests: set Requested", tenure.ErrInvalid)
+	}
+	if err == nil {
+		err = q.rows.request(ctx, q.store, q.cfg.Table, ids)
+	}
+	return q.failed("request release of", err)
+}
+
 func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	claims := make([]Claim, 0, len(rows))
 	for _, row := range rows {
-		claims = append(claims, claimOf(q.cfg.Table, row.Session, row))
+		claims = append(claims, claimOf(q.cfg.Table, row.Session, row, true))
 	}
 	return claims
 }
@@ -270,6 +346,9 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	}
 	if len(rows) == 0 && err != nil {
 		return nil, q.failed("take", err)
+	}
+	if len(rows) > 0 && !q.registered.Swap(true) { // the session may be the only one, so that no worker does it
+		_ = q.register(ctx)
 	}
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)

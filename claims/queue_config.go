@@ -31,6 +31,9 @@ type QueueConfig struct {
 	// Postgres it is a timestamptz, on SQLite an INTEGER of Unix milliseconds. Optional, but
 	// [Queue.ReleaseAfter] needs it.
 	NotBefore string
+	// Requested is a column of type bigint with the token of the last claim that another process has asked
+	// for. Optional, but [Queue.RequestRelease] needs it.
+	Requested string
 
 	// Expires is a column with the time until which a claim of [Queue.TakeFor] stands. It is set to the
 	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
@@ -126,7 +129,7 @@ func (cfg QueueConfig) validate() error {
 	}{
 		{"Schema", cfg.Schema, false}, {"Table", cfg.Table, false},
 		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
-		{"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true},
+		{"Requested", cfg.Requested, true}, {"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true},
 		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
 		{"Taken", cfg.Taken, false}, {"Released", cfg.Released, false},
 	} {
@@ -156,7 +159,7 @@ func (cfg QueueConfig) validate() error {
 
 func (cfg QueueConfig) statements() objects.RowsConfig {
 	return objects.RowsConfig{
-		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore,
+		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore, Requested: cfg.Requested,
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
 		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released,
 		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff, LostBackoffMax: cfg.LostBackoffMax,

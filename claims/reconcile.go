@@ -33,6 +33,7 @@ func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	l.lostBy = nil // a Take adopts nothing meanwhile that was claimed by name
 	k.lost(l, ids...)
 }
 
@@ -225,7 +226,7 @@ func (k *kind) endDenied(l *ledger) error {
 	denied, err = k.denied(l, denied)
 	lost := 0
 	for id, token := range denied {
-		c := claimOf(k.name, l.term.id, objects.Claim{ID: id, Token: token})
+		c := claimOf(k.name, l.term.id, objects.Claim{ID: id, Token: token}, k.ofRows())
 		k.s.mu.Lock()
 		if l.term.over == nil && l.holds(id, token) {
 			lost++

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -27,27 +28,11 @@ func requestsKey(session string) tenure.Key {
 // Keys without an owner are skipped. A request is for the present claim only; the next owner is not
 // asked. A detached claim is not released. Fenced writes under a claim do not delay requests.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
-	err := k.s.validKeys(k.name, ids)
+	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {
-		err = inGroups(k.s.table.groups, ids, func(ids []string) error { return k.request(ctx, ids) }, nil)
+		err = k.s.table.request(ctx, k.s.store, k.name, ids)
 	}
 	return opError("request release of "+k.name, err)
-}
-
-// request stores requests in one statement, and wakes the owners.
-func (k *Keys) request(ctx context.Context, ids []string) error {
-	requested, err := k.s.claims.Request(ctx, k.name, ids, k.s.limit)
-	if err != nil {
-		return err
-	}
-	woken := make(map[string]bool)
-	for _, r := range requested {
-		if !woken[r.Session] {
-			woken[r.Session] = true
-			k.s.wake(requestsKey(r.Session))
-		}
-	}
-	return nil
 }
 
 // serveRequests releases the keys that other sessions request, until the term is over.
@@ -76,11 +61,20 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 func (t *term) recheckRequests() { notify(t.requested) }
 
 // readRequests reads all requests for claims of a term, and tells the funcs of these claims to return.
-func (s *Session) readRequests(ctx context.Context, t *term) error {
+func (s *Session) readRequests(ctx context.Context, t *term) (err error) {
+	for _, table := range s.tables() {
+		if table.requests {
+			err = cmp.Or(err, s.readRequestsIn(ctx, t, table))
+		}
+	}
+	return err
+}
+
+func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable) error {
 	for last := (objects.Claim{}); ; {
 		var rows []objects.Claim
-		n, err := s.table.groups.page(ctx, perStatement, func(n int) (err error) {
-			rows, err = s.claims.Wanted(ctx, t.id, last, n, s.limit)
+		n, err := table.groups.page(ctx, perStatement, func(n int) (err error) {
+			rows, err = table.rows.Wanted(ctx, t.id, last, n, s.limit)
 			return err
 		})
 		if err != nil {
@@ -88,7 +82,7 @@ func (s *Session) readRequests(ctx context.Context, t *term) error {
 		}
 		for _, r := range rows {
 			if s.isFirstRequest(t, r) && s.cfg.ReleaseRequested != nil {
-				c := claimOf(r.Kind, t.id, r)
+				c := claimOf(r.Kind, t.id, r, table != s.table)
 				if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
 					s.cfg.Logger.Error("ReleaseRequested has failed", "kind", r.Kind, "key", r.ID, "error", err)
 				}

@@ -57,23 +57,26 @@ func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
 
 // eachRowsServer runs a test on a real Postgres and on a SQLite file.
 func eachRowsServer(t *testing.T, cfg claims.QueueConfig, test func(db *rowsDB)) {
-	const create = `CREATE TABLE tasks (id %s PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`
-	t.Run("postgres", func(t *testing.T) {
-		db := rowsOnPostgres(t)
-		db.exec(fmt.Sprintf(create, "bigint"))
-		ddl, err := cfg.PostgresDDL()
-		require.NoError(t, err)
-		db.exec(ddl)
-		test(db)
-	})
+	t.Run("postgres", func(t *testing.T) { test(rowsTableOnPostgres(t, cfg)) })
 	t.Run("sqlite", func(t *testing.T) {
 		db := rowsOnSQLite(t)
-		db.exec(fmt.Sprintf(create, "integer"))
+		db.exec(fmt.Sprintf(createTasks, "integer"))
 		ddl, err := cfg.SQLiteDDL()
 		require.NoError(t, err)
 		db.exec(ddl)
 		test(db)
 	})
+}
+
+const createTasks = `CREATE TABLE tasks (id %s PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text)`
+
+func rowsTableOnPostgres(t *testing.T, cfg claims.QueueConfig) *rowsDB {
+	db := rowsOnPostgres(t)
+	db.exec(fmt.Sprintf(createTasks, "bigint"))
+	ddl, err := cfg.PostgresDDL()
+	require.NoError(t, err)
+	db.exec(ddl)
+	return db
 }
 
 func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, kit.PostgresURL(t)) }

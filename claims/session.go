@@ -129,7 +129,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 		ReleaseRequested: cfg.ReleaseRequested, PollInterval: cmp.Or(cfg.PollInterval, min(lease.TTL/6, 10*time.Second)),
 	}
 	s.limit = min((s.cfg.RenewDeadline-s.cfg.RenewInterval)/2, 10*time.Second) // as a coordinator's calls have
-	s.table = &ownerTable{table, new(groups), s.limit}
+	s.table = &ownerTable{table, new(groups), s.limit, true}
 	s.sweeper.init(s)
 	return s, nil
 }

@@ -157,7 +157,7 @@ func (s *Session) list(ctx context.Context, kinds []string) (Listing, error) {
 	}
 	listing := Listing{Claims: make([]Claim, 0, len(rows)), At: at}
 	for _, r := range rows {
-		listing.Claims = append(listing.Claims, claimOf(r.Kind, r.Session, r))
+		listing.Claims = append(listing.Claims, claimOf(r.Kind, r.Session, r, false))
 	}
 	return listing, nil
 }

@@ -250,7 +250,7 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 		w.compare(l, false)
 	}
 	for _, session := range l.sessions {
-		if session.Wanted && session.ID == own {
+		if session.ID == own && (session.Wanted || rows && l.regular && l.table.requests) {
 			s.recheckRequests(own)
 		}
 		switch r := session.Record; {

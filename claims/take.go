@@ -227,13 +227,22 @@ func (w *Worker) take(ctx context.Context, of *source, wants func() int) ([]Clai
 			return nil, err
 		}
 	}
-	kept, err := k.keep(l, rows)
+	return w.keep(l, rows, sent)
+}
+
+// keep turns rows that were taken by a statement into claims, and retires those without attempts left.
+func (w *Worker) keep(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim, error) {
+	kept, err := w.kind.keep(l, rows)
 	if err != nil {
 		return nil, err
 	}
 	w.deadlines.add(l, kept, sent)
 	kept, exhausted := split(kept, rows)
 	w.retire(l, exhausted)
+	if len(rows) > 0 && w.registers != l && !w.q.registered.Load() {
+		w.registers = l
+		w.kind.background(l, w.register)
+	}
 	return kept, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -27,6 +28,8 @@ type Worker struct {
 	kind      *kind
 	taker     *taker
 	deadlines deadlines
+	claimer   *claimer
+	registers *ledger // of the last term that has tried to register the queue; guarded by the kind's turn
 
 	mu    sync.Mutex // guards lines and their fields; never held across I/O, nor together with the session's mu
 	lines []*line    // of calls of Take that have no rows yet
@@ -53,6 +56,12 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	}
 	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL)}
 	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: cmp.Or(q.cfg.Grace, s.cfg.TTL/3)}
+	w.claimer = &claimer{
+		k: kind, poll: q.cfg.PollInterval, rows: true, keep: w.keep,
+		send: func(ctx context.Context, l *ledger, free, _, _ []string) ([]objects.Claim, error) {
+			return q.table.TakeReady(ctx, objects.Taking{Session: l.term.id, N: len(free), Only: free}, s.limit)
+		},
+	}
 	q.addWorker(w)
 	return w, nil
 }
@@ -64,7 +73,7 @@ func kindOf(s *Session, q *Queue) (*kind, error) {
 	s.mu.Unlock()
 	switch {
 	case k == nil || k.queue == nil:
-		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit}, q, q.cfg.Table)
+		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != ""}, q, q.cfg.Table)
 		if err != nil {
 			return nil, err
 		}
@@ -76,6 +85,39 @@ func kindOf(s *Session, q *Queue) (*kind, error) {
 			tenure.ErrInvalid, q.cfg.Table)
 	}
 	return k, nil
+}
+
+// register registers the queue, once per process; if that fails, each session tries it once.
+func (w *Worker) register(ctx context.Context) {
+	ctx, cancel := w.s.untilEnd(ctx)
+	defer cancel()
+	ctx, cancelLimit := context.WithTimeout(ctx, w.s.limit)
+	defer cancelLimit()
+	w.q.registered.Store(w.q.register(ctx))
+}
+
+// TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may
+// return none. It counts attempts as [Worker.Take] does, and rows without attempts left are not returned. In
+// all else TryClaim is like [Keys.TryClaim].
+func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
+	var got []Claim
+	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
+	if err == nil {
+		got, _, err = w.claimer.try(ctx, ids)
+	}
+	return got, w.q.failed("try to claim", err)
+}
+
+// Claim is like [Worker.TryClaim], but waits until it gets at least one of the rows. Rows need not exist yet.
+// Errors of the store do not end it, except [tenure.ErrSetup]. To take a row from its owner, call
+// [Queue.RequestRelease] first.
+func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
+	var got []Claim
+	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
+	if err == nil {
+		got, err = w.claimer.wait(ctx, ids)
+	}
+	return got, w.q.failed("claim", err)
 }
 
 // Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row,

@@ -94,6 +94,24 @@ func (o faultyOwners) Sessions(ctx context.Context, limit time.Duration) ([]obje
 	})
 }
 
+func (o faultyOwners) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("request", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Request(ctx, kind, ids, limit)
+	})
+}
+
+func (o faultyOwners) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("requested", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return o.table.Wanted(ctx, session, after, n, limit)
+	})
+}
+
+func (o faultyOwners) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	return within(ctx, o.f, limit, o.call("count", "", "", nil), func(ctx context.Context) ([]objects.ClaimCount, error) {
+		return o.table.Counts(ctx, most, limit)
+	})
+}
+
 type faultyClaims struct {
 	faultyOwners
 	table objects.ClaimsTable
@@ -110,18 +128,6 @@ func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone,
 	all := append(append([]string(nil), ids...), missing...)
 	return within(ctx, c.f, limit, c.call("take", kind, session, all), func(ctx context.Context) ([]objects.Claim, error) {
 		return c.table.Take(ctx, session, kind, ids, gone, missing, limit)
-	})
-}
-
-func (c faultyClaims) Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, c.f, limit, c.call("request", kind, "", ids), func(ctx context.Context) ([]objects.Claim, error) {
-		return c.table.Request(ctx, kind, ids, limit)
-	})
-}
-
-func (c faultyClaims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, c.f, limit, c.call("requested", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
-		return c.table.Wanted(ctx, session, after, n, limit)
 	})
 }
 
@@ -154,12 +160,6 @@ func (c faultyClaims) Prune(ctx context.Context, after int64, n int, limit time.
 		return a, err
 	})
 	return a.last, a.pruned, err
-}
-
-func (c faultyClaims) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
-	return within(ctx, c.f, limit, c.call("count", "", "", nil), func(ctx context.Context) ([]objects.ClaimCount, error) {
-		return c.table.Counts(ctx, most, limit)
-	})
 }
 
 type faultyRows struct {
@@ -202,6 +202,12 @@ func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Du
 func (r faultyRows) EndAny(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
 	return within(ctx, r.f, limit, r.call("end", "", "", ids), func(ctx context.Context) ([]objects.Claim, error) {
 		return r.table.EndAny(ctx, ids, limit)
+	})
+}
+
+func (r faultyRows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("list", "", "", nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.List(ctx, after, n, limit)
 	})
 }
 

@@ -5,8 +5,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -27,12 +30,13 @@ var ownerCommand = command{
 	synopsis: "-store STORE -key KIND/ID [-json]",
 	summary:  "show which session owns a key (package claims)",
 	about: `
-Owner shows who owns a key of package claims: the session, with its process's name and
-labels, and the claim's token.
+Owner shows who owns a key of package claims, or a row of a queue, whose table is the KIND:
+the session, with its process's name and labels, and the claim's token.
 
 The exit status is 0 if the key is owned, 3 if it is free: it was released, or its owner's
 session has expired or is gone, and 4 if the store knows nothing of the key: nobody has ever
-claimed it, or it has been free for more than a day.`,
+claimed it, or it has been free for more than a day. A queue is known once a session has
+taken a row of it.`,
 	flags:  storeFlags + "key json",
 	usages: map[string]string{"key": "the key, as `KIND/ID`"},
 	check: func(o *options) error {
@@ -55,11 +59,27 @@ claimed it, or it has been free for more than a day.`,
 // backend is a store that has the tables for claims.
 type backend interface{ Backend() objects.Backend }
 
-func claimsOf(store database) (objects.ClaimsTable, error) {
+func backendOf(store database) (objects.Backend, error) {
 	if s, ok := store.(backend); ok {
-		return s.Backend().Claims(), nil
+		return s.Backend(), nil
 	}
 	return nil, usageError("sessions and what they own are on Postgres or SQLite only; this store has leases, which status and list show")
+}
+
+// queuesOf returns the tables of the queues that have registered themselves: those with a name, or all if it
+// is empty.
+func queuesOf(ctx context.Context, store database, b objects.Backend, name string) (tables []objects.RowsTable, err error) {
+	for obj, err := range tenure.List(ctx, store, objects.QueueType) {
+		if err != nil {
+			return nil, err
+		}
+		var q objects.QueueRecord
+		if json.Unmarshal(obj.Payload, &q) != nil || q.Table == "" || name != "" && q.Table != name {
+			continue
+		}
+		tables = append(tables, b.Rows(objects.RowsConfig{Schema: q.Schema, Table: q.Table, ID: q.ID, Session: q.Session, Token: q.Token, ReadOnly: true}, slog.New(slog.DiscardHandler)))
+	}
+	return tables, nil
 }
 
 // ownerView is a key of package claims as the command shows it. Its state is that of a lease, or
@@ -74,11 +94,14 @@ type ownerView struct {
 
 func readOwner(ctx context.Context, store database, key tenure.Key) (ownerView, error) {
 	view := ownerView{Key: key.String(), State: stateUnused}
-	claims, err := claimsOf(store)
+	b, err := backendOf(store)
 	if err != nil {
 		return view, err
 	}
-	rows, err := claims.Look(ctx, key.Type, []string{key.ID}, storeTimeout)
+	rows, err := b.Claims().Look(ctx, key.Type, []string{key.ID}, storeTimeout)
+	if err == nil && len(rows) == 0 {
+		rows, err = lookInQueues(ctx, store, b, key)
+	}
 	if err != nil || len(rows) == 0 {
 		return view, err
 	}
@@ -90,6 +113,17 @@ func readOwner(ctx context.Context, store database, key tenure.Key) (ownerView, 
 	view.leaseView, err = readLease(ctx, store, sessionKey(view.Session))
 	view.State = sessionState(view.leaseView)
 	return view, err
+}
+
+// lookInQueues returns the row with that ID of a table that is a queue, if there is one.
+func lookInQueues(ctx context.Context, store database, b objects.Backend, key tenure.Key) (rows []objects.Claim, err error) {
+	tables, err := queuesOf(ctx, store, b, key.Type)
+	for _, table := range tables {
+		if rows, err = table.Look(ctx, key.Type, []string{key.ID}, storeTimeout); len(rows) > 0 || err != nil {
+			return rows, err
+		}
+	}
+	return nil, err
 }
 
 func sessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
@@ -152,41 +186,47 @@ type kindView struct {
 	More   bool   `json:"more,omitempty"` // there are more, which were not counted
 }
 
-// listSessions returns the sessions that have a record, and those that rows name. It reads the
-// rows first: a record that is missing then is gone for good.
-func listSessions(ctx context.Context, store database) (sessionList, error) {
-	claims, err := claimsOf(store)
+// listSessions returns the sessions that have a record, and those that rows name, and why the rows of some
+// queues can't be read. It reads the rows first: a record that is missing then is gone for good.
+func listSessions(ctx context.Context, store database) (sessions sessionList, unread error, err error) {
+	b, err := backendOf(store)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	counts, err := claims.Counts(ctx, countClaimsTo+1, storeTimeout)
+	counts, err := b.Claims().Counts(ctx, countClaimsTo+1, storeTimeout)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	queues, unread := queuesOf(ctx, store, b, "")
+	for _, q := range queues {
+		more, err := q.Counts(ctx, countClaimsTo+1, storeTimeout)
+		counts, unread = append(counts, more...), errors.Join(unread, err)
 	}
 	records, err := listLeases(ctx, store, objects.SessionType)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	sessions := make(map[string]*sessionView)
+	byID := make(map[string]*sessionView)
 	for _, record := range records {
 		id := strings.TrimPrefix(record.Key, objects.SessionType+"/")
-		sessions[id] = &sessionView{Session: id, State: sessionState(record), leaseView: record, Claims: []kindView{}}
+		byID[id] = &sessionView{Session: id, State: sessionState(record), leaseView: record, Claims: []kindView{}}
 	}
 	for _, n := range counts {
-		if sessions[n.Session] == nil {
-			sessions[n.Session] = &sessionView{Session: n.Session, State: stateGone, leaseView: leaseView{Key: sessionKey(n.Session).String()}}
+		if byID[n.Session] == nil {
+			byID[n.Session] = &sessionView{Session: n.Session, State: stateGone, leaseView: leaseView{Key: sessionKey(n.Session).String()}}
 		}
-		v := sessions[n.Session]
+		v := byID[n.Session]
 		v.Claims = append(v.Claims, kindView{Kind: n.Kind, Claims: min(n.Claims, countClaimsTo), More: n.Claims > countClaimsTo})
 	}
-	views := sessionList{} // not nil, so that JSON has an empty array
-	for _, v := range sessions {
-		views = append(views, *v)
+	sessions = sessionList{} // not nil, so that JSON has an empty array
+	for _, v := range byID {
+		slices.SortFunc(v.Claims, func(a, b kindView) int { return cmp.Compare(a.Kind, b.Kind) })
+		sessions = append(sessions, *v)
 	}
-	slices.SortFunc(views, func(a, b sessionView) int {
+	slices.SortFunc(sessions, func(a, b sessionView) int {
 		return cmp.Or(cmp.Compare(a.Holder, b.Holder), cmp.Compare(a.Session, b.Session))
 	})
-	return views, nil
+	return sessions, unread, nil
 }
 
 // sessionList is what list -sessions shows.

@@ -227,3 +227,60 @@ func TestAKindIsCountedUpToALimit(t *testing.T) {
 		t.Errorf("the list is %s", got)
 	}
 }
+
+func TestTheRowsOfQueuesAreShown(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		cfg := claims.QueueConfig{Table: "runs", Token: "fence", Logger: slog.New(slog.DiscardHandler)}
+		ddl, err := cfg.SQLiteDDL()
+		if isPostgres(s.store) {
+			ddl, err = cfg.PostgresDDL()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.exec(t, `CREATE TABLE runs (id integer PRIMARY KEY); INSERT INTO runs VALUES (16), (17), (18);`+ddl)
+		store := s.open(t)
+		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Logger: cfg.Logger})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tenants, err := claims.NewKeys(session, "tenant")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		returned := make(chan error, 1)
+		go func() { returned <- session.Run(ctx) }()
+		defer func() { stop(); <-returned }()
+		queue, err := claims.NewQueue(store, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		worker, err := claims.NewWorker(session, queue)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tenants.TryClaim(t.Context(), "acme"); err != nil {
+			t.Fatal(err)
+		}
+		got, err := worker.Claim(t.Context(), "16", "17")
+		if err != nil || len(got) != 2 {
+			t.Fatal(got, err)
+		}
+		eventually(t, soon, "the queue is known", func() bool {
+			return strings.Contains(s.ask(t, "list", "-sessions"), "runs 2, tenant 1")
+		})
+		for key, want := range map[string]int{"runs/17": 0, "runs/18": 3, "runs/19": 4, "walks/17": 4} {
+			status, stdout, stderr := tenureCommand(t, "owner", "-store", s.store, "-key", key)
+			if status != want || stderr != "" || want == 0 && !strings.Contains(stdout, session.ID()) {
+				t.Errorf("%s: exit status %d, %s and %s", key, status, stdout, stderr)
+			}
+		}
+		s.exec(t, `DROP TABLE runs`)
+		if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-sessions"); status != 0 || !strings.Contains(stdout, "tenant 1") || !strings.Contains(stderr, "runs") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("without the table: exit status %d, %s and %s", status, stdout, stderr)
+		}
+	})
+}

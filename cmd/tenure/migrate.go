@@ -76,8 +76,8 @@ func (o *options) migrate(ctx context.Context, out *output) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
-	if claims, err := claimsOf(store); err == nil { // on Postgres and SQLite
-		if err := claims.Migrate(ctx); err != nil {
+	if b, err := backendOf(store); err == nil { // on Postgres and SQLite
+		if err := b.Claims().Migrate(ctx); err != nil {
 			return err
 		}
 	}

@@ -66,8 +66,8 @@ var listCommand = command{
 List shows the leases of one type, sorted by name: those that are held, and those that
 have expired without being released.
 
-With -sessions it shows the sessions of package claims, with what each of them owns. It
-counts up to 100,000 keys of each kind, and then prints 100000+.`,
+With -sessions it shows the sessions of package claims, with the keys and the rows of queues
+that each of them owns. It counts up to 100,000 of each kind, and then prints 100000+.`,
 	flags:  storeFlags + "type sessions json",
 	usages: map[string]string{"json": "print a JSON array"},
 	check: func(o *options) error {
@@ -82,9 +82,12 @@ counts up to 100,000 keys of each kind, and then prints 100000+.`,
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {
 		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
 			if o.sessions {
-				views, err := listSessions(ctx, store)
+				views, unread, err := listSessions(ctx, store)
 				if err != nil {
 					return err
+				}
+				if unread != nil {
+					fmt.Fprintln(out.stderr, "some queues can't be read:", oneLine(unread))
 				}
 				return o.show(out, views)
 			}

@@ -8,19 +8,32 @@
 // then it is made, then the journal has its outcome. A driver that finds a call without an
 // outcome asks the provider what has become of it.
 //
-//	export DATABASE_URL=postgres://…
+// The database is Postgres or a SQLite file; the URL decides. The example has no SQL of its own for
+// claims.
+//
+//	export DATABASE_URL=postgres://… # or sqlite:runs.db
 //	go run ./examples/runs migrate
 //	go run ./examples/runs provide
 //	go run ./examples/runs drive
 //	go run ./examples/runs drive
-//	psql $DATABASE_URL -c "INSERT INTO runs VALUES ('order 1'), ('order 2')"
-//	psql $DATABASE_URL -c 'SELECT * FROM events ORDER BY run, seq'
+//	go run ./examples/runs start 'order 1' 'order 2'
+//	go run ./examples/runs show
+//	go run ./examples/runs attach 'order 1' # drives this run here, wherever it is driven now
+//
+// A process that is stopped between its writes delays nothing but its own runs, and these only until
+// its session expires. On SQLite there is one write lock for the whole file. A process that is stopped,
+// with SIGSTOP or by a debugger, while it holds that lock keeps all others from writing: sessions are
+// not renewed, runs are not taken over, and no event is added, until the process is continued or
+// killed. Nothing is written twice or late even then. Where processes may be stopped, use Postgres,
+// which ends a transaction that idles.
 package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"flag"
+	"fmt"
 	"log"
 	"net/http"
 	"os"
@@ -28,6 +41,10 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
@@ -37,12 +54,12 @@ const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 
 
 // runs is the table of the runs.
 var runs = claims.QueueConfig{
-	Table: "runs", Attempts: "attempts", NotBefore: "not_before",
+	Table: "runs", Attempts: "attempts", NotBefore: "not_before", Requested: "requested",
 	Ready: "status = 'running'", Done: "status = 'done'",
 }
 
 func main() {
-	url := flag.String("store", os.Getenv("DATABASE_URL"), "postgres:// `URL`; default: $DATABASE_URL")
+	url := flag.String("store", os.Getenv("DATABASE_URL"), "postgres:// `URL` or the path of a SQLite file; default: $DATABASE_URL")
 	provider := flag.String("provider", "127.0.0.1:8090", "`address` of the provider")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -50,43 +67,114 @@ func main() {
 	var err error
 	switch flag.Arg(0) {
 	case "migrate":
-		err = withStore(ctx, *url, migrate)
+		err = withDatabase(ctx, *url, database.migrate)
+	case "start":
+		err = withDatabase(ctx, *url, func(db database, ctx context.Context) error { return db.start(ctx, flag.Args()[1:]) })
+	case "show":
+		err = withDatabase(ctx, *url, database.show)
 	case "provide":
 		err = http.ListenAndServe(*provider, newProvider())
 	case "drive":
-		err = withStore(ctx, *url, func(ctx context.Context, store *tenure.PostgresStore) error { return drive(ctx, store, *provider) })
+		err = withDatabase(ctx, *url, func(db database, ctx context.Context) error { return db.drive(ctx, *provider, "") })
+	case "attach":
+		err = withDatabase(ctx, *url, func(db database, ctx context.Context) error { return db.drive(ctx, *provider, flag.Arg(1)) })
 	default:
-		err = errors.New("usage: runs [flags] migrate|provide|drive")
+		err = errors.New("usage: runs [flags] migrate|provide|drive|start RUN…|attach RUN|show")
 	}
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func withStore(ctx context.Context, url string, do func(context.Context, *tenure.PostgresStore) error) error {
-	store, err := tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{})
+// database is a store, and its database for the program's own SQL.
+type database struct {
+	store tenure.Database
+	sql   *sql.DB
+}
+
+func withDatabase(ctx context.Context, url string, do func(database, context.Context) error) error {
+	db, done, err := open(ctx, url)
 	if err != nil {
 		return err
 	}
-	defer store.Close()
-	return do(ctx, store)
+	defer done()
+	return do(db, ctx)
+}
+
+func open(ctx context.Context, url string) (db database, done func(), err error) {
+	db.store, err = tenure.Open(ctx, url)
+	if err != nil {
+		return db, nil, err
+	}
+	done = func() { db.store.Close() }
+	switch store := db.store.(type) {
+	case *tenure.PostgresStore:
+		db.sql = stdlib.OpenDBFromPool(store.Pool())
+		done = func() { db.sql.Close(); store.Close() }
+	case *tenure.SQLiteStore:
+		db.sql = store.DB()
+	}
+	return db, done, nil
+}
+
+// sender sends a statement in a transaction of either database.
+type sender func(ctx context.Context, query string, args ...any) error
+
+func onPostgres(fn func(sender) error) func(pgx.Tx) error {
+	return func(tx pgx.Tx) error {
+		return fn(func(ctx context.Context, query string, args ...any) error {
+			_, err := tx.Exec(ctx, query, args...)
+			return err
+		})
+	}
+}
+
+func onSQLite(fn func(sender) error) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error {
+		return fn(func(ctx context.Context, query string, args ...any) error {
+			_, err := tx.ExecContext(ctx, query, args...)
+			return err
+		})
+	}
+}
+
+// fenced commits what fn writes, unless the claim has ended.
+func (db database) fenced(ctx context.Context, c claims.Claim, fn func(sender) error) error {
+	if store, ok := db.store.(*tenure.PostgresStore); ok {
+		return store.Fenced(ctx, c, onPostgres(fn))
+	}
+	return db.store.(*tenure.SQLiteStore).Fenced(ctx, c, onSQLite(fn))
+}
+
+// finish ends a run, and commits what fn writes, unless the claim has ended.
+func (db database) finish(ctx context.Context, queue *claims.Queue, c claims.Claim, fn func(sender) error) error {
+	if _, ok := db.store.(*tenure.PostgresStore); ok {
+		return queue.FinishPostgres(ctx, []claims.Claim{c}, onPostgres(fn))
+	}
+	return queue.FinishSQLite(ctx, []claims.Claim{c}, onSQLite(fn))
 }
 
 // migrate makes the tables. A real program leaves this to its migration tool.
-func migrate(ctx context.Context, store *tenure.PostgresStore) error {
+func (db database) migrate(ctx context.Context) error {
 	columns, err := runs.PostgresDDL()
+	if _, ok := db.store.(*tenure.SQLiteStore); ok {
+		columns, err = runs.SQLiteDDL()
+	}
 	if err != nil {
 		return err
 	}
-	if err := store.Migrate(ctx); err != nil {
+	if err := db.store.Migrate(ctx); err != nil {
 		return err
 	}
-	if err := claims.Migrate(ctx, store); err != nil {
+	if err := claims.Migrate(ctx, db.store); err != nil {
 		return err
 	}
-	_, err = store.Pool().Exec(ctx, `
-		CREATE TABLE IF NOT EXISTS runs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'running');
-		CREATE TABLE IF NOT EXISTS events (
+	if _, err := db.sql.ExecContext(ctx, `SELECT count(*) FROM events`); err == nil {
+		return nil // it was migrated before
+	}
+	_, err = db.sql.ExecContext(ctx, `
+		CREATE TABLE runs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'running');
+		CREATE TABLE events (
 			run  text NOT NULL REFERENCES runs,
 			seq  integer NOT NULL,
 			name text NOT NULL,
@@ -96,13 +184,46 @@ func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	return err
 }
 
-// drive drives runs until ctx is done. Any number of processes may do so at the same time.
-func drive(ctx context.Context, store *tenure.PostgresStore, provider string) error {
-	session, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl})
+// start adds runs.
+func (db database) start(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		if _, err := db.sql.ExecContext(ctx, `INSERT INTO runs (id) VALUES ($1)`, id); err != nil {
+			return err
+		}
+	}
+	queue, err := claims.NewQueue(db.store, runs)
+	if err == nil {
+		queue.Wake()
+	}
+	return err
+}
+
+// show prints all journals.
+func (db database) show(ctx context.Context) error {
+	rows, err := db.sql.QueryContext(ctx, `SELECT run, seq, name, data FROM events ORDER BY run, seq`)
 	if err != nil {
 		return err
 	}
-	queue, err := claims.NewQueue(store, runs)
+	defer rows.Close()
+	for rows.Next() {
+		var run, name, data string
+		var seq int
+		if err := rows.Scan(&run, &seq, &name, &data); err != nil {
+			return err
+		}
+		fmt.Println(run, seq, name, data)
+	}
+	return rows.Err()
+}
+
+// drive drives runs until ctx is done, or only one run until it is finished. Any number of processes may
+// do so at the same time.
+func (db database) drive(ctx context.Context, provider, run string) error {
+	session, err := claims.NewSession(db.store, claims.SessionConfig{TTL: ttl})
+	if err != nil {
+		return err
+	}
+	queue, err := claims.NewQueue(db.store, runs)
 	if err != nil {
 		return err
 	}
@@ -113,14 +234,41 @@ func drive(ctx context.Context, store *tenure.PostgresStore, provider string) er
 	if err := queue.Check(ctx); err != nil { // the error says what migrate has not made
 		return err
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	var errs [2]error
 	var running sync.WaitGroup
 	running.Go(func() { errs[0] = session.Run(ctx) })
 	running.Go(func() {
-		errs[1] = worker.Serve(ctx, atOnce, func(ctx context.Context, c claims.Claim) error {
-			return order(ctx, &journal{queue: queue, db: store.Pool(), provider: provider, claim: c})
-		})
+		work := func(ctx context.Context, c claims.Claim) error {
+			return order(ctx, &journal{queue: queue, database: db, provider: provider, claim: c})
+		}
+		if run == "" {
+			errs[1] = worker.Serve(ctx, atOnce, work)
+			return
+		}
+		defer stop()
+		errs[1] = attach(ctx, queue, worker, run, work)
 	})
 	running.Wait()
 	return errors.Join(errs[:]...)
+}
+
+// attach drives one run in this process. It asks the driver that has the run to release it, and asks again
+// if another driver was faster.
+func attach(ctx context.Context, queue *claims.Queue, worker *claims.Worker, run string, work func(context.Context, claims.Claim) error) error {
+	for {
+		if err := queue.RequestRelease(ctx, run); err != nil {
+			return err
+		}
+		waiting, cancel := context.WithTimeout(ctx, time.Second)
+		got, err := worker.Claim(waiting, run)
+		cancel()
+		if len(got) > 0 {
+			return worker.Do(ctx, got[0], func(ctx context.Context) error { return work(ctx, got[0]) })
+		}
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
 }

@@ -4,11 +4,13 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"maps"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -16,11 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -53,20 +54,29 @@ func TestMain(m *testing.M) {
 type scene struct {
 	*testing.T
 	url      string
-	pool     *pgxpool.Pool
+	db       *sql.DB
 	provider *provider
 	web      *httptest.Server
 }
 
-func newScene(t *testing.T) *scene {
-	s := &scene{T: t, url: kit.PostgresURL(t), provider: newProvider()}
-	store := kit.OpenPostgres(t, s.url, tenure.PostgresConfig{})
-	require.NoError(t, migrate(t.Context(), store))
-	s.pool = store.Pool()
+// onEach runs a test on Postgres and on a SQLite file.
+func onEach(t *testing.T, test func(s *scene)) {
+	t.Run("postgres", func(t *testing.T) { test(newScene(t, kit.PostgresURL(t))) })
+	t.Run("sqlite", func(t *testing.T) { test(newScene(t, filepath.Join(t.TempDir(), "runs.db"))) })
+}
+
+func newScene(t *testing.T, url string) *scene {
+	db, done, err := open(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(done)
+	require.NoError(t, db.migrate(t.Context()))
+	require.NoError(t, db.migrate(t.Context()), "at each deployment")
+	s := &scene{T: t, url: url, db: db.sql, provider: newProvider()}
 	s.web = httptest.NewServer(s.provider)
 	t.Cleanup(s.web.Close)
-	_, err := s.pool.Exec(t.Context(), `INSERT INTO runs SELECT 'order ' || n FROM generate_series(1, $1) n`, steps)
-	require.NoError(t, err)
+	for n := range steps {
+		require.NoError(t, db.start(t.Context(), []string{fmt.Sprint("order ", n+1)}))
+	}
 	return s
 }
 
@@ -75,11 +85,10 @@ type driver struct {
 	log kit.SyncBuffer
 }
 
-// driver starts a driver that gets a signal at a step, or never if that is 0. It tries again
-// if the machine is too busy for the driver to start.
-func (s *scene) driver(at int, signal syscall.Signal) *driver {
+// start starts the program, which gets a signal at a step, or never if that is 0.
+func (s *scene) start(at int, signal syscall.Signal, args ...string) *driver {
 	s.Helper()
-	d := &driver{cmd: exec.Command(os.Args[0], "-store", s.url, "-provider", strings.TrimPrefix(s.web.URL, "http://"), "drive")}
+	d := &driver{cmd: exec.Command(os.Args[0], append([]string{"-store", s.url, "-provider", strings.TrimPrefix(s.web.URL, "http://")}, args...)...)}
 	d.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
 		fmt.Sprint("RUNS_SIGNAL_AT=", at), fmt.Sprint("RUNS_SIGNAL=", int(signal)))
 	d.cmd.Stderr = &d.log
@@ -88,9 +97,17 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 		d.cmd.Process.Kill()
 		d.cmd.Wait()
 		if s.Failed() {
-			s.Logf("the log of the driver with a signal at %d:\n%s", at, d.log.String())
+			s.Logf("the log of %v with a signal at %d:\n%s", args, at, d.log.String())
 		}
 	})
+	return d
+}
+
+// driver starts a driver that gets a signal at a step, or never if that is 0. It tries again
+// if the machine is too busy for the driver to start.
+func (s *scene) driver(at int, signal syscall.Signal) *driver {
+	s.Helper()
+	d := s.start(at, signal, "drive")
 	says := func(text string) bool { return strings.Contains(d.log.String(), text) }
 	kit.Await(s.T, "a driver starts", func() bool { return says("lease acquired") || says("at step") || says("check rows") })
 	if says("check rows") {
@@ -114,7 +131,7 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 
 func (s *scene) count(query string) (n int) {
 	s.Helper()
-	require.NoError(s, s.pool.QueryRow(context.Background(), query).Scan(&n))
+	require.NoError(s, s.db.QueryRow(query).Scan(&n))
 	return n
 }
 
@@ -132,14 +149,12 @@ func (s *scene) wantJournals() {
 	s.Helper()
 	for n := range steps {
 		run := fmt.Sprint("order ", n+1)
-		rows, err := s.pool.Query(s.Context(), `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, run)
-		require.NoError(s, err)
-		events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
-		require.NoError(s, err)
+		j := &journal{database: database{sql: s.db}, claim: claims.Claim{Key: tenure.Key{ID: run}}}
+		require.NoError(s, j.read(s.Context()))
 		receipt, parcel := "/"+run+"/charge is done", "/"+run+"/ship is done"
 		require.Equal(s, []event{
 			{"charge dispatched", ""}, {"charge done", receipt}, {"ship dispatched", ""}, {"ship done", parcel}, {"finished", receipt + ", " + parcel},
-		}, events, run)
+		}, j.events, run)
 	}
 	require.Len(s, s.calls(), 2*steps)
 }
@@ -152,35 +167,73 @@ func (s *scene) calls() map[string]int {
 }
 
 func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
-	s := newScene(t)
-	for _, d := range s.drivers(syscall.SIGKILL) {
-		require.ErrorContains(t, d.cmd.Wait(), "killed")
-	}
-	for events, want := range map[int]int{0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1} {
-		require.Equal(t, want, s.count(fmt.Sprintf(`SELECT count(*) FROM runs WHERE (SELECT count(*) FROM events WHERE run = id) = %d`, events)), "runs with %d events", events)
-	}
-	s.succeed()
-	s.wantJournals()
-	for key, calls := range s.calls() {
-		require.Equal(t, 1, calls, key)
-	}
-	require.Equal(t, 1, s.count(`SELECT min(attempts) FROM runs`))
-	require.Equal(t, 2*steps-1, s.count(`SELECT sum(attempts) FROM runs`))
+	onEach(t, func(s *scene) {
+		for _, d := range s.drivers(syscall.SIGKILL) {
+			require.ErrorContains(s, d.cmd.Wait(), "killed")
+		}
+		for events, want := range map[int]int{0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1} {
+			require.Equal(s, want, s.count(fmt.Sprintf(`SELECT count(*) FROM runs WHERE (SELECT count(*) FROM events WHERE run = id) = %d`, events)), "runs with %d events", events)
+		}
+		s.succeed()
+		s.wantJournals()
+		for key, calls := range s.calls() {
+			require.Equal(s, 1, calls, key)
+		}
+		require.Equal(s, 1, s.count(`SELECT min(attempts) FROM runs`))
+		require.Equal(s, 2*steps-1, s.count(`SELECT sum(attempts) FROM runs`))
+	})
 }
 
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
-	s := newScene(t)
-	paused := s.drivers(syscall.SIGSTOP)
-	s.succeed()
-	s.wantJournals()
-	for i, d := range paused {
-		require.NoError(t, d.cmd.Process.Signal(syscall.SIGCONT))
-		refused := map[int]string{1: "to the journal", 3: "to the journal", 4: "to the journal", 6: "to the journal", 7: "taken by another: runs/"}[i+1]
-		kit.Await(t, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool { return strings.Contains(d.log.String(), refused) })
-	}
-	for _, d := range paused {
-		require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
-		require.NoError(t, d.cmd.Wait())
-	}
-	s.wantJournals()
+	onEach(t, func(s *scene) {
+		paused := s.drivers(syscall.SIGSTOP)
+		s.awaitWritable(paused)
+		s.succeed()
+		s.wantJournals()
+		for i, d := range paused {
+			require.NoError(s, d.cmd.Process.Signal(syscall.SIGCONT))
+			refused := map[int]string{1: "to the journal", 3: "to the journal", 4: "to the journal", 6: "to the journal", 7: "taken by another: runs/"}[i+1]
+			kit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool { return strings.Contains(d.log.String(), refused) })
+		}
+		for _, d := range paused {
+			require.NoError(s, d.cmd.Process.Signal(syscall.SIGTERM))
+			require.NoError(s, d.cmd.Wait())
+		}
+		s.wantJournals()
+	})
+}
+
+// awaitWritable lets drivers that were paused in a write of their session to a SQLite file, by accident,
+// complete it: nobody could write before.
+func (s *scene) awaitWritable(paused []*driver) {
+	s.Helper()
+	kit.Await(s.T, "no paused driver has the file's write lock", func() bool {
+		ctx, cancel := context.WithTimeout(s.Context(), time.Second)
+		defer cancel()
+		_, err := s.db.ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
+		if err == nil {
+			return true
+		}
+		for _, d := range paused {
+			d.cmd.Process.Signal(syscall.SIGCONT)
+			d.cmd.Process.Signal(syscall.SIGSTOP)
+		}
+		return false
+	})
+}
+
+// A process that is asked for a run by name gets it from the driver that has it.
+func TestARunIsAttachedToByName(t *testing.T) {
+	onEach(t, func(s *scene) {
+		s.provider.mu.Lock() // no call returns
+		first := s.driver(0, 0)
+		kit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
+		d := s.start(0, 0, "attach", "order 3")
+		kit.Await(s.T, "the run is asked for", func() bool { return s.count(`SELECT count(*) FROM runs WHERE id = 'order 3' AND requested > 0`) == 1 })
+		s.provider.mu.Unlock()
+		require.NoError(s, d.cmd.Wait())
+		kit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
+		s.wantJournals()
+		require.NotContains(s, first.log.String(), "lost")
+	})
 }

@@ -4,10 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 )
 
@@ -36,8 +32,8 @@ func order(ctx context.Context, j *journal) error {
 
 // journal is what has happened in a run.
 type journal struct {
-	queue    *claims.Queue
-	db       *pgxpool.Pool
+	queue *claims.Queue
+	database
 	provider string
 	claim    claims.Claim
 	events   []event
@@ -47,11 +43,19 @@ type event struct{ Name, Data string }
 
 // read reads what has happened so far. From now on only this driver adds to it.
 func (j *journal) read(ctx context.Context) error {
-	rows, err := j.db.Query(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
-	if err == nil {
-		j.events, err = pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	rows, err := j.sql.QueryContext(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
+	if err != nil {
+		return err
 	}
-	return err
+	defer rows.Close()
+	for rows.Next() {
+		var e event
+		if err := rows.Scan(&e.Name, &e.Data); err != nil {
+			return err
+		}
+		j.events = append(j.events, e)
+	}
+	return rows.Err()
 }
 
 func (j *journal) find(name string) (data string, ok bool) {
@@ -63,25 +67,23 @@ func (j *journal) find(name string) (data string, ok bool) {
 	return "", false
 }
 
-// add adds an event. The lock on the run's row keeps other drivers from claiming the run before
-// the event is written. If another driver has the run already, nothing is written. If the
-// answer is lost, the next driver finds out whether the event was written.
+// add adds an event, in a transaction that the run's claim fences. If another driver has the run
+// already, nothing is written. If the answer is lost, the next driver finds out whether the event was
+// written.
 func (j *journal) add(ctx context.Context, name, data string) error {
 	step()
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	c, e := j.claim, event{name, data}
-	tag, err := j.db.Exec(ctx, `
-		INSERT INTO events (run, seq, name, data)
-		SELECT id, $4, $5, $6 FROM runs WHERE id = $1 AND session = $2 AND token = $3 FOR SHARE`,
-		c.Key.ID, c.Session, c.Token, len(j.events)+1, e.Name, e.Data)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = fmt.Errorf("add %q to the journal of %s: %w", name, c, tenure.ErrLost)
+	err := j.fenced(ctx, j.claim, func(do sender) error { return j.insert(ctx, do, name, data) })
+	if err != nil {
+		return fmt.Errorf("add %q to the journal of %s: %w", name, j.claim, err)
 	}
-	if err == nil {
-		j.events = append(j.events, e)
-	}
-	return err
+	j.events = append(j.events, event{name, data})
+	return nil
+}
+
+func (j *journal) insert(ctx context.Context, do sender, name, data string) error {
+	return do(ctx, `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`, j.claim.Key.ID, len(j.events)+1, name, data)
 }
 
 // call makes a call to the provider and returns its outcome, or returns the outcome that the
@@ -112,10 +114,7 @@ func (j *journal) finish(ctx context.Context, result string) error {
 	step()
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := j.queue.FinishPostgres(ctx, []claims.Claim{j.claim}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO events VALUES ($1, $2, 'finished', $3)`, j.claim.Key.ID, len(j.events)+1, result)
-		return err
-	})
+	err := j.database.finish(ctx, j.queue, j.claim, func(do sender) error { return j.insert(ctx, do, "finished", result) })
 	step()
 	return err
 }

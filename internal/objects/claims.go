@@ -3,6 +3,19 @@ package objects
 // SessionType is the type of the objects that are the records of sessions.
 const SessionType = "tenure.session"
 
+// QueueType is the type of the objects that are the records of queues.
+const QueueType = "tenure.queue"
+
+// QueueRecord is the payload of a queue's record: where the claims on a table's rows stand. It is for tools
+// of operators, which do not know the tables of a program.
+type QueueRecord struct {
+	Schema  string `json:"schema,omitempty"`
+	Table   string `json:"table"`
+	ID      string `json:"id"` // columns
+	Session string `json:"session"`
+	Token   string `json:"token"`
+}
+
 // SessionLength is how many characters the ID of a session has: a UUID. Those of sessions that remote
 // workers keep may have more.
 const SessionLength = 36
@@ -16,6 +29,9 @@ type Claim struct {
 
 	// Exhausted says that a row that was taken has no attempt left.
 	Exhausted bool
+
+	// Row says in a fence that the claim is on a row of a table of the user, whose name is the kind.
+	Row bool
 
 	// Gone says that the session has no record, so the row is free too. That does not change,
 	// because a session begins with its record, and its ID is never used again. Only one plain

@@ -29,6 +29,18 @@ type ClaimStore interface {
 	// Owned returns at most n rows that a session owns, those after another row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
 
+	// Request asks the owners of rows to give them back, and returns these rows. It and Wanted are for a
+	// table that keeps requests.
+	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
+
+	// Wanted returns at most n claims of a session that were requested, those after another one. Gone
+	// means that the claim has ended and that the request was deleted.
+	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
+
+	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
+	// are in order, and so are the kinds of each.
+	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
+
 	// LongestKey returns how many bytes a key may have together with its kind; 0: any number.
 	LongestKey() int
 
@@ -49,13 +61,6 @@ type ClaimsTable interface {
 	// transaction has locked, and returns those that the session owns now and did not own before.
 	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
 
-	// Request asks the owners of rows to give them back, and returns these rows.
-	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
-
-	// Wanted returns at most n claims of a session that were requested, those after another one. Gone
-	// means that the claim has ended and that the request was deleted.
-	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
-
 	// OfKinds returns the rows of some kinds whose sessions have records, and the time by the store's
 	// clock, which is zero if there are no such rows.
 	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)
@@ -67,8 +72,4 @@ type ClaimsTable interface {
 	// requests for claims that have ended. It returns how many, and the token after which the next call
 	// should begin.
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
-
-	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-	// are in order, and so are the kinds of each.
-	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
 }

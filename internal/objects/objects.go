@@ -84,7 +84,14 @@ type Fence struct {
 	Refused func(now *Row, why error) error
 }
 
-// Statement returns one of two statements, the one for a record or the one for a claim, with its arguments.
+// OfRow reports whether a fence is that of a claim on a row of a table of the user.
+func (f *Fence) OfRow() bool { return f != nil && f.Claim != nil && f.Claim.Row }
+
+// OfKey reports whether a fence is that of a claim in the claims' table.
+func (f *Fence) OfKey() bool { return f != nil && f.Claim != nil && !f.Claim.Row }
+
+// Statement returns one of two statements, the one for a record or the one for a claim in the claims' table,
+// with its arguments.
 func (f *Fence) Statement(ofRecord, ofClaim string) (statement string, args []any) {
 	if c := f.Claim; c != nil {
 		return ofClaim, []any{c.Kind, c.ID, c.Session, c.Token}

@@ -14,11 +14,13 @@ import (
 
 // RowsConfig is the part of claims.QueueConfig that statements are made of, with its defaults.
 type RowsConfig struct {
-	Schema, Table                           string
-	ID, Session, Token, Attempts, NotBefore string // columns; the last two may be missing
-	Expires, Limit                          string // columns that may be missing
-	Ready, OrderBy, Done, Exhausted         string // SQL
-	Taken, Released                         string // SQL
+	Schema, Table                   string
+	ID, Session, Token              string // columns
+	Attempts, NotBefore, Requested  string // columns that may be missing
+	Expires, Limit                  string // columns that may be missing
+	Ready, OrderBy, Done, Exhausted string // SQL
+	Taken, Released                 string // SQL
+	ReadOnly                        bool   // the table is only read, so the privilege to write is not needed
 
 	MaxAttempts                 int           // of a row whose Limit is NULL
 	Lasts                       time.Duration // a claim with a time in Expires
@@ -139,6 +141,8 @@ type RowsTable interface {
 	TakeReady(ctx context.Context, take Taking, limit time.Duration) ([]Claim, error)
 	// Ready returns the IDs of the rows that TakeReady would take.
 	Ready(ctx context.Context, take Taking, limit time.Duration) ([]string, error)
+	// List returns the claims on at most n rows in the order of their IDs, those after an ID.
+	List(ctx context.Context, after string, n int, limit time.Duration) ([]Claim, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
 	// EndAny finishes rows whoever owns them, as Done says, and returns them with their owners before.
@@ -232,7 +236,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		order = line(cfg.OrderBy)
 	}
 	return []string{
-		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore,
+		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
 		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires),
@@ -303,6 +307,7 @@ func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession string) 
 	}{
 		{cfg.ID, "ID", may.ID}, {cfg.Session, "session", may.Session}, {cfg.Token, "token", may.Token},
 		{cfg.Attempts, "attempts", may.Attempts}, {cfg.NotBefore, "time before which a row is not ready", may.NotBefore},
+		{cfg.Requested, "requested token", may.Token},
 		{cfg.Expires, "time at which a claim expires", may.NotBefore}, {cfg.Limit, "most attempts", may.Attempts},
 	} {
 		switch declared, exists := is.Types[c.name]; {

@@ -328,8 +328,8 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 	return found, nil
 }
 
-// stands reports whether the row of a claim stands as it is.
-func (c *Claims) stands(ctx context.Context, claim *objects.Claim) (bool, error) {
-	rows, err := c.Look(ctx, claim.Kind, []string{claim.ID}, time.Minute)
+// standsIn reports whether the row of a claim stands as it is.
+func standsIn(ctx context.Context, in objects.ClaimStore, claim *objects.Claim) (bool, error) {
+	rows, err := in.Look(ctx, claim.Kind, []string{claim.ID}, time.Minute)
 	return len(rows) == 1 && rows[0].Session == claim.Session && rows[0].Token == claim.Token, err
 }

@@ -23,12 +23,16 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(tx pgx
 	limited, cancel := objects.Limited(ctx)
 	defer cancel()
 	find := t.setups.get
-	if fence.Claim != nil {
+	if fence.OfKey() {
 		find = t.setups.claiming
 	}
 	found, err := find(limited)
 	if err != nil {
 		return nil, t.setups.explain(err)
+	}
+	check, err := t.checkOf(limited, found, fence)
+	if err != nil {
+		return nil, err
 	}
 	idle := min(fence.Idle, math.MaxInt32*time.Millisecond)
 	if found.idleTimeout > 0 {
@@ -38,7 +42,8 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(tx pgx
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
-	fnErr, err = fencedTx(ctx, conn, checkFence(found, fence), fence, idle, fn)
+	fnErr, err = fencedTx(ctx, conn, check.Statement, fence, idle, fn)
+	check.renewed(ctx, err) // for the next call: fn was called
 	t.conns.LeaveReadOnly(err, fnErr)
 	switch state := pgconns.SQLState(err); {
 	case state == pgconns.StateLockNotAvailable && fence.Claim == nil:
@@ -145,6 +150,13 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 	if fence == nil {
 		return "SELECT 1", nil, nil
 	}
+	if fence.OfRow() {
+		r, err := t.rows.Of(fence.Claim)
+		if err != nil {
+			return "", nil, err
+		}
+		return r.FenceStatement(fence.Claim)
+	}
 	n, err := t.placed()
 	if err != nil {
 		return "", nil, err
@@ -177,11 +189,24 @@ func (t *Table) placed() (names, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookAtMost)
 	defer cancel()
-	return t.Place(ctx)
+	return t.place(ctx)
 }
 
-// Place finds out in which schemas the tables are, unless that is known already.
-func (t *Table) Place(ctx context.Context) (names, error) {
+// Place finds out in which schemas the tables are that the statement of a fence names, unless that is known
+// already.
+func (t *Table) Place(ctx context.Context, fence *objects.Fence) error {
+	if fence.OfRow() {
+		r, err := t.rows.Of(fence.Claim)
+		if err == nil {
+			_, err = r.place(ctx)
+		}
+		return err
+	}
+	_, err := t.place(ctx)
+	return err
+}
+
+func (t *Table) place(ctx context.Context) (names, error) {
 	found, err := t.setups.get(ctx)
 	if err != nil {
 		return names{}, t.setups.explain(err)
@@ -189,11 +214,42 @@ func (t *Table) Place(ctx context.Context) (names, error) {
 	return found.placed, nil
 }
 
-// checkFence checks that a fence holds, as the last statement of a transaction. If it does
-// not hold, the check fails, and the transaction with it.
-func checkFence(found *setup, fence *objects.Fence) pgconns.Statement {
-	text, args := fence.Statement(recordFence, claimFence)
-	return pgconns.Statement{SQL: found.in(text), Args: args}
+// check checks that a fence holds, as the last statement of a transaction. If it does not hold, the
+// statement fails, and the transaction with it.
+type check struct {
+	pgconns.Statement
+	rows  *Rows // of the fence's claim; nil: it is in a table of the library
+	setup *rowSetup
+}
+
+func (t *Table) checkOf(ctx context.Context, found *setup, fence *objects.Fence) (*check, error) {
+	if !fence.OfRow() {
+		text, args := fence.Statement(recordFence, claimFence)
+		return &check{Statement: pgconns.Statement{SQL: found.in(text), Args: args}}, nil
+	}
+	r, err := t.rows.Of(fence.Claim)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.ready(ctx, lookAtMost)
+	if err != nil {
+		return nil, err
+	}
+	return &check{pgconns.Statement{SQL: s.texts.In(rowFence), Args: rowArgs(fence.Claim)}, r, s}, nil
+}
+
+// renewed reports whether the statement is another one now, because err shows that the table of the user is
+// not what it was when it was checked. The transaction, which has changed nothing, can be sent again.
+func (c *check) renewed(ctx context.Context, err error) bool {
+	if c.rows == nil {
+		return false
+	}
+	s := c.rows.changed(ctx, c.setup, lookAtMost, err)
+	if s == nil {
+		return false
+	}
+	c.setup, c.SQL = s, s.texts.In(rowFence)
+	return true
 }
 
 // isRefusal reports whether a transaction failed because its fence did not hold.
@@ -217,8 +273,16 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 
 // read reports whether what a fence depends on stands, and returns the record that does.
 func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
-	if fence.Claim != nil {
-		stands, err := t.claims.stands(ctx, fence.Claim)
+	if fence.OfRow() {
+		r, err := t.rows.Of(fence.Claim)
+		if err != nil {
+			return nil, false, err
+		}
+		stands, err := standsIn(ctx, r, fence.Claim)
+		return nil, stands, err
+	}
+	if fence.OfKey() {
+		stands, err := standsIn(ctx, &t.claims, fence.Claim)
 		return nil, stands, err
 	}
 	switch now, err := t.Get(ctx, fence.ID); {

@@ -30,7 +30,9 @@ type Rows struct {
 
 // Rows implements [objects.Backend].
 func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
-	return &Rows{claims: &t.claims, cfg: cfg, logger: logger}
+	r := &Rows{claims: &t.claims, cfg: cfg, logger: logger}
+	t.rows.Add(cfg, r)
+	return r
 }
 
 // rowSetup is what was found out about a table of the user.
@@ -126,6 +128,22 @@ const (
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `
 			SELECT ` + rowColumns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`
+	// The planner would walk the table in the order of its IDs to a few rows that are owned.
+	listRows = `
+			WITH tenure_owned AS MATERIALIZED (
+				SELECT {id} AS tenure_id, ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND ($1 = '' OR {id} > nullif($1, '')::{type}))
+			SELECT id, session, token, attempts FROM tenure_owned t(tenure_id, id, session, token, attempts) ORDER BY tenure_id LIMIT $2`
+	countRows = `
+			SELECT {session}, least(count(*), $1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
+	requestRows = `
+			WITH tenure_owned AS MATERIALIZED (
+				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL
+				ORDER BY {id} FOR NO KEY UPDATE)
+			UPDATE {rows} SET {requested} = {token} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_owned)) AND {session} IS NOT NULL
+			RETURNING ` + rowColumns
+	// rowFence locks the row, which whoever frees or takes it has to update.
+	rowFence = failUnlessOne + `(
+			SELECT 1 FROM {rows} WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 FOR SHARE) held`
 	endRow = `
 				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
@@ -146,6 +164,9 @@ var takeRowsFor = strings.NewReplacer(
 ).Replace(takeRows) + `) UNION ALL SELECT '', $1, -1, 0 WHERE NOT ` + isBegun
 
 const isBegun = `EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = $1)`
+
+// wantedRows are those of ownedRows whose claims were requested.
+var wantedRows = strings.Replace(ownedRows, "{session} = $1", "{session} = $1 AND {requested} = {token}", 1)
 
 // ready returns what was found about the table. It checks the table at first, and again after each new look
 // at the library's own tables.
@@ -218,7 +239,34 @@ func idsOf(rows []objects.Claim, err error) (ids []string, _ error) {
 func (r *Rows) LongestKey() int { return longestKey }
 
 func (r *Rows) Look(ctx context.Context, _ string, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return r.query(ctx, limit, 0, lookAtRows, ids)
+	rows, err := r.query(ctx, limit, 0, lookAtRows, ids)
+	return rows, invalidID(err)
+}
+
+func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	rows, err := r.query(ctx, limit, 0, listRows, after, n)
+	return rows, invalidID(err)
+}
+
+// Counts reads all owned rows, in their index.
+func (r *Rows) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	s, err := r.ready(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return queryRows(ctx, r, limit, lockWait(limit), s, func(row pgx.CollectableRow) (objects.ClaimCount, error) {
+		n := objects.ClaimCount{Kind: r.cfg.Table}
+		return n, row.Scan(&n.Session, &n.Claims)
+	}, countRows, "", most)
+}
+
+func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.Duration) ([]objects.Claim, error) {
+	rows, err := r.query(ctx, limit, 0, requestRows, ids)
+	return rows, invalidID(err)
+}
+
+func (r *Rows) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, lockWait(limit), wantedRows, session, after.ID, n)
 }
 
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {

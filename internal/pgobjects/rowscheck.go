@@ -19,7 +19,7 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	var add []string
 	for _, column := range []struct{ name, definition string }{
 		{cfg.Session, "text"}, {cfg.Token, "bigint NOT NULL DEFAULT 0"}, {cfg.Attempts, "integer NOT NULL DEFAULT 0"}, {cfg.NotBefore, "timestamptz"},
-		{cfg.Expires, "timestamptz"}, {cfg.Limit, "integer"},
+		{cfg.Requested, "bigint"}, {cfg.Expires, "timestamptz"}, {cfg.Limit, "integer"},
 	} {
 		if column.name != "" {
 			add = append(add, "\n\tADD COLUMN IF NOT EXISTS "+objects.Quoted(column.name)+" "+column.definition)
@@ -175,7 +175,7 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 		say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
 	}
 	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
-	say(found.lacks != "", "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
+	say(found.lacks != "" && (!cfg.ReadOnly || found.lacks != "UPDATE"), "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
 	bySession, _ := rowIndexes(cfg)
 	return cfg.Wrong(objects.FoundRows{
 		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, Wrong: wrong,

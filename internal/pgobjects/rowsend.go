@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -188,20 +189,39 @@ func invalidID(err error) error {
 // EndStatement returns a statement that ends the claim of a row as Finish does, or fails. It does I/O only if
 // it is not yet known in which schema the table is.
 func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
-	cfg := r.cfg
-	if cfg.Schema == "" {
-		placed := r.placed.Load()
-		if placed == nil {
-			if err := r.Check(context.Background(), lookAtMost); err != nil {
-				return "", nil, err
-			}
-			placed = r.placed.Load()
-		}
-		cfg.Schema = *placed
+	schema, err := r.place(context.Background())
+	if err != nil {
+		return "", nil, err
 	}
-	return newRowTexts(cfg, rowFacts{schema: cfg.Schema}).In(`
+	return newRowTexts(r.cfg, rowFacts{schema: schema}).In(`
 		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{done}
 			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,
-		[]any{c.ID, c.Session, c.Token}, nil
+		rowArgs(&c), nil
+}
+
+// FenceStatement returns a statement that fails unless a claim stands. It does I/O only where EndStatement
+// does.
+func (r *Rows) FenceStatement(c *objects.Claim) (query string, args []any, err error) {
+	schema, err := r.place(context.Background())
+	if err != nil {
+		return "", nil, err
+	}
+	anyType := strings.Replace(rowFence, "::text::{type}", "", 1)
+	return newRowTexts(r.cfg, rowFacts{schema: schema}).In(anyType), rowArgs(c), nil
+}
+
+func rowArgs(c *objects.Claim) []any { return []any{c.ID, c.Session, c.Token} }
+
+// place returns the schema of the table. If it is not yet known, place finds out, for at most lookAtMost.
+func (r *Rows) place(ctx context.Context) (schema string, err error) {
+	if r.cfg.Schema != "" {
+		return r.cfg.Schema, nil
+	}
+	if r.placed.Load() == nil {
+		if err := r.Check(ctx, lookAtMost); err != nil {
+			return "", err
+		}
+	}
+	return *r.placed.Load(), nil
 }

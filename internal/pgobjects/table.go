@@ -70,6 +70,7 @@ type Table struct {
 	watches watches
 	groups  writeGroups
 	claims  Claims
+	rows    objects.RowTables[*Rows]
 	locker  atomic.Pointer[locker]
 	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }

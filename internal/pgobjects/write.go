@@ -172,8 +172,14 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 	if w.fence == nil {
 		return t.conns.Write(ctx, w.statements...)
 	}
+	check, err := t.checkOf(ctx, w.found, w.fence)
+	if err != nil {
+		return err
+	}
 	w.fence.Yield(ctx)
-	err := t.conns.Write(ctx, append(w.statements, checkFence(w.found, w.fence))...)
+	for again := true; again; again = check.renewed(ctx, err) {
+		err = t.conns.Write(ctx, append(w.statements, check.Statement)...)
+	}
 	if isRefusal(err) {
 		return t.fencedOut(ctx, w.fence, err)
 	}

@@ -21,11 +21,14 @@ type Rows struct {
 	cfg     objects.RowsConfig
 	texts   *objects.Texts
 	checked atomic.Bool
+	check   atomic.Pointer[sql.Stmt] // of fences; nil until it is needed
 }
 
 // Rows implements [objects.Backend]. The table logs nothing.
 func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
-	return &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
+	r := &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
+	t.rows.Add(cfg, r)
+	return r
 }
 
 // newRowTexts returns what makes statements on rows. The column of the attempts may have a value of any
@@ -47,9 +50,11 @@ const (
 	readyRows = `
 			SELECT CAST({id} AS TEXT) FROM {rows}
 			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
-				AND (?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))
+				AND ` + ofThese + `
 			ORDER BY {order} LIMIT ?1`
-	takeRows = `
+	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
+	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
+	takeRows      = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
 	// The + keeps it from the index on the session.
@@ -77,6 +82,17 @@ const (
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
+	countRows   = `SELECT {session}, min(count(*), ?1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
+	requestRows = `
+			UPDATE {rows} SET {requested} = {token} WHERE {id} IN (SELECT value FROM json_each(?1)) AND {session} IS NOT NULL RETURNING ` + rowColumns
+	// An ID of another type has no place in the order, see ownedRows.
+	listRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?1`
+	listRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') AND {id} > ?2 ORDER BY {id} LIMIT ?1`
+	rowFence      = `
+			SELECT 1 FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3`
+	// As the fence of a lease does, it writes nothing or fails.
+	rowFenceStatement = `
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, NULL WHERE NOT EXISTS (` + rowFence + `)`
 	// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{done} WHERE {id} = (
@@ -129,13 +145,16 @@ func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 
 // readyIDs returns the IDs of the rows that may be taken.
 func (r *Rows) readyIDs(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
-	var among any
-	if take.Only != nil {
-		among = list(hexed(take.Only))
-	}
-	text, args := readyRows, []any{n, list(hexed(take.Skip)), time.Now().UnixMilli(), among}
+	text, args := readyRows, []any{n, list(hexed(take.Skip)), time.Now().UnixMilli(), nil}
 	if take.Remote {
 		text, args = readyRowsFor, append(args, take.Session)
+	}
+	switch {
+	case take.Only == nil:
+	case slices.ContainsFunc(take.Only, func(id string) bool { return objects.ValidText("ID", id) != nil }):
+		args[3] = list(hexed(take.Only))
+	default:
+		text, args[3] = strings.Replace(text, ofThese, ofTheseByText, 1), list(take.Only)
 	}
 	where, err := take.In("?", len(args))
 	if err != nil {
@@ -228,6 +247,41 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 		return r.read(ctx, limit, ownedRows, session, n)
 	}
 	return r.read(ctx, limit, ownedRowsAfter, session, n, afterID)
+}
+
+func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
+	if after == "" {
+		return r.read(ctx, limit, listRows, n)
+	}
+	return r.read(ctx, limit, listRowsAfter, n, after)
+}
+
+// Counts reads all owned rows, in their index.
+func (r *Rows) Counts(ctx context.Context, most int, limit time.Duration) ([]objects.ClaimCount, error) {
+	if err := r.ready(ctx, limit); err != nil {
+		return nil, err
+	}
+	return allWithin(ctx, r.claims.table, limit, func(rows *sql.Rows) (objects.ClaimCount, error) {
+		n := objects.ClaimCount{Kind: r.cfg.Table}
+		return n, rows.Scan(&n.Session, &n.Claims)
+	}, r.texts.In(countRows), most)
+}
+
+func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.Duration) (requested []objects.Claim, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		requested, err = all(ctx, tx, r.scan, r.texts.In(requestRows), list(ids))
+		return err
+	})
+	return requested, err
+}
+
+func (r *Rows) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
+	args := []any{session, n}
+	text := ownedRows
+	if after.ID != "" {
+		text, args = ownedRowsAfter, append(args, after.ID)
+	}
+	return r.read(ctx, limit, strings.Replace(text, "{session} = ?1", "{session} = ?1 AND {requested} = {token}", 1), args...)
 }
 
 // Free always returns nil, because no row is ever locked for long.

@@ -18,7 +18,7 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	ddl := ""
 	for _, column := range []struct{ name, definition string }{
 		{cfg.Session, "TEXT"}, {cfg.Token, "INTEGER NOT NULL DEFAULT 0"}, {cfg.Attempts, "INTEGER NOT NULL DEFAULT 0"}, {cfg.NotBefore, "INTEGER"},
-		{cfg.Expires, "INTEGER"}, {cfg.Limit, "INTEGER"},
+		{cfg.Requested, "INTEGER"}, {cfg.Expires, "INTEGER"}, {cfg.Limit, "INTEGER"},
 	} {
 		if column.name != "" {
 			ddl += fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s;\n", objects.Quoted(cfg.Table), objects.Quoted(column.name), column.definition)

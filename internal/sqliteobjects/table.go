@@ -26,6 +26,7 @@ type Table struct {
 	takeLock string // the statement with which a transaction takes the write lock; empty: it begins with it
 
 	claims Claims
+	rows   objects.RowTables[*Rows]
 
 	// turn is held by the call that writes. SQLite allows only one writer at a time anyway,
 	// but it does not queue waiting writers, so some would starve.
@@ -95,7 +96,11 @@ func (t *Table) Close() error {
 	defer report.Flush(t.logger)
 	defer t.unclaim()
 	var err error
-	for _, check := range []*sql.Stmt{t.check.Load(), t.checkClaim.Load()} {
+	checks := []*sql.Stmt{t.check.Load(), t.checkClaim.Load()}
+	for _, r := range t.rows.All() {
+		checks = append(checks, r.check.Load())
+	}
+	for _, check := range checks {
 		if check != nil {
 			err = errors.Join(err, check.Close())
 		}

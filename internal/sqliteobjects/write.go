@@ -180,6 +180,13 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 	if fence == nil {
 		return "SELECT 1", nil, nil
 	}
+	if fence.OfRow() {
+		r, err := t.rows.Of(fence.Claim)
+		if err != nil {
+			return "", nil, err
+		}
+		return r.texts.In(rowFenceStatement), rowArgs(fence.Claim), nil
+	}
 	query, args = fence.Statement(recordFenceStatement, claimFenceStatement)
 	return t.in(query), args, nil
 }
@@ -187,18 +194,13 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 // write runs fn in a transaction that has the write lock, if the fence holds or is nil.
 // No other client can write until the transaction ends, so the fence holds until then.
 func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx) error) error {
-	if err := t.fit(ctx, fence != nil && fence.Claim != nil); err != nil {
+	if err := t.fit(ctx, fence.OfKey()); err != nil {
 		return err
 	}
 	if fence == nil {
 		return t.transact(ctx, t.takeLock, fn)
 	}
-	query, args := fence.Statement(recordFence, claimFence)
-	kept := &t.check
-	if fence.Claim != nil {
-		kept = &t.checkClaim
-	}
-	check, err := t.prepared(ctx, kept, t.in(query)) // before the transaction, which may use the only connection
+	check, args, err := t.checkOf(ctx, fence) // before the transaction, which may use the only connection
 	if err != nil {
 		return err
 	}
@@ -214,6 +216,30 @@ func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx
 		return fn(tx)
 	})
 }
+
+// checkOf returns the statement that checks a fence, and its arguments. It checks the table of a row first,
+// unless that was done before.
+func (t *Table) checkOf(ctx context.Context, fence *objects.Fence) (check *sql.Stmt, args []any, err error) {
+	if !fence.OfRow() {
+		query, args := fence.Statement(recordFence, claimFence)
+		kept := &t.check
+		if fence.OfKey() {
+			kept = &t.checkClaim
+		}
+		check, err = t.prepared(ctx, kept, t.in(query))
+		return check, args, err
+	}
+	r, err := t.rows.Of(fence.Claim)
+	if err == nil {
+		err = r.ready(ctx, time.Minute)
+	}
+	if err == nil {
+		check, err = t.prepared(ctx, &r.check, r.texts.In(rowFence))
+	}
+	return check, rowArgs(fence.Claim), err
+}
+
+func rowArgs(c *objects.Claim) []any { return []any{c.ID, c.Session, c.Token} }
 
 // fencedOut returns the error of a fence that does not hold.
 func (t *Table) fencedOut(ctx context.Context, tx *sql.Tx, fence *objects.Fence) error {

@@ -1,0 +1,172 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+// claimer claims given keys, for [Keys], or given rows, for a [Worker].
+type claimer struct {
+	k    *kind
+	poll time.Duration // the longest time between two looks of a call that waits
+	rows bool          // they exist already, and may be free without being ready
+
+	// send sends the statement that takes keys or rows: some that are free or whose sessions are gone, and
+	// some that are missing.
+	send func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error)
+	// keep turns what was taken by a statement into claims.
+	keep func(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim, error)
+}
+
+// try claims what is free, without waiting. It also reports whether another transaction has locked a row
+// that looked free, or the row is not ready.
+func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
+	l, done, err := c.k.begin(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer done()
+	var refused error
+	for some := range slices.Chunk(ids, perStatement) {
+		if ctx.Err() != nil {
+			return got, locked, context.Cause(ctx)
+		}
+		sent := time.Now()
+		rows, left, err := c.take(ctx, l, some)
+		kept, over := c.keep(l, rows, sent)
+		if over != nil { // then no claim of this term is valid
+			return nil, locked, cmp.Or(err, over)
+		}
+		got, locked = append(got, kept...), locked || left
+		switch {
+		case isRefused(err):
+			refused = cmp.Or(refused, err)
+		case err != nil:
+			return got, locked, err
+		}
+	}
+	return got, locked, refused
+}
+
+// take makes the term the owner of the rows that it may take. It reads them first, in a separate
+// statement; [objects.Claim] explains why.
+func (c *claimer) take(ctx context.Context, l *ledger, ids []string) (taken []objects.Claim, locked bool, err error) {
+	k := c.k
+	ids, err = k.claimable(l, ids)
+	if err != nil || len(ids) == 0 {
+		return nil, false, err
+	}
+	rows, err := k.table.look(ctx, k.name, ids)
+	if err != nil {
+		return nil, false, err
+	}
+	var free, gone []string
+	var unknown []objects.Claim
+	known := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		known[r.ID] = true
+		switch {
+		case r.Session == l.term.id:
+			unknown = append(unknown, r)
+		case r.Gone:
+			gone = append(gone, r.Session)
+			free = append(free, r.ID)
+		case r.Session == "":
+			free = append(free, r.ID)
+		default:
+			k.s.sweeper.noteOwner(r.Session)
+		}
+	}
+	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] || c.rows })
+	more, err := k.reclaim(l, unknown)
+	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
+		return nil, false, err
+	}
+	slices.Sort(gone)
+	rows, err = c.write(ctx, l, free, slices.Compact(gone), missing)
+	return rows, err == nil && len(rows) < len(free)+len(missing), err
+}
+
+// write sends the statement of take. If the database refuses some rows, write takes the others, and also
+// returns the reason.
+func (c *claimer) write(ctx context.Context, l *ledger, free, gone, missing []string) (rows []objects.Claim, err error) {
+	k := c.k
+	isMissing := make(map[string]bool, len(missing))
+	for _, id := range missing {
+		isMissing[id] = true
+	}
+	var refused error
+	err = inGroups(k.table.groups, slices.Concat(free, missing), func(ids []string) error {
+		if err := k.over(l); err != nil { // the statements before this one took long
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		sending, cancel := k.s.writeContext(ctx)
+		defer cancel()
+		var free, missing []string
+		for _, id := range ids {
+			if isMissing[id] {
+				missing = append(missing, id)
+			} else {
+				free = append(free, id)
+			}
+		}
+		taken, err := c.send(sending, l, free, gone, missing)
+		if err != nil && !wroteNothing(err) {
+			if sending.Err() != nil { // a smaller group may be fast enough the next time
+				k.table.groups.tooSlow(len(ids))
+			}
+			k.lostAnswer(l, ids...)
+		}
+		rows = append(rows, taken...)
+		return err
+	}, func(id string, err error) {
+		refused = cmp.Or(refused, fmt.Errorf("the database refuses the key %q: %w", id, err))
+	})
+	return rows, cmp.Or(err, refused)
+}
+
+// wait is try, but waits until it gets at least one claim.
+func (c *claimer) wait(ctx context.Context, ids []string) ([]Claim, error) {
+	s := c.k.s
+	hints := s.watch(keyOf(c.k.name)) // before the first look, so that no hint is missed
+	defer hints.Stop()
+	defer s.sweeper.addWaiter()()
+	var spurious pace.Limiter
+	flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
+	for woken, tries := false, 0; ; {
+		got, locked, err := c.try(ctx, ids)
+		switch {
+		case len(got) > 0:
+			return got, nil
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
+			return nil, err
+		case err != nil && c.rows:
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)
+		case err != nil:
+			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", c.k.name)
+		}
+		longest := pace.Jitter(c.poll)
+		if hints.Live() && err == nil && !c.rows { // no hint says that time has made a row ready
+			longest = s.cfg.TTL
+		}
+		if locked { // by a write that is about to commit, and sends no hint
+			longest = min(c.poll, 10*time.Millisecond<<min(tries, 10))
+			tries++
+		}
+		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, c.poll)), longest)
+	}
+}
