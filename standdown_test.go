@@ -28,6 +28,7 @@ func TestAReplicaThatStandsDownDoesNotCompeteUntilItIsAskedTo(t *testing.T) {
 		t.wantHolder(nil)
 		status := a.Status()
 		require.True(t, status.StandsDown)
+		require.Equal(t, 1, status.Terms, "it has not taken the lease in between either")
 		require.Equal(t, tenure.RoleStandby, status.Role)
 		require.Empty(t, status.Holder, "it still sees who holds the lease")
 		a.Compete()

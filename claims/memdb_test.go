@@ -53,6 +53,8 @@ type watcher interface {
 	recordDeleted(ctx context.Context, session string)
 	rowTaken(ctx context.Context, before, after objects.Claim) // a zero before: there was no row
 	rowFreed(ctx context.Context, before objects.Claim)
+	rowMoved(ctx context.Context, seen, before, after objects.Claim)
+	noticePruned(before objects.Claim) // that its claim was moved
 	fencedWrite(ctx context.Context, by objects.Claim, err error)
 }
 
@@ -210,6 +212,24 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 	return taken, err
 }
 
+func (d *memDB) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
+	was := make(map[string]objects.Claim)
+	for _, s := range seen {
+		was[s.ID] = objects.Claim{Kind: kind, ID: s.ID, Session: s.Session, Token: s.Token}
+	}
+	isSeen := func(r *memRow) bool { return r.Claim == was[r.ID] }
+	locked, err = d.write(ctx, limit, kind, idsOf(seen), isSeen, func(rows []*memRow) {
+		for _, r := range rows {
+			before := r.Claim
+			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
+			d.wanted[before] = true
+			moved = append(moved, r.Claim)
+			d.watcher.rowMoved(ctx, was[r.ID], before, r.Claim)
+		}
+	})
+	return moved, locked, err
+}
+
 func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) (left []objects.Claim, err error) {
 	token := make(map[string]int64)
 	for i, id := range ids {
@@ -355,6 +375,7 @@ func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last 
 	for c := range d.wanted {
 		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
 			delete(d.wanted, c)
+			d.watcher.noticePruned(c)
 		}
 	}
 	return 0, pruned, nil
@@ -424,4 +445,7 @@ func (noWatcher) recordPut(context.Context, tenure.Object)               {}
 func (noWatcher) recordDeleted(context.Context, string)                  {}
 func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
 func (noWatcher) rowFreed(context.Context, objects.Claim)                {}
-func (noWatcher) fencedWrite(context.Context, objects.Claim, error)      {}
+func (noWatcher) rowMoved(context.Context, objects.Claim, objects.Claim, objects.Claim) {
+}
+func (noWatcher) noticePruned(objects.Claim)                        {}
+func (noWatcher) fencedWrite(context.Context, objects.Claim, error) {}

@@ -52,6 +52,7 @@ type traits struct {
 	buriersCrash bool // a process crashes when it has buried a session
 	pausesClaims bool // a process is paused before it sees the answer to a claim
 	blocks       bool // the logs of processes block occasionally
+	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
 }
 
@@ -83,6 +84,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s
 	}
 	a.blocks = kit.RNG(seed, 201).IntN(2) == 0
+	a.moves = kit.RNG(seed, 202).IntN(2) == 0
 	return a
 }
 

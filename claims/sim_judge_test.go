@@ -24,6 +24,7 @@ type judge struct {
 	keys     map[string]*key
 	waits    map[*waiting]bool
 	released map[*life]map[claims.Claim]bool // what the application has released
+	moved    map[objects.Claim]bool          // claims that others have moved to themselves; true: the notice of it was pruned
 
 	back       time.Duration // how far the database's clock is behind what it said before
 	restoredAt time.Time
@@ -76,7 +77,7 @@ type waiting struct {
 }
 
 func newJudge(a *arena) *judge {
-	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}}
+	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}}
 	for _, id := range a.keys {
 		j.keys[id] = &key{changed: time.Now()}
 	}
@@ -181,9 +182,9 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 		j.violated("S3", "%s's claim of %s gets the token %d after %d", l.name, after.ID, after.Token, k.token)
 	}
 	k.token = after.Token
-	if old := j.sessions[before.Session]; before.Session != "" {
+	if _, moved := j.moved[before]; before.Session != "" && !moved {
 		kit.Count(&j.judged, "claims of rows of the dead")
-		if old.stands() {
+		if old := j.sessions[before.Session]; old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
 		}
 	}
@@ -196,6 +197,24 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 	if k.claims = append(k.claims, claimed{Claim: after, life: l}); len(k.claims) > 8 {
 		k.claims = slices.Delete(k.claims, 0, 1)
+	}
+}
+
+// rowMoved is called when a process has moved a claim to itself.
+func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim) {
+	kit.Count(&j.judged, "claims that were moved")
+	if l := lifeOf(ctx); before != seen {
+		j.violated("move", "%s moves %s with token %d, and has seen %d", l.name, after.ID, before.Token, seen.Token)
+	} else if before.Session == after.Session {
+		j.violated("move", "%s moves %s from itself", l.name, after.ID)
+	}
+	j.moved[before] = false
+	j.rowTaken(ctx, before, after)
+}
+
+func (j *judge) noticePruned(c objects.Claim) {
+	if _, moved := j.moved[c]; moved {
+		j.moved[c] = true
 	}
 }
 
@@ -215,7 +234,10 @@ func (j *judge) nobodyHolds(k *key, when string) {
 			continue
 		}
 		s := j.sessions[c.Session]
+		_, moved := j.moved[c.Claim]
 		switch {
+		case moved:
+			kit.Count(&j.excused, "valid: moved")
 		case s.tainted || !j.restoredAt.IsZero() && !s.stands():
 			kit.Count(&j.excused, "valid: restored")
 		case j.mayLookExpired(s):

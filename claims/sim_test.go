@@ -15,7 +15,7 @@ import (
 // that are derived from a seed, over a database in memory.
 //
 // An arena is one bubble of testing/synctest: two to four hosts, whose processes claim a few
-// keys with TryClaim and Claim, run funcs for them with Do, release them, and make fenced writes;
+// keys with TryClaim, Claim and Move, run funcs for them with Do, release them, and make fenced writes;
 // a schedule of faults; and a judge that sees each write of a row and of a session's record as
 // it lands, and each start and end of a func. It checks:
 //
@@ -29,6 +29,8 @@ import (
 //   - S6: rows of a session that is gone are free, or another's, a TTL later. None ends while
 //     it claims, and none claims after its end.
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
+//   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
+//     it hears of that: within the time of liveness.
 //   - Liveness: a call that waits gets a key that is free. No row names for longer than two TTLs a
 //     session that does not know of it, and no claim is held for longer whose row says otherwise.
 //   - Cause: a func is told to return for a reason that exists.

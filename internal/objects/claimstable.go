@@ -49,6 +49,11 @@ type ClaimsTable interface {
 	// transaction has locked, and returns those that the session owns now and did not own before.
 	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
 
+	// Move makes a session the owner of rows of others, if the claims on them are those that were seen,
+	// and tells their owners as Request does. It leaves rows that another transaction has locked, and
+	// returns them as they were seen.
+	Move(ctx context.Context, session, kind string, seen []Claim, limit time.Duration) (moved, locked []Claim, err error)
+
 	// Request asks the owners of rows to give them back, and returns these rows.
 	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
 
