@@ -26,6 +26,7 @@ type memDB struct {
 	hub     *wake.Hub[tenure.Key]
 	opens   func(ctx context.Context) time.Duration // how long a statement that writes is open
 	watcher watcher
+	table   *memRows // nil: there is none
 
 	mu      sync.Mutex // guards what follows; a watcher is called under it
 	records *storetest.Mem
@@ -84,9 +85,8 @@ func (d *memDB) newRecords() *storetest.Mem {
 func (d *memDB) Backend() objects.Backend    { return d }
 func (d *memDB) Claims() objects.ClaimsTable { return d }
 
-func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable {
-	panic("a memDB has no tables of a user")
-}
+// Rows returns the one table of a user, whatever its config.
+func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable { return d.table }
 
 func (d *memDB) Migrate(context.Context) error { return nil }
 
@@ -339,13 +339,18 @@ func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n i
 	return owned[:min(n, len(owned))], nil
 }
 
-func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Session, err error) {
+func (d *memDB) Sessions(context.Context, time.Duration) ([]objects.Session, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	named := make(map[string]bool)
 	for _, r := range d.rows {
 		named[r.Session] = true
 	}
+	return d.sessions(named), nil
+}
+
+// sessions returns the sessions that rows name. The caller holds the mutex.
+func (d *memDB) sessions(named map[string]bool) (sessions []objects.Session) {
 	delete(named, "")
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		s := objects.Session{ID: id, Server: int64(1 + d.epoch)}
@@ -360,7 +365,7 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 		}
 		sessions = append(sessions, s)
 	}
-	return sessions, nil
+	return sessions
 }
 
 func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last int64, pruned int, err error) {

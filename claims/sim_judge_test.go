@@ -26,6 +26,12 @@ type judge struct {
 	released map[*life]map[claims.Claim]bool // what the application has released
 	moved    map[objects.Claim]bool          // claims that others have moved to themselves; true: the notice of it was pruned
 
+	remotes        []*remote // that run
+	remoteSessions map[string]*remoteRecord
+	servings       map[*serving]bool
+	jobTokens      map[string]int64         // the greatest so far
+	doneBy         map[string]objects.Claim // the claims under which rows were finished
+
 	back       time.Duration // how far the database's clock is behind what it said before
 	restoredAt time.Time
 	calmSince  time.Time
@@ -78,6 +84,8 @@ type waiting struct {
 
 func newJudge(a *arena) *judge {
 	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}}
+	j.remoteSessions, j.servings = map[string]*remoteRecord{}, map[*serving]bool{}
+	j.jobTokens, j.doneBy = map[string]int64{}, map[string]objects.Claim{}
 	for _, id := range a.keys {
 		j.keys[id] = &key{changed: time.Now()}
 	}
@@ -137,6 +145,10 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	own := by == s.life && age < s.ttl && !j.mayLookExpired(s)
 	s.gone = time.Now()
 	s.aged = j.mayLookExpired(s) // though the clock may be set back again
+	if r := j.remoteSessions[id]; r != nil {
+		j.remoteDeleted(by, s, r)
+		return
+	}
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
 		kit.Count(&j.judged, "sessions that ended")

@@ -51,6 +51,9 @@ func (j *judge) looksAround() {
 			j.isServed(w, id)
 		}
 	}
+	if j.a.rows != nil {
+		j.looksAtRows()
+	}
 	delete(named, nil)
 	for s := range named {
 		j.buriedInTime(s)

@@ -84,7 +84,7 @@ func testTables(t *testing.T, d *tables) {
 		"rows that are free for a day are deleted":                         (*tables).prunes,
 		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
 		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
-		"a row is moved if its claim is the one that was seen":              (*tables).moves,
+		"a row is moved if its claim is the one that was seen":             (*tables).moves,
 		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {
 		t.Run(name, func(t *testing.T) {
