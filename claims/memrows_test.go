@@ -23,7 +23,7 @@ type memJob struct {
 	objects.Claim
 	readyAt time.Time // it is not taken before; by the database's clock
 	done    bool
-	since   time.Time // when it was last freed, or made
+	since   time.Time // when its owner last changed
 }
 
 // jobsWatcher is told of each write of a row as it lands, under the database's mutex.
@@ -87,7 +87,7 @@ func (r *memRows) TakeReady(ctx context.Context, session string, n int, skip, on
 	for _, j := range r.sorted(func(j *memJob) bool {
 		return r.isReady(j) && !slices.Contains(skip, j.ID) && (only == nil || slices.Contains(only, j.ID))
 	}, n) {
-		j.Session, j.Token = session, max(j.Token+1, r.d.now().UnixMicro())
+		j.Session, j.Token, j.since = session, max(j.Token+1, r.d.now().UnixMicro()), time.Now()
 		taken = append(taken, j.Claim)
 		r.watcher.jobTaken(ctx, j)
 	}

@@ -48,6 +48,9 @@ func (j *judge) jobTaken(ctx context.Context, job *memJob) {
 		j.violated("R3", "%s gets token %d after %d", job.ID, job.Token, token)
 	}
 	j.jobTokens[job.ID] = job.Token
+	if !s.stands() { // it is free again within a TTL
+		kit.Count(&j.rows, "taken for a session that was gone")
+	}
 }
 
 func (j *judge) jobFreed(ctx context.Context, before objects.Claim, how *objects.Ending) {
@@ -138,9 +141,9 @@ func (j *judge) isRowFreed(job *memJob, s *session) {
 		if !ok {
 			continue
 		}
-		if took := time.Since(later(since, from)); took > time.Duration(sweeps)*h.ttl*102/100+10*time.Second+h.limitOfOthers() {
+		if took := time.Since(later(later(since, from), job.since)); took > time.Duration(sweeps)*h.ttl*102/100+10*time.Second+h.limitOfOthers() {
 			j.violated("R6", "%s names a session that has ended %v ago, and %s is well", job.ID, took, h.life.name)
-			s.gone = time.Now()
+			job.since = time.Now() // report it once
 			return
 		}
 	}

@@ -346,20 +346,28 @@ func (p *remote) work(ctx context.Context, c claims.Claim) {
 		return
 	}
 	a.locked(func() { p.have[c] = false })
+	// A request that was not answered may land at any time. Until it is, the worker keeps the claim, so that
+	// the server does not hand it out again.
+	var handle func(context.Context, *life) (struct{}, error)
 	switch n := d.N(10); {
 	case n < 7: // also if the session is lost: the database decides whether it is too late
-		for range 4 {
-			_, err := send(p, func(ctx context.Context, l *life) (struct{}, error) { return l.finish(ctx, []claims.Claim{c}) })
-			if err == nil || errors.Is(err, tenure.ErrLost) || p.dead() {
-				return
-			}
-		}
+		handle = func(ctx context.Context, l *life) (struct{}, error) { return l.finish(ctx, []claims.Claim{c}) }
 	case n < 8:
-		_, _ = send(p, func(ctx context.Context, l *life) (struct{}, error) {
+		handle = func(ctx context.Context, l *life) (struct{}, error) {
 			return struct{}{}, l.queue.ReleaseAfter(ctx, d.UpTo(a.ttl), c)
-		})
+		}
 	case n < 9:
-		_, _ = send(p, func(ctx context.Context, l *life) (struct{}, error) { return struct{}{}, l.queue.Release(ctx, c) })
+		handle = func(ctx context.Context, l *life) (struct{}, error) { return struct{}{}, l.queue.Release(ctx, c) }
+	default: // forgotten
+		return
+	}
+	for tries := 0; tries < 4 || ctx.Err() == nil && !a.isCalm(); tries++ {
+		if _, err := send(p, handle); err == nil || errors.Is(err, tenure.ErrLost) || p.dead() {
+			return
+		}
+		if !p.wait(ctx, a.patience()/4) {
+			return
+		}
 	}
 }
 

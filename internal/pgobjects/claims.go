@@ -77,7 +77,7 @@ const (
 				SELECT ctid FROM {claims} WHERE ctid = ANY(ARRAY(SELECT ctid FROM seen)) FOR NO KEY UPDATE SKIP LOCKED),
 			moved AS (
 				UPDATE {claims} SET session = $2,
-					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
+					token = greatest({now_us}, CASE WHEN token < {version_limit} THEN token + 1 END)
 				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token),
 			told AS (
 				INSERT INTO {requests} (session, kind, id, token)
