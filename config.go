@@ -176,6 +176,10 @@ type CoordinatorConfig struct {
 	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
+	// LogRenewals logs renewals at info, at most one in a minute, with the replica also as
+	// replica_id. The others, and all of them by default, are logged at debug.
+	LogRenewals bool
+
 	// Trace, if set, is called when something happens.
 	Trace *Trace
 }

@@ -22,9 +22,11 @@ type Coordinator struct {
 	running  atomic.Bool
 	panicked atomic.Pointer[JobPanic] // of the logger or the trace, since Run began
 
-	mu     sync.Mutex // guards the fields below
+	mu     sync.Mutex // guards the fields below; taken before the monitor's
 	keeper *keeper    // of the term held; nil for a standby
 	resign *resignation
+	down   bool               // the replica stands down
+	turn   context.CancelFunc // ends what it does as a standby, because down has changed; nil: it is none
 }
 
 // longestCall limits a call to the store, however long the TTL is, because a shutdown waits
@@ -59,7 +61,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		health: health.Check{Timeout: cfg.CheckTimeout},
 		monitor: monitor{
 			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cmp.Or(cfg.Trace, new(Trace)), reports: reports,
-			state: state{since: time.Now()},
+			logRenewals: cfg.LogRenewals, state: state{since: time.Now()},
 		},
 	}}, nil
 }
@@ -81,17 +83,37 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 	defer done()
 	standby := standby{base: &c.base, hints: hints}
-	for pause := time.Duration(0); ; {
-		if ctx.Err() != nil {
-			return nil
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		term := c.standBy(ctx, &standby, pause)
+		if pause = 0; term != nil {
+			resign, cause := c.hold(ctx, term, hints)
+			pause = standby.stayAway(term, cause, resign)
 		}
-		term := standby.run(ctx, pause)
-		if term == nil {
-			return nil
-		}
-		resign, cause := c.hold(ctx, term, hints)
-		pause = standby.stayAway(term, cause, resign)
 	}
+	return nil
+}
+
+// standBy competes, or rests while this replica stands down. It returns a term, or nil once ctx is
+// done or when the replica has begun or ceased to stand down.
+func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Duration) *Term {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c.mu.Lock()
+	down := c.down
+	c.turn = func() { cancel(ErrResigned) }
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.turn = nil
+		c.mu.Unlock()
+	}()
+	if !down {
+		return s.run(ctx, pause)
+	}
+	if s.rest(ctx, untilAsked) {
+		c.Compete() // the lease was offered to this replica
+	}
+	return nil
 }
 
 // Hold is [Coordinator.Run] for a term that the caller has acquired or resumed with the
@@ -195,9 +217,12 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	keeper.start()
 	cause = ErrJobEnded // if anything below panics, the term ends in order all the same
 	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
-	if term.unconfirmed() != nil {
+	switch {
+	case keeper.over.Err() != nil: // it stands down: the job doesn't begin
+		return nil, context.Cause(keeper.over)
+	case term.unconfirmed() != nil:
 		job.start(confirmName, keeper.confirm)
-	} else {
+	default:
 		c.startJob(term, job)
 	}
 	cause = c.untilOver(ctx, term, keeper, job)
@@ -224,6 +249,9 @@ func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *runningJob, cause
 func (c *Coordinator) enterTerm(keeper *keeper) {
 	c.mu.Lock()
 	c.keeper = keeper
+	if c.down { // since the term was acquired
+		c.endByResigning(0)
+	}
 	c.mu.Unlock()
 	c.monitor.termBegan(keeper.term)
 }
@@ -327,7 +355,23 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
 	}
-	resign := c.askToResign(away)
+	c.mu.Lock()
+	resign := c.endByResigning(away)
+	c.mu.Unlock()
+	return c.awaitResignation(ctx, resign)
+}
+
+// endByResigning returns the resignation from the current term; nil if there is no term. The caller
+// holds mu.
+func (c *Coordinator) endByResigning(away time.Duration) *resignation {
+	if c.keeper != nil && c.resign == nil {
+		c.resign = &resignation{away: away, done: make(chan struct{})}
+		c.keeper.end(ErrResigned)
+	}
+	return c.resign
+}
+
+func (c *Coordinator) awaitResignation(ctx context.Context, resign *resignation) error {
 	if resign == nil {
 		return nil
 	}
@@ -339,15 +383,35 @@ func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	}
 }
 
-// askToResign returns the resignation from the current term; nil if there is no term.
-func (c *Coordinator) askToResign(away time.Duration) *resignation {
+// StandDown is [Coordinator.Resign] for a replica that must not begin another term until it is
+// asked to: until [Coordinator.Compete] is called, or the lease is handed over to it by name, see
+// [Lease.RequestHandover]. It also applies if this replica does not hold the lease, and it may be
+// called before [Coordinator.Run]. An attempt to acquire that is under way may still get the lease
+// for a moment. No job begins after StandDown was called.
+func (c *Coordinator) StandDown(ctx context.Context) error {
+	return c.awaitResignation(ctx, c.setDown(true))
+}
+
+// Compete ends what [Coordinator.StandDown] has begun: this replica competes again, at once.
+func (c *Coordinator) Compete() { c.setDown(false) }
+
+// setDown makes this replica stand down or compete. It returns the resignation from the current
+// term, if there is one.
+func (c *Coordinator) setDown(down bool) (resign *resignation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.keeper != nil && c.resign == nil {
-		c.resign = &resignation{away: away, done: make(chan struct{})}
-		c.keeper.end(ErrResigned)
+	if down {
+		resign = c.endByResigning(0)
 	}
-	return c.resign
+	if c.down == down {
+		return resign
+	}
+	c.down = down
+	c.monitor.standsDown(down)
+	if c.turn != nil {
+		c.turn()
+	}
+	return resign
 }
 
 // Do waits until this replica holds the lease, calls fn once with the context of its term,

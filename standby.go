@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -96,7 +97,11 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 	case err != nil:
 		return nil, err
 	case ctx.Err() != nil:
-		s.release(term, ErrShutdown, s.hints.Live())
+		cause := ErrShutdown
+		if errors.Is(context.Cause(ctx), ErrResigned) { // it stands down
+			cause = ErrResigned
+		}
+		s.release(term, cause, s.hints.Live())
 		return nil, ctx.Err()
 	case term.sinceRenewal() >= s.cfg.RenewDeadline:
 		// The job would be told to return as soon as it began, with less time left than it
@@ -257,6 +262,9 @@ type resignation struct {
 	done chan struct{} // closed when the term is over
 	err  error         // of the release; set before done is closed
 }
+
+// untilAsked is how long a replica that stands down rests, unless it is woken.
+const untilAsked = time.Duration(math.MaxInt64)
 
 // longestStayAway is for how many TTLs an unhealthy replica stays away at most.
 const longestStayAway = 4

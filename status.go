@@ -26,6 +26,8 @@ type Status struct {
 	Since   time.Time `json:"since"`  // when the role began
 	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
 
+	StandsDown bool `json:"stands_down,omitempty"` // this replica does not compete: see [Coordinator.StandDown]
+
 	Holder    string            `json:"holder"`              // when the lease was last seen; empty: none
 	Stale     bool              `json:"stale"`               // the holder's record has expired since it was read: the lease may now be free, or another replica's
 	Labels    map[string]string `json:"labels,omitempty"`    // the holder's
@@ -145,6 +147,7 @@ func (c *Coordinator) status() Status {
 		Runs:      append([]RunStats{}, s.runs...),
 	}
 	slices.Reverse(status.Recent)
+	status.StandsDown = s.down
 	if s.held != nil {
 		status.Token, status.RenewalLatency = s.held.Token(), s.latency
 		if !s.held.local() {
@@ -236,6 +239,7 @@ type state struct {
 	role      Role
 	since     time.Time
 	reason    string
+	down      bool     // it does not compete until it is asked to
 	held      *Term    // until it is released; nil for a standby
 	holder    string   // as last seen; empty: none is known
 	seen      *Holding // another holder's record, as last read; nil: there is none
@@ -247,6 +251,7 @@ type state struct {
 	token     int64 // of the last term
 	latency   time.Duration
 	overdue   time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
+	shown     time.Time // when a renewal was last logged at info
 	lastError string
 	class     string          // of lastError
 	retries   logtext.Retries // since the last call to the store that succeeded

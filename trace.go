@@ -78,7 +78,9 @@ type monitor struct {
 	logger  *slog.Logger // hands its records to reports
 	trace   *Trace
 	reports *report.Queue
-	told    string // the holder that the trace was last told of; for Run's goroutine only
+
+	logRenewals bool   // at info
+	told        string // the holder that the trace was last told of; for Run's goroutine only
 
 	mu    sync.Mutex
 	state state
@@ -171,6 +173,19 @@ func (m *monitor) logFailure(msg string, err error) {
 	m.log().Log(context.Background(), level, msg, "error", logtext.OneLine(err))
 }
 
+// standsDown notes whether this replica stands down.
+func (m *monitor) standsDown(down bool) {
+	m.update(func(s *state) {
+		s.down = down
+		s.publish()
+	})
+	msg := "replica stands down: it doesn't compete until it is asked to"
+	if !down {
+		msg = "replica competes again"
+	}
+	m.log().Info(msg)
+}
+
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
 // be confirmed first.
 func (m *monitor) termBegan(term *Term) {
@@ -225,15 +240,22 @@ func (m *monitor) ran(r JobRun, text string, running int) {
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	var overdue time.Time
+	var shown bool
 	m.update(func(s *state) {
 		s.latency = took
 		overdue, s.overdue = s.overdue, time.Time{}
 		s.answered()
+		if shown = m.logRenewals && overdue.IsZero() && time.Since(s.shown) >= time.Minute; shown {
+			s.shown = time.Now()
+		}
 	})
-	if overdue.IsZero() {
-		m.log().Debug("lease renewed", "token", term.Token())
-	} else {
+	switch {
+	case !overdue.IsZero():
 		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
+	case shown:
+		m.log().Info("lease renewed", "holder", term.Holder(), "replica_id", m.replica, "token", term.Token(), "took", took)
+	default:
+		m.log().Debug("lease renewed", "token", term.Token())
 	}
 	m.tell(m.trace.Renewed != nil, func() { m.trace.Renewed(term, took, trustLeft-took) })
 }

@@ -12,7 +12,8 @@
 // # What is guaranteed
 //
 //   - At any moment at most one session's claim on a key is valid, under the conditions that
-//     package tenure names for the terms of a lease.
+//     package tenure names for the terms of a lease. After [Keys.Move], the former owner's claim
+//     looks valid to it until it is told.
 //   - A write that is fenced by a claim never commits after the key's next claim began,
 //     whatever the pauses, clocks and partitions: see [Claim.Fence].
 //   - The tokens of one key strictly increase.
@@ -26,7 +27,7 @@
 // # How it works
 //
 // A session begins with its record, under an ID that is never used again. A row changes owner
-// only when it is free or its session no longer has a record. A session loses its record in two ways:
+// only when it is free or its session no longer has a record, except by [Keys.Move]. A session loses its record in two ways:
 // it ends, after everything that it owned has stopped, or another session removes it, under the rule by
 // which a lease expires. A session that was removed while its process was paused is harmless. Its trust
 // had ended before, and rows that it writes late name a session without a record.

@@ -158,6 +158,60 @@ func ExampleKeys_RequestRelease() {
 	// and another process has tenant/acme
 }
 
+// A key is moved from an owner that is alive, because what the key stands for has left that owner.
+func ExampleKeys_Move() {
+	store, err := migrated(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	owner, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	owned, err := owner.Claim(ctx, "acme")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	told := make(chan struct{})
+	running.Go(func() {
+		err := owner.Do(ctx, owned[0], func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		})
+		fmt.Println("the former owner was told:", errors.Is(err, tenure.ErrLost))
+		close(told)
+	})
+
+	tenants, err := start(ctx, store, &running) // in another process, to which acme has connected
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	seen, err := tenants.Standing(ctx, "acme") // or acme itself knows the claim of its last owner
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	got, err := tenants.Move(ctx, seen...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(got[0], "has moved")
+	<-told
+	// Unordered output:
+	// tenant/acme has moved
+	// the former owner was told: true
+}
+
 // A claim is detached, and handed to a process that has no session.
 func ExampleKeys_Detach() {
 	store, err := migrated(context.Background())

@@ -26,6 +26,7 @@ type memDB struct {
 	hub     *wake.Hub[tenure.Key]
 	opens   func(ctx context.Context) time.Duration // how long a statement that writes is open
 	watcher watcher
+	table   *memRows // nil: there is none
 
 	mu      sync.Mutex // guards what follows; a watcher is called under it
 	records *storetest.Mem
@@ -53,6 +54,8 @@ type watcher interface {
 	recordDeleted(ctx context.Context, session string)
 	rowTaken(ctx context.Context, before, after objects.Claim) // a zero before: there was no row
 	rowFreed(ctx context.Context, before objects.Claim)
+	rowMoved(ctx context.Context, seen, before, after objects.Claim)
+	noticePruned(before objects.Claim) // that its claim was moved
 	fencedWrite(ctx context.Context, by objects.Claim, err error)
 }
 
@@ -82,9 +85,8 @@ func (d *memDB) newRecords() *storetest.Mem {
 func (d *memDB) Backend() objects.Backend    { return d }
 func (d *memDB) Claims() objects.ClaimsTable { return d }
 
-func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable {
-	panic("a memDB has no tables of a user")
-}
+// Rows returns the one table of a user, whatever its config.
+func (d *memDB) Rows(objects.RowsConfig, *slog.Logger) objects.RowsTable { return d.table }
 
 func (d *memDB) Migrate(context.Context) error { return nil }
 
@@ -210,6 +212,24 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 	return taken, err
 }
 
+func (d *memDB) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
+	was := make(map[string]objects.Claim)
+	for _, s := range seen {
+		was[s.ID] = objects.Claim{Kind: kind, ID: s.ID, Session: s.Session, Token: s.Token}
+	}
+	isSeen := func(r *memRow) bool { return r.Claim == was[r.ID] }
+	locked, err = d.write(ctx, limit, kind, idsOf(seen), isSeen, func(rows []*memRow) {
+		for _, r := range rows {
+			before := r.Claim
+			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
+			d.wanted[before] = true
+			moved = append(moved, r.Claim)
+			d.watcher.rowMoved(ctx, was[r.ID], before, r.Claim)
+		}
+	})
+	return moved, locked, err
+}
+
 func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) (left []objects.Claim, err error) {
 	token := make(map[string]int64)
 	for i, id := range ids {
@@ -319,13 +339,18 @@ func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n i
 	return owned[:min(n, len(owned))], nil
 }
 
-func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Session, err error) {
+func (d *memDB) Sessions(context.Context, time.Duration) ([]objects.Session, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	named := make(map[string]bool)
 	for _, r := range d.rows {
 		named[r.Session] = true
 	}
+	return d.sessions(named), nil
+}
+
+// sessions returns the sessions that rows name. The caller holds the mutex.
+func (d *memDB) sessions(named map[string]bool) (sessions []objects.Session) {
 	delete(named, "")
 	for _, id := range slices.Sorted(maps.Keys(named)) {
 		s := objects.Session{ID: id, Server: int64(1 + d.epoch)}
@@ -340,7 +365,7 @@ func (d *memDB) Sessions(context.Context, time.Duration) (sessions []objects.Ses
 		}
 		sessions = append(sessions, s)
 	}
-	return sessions, nil
+	return sessions
 }
 
 func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last int64, pruned int, err error) {
@@ -355,6 +380,7 @@ func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last 
 	for c := range d.wanted {
 		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
 			delete(d.wanted, c)
+			d.watcher.noticePruned(c)
 		}
 	}
 	return 0, pruned, nil
@@ -424,4 +450,7 @@ func (noWatcher) recordPut(context.Context, tenure.Object)               {}
 func (noWatcher) recordDeleted(context.Context, string)                  {}
 func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
 func (noWatcher) rowFreed(context.Context, objects.Claim)                {}
-func (noWatcher) fencedWrite(context.Context, objects.Claim, error)      {}
+func (noWatcher) rowMoved(context.Context, objects.Claim, objects.Claim, objects.Claim) {
+}
+func (noWatcher) noticePruned(objects.Claim)                        {}
+func (noWatcher) fencedWrite(context.Context, objects.Claim, error) {}

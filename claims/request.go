@@ -48,6 +48,7 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 		}
 		if err := s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
+			s.doubtMoves(t)
 		}
 		select { // so that a flood of hints costs no more than this
 		case <-t.ended:
@@ -80,6 +81,7 @@ func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable
 		if err != nil {
 			return err
 		}
+		s.endMoved(t, rows)
 		for _, r := range rows {
 			if s.isFirstRequest(t, r) && s.cfg.ReleaseRequested != nil {
 				c := claimOf(r.Kind, t.id, r, table != s.table)
@@ -92,6 +94,36 @@ func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable
 			return nil
 		}
 		last = rows[len(rows)-1]
+	}
+}
+
+// endMoved ends the claims of a term whose requests say that they have ended: see [Keys.Move].
+func (s *Session) endMoved(t *term, rows []objects.Claim) {
+	ended := make(map[string][]objects.Claim)
+	for _, r := range rows {
+		if r.Gone {
+			ended[r.Kind] = append(ended[r.Kind], r)
+		}
+	}
+	for _, k := range s.allKinds() {
+		s.mu.Lock()
+		l := k.ledger
+		s.mu.Unlock()
+		if moved := ended[k.name]; len(moved) > 0 && l != nil && l.term == t {
+			k.endMoved(l, moved)
+		}
+	}
+}
+
+// doubtMoves has all claims compared with their rows, because an answer that was lost may have said that
+// some were moved, and is not given twice.
+func (s *Session) doubtMoves(t *term) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.kinds {
+		if k.table == s.table && k.ledger != nil && k.ledger.term == t && k.ledger.size() > 0 {
+			k.doubt(k.ledger, doubt{until: time.Now()})
+		}
 	}
 }
 

@@ -28,6 +28,8 @@ type arena struct {
 	db      *memDB // its mutex guards the state of the judge and the hosts, too; never held across a wait
 	judge   *judge
 	hosts   []*host
+	rows    *memRows      // of the queue
+	remotes []*remoteHost // workers of the queue; none: there is no queue
 	saved   backup        // may be restored later
 	calm    chan struct{} // closed when nothing happens any more
 	over    chan struct{} // closed at the end
@@ -52,6 +54,8 @@ type traits struct {
 	buriersCrash bool // a process crashes when it has buried a session
 	pausesClaims bool // a process is paused before it sees the answer to a claim
 	blocks       bool // the logs of processes block occasionally
+	workers      int  // that do not reach the database
+	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
 }
 
@@ -83,6 +87,10 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s
 	}
 	a.blocks = kit.RNG(seed, 201).IntN(2) == 0
+	if rng := kit.RNG(seed, 203); !a.restores && rng.IntN(2) == 0 {
+		a.workers = 1 + rng.IntN(3)
+	}
+	a.moves = kit.RNG(seed, 202).IntN(2) == 0
 	return a
 }
 
@@ -103,12 +111,25 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 	a.db = newMemDB(a.clock.Now)
 	a.judge = newJudge(a)
 	a.db.watcher, a.db.opens = a.judge, a.opens
+	if a.workers > 0 {
+		a.rows = &memRows{d: a.db, watcher: a.judge, jobs: make(map[string]*memJob)}
+		a.db.table = a.rows
+	}
 	for i := range a.hostCount {
 		a.hosts = append(a.hosts, newHost(a, i))
+	}
+	for i := range a.workers {
+		a.remotes = append(a.remotes, newRemoteHost(a, i))
 	}
 	a.line.Say("arena", "%v", a)
 	for _, h := range a.hosts {
 		h.start()
+	}
+	for _, h := range a.remotes {
+		a.running.Go(h.run)
+	}
+	if a.workers > 0 {
+		a.running.Go(a.addJobs)
 	}
 	a.running.Go(a.watchLiveness)
 
@@ -117,6 +138,9 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 
 	close(a.over)
 	for _, h := range a.hosts {
+		h.crash()
+	}
+	for _, h := range a.remotes {
 		h.crash()
 	}
 	a.running.Wait()
@@ -136,6 +160,9 @@ func (a *arena) calmDown() {
 	for _, h := range a.hosts {
 		h.turn(kit.WeatherClear, "", 0)
 		h.start()
+	}
+	for _, h := range a.remotes {
+		h.turn(kit.WeatherClear, "", 0)
 	}
 	time.Sleep(4 * a.longestTTL()) // until no statement whose answer was lost can land
 	a.locked(a.judge.calmBegins)

@@ -51,6 +51,8 @@ type life struct {
 	name     string
 	session  *claims.Session
 	keys     *claims.Keys
+	store    tenure.Store
+	queue    *claims.Queue // nil: there is none
 	shutdown context.CancelFunc
 	gone     chan struct{} // closed at its crash
 	ended    chan struct{} // closed when Run has returned
@@ -97,6 +99,17 @@ func (h *host) start() {
 	}
 	if l.keys, err = claims.NewKeys(l.session, kind); err != nil {
 		panic(err)
+	}
+	if l.store = store; h.a.workers > 0 {
+		l.queue, err = claims.NewQueue(store, claims.QueueConfig{
+			Table: jobTable, NotBefore: "not_before", Done: "done = true", PollInterval: h.a.ttl / 60, Logger: cfg.Logger,
+		})
+		if err == nil {
+			_, err = claims.NewWorker(l.session, l.queue) // so that its session frees the rows of workers that are gone
+		}
+		if err != nil {
+			panic(err)
+		}
 	}
 	ctx, cancel := context.WithCancel(clock.With(context.Background(), h.clocks.Now))
 	l.shutdown = cancel

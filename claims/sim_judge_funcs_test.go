@@ -33,10 +33,11 @@ func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
 	if ctx.Err() == nil && !l.keys.Holds(c) {
 		j.violated("S1", "%s's func for %s begins without a claim", l.name, c)
 	}
-	if row := j.a.db.rows[rowKey{kind, c.Key.ID}]; s.stands() && !s.tainted && (row == nil || row.Claim != r.Claim) {
+	_, moved := j.moved[r.Claim] // and its owner does not know yet
+	if row := j.a.db.rows[rowKey{kind, c.Key.ID}]; s.stands() && !s.tainted && !moved && (row == nil || row.Claim != r.Claim) {
 		j.violated("S1", "%s's func for %s begins with token %d, and the row has %+v", l.name, c, c.Token, row.Claim)
 	}
-	if c.Token <= k.ran && !s.tainted && !j.mayLookExpired(s) {
+	if c.Token <= k.ran && !s.tainted && !moved && !j.mayLookExpired(s) {
 		j.violated("S3", "%s's func for %s has token %d after %d", l.name, c, c.Token, k.ran)
 	}
 	k.ran = max(k.ran, c.Token)
@@ -57,9 +58,12 @@ func (j *judge) overlap(older, newer *run) {
 		older, newer = newer, older
 	}
 	s, why := j.sessions[older.Session], ""
+	_, moved := j.moved[older.Claim]
 	switch {
 	case !older.told.IsZero() && time.Since(older.told) >= older.life.allowed():
 		why = "late func"
+	case moved: // isConfirmed checks when it is told
+		why = "moved"
 	case s.tainted:
 		why = "restored"
 	case j.mayLookExpired(s):
@@ -116,7 +120,7 @@ func (j *judge) isTold(r *run, cause error) {
 		}
 	case errors.Is(cause, tenure.ErrLost):
 		kit.Count(&j.ends, "lost")
-		if s.stands() && !s.tainted {
+		if _, moved := j.moved[r.Claim]; s.stands() && !s.tainted && !moved {
 			j.violated("cause", "%s counts as lost although its record stands", s.who())
 		}
 	case errors.Is(cause, tenure.ErrDeadline):

@@ -24,6 +24,13 @@ type judge struct {
 	keys     map[string]*key
 	waits    map[*waiting]bool
 	released map[*life]map[claims.Claim]bool // what the application has released
+	moved    map[objects.Claim]bool          // claims that others have moved to themselves; true: the notice of it was pruned
+
+	remotes        []*remote // that run
+	remoteSessions map[string]*remoteRecord
+	servings       map[*serving]bool
+	jobTokens      map[string]int64         // the greatest so far
+	doneBy         map[string]objects.Claim // the claims under which rows were finished
 
 	back       time.Duration // how far the database's clock is behind what it said before
 	restoredAt time.Time
@@ -76,7 +83,9 @@ type waiting struct {
 }
 
 func newJudge(a *arena) *judge {
-	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}}
+	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}}
+	j.remoteSessions, j.servings = map[string]*remoteRecord{}, map[*serving]bool{}
+	j.jobTokens, j.doneBy = map[string]int64{}, map[string]objects.Claim{}
 	for _, id := range a.keys {
 		j.keys[id] = &key{changed: time.Now()}
 	}
@@ -136,6 +145,10 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	own := by == s.life && age < s.ttl && !j.mayLookExpired(s)
 	s.gone = time.Now()
 	s.aged = j.mayLookExpired(s) // though the clock may be set back again
+	if r := j.remoteSessions[id]; r != nil {
+		j.remoteDeleted(by, s, r)
+		return
+	}
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
 		kit.Count(&j.judged, "sessions that ended")
@@ -181,9 +194,9 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 		j.violated("S3", "%s's claim of %s gets the token %d after %d", l.name, after.ID, after.Token, k.token)
 	}
 	k.token = after.Token
-	if old := j.sessions[before.Session]; before.Session != "" {
+	if _, moved := j.moved[before]; before.Session != "" && !moved {
 		kit.Count(&j.judged, "claims of rows of the dead")
-		if old.stands() {
+		if old := j.sessions[before.Session]; old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
 		}
 	}
@@ -196,6 +209,24 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 	if k.claims = append(k.claims, claimed{Claim: after, life: l}); len(k.claims) > 8 {
 		k.claims = slices.Delete(k.claims, 0, 1)
+	}
+}
+
+// rowMoved is called when a process has moved a claim to itself.
+func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim) {
+	kit.Count(&j.judged, "claims that were moved")
+	if l := lifeOf(ctx); before != seen {
+		j.violated("move", "%s moves %s with token %d, and has seen %d", l.name, after.ID, before.Token, seen.Token)
+	} else if before.Session == after.Session {
+		j.violated("move", "%s moves %s from itself", l.name, after.ID)
+	}
+	j.moved[before] = false
+	j.rowTaken(ctx, before, after)
+}
+
+func (j *judge) noticePruned(c objects.Claim) {
+	if _, moved := j.moved[c]; moved {
+		j.moved[c] = true
 	}
 }
 
@@ -215,7 +246,10 @@ func (j *judge) nobodyHolds(k *key, when string) {
 			continue
 		}
 		s := j.sessions[c.Session]
+		_, moved := j.moved[c.Claim]
 		switch {
+		case moved:
+			kit.Count(&j.excused, "valid: moved")
 		case s.tainted || !j.restoredAt.IsZero() && !s.stands():
 			kit.Count(&j.excused, "valid: restored")
 		case j.mayLookExpired(s):

@@ -33,7 +33,7 @@ func lifeOf(ctx context.Context) *life { return senderOf(ctx).life }
 // call is the [storetest.Hook] of a process.
 func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 	ctx = context.WithValue(ctx, senderKey{}, sender{l, time.Now()})
-	if call.Op == "claims.take" {
+	if call.Op == "claims.take" || call.Op == "claims.move" {
 		l.h.a.locked(func() { l.taking[call.Session]++ })
 		defer l.h.a.locked(func() { l.taking[call.Session]-- })
 	}

@@ -51,6 +51,9 @@ func (j *judge) looksAround() {
 			j.isServed(w, id)
 		}
 	}
+	if j.a.rows != nil {
+		j.looksAtRows()
+	}
 	delete(named, nil)
 	for s := range named {
 		j.buriedInTime(s)
@@ -132,7 +135,11 @@ func (j *judge) isConfirmed(k *key, r *memRow) {
 		if c.denied.IsZero() {
 			c.denied = time.Now()
 		}
-		if took := time.Since(later(since, c.denied)); took > knownWithin*c.life.h.ttl+c.life.slack() {
+		within := knownWithin * c.life.h.ttl
+		if j.moved[c.Claim] { // only the regular comparison finds it
+			within = max(within, time.Hour+c.life.h.ttl)
+		}
+		if took := time.Since(later(since, c.denied)); took > within+c.life.slack() {
 			j.violated("liveness", "%s holds %s with token %d, and its row has said otherwise for %v", c.life.name, c.ID, c.Token, took)
 			c.denied = time.Now()
 		}
@@ -227,7 +234,7 @@ func (j *judge) calmEnds() {
 		kit.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"claims.take": 0, "claims.look": 0, "list": 2,
+			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": 2,
 			"settle":       int(length/l.h.ttl) + 1,                      // after a lost answer
 			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
 		} {

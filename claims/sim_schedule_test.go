@@ -93,6 +93,21 @@ var (
 		a.clock.Jump(d)
 		return what
 	}}
+	workerEvents = []event{
+		{10, func(a *arena, _ *host) string {
+			weather, h := kit.Weathers[a.rng.IntN(len(kit.Weathers))], a.remotes[a.rng.IntN(len(a.remotes))]
+			h.turn(weather, "", a.upTo(3*a.ttl))
+			return "worker's link: " + string(weather)
+		}},
+		{8, func(a *arena, _ *host) string {
+			a.remotes[a.rng.IntN(len(a.remotes))].pause(a.upTo(3*a.ttl), false)
+			return "pause of a worker"
+		}},
+		{6, func(a *arena, _ *host) string {
+			a.remotes[a.rng.IntN(len(a.remotes))].crash()
+			return "crash of a worker"
+		}},
+	}
 	restoreEvent = event{6, func(a *arena, _ *host) string { a.restore(); return "tables restored" }}
 	hintsEvent   = event{5, func(a *arena, _ *host) string {
 		d := a.upTo(a.ttl)
@@ -119,6 +134,9 @@ func (a *arena) events() []event {
 		all = append(all, wallEvent)
 	} else {
 		all = append(all, suspendEvents...)
+	}
+	if a.workers > 0 {
+		all = append(all, workerEvents...)
 	}
 	for _, more := range []struct {
 		on bool

@@ -23,6 +23,7 @@ type tally struct {
 	ends                   map[string]int // why funcs were told to return
 	fenced                 map[string]int
 	faults                 map[string]int
+	rows                   map[string]int // of the queue, and its workers
 	judged                 map[string]int // checks, by occasion
 	excused                map[string]int // overlaps, by excuse
 	broken                 map[string]int // violations, by rule
@@ -45,7 +46,7 @@ func (t *tally) add(o *tally) {
 		t.hours[ttl] += h
 	}
 	for _, m := range []struct{ to, from *map[string]int }{
-		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.judged, &o.judged}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
+		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.rows, &o.rows}, {&t.judged, &o.judged}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
 	} {
 		kit.MergeCounts(m.to, *m.from)
 	}
@@ -77,7 +78,7 @@ func (t *tally) String() string {
 		what string
 		m    map[string]int
 	}{
-		{"funcs told to return by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults},
+		{"funcs told to return by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults}, {"rows and workers", t.rows},
 		{"judged", t.judged}, {"overlaps excused", t.excused}, {"rules broken", t.broken},
 	} {
 		fmt.Fprintf(&b, "%s: %s\n", s.what, kit.FormatCounts(s.m))

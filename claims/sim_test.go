@@ -15,23 +15,40 @@ import (
 // that are derived from a seed, over a database in memory.
 //
 // An arena is one bubble of testing/synctest: two to four hosts, whose processes claim a few
-// keys with TryClaim and Claim, run funcs for them with Do, release them, and make fenced writes;
+// keys with TryClaim, Claim and Move, run funcs for them with Do, release them, and make fenced writes;
 // a schedule of faults; and a judge that sees each write of a row and of a session's record as
 // it lands, and each start and end of a func. It checks:
 //
 //   - S1: when a row changes its owner, no other process holds a claim of it.
+//
 //   - S2: no fenced write commits after the next claim of its key.
+//
 //   - S3: the tokens of a key increase.
+//
 //   - S4: no session is buried that was renewed less than a TTL ago, or that its process
 //     trusts; one that has expired is buried within 20 ms, if somebody who is well waits.
+//
 //   - S5: no process frees a row while its func runs, and none runs two funcs for one key.
 //     Funcs of two processes overlap only if the older one has overstayed.
+//
 //   - S6: rows of a session that is gone are free, or another's, a TTL later. None ends while
 //     it claims, and none claims after its end.
+//
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
+//
+//   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
+//     it hears of that: within the time of liveness.
+//
 //   - Liveness: a call that waits gets a key that is free. No row names for longer than two TTLs a
 //     session that does not know of it, and no claim is held for longer whose row says otherwise.
+//
 //   - Cause: a func is told to return for a reason that exists.
+//
+//   - R, for a queue whose rows servers take for workers that don't reach the database: no two workers that
+//     trust their sessions work on one row (R1); no row is finished twice, and a Finish is accepted if and
+//     only if its claim stood (R2); tokens increase (R3); no session of a worker is removed that was renewed
+//     less than a TTL ago or that its worker trusts (R4); the rows of a session that has ended are free in
+//     time, and no others are freed (R6); a call of TakeFor that waits gets a row that is ready.
 //
 // What is excused: where the tables are restored to an earlier state, claims from before may be
 // valid beside later ones; where the database's clock is set ahead, sessions look expired,

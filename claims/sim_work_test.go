@@ -67,6 +67,9 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	if d.One(5) {
 		return l.keys.TryClaim(ctx, ids...)
 	}
+	if a.moves && d.One(6) {
+		return l.move(ctx, ids)
+	}
 	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+d.N(8)))
 	defer cancel()
 	stop := make(chan struct{})
@@ -82,6 +85,17 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	a.locked(func() { a.judge.waits[w] = true })
 	defer a.locked(func() { delete(a.judge.waits, w) })
 	return l.keys.Claim(ctx, ids...)
+}
+
+// move moves keys to this process, often because of claims that it saw a while ago.
+func (l *life) move(ctx context.Context, ids []string) ([]claims.Claim, error) {
+	seen, err := l.keys.Standing(ctx, ids...)
+	if err != nil || len(seen) == 0 || l.h.dice.One(2) && !l.wait(ctx, l.h.dice.UpTo(2*l.h.ttl)) {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl)
+	defer cancel()
+	return l.keys.Move(ctx, seen...)
 }
 
 // hold keeps claims for a while without a func, and frees them all at once.

@@ -84,6 +84,7 @@ func testTables(t *testing.T, d *tables) {
 		"rows that are free for a day are deleted":                         (*tables).prunes,
 		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
 		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
+		"a row is moved if its claim is the one that was seen":             (*tables).moves,
 		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -264,6 +265,52 @@ func (d *tables) asks() {
 		defer unlock()
 		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, kit.Patience))(d.T), 2)
 		require.Equal(d, next, wanted("b", objects.Claim{}))
+	}
+}
+
+func (d *tables) moves() {
+	for _, session := range []string{"m-a", "m-b", "m-c"} {
+		d.begin(session)
+	}
+	rows := d.take("m-a", nil, nil, []string{"m1", "m2", "m3"})
+	move := func(session string, seen ...objects.Claim) (moved, locked []objects.Claim) {
+		d.Helper()
+		moved, locked, err := d.Move(d.Context(), session, "tenant", seen, kit.Patience)
+		require.NoError(d, err)
+		return moved, locked
+	}
+	other := rows[1]
+	other.Token++
+	another := rows[2]
+	another.Session = "m-c"
+	moved, locked := move("m-b", rows[0], other, another, objects.Claim{Kind: "tenant", ID: "none", Session: "m-a", Token: 1})
+	require.Empty(d, locked)
+	require.Len(d, moved, 1, "another token, another session, and no row")
+	require.Equal(d, objects.Claim{Kind: "tenant", ID: "m1", Session: "m-b", Token: moved[0].Token}, moved[0])
+	require.Greater(d, moved[0].Token, rows[0].Token)
+	require.Equal(d, moved[0], d.look("m1"))
+	require.Equal(d, rows[1:], d.owned("m-a"))
+	again, _ := move("m-c", rows[0])
+	require.Empty(d, again, "b was faster")
+	d.free(rows[0])
+	require.Equal(d, moved[0], d.look("m1"), "what the old owner frees is not the new claim")
+
+	ended := rows[0]
+	ended.Gone = true
+	require.Equal(d, []objects.Claim{ended}, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, kit.Patience))(d.T), "its owner is told")
+	require.Empty(d, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, kit.Patience))(d.T))
+
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	d.setToken("m1", ahead)
+	moved[0].Token = ahead
+	moved, _ = move("m-c", moved[0])
+	require.Equal(d, ahead+1, moved[0].Token)
+	if d.lock != nil {
+		unlock := d.lock(rows[1])
+		moved, locked = move("m-b", rows[1], rows[2])
+		require.Equal(d, rows[1:2], locked)
+		require.Equal(d, []string{"m3"}, idsOf(moved))
+		unlock()
 	}
 }
 

@@ -131,6 +131,15 @@ func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone,
 	})
 }
 
+func (c faultyClaims) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
+	type answer struct{ moved, locked []objects.Claim }
+	a, err := within(ctx, c.f, limit, c.call("move", kind, session, idsOf(seen)), func(ctx context.Context) (a answer, err error) {
+		a.moved, a.locked, err = c.table.Move(ctx, session, kind, seen, limit)
+		return a, err
+	})
+	return a.moved, a.locked, err
+}
+
 func (c faultyClaims) OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]objects.Claim, time.Time, error) {
 	type listing struct {
 		claims []objects.Claim
@@ -223,11 +232,14 @@ func (r faultyRows) EndStatement(claim objects.Claim) (query string, args []any,
 }
 
 func (r faultyRows) ending(op string, claims []objects.Claim) Call {
-	var ids []string
+	return r.call(op, "", "", idsOf(claims))
+}
+
+func idsOf(claims []objects.Claim) (ids []string) {
 	for _, c := range claims {
 		ids = append(ids, c.ID)
 	}
-	return r.call(op, "", "", ids)
+	return ids
 }
 
 // outcome is that of a transaction in which rows are finished.

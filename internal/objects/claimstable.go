@@ -61,6 +61,11 @@ type ClaimsTable interface {
 	// transaction has locked, and returns those that the session owns now and did not own before.
 	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
 
+	// Move makes a session the owner of rows of others, if the claims on them are those that were seen,
+	// and tells their owners as Request does. It leaves rows that another transaction has locked, and
+	// returns them as they were seen.
+	Move(ctx context.Context, session, kind string, seen []Claim, limit time.Duration) (moved, locked []Claim, err error)
+
 	// OfKinds returns the rows of some kinds whose sessions have records, and the time by the store's
 	// clock, which is zero if there are no such rows.
 	OfKinds(ctx context.Context, kinds []string, limit time.Duration) ([]Claim, time.Time, error)

@@ -67,6 +67,25 @@ const (
 				ON CONFLICT (kind, id) DO NOTHING RETURNING kind, id, session, token)
 			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`
 
+	// Returns the rows that it moved, and with true those that it left although they are as they were seen.
+	// Those of seen that have changed since the statement began have other ctids, so they are left, too.
+	moveClaims = `
+			WITH seen AS MATERIALIZED (
+				SELECT ctid, c.* FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[])))
+					AND (id, session, token) IN (SELECT * FROM unnest($3::text[], $4::text[], $5::bigint[]))),
+			locked AS MATERIALIZED (
+				SELECT ctid FROM {claims} WHERE ctid = ANY(ARRAY(SELECT ctid FROM seen)) FOR NO KEY UPDATE SKIP LOCKED),
+			moved AS (
+				UPDATE {claims} SET session = $2,
+					token = greatest({now_us}, CASE WHEN token < {version_limit} THEN token + 1 END)
+				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token),
+			told AS (
+				INSERT INTO {requests} (session, kind, id, token)
+				SELECT session, kind, id, token FROM seen WHERE id IN (SELECT id FROM moved) ORDER BY session, id
+				ON CONFLICT (session, kind, id, token) DO NOTHING)
+			SELECT *, false FROM moved UNION ALL
+			SELECT kind, id, session, token, true FROM seen WHERE id NOT IN (SELECT id FROM moved)`
+
 	// Returns the rows that should be free and are not, because another transaction has locked them.
 	// A row that was freed and claimed again since the statement began has another ctid.
 	// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
@@ -182,6 +201,24 @@ func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, t
 
 func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	return query(ctx, c, limit, scanClaim, ownedClaims, session, afterKind, afterID, n)
+}
+
+func (c *Claims) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
+	var ids, sessions []string
+	var tokens []int64
+	for _, s := range seen {
+		ids, sessions, tokens = append(ids, s.ID), append(sessions, s.Session), append(tokens, s.Token)
+	}
+	rows, err := query(ctx, c, limit, scanClaim, moveClaims, kind, session, ids, sessions, tokens)
+	for _, r := range rows {
+		if r.Gone {
+			r.Gone = false
+			locked = append(locked, r)
+		} else {
+			moved = append(moved, r)
+		}
+	}
+	return moved, locked, err
 }
 
 // Request waits for no fenced write.

@@ -37,6 +37,15 @@ const (
 				token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)
 			WHERE session IS NULL OR CAST(session AS TEXT) IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`
+	seenClaims = `kind = ?1 AND (id, session, token) IN (
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2))`
+	tellOwners = `
+			INSERT INTO {requests} (session, kind, id, token) SELECT session, kind, id, token FROM {claims} WHERE ` + seenClaims + `
+			ON CONFLICT (session, kind, id, token) DO NOTHING`
+	moveClaims = `
+			UPDATE {claims} SET session = ?3, token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, ?4)
+			WHERE ` + seenClaims + `
+			RETURNING kind, id, session, token, 0`
 	freeClaims = `
 			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`
@@ -115,6 +124,25 @@ func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, miss
 		return nil, err
 	}
 	return taken, nil
+}
+
+// Move leaves no row, because no row is ever locked for long.
+func (c *Claims) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, _ []objects.Claim, err error) {
+	rows := make([][3]any, 0, len(seen))
+	for _, s := range seen {
+		rows = append(rows, [3]any{s.ID, s.Session, s.Token})
+	}
+	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		if _, err := tx.ExecContext(ctx, c.table.in(tellOwners), kind, list(rows)); err != nil {
+			return err
+		}
+		moved, err = all(ctx, tx, scanClaim, c.table.in(moveClaims), kind, list(rows), session, time.Now().UnixMicro())
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return moved, nil, nil
 }
 
 // Free always returns nil, because no row is ever locked for long.
