@@ -146,7 +146,7 @@ func ExampleQueue_TryTakeFor() {
 		fmt.Println(err)
 		return
 	}
-	batch, err := queue.TryTakeFor(ctx, worker.Session, 10)
+	batch, err := queue.TryTakeFor(ctx, worker.Session, claims.TakeOptions{N: 10})
 	if err != nil {
 		fmt.Println(err)
 		return

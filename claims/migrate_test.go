@@ -43,7 +43,7 @@ func TestAQueueByItselfNeedsNoTablesOfClaims(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := queue.TryTakeFor(t.Context(), "worker", 1)
+		got, err := queue.TryTakeFor(t.Context(), "worker", claims.TakeOptions{N: 1})
 		if err != nil || len(got) != 1 {
 			t.Fatalf("took %v, error %v", got, err)
 		}

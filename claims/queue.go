@@ -170,23 +170,31 @@ func (q *Queue) valid(claims []Claim) error {
 	return errors.Join(errs...)
 }
 
-// TryTakeFor takes up to n rows that are free and ready, for the session with that ID. It does not wait,
-// and may return none. It is for the server of workers without access to the database, see
-// [tenure.Lease.Resume]. The claims are the worker's, and this process does not hold them. The session
-// must not be one that a process runs with [Session.Run], which would free rows that it does not know. If
-// the answer is lost, [Queue.OwnedBy] returns what was taken.
-func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+// TryTakeFor takes rows that are free and ready, for the session with that ID. It does not wait, and may
+// return none. It is for the server of workers without access to the database, see [tenure.Lease.Resume] and
+// package queuehttp. The claims are the worker's, and this process does not hold them. The session must not
+// be one that a process runs with [Session.Run], which would free rows that it does not know.
+//
+// If the answer to a call is lost, the rows that it took are the session's, and their attempts are counted.
+// The next call returns them if it has [TakeOptions.Have]. One session's calls must not overlap: each would
+// take what the answer to the other is about to bring for lost.
+func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session))
 	switch {
 	case session == "":
 		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
-	case n < 1:
-		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
+	case o.N < 1:
+		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, o.N)
 	}
 	if err != nil {
 		return nil, q.failed("take", err)
 	}
-	rows, err := q.taker.take(ctx, session, min(n, perStatement), nil, func(n int, skip, only []string) ([]objects.Claim, error) {
+	if o.Have != nil {
+		if got, err := q.unknown(ctx, session, o); err != nil || len(got) > 0 {
+			return got, err
+		}
+	}
+	rows, err := q.taker.take(ctx, session, min(o.N, perStatement), nil, func(n int, skip, only []string) ([]objects.Claim, error) {
 		return q.table.TakeReady(ctx, session, n, skip, only, q.rows.limit)
 	})
 	if len(rows) == 0 && err != nil {
@@ -197,19 +205,36 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, n int) ([]Claim,
 	return kept, nil
 }
 
+// unknown returns up to o.N rows that a session owns and its worker does not know of. It retires those
+// without attempts left: the process that took them may have died before it did.
+func (q *Queue) unknown(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	owned, err := q.OwnedBy(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	known := make(map[objects.Claim]bool, len(o.Have))
+	for _, c := range o.Have {
+		known[c.row()] = true
+	}
+	kept, exhausted := q.split(slices.DeleteFunc(owned, func(c Claim) bool { return known[c.row()] }))
+	q.retireFor(ctx, exhausted)
+	return kept[:min(len(kept), o.N)], nil
+}
+
 // TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it
 // returns no claims and no error. If this process has a [Worker] of the queue whose session runs, the rows
 // of a session that expires while TakeFor waits are free at once, and not within a TTL.
-func (q *Queue) TakeFor(ctx context.Context, session string, n int) ([]Claim, error) {
+func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	take := func() ([]Claim, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
 		defer cancel()
-		return q.TryTakeFor(ctx, session, n)
+		return q.TryTakeFor(ctx, session, o)
 	}
 	got, err := take()
 	if err != nil || len(got) > 0 {
 		return got, err
 	}
+	o.Have = nil // what an earlier call takes from now on is returned by the next one
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()
 	for _, w := range q.allWorkers() {

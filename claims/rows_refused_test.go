@@ -33,12 +33,12 @@ func TestASessionThatTheTableRefusesKeepsNoRowFromOthers(t *testing.T) {
 			db.exec(`DELETE FROM tasks`)
 			db.add(1, 4)
 			require.Len(db, a.take(1), 1)
-			got, err := a.rows.TryTakeFor(db.Context(), remote, n)
+			got, err := a.rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: n})
 			require.Empty(db, got)
 			if n == 3 {
 				require.ErrorContains(db, err, `refuses to have any of 3 rows taken for session "worker 1"`)
 			}
-			got, err = a.rows.TryTakeFor(db.Context(), other, 1) // by the queue, which has just skipped all rows for the first
+			got, err = a.rows.TryTakeFor(db.Context(), other, claims.TakeOptions{N: 1}) // by the queue, which has just skipped all rows for the first
 			require.NoError(db, err)
 			require.Equal(db, []string{"2"}, takenIDs(got))
 			require.Equal(db, []string{"3", "4"}, takenIDs(a.take(9)))
@@ -78,10 +78,10 @@ func TestASessionIDThatTheColumnCannotHoldIsNamed(t *testing.T) {
 	db.exec(`ALTER TABLE tasks ALTER COLUMN session TYPE varchar(36)`)
 	require.NoError(t, rows.Check(t.Context()))
 	db.add(1, 2)
-	_, err = rows.TryTakeFor(t.Context(), strings.Repeat("é", 37), 1)
+	_, err = rows.TryTakeFor(t.Context(), strings.Repeat("é", 37), claims.TakeOptions{N: 1})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "has 37 characters")
-	got, err := rows.TryTakeFor(t.Context(), db.remote(strings.Repeat("é", 36), 30*time.Second), 1)
+	got, err := rows.TryTakeFor(t.Context(), db.remote(strings.Repeat("é", 36), 30*time.Second), claims.TakeOptions{N: 1})
 	require.NoError(t, err)
 	require.Len(t, got, 1)
 }
@@ -107,7 +107,7 @@ func (w *rowsWorld) waits(rows *workedQueue, session string, d time.Duration) (n
 		if session == "" {
 			got, err = rows.Take(ctx, 8)
 		} else {
-			got, err = rows.TakeFor(ctx, session, 8)
+			got, err = rows.TakeFor(ctx, session, claims.TakeOptions{N: 8})
 		}
 		if ctx.Err() == nil {
 			require.NoError(w, err)
@@ -242,7 +242,7 @@ func TestRowsAreEndedByValueWhereTheApplicationHasNoConnection(t *testing.T) {
 	require.NoError(t, err)
 	rows, err := newRows(s, tasks)
 	require.NoError(t, err)
-	got, err := rows.TryTakeFor(t.Context(), db.remote("worker", time.Minute), 9)
+	got, err := rows.TryTakeFor(t.Context(), db.remote("worker", time.Minute), claims.TakeOptions{N: 9})
 	require.NoError(t, err)
 	require.Len(t, got, 9)
 	other, err := newRows(kit.Must(claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})), tasks) // which has not looked at the table
@@ -328,7 +328,7 @@ func TestARowWhoseIDIsTooLongForAnIndexKeepsNoOther(t *testing.T) {
 	a := db.worker(claims.SessionConfig{}, tasks)
 	require.Equal(t, []string{"b"}, takenIDs(a.take(1)))
 	require.Equal(t, []string{"c"}, takenIDs(a.take(3)))
-	_, err = a.rows.TryTakeFor(t.Context(), randomText(6000), 1)
+	_, err = a.rows.TryTakeFor(t.Context(), randomText(6000), claims.TakeOptions{N: 1})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 }
 

@@ -180,7 +180,7 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 		require.NoError(db, err)
 		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: claims.SessionKey("worker 1")})
 		kit.MustAcquire(db.T, lease)
-		got, err := rows.TryTakeFor(db.Context(), "worker 1", 3)
+		got, err := rows.TryTakeFor(db.Context(), "worker 1", claims.TakeOptions{N: 3})
 		require.NoError(db, err)
 		require.Equal(db, []string{"1", "2", "3"}, takenIDs(got))
 		owned, err := rows.OwnedBy(db.Context(), "worker 1")
@@ -200,7 +200,7 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 }
 
 func (db *rowsDB) byStatementOf(rows *workedQueue, session string) error {
-	got, err := rows.TryTakeFor(db.Context(), session, 1)
+	got, err := rows.TryTakeFor(db.Context(), session, claims.TakeOptions{N: 1})
 	require.NoError(db, err)
 	require.Len(db, got, 1)
 	return db.byStatement(rows, got[0])
@@ -247,7 +247,7 @@ func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
 				ids = append(ids, fmt.Sprint(i))
 			}
 		}
-		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), db.remote("r", 30*time.Second), 9)
+		got, err := db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), db.remote("r", 30*time.Second), claims.TakeOptions{N: 9})
 		require.NoError(db, err)
 		require.Equal(db, ids[:len(got)], takenIDs(got))
 		require.Len(db, got, 7)
@@ -342,7 +342,7 @@ func TestOnlyTheRowsOfABuriedSessionAreFreedWithoutWaitingForTheDisk(t *testing.
 	db.add(1, 1)
 	a := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, a.rows.Release(t.Context(), a.take(1)...))
-	_, err = a.rows.TryTakeFor(t.Context(), db.remote("short", time.Second), 1)
+	_, err = a.rows.TryTakeFor(t.Context(), db.remote("short", time.Second), claims.TakeOptions{N: 1})
 	require.NoError(t, err)
 	b := db.worker(claims.SessionConfig{}, tasks)
 	require.NoError(t, b.rows.Finish(t.Context(), b.take(1)...))
@@ -744,7 +744,7 @@ func TestBadInputToRows(t *testing.T) {
 		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.Queue.Release(ctx), rows.ReleaseAfter(ctx, time.Second, c),
 		rows.FinishSQLite(ctx, nil, never), rows.FinishSQLite(ctx, []claims.Claim{c}, nil), rows.FinishPostgres(ctx, []claims.Claim{c}, nil),
 		rows.FinishTx(ctx, []claims.Claim{c}, nil, nil, never), rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
-		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", 1)), second(rows.TryTakeFor(ctx, "s", 0)), second(rows.TryTakeFor(ctx, "\xff", 1)),
+		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", claims.TakeOptions{N: 1})), second(rows.TryTakeFor(ctx, "s", claims.TakeOptions{})), second(rows.TryTakeFor(ctx, "\xff", claims.TakeOptions{N: 1})),
 	} {
 		require.ErrorIs(t, err, tenure.ErrInvalid, i)
 	}

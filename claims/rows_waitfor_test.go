@@ -30,15 +30,15 @@ func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
 		patient := db.remote("patient", time.Hour)
 		soon, cancel := context.WithTimeout(db.Context(), 50*time.Millisecond)
 		defer cancel()
-		none, err := server.rows.TakeFor(soon, patient, 1)
+		none, err := server.rows.TakeFor(soon, patient, claims.TakeOptions{N: 1})
 		require.NoError(db, err)
 		require.Empty(db, none)
-		_, err = server.rows.TakeFor(db.Context(), "", 1)
+		_, err = server.rows.TakeFor(db.Context(), "", claims.TakeOptions{N: 1})
 		require.ErrorIs(db, err, tenure.ErrInvalid)
 
 		got := make(chan []claims.Claim)
 		wait := func() {
-			claims, err := server.rows.TakeFor(db.Context(), patient, 5)
+			claims, err := server.rows.TakeFor(db.Context(), patient, claims.TakeOptions{N: 5})
 			if err != nil {
 				db.Error(err)
 			}
@@ -56,7 +56,7 @@ func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
 		// A session that expires is found at once.
 		db.add(3, 4)
 		began := time.Now()
-		taken, err := server.rows.TakeFor(db.Context(), db.remote("short", short), 5)
+		taken, err := server.rows.TakeFor(db.Context(), db.remote("short", short), claims.TakeOptions{N: 5})
 		require.NoError(db, err)
 		require.Equal(db, []string{"3", "4"}, takenIDs(taken))
 		go wait()
@@ -91,7 +91,7 @@ func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
 		}
 		for _, cfg := range []claims.QueueConfig{cfg, byFunc} {
 			db.exec(`UPDATE tasks SET not_before = NULL`)
-			got, err := db.worker(claims.SessionConfig{}, cfg).rows.TryTakeFor(ctx, remote, 1)
+			got, err := db.worker(claims.SessionConfig{}, cfg).rows.TryTakeFor(ctx, remote, claims.TakeOptions{N: 1})
 			require.NoError(db, err)
 			require.Empty(db, got)
 			require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))

@@ -45,7 +45,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			ofC = (&rowsWorld{world: w}).rowsOf(c, cfg)
 		}
 		a.claimOne("k")
-		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), 1)
+		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), claims.TakeOptions{N: 1})
 		require.NoError(w, err)
 		require.Len(w, got, 1)
 		c.fault(kit.Only("queue.sessions", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -124,7 +124,7 @@ func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 	takes := make(chan error, 8)
 	for range cap(takes) {
 		go func() {
-			_, err := a.rows.TryTakeFor(context.Background(), "worker", 1)
+			_, err := a.rows.TryTakeFor(context.Background(), "worker", claims.TakeOptions{N: 1})
 			takes <- err
 		}()
 	}

@@ -16,6 +16,16 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
+// TakeOptions says which rows a take may return.
+type TakeOptions struct {
+	N int // how many at most; a take never returns more than 1,000
+
+	// Have is for TakeFor and TryTakeFor: the claims of which the session's worker knows. Rows that the session
+	// owns beyond these were taken by a call whose answer was lost. They are returned first, and then
+	// nothing is taken. An empty list means that the worker knows of none; with nil, nothing is looked up.
+	Have []Claim
+}
+
 // takeCall is a call of Take.
 type takeCall struct {
 	n   int

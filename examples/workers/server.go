@@ -182,7 +182,7 @@ func (s *server) claim(ctx context.Context, request claim) (any, error) {
 	if len(got) == 0 {
 		waiting, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		if got, err = s.queue.TakeFor(waiting, request.Session, request.N); err != nil {
+		if got, err = s.queue.TakeFor(waiting, request.Session, claims.TakeOptions{N: request.N}); err != nil {
 			return nil, err
 		}
 	}

@@ -24,12 +24,12 @@ func TestAQueueWhoseIDChangesItsTypeGoesOn(t *testing.T) {
 	queue := kit.Must(claims.NewQueue(store, tasks)) // without a worker, whose new connections would look at the table
 	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
-	got, err := queue.TryTakeFor(ctx, "s", 1)
+	got, err := queue.TryTakeFor(ctx, "s", claims.TakeOptions{N: 1})
 	require.NoError(t, err)
 	require.NoError(t, queue.Finish(ctx, got...))
 
 	kit.ExecPostgres(t, owner, `ALTER TABLE tasks ALTER COLUMN id TYPE bigint; INSERT INTO tasks SELECT 3000000000 + n FROM generate_series(1, 5) n`)
-	got, err = queue.TryTakeFor(ctx, "s", 10)
+	got, err = queue.TryTakeFor(ctx, "s", claims.TakeOptions{N: 10})
 	require.NoError(t, err)
 	require.Len(t, got, 6)
 	finish := func(c ...claims.Claim) error {

@@ -114,7 +114,7 @@ func TestSeveralRowsAreFinishedAsSoonAsATriggerNeedNotWait(t *testing.T) {
 	kit.MigrateClaims(t, store)
 	kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
 	queue := kit.Must(claims.NewQueue(store, tasks))
-	got, err := queue.TryTakeFor(t.Context(), "s", 3)
+	got, err := queue.TryTakeFor(t.Context(), "s", claims.TakeOptions{N: 3})
 	require.NoError(t, err)
 	tx, err := owner.Begin(t.Context())
 	require.NoError(t, err)

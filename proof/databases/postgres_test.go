@@ -456,7 +456,7 @@ func TestAServerThatHasBecomeReadOnlyIsLeft(t *testing.T) {
 	}
 	makeTasks(t, kit.PostgresPool(t, url), 1)
 	kit.MustAcquire(t, kit.NewLease(t, migrated, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
-	task, err := kit.Must(claims.NewQueue(migrated, tasks)).TryTakeFor(t.Context(), "s", 1)
+	task, err := kit.Must(claims.NewQueue(migrated, tasks)).TryTakeFor(t.Context(), "s", claims.TakeOptions{N: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,7 +91,7 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 			_, err := kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey(remote), TTL: time.Second}).TryAcquire(ctx)
 			return err
 		},
-		func() error { _, err := queue.TryTakeFor(ctx, remote, 100); return err },
+		func() error { _, err := queue.TryTakeFor(ctx, remote, claims.TakeOptions{N: 100}); return err },
 		take(5), // what a session had that has expired
 	} {
 		if err := step(); err != nil {
