@@ -12,6 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The row itself
@@ -56,6 +57,13 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	q.rows = &ownerTable{q.table, new(groups), queueLimit}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	return q, nil
+}
+
+// Config returns the queue's config, with its defaults.
+func (q *Queue) Config() QueueConfig {
+	cfg := q.cfg
+	cfg.Logger = report.Original(cfg.Logger)
+	return cfg
 }
 
 // addWorker adds a worker. The queue tells it which claims have ended.
@@ -234,7 +242,8 @@ func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	if err != nil || len(got) > 0 {
 		return got, err
 	}
-	o.Have = nil // what an earlier call takes from now on is returned by the next one
+	// What an earlier call takes from now on is returned by the next one.
+	o.Have = nil
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()
 	for _, w := range q.allWorkers() {
