@@ -208,7 +208,10 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) {
 		pace.Sleep(ctx, retryPause)
 	}
 	for _, t := range out.Tasks {
-		if ctx.Err() != nil || w.left(ctx) <= 0 { // the answer came late, and others may have the task by now
+		if w.left(ctx) <= 0 { // the answer came late, and others may have the task by now
+			lose(tenure.ErrDeadline)
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		one, end := context.WithCancelCause(ctx)

@@ -190,18 +190,21 @@ func TestATaskWhoseAnswerComesTooLateIsNotBegun(t *testing.T) {
 		var begun sync.Map
 		cut, late := make(chan struct{}), make(chan struct{}, 100)
 		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
-			response := send()
+			isTake := path.Base(r.URL.Path) == "take"
 			select {
 			case <-cut:
-				if path.Base(r.URL.Path) != "take" || w.count(countOwned) == 0 {
+				if !isTake {
 					return nil, errCut // nothing renews the session
 				}
+			default:
+			}
+			response := send()
+			if isTake && w.count(countOwned) > 0 {
 				late <- struct{}{}
 				<-r.Context().Done()
 				return nil, r.Context().Err()
-			default:
-				return response, nil
 			}
+			return response, nil
 		})
 		w.serve(l, 1, func(_ context.Context, t queuehttp.Task) (any, error) {
 			if _, twice := begun.LoadOrStore(t.Claim.Key.ID, true); twice {
@@ -270,7 +273,7 @@ func TestEachResultIsWrittenOnceWhateverIsLost(t *testing.T) {
 		for range 3 {
 			l := w.wire(2)
 			l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
-				time.Sleep(rand.N(200 * time.Millisecond))
+				kit.Sleep(r.Context(), rand.N(200*time.Millisecond))
 				switch rand.N(8) {
 				case 0:
 					return nil, errCut
@@ -282,7 +285,7 @@ func TestEachResultIsWrittenOnceWhateverIsLost(t *testing.T) {
 					<-r.Context().Done()
 					return nil, r.Context().Err()
 				case 4:
-					time.Sleep(rand.N(ttl / 2))
+					kit.Sleep(r.Context(), rand.N(ttl/2))
 				}
 				return send(), nil
 			})

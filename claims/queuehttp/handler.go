@@ -186,7 +186,7 @@ func (h *Handler) heartbeat(ctx context.Context, in request) (answer, error) {
 func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 	waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
 	defer cancel()
-	got, err := h.queue.TakeFor(waiting, in.Session.ID, claims.TakeOptions{N: in.N, Have: slices.Concat([]claims.Claim{}, in.Have)})
+	got, err := h.queue.TakeFor(waiting, in.Session.ID, claims.TakeOptions{N: in.N, Have: append([]claims.Claim{}, in.Have...)})
 	if err != nil || len(got) == 0 {
 		return answer{}, err
 	}

@@ -187,7 +187,7 @@ func TestAStoreThatIsDownIsA503ThatHidesWhy(t *testing.T) {
 		w.add(1, 1)
 		_, s := ask(w.T, h, "begin", in{"holder": "w"})
 		for range 3 {
-			status, out := ask(w.T, h, "take", in{"session": s.Session, "n": 1})
+			status, out := send(w.T, h, "take", in{"session": s.Session, "n": 1})
 			require.Equal(w, 503, status)
 			require.NotContains(w, out.Error, "password")
 		}
