@@ -141,12 +141,13 @@ func ExampleQueue_TryTakeFor() {
 	var worker struct { // the session that its first request began
 		Term, Session string
 		Token         int64
+		Has           []claims.Claim // that it reports
 	}
 	if _, err := lease.Resume(ctx, worker.Term, worker.Token); err != nil { // its heartbeat
 		fmt.Println(err)
 		return
 	}
-	batch, err := queue.TryTakeFor(ctx, worker.Session, claims.TakeOptions{N: 10})
+	batch, err := queue.TryTakeFor(ctx, worker.Session, claims.TakeOptions{N: 10, Have: worker.Has})
 	if err != nil {
 		fmt.Println(err)
 		return

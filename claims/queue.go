@@ -17,6 +17,7 @@ import (
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The row itself
@@ -104,6 +105,13 @@ func (q *Queue) writeRecord(ctx context.Context) error {
 	return err
 }
 
+// Config returns the queue's config, with its defaults.
+func (q *Queue) Config() QueueConfig {
+	cfg := q.cfg
+	cfg.Logger = report.Original(cfg.Logger)
+	return cfg
+}
+
 // addWorker adds a worker. The queue tells it which claims have ended.
 func (q *Queue) addWorker(w *Worker) {
 	q.mu.Lock()
@@ -147,17 +155,25 @@ func (q *Queue) failed(what string, err error) error {
 }
 
 // OwnedBy returns all claims on rows of the table that a session has, given the session's ID.
-func (q *Queue) OwnedBy(ctx context.Context, session string) (claims []Claim, err error) {
+func (q *Queue) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
+	rows, err := q.ownedBy(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	return q.claimsOf(rows), nil
+}
+
+func (q *Queue) ownedBy(ctx context.Context, session string) (owned []objects.Claim, err error) {
 	for after, more := "", true; more; {
 		var rows []objects.Claim
 		if rows, more, err = q.rows.owned(ctx, q.cfg.Table, session, after); err != nil {
 			return nil, q.failed("list", err)
 		}
-		if claims = append(claims, q.claimsOf(rows)...); len(rows) > 0 {
+		if owned = append(owned, rows...); len(rows) > 0 {
 			after = rows[len(rows)-1].ID
 		}
 	}
-	return claims, nil
+	return owned, nil
 }
 
 // List returns the claims on at most n rows of the table in the order of their IDs, those after an ID; empty:
@@ -323,11 +339,14 @@ func (q *Queue) valid(claims []Claim) error {
 }
 
 // TryTakeFor takes rows that are free and ready, for the session with that ID. It does not wait, and may
-// return none. It is for the server of workers without access to the database, see [tenure.Lease.Resume].
-// The claims are the worker's, and this process does not hold them. The session must not be one that a
-// process runs with [Session.Run], which would free rows that it does not know. If it has no record, because
-// it has ended or never began, the error is [tenure.ErrLost] and nothing is taken. If the answer is lost,
-// [Queue.OwnedBy] returns what was taken.
+// return none. It is for the server of workers without access to the database, see [tenure.Lease.Resume] and
+// package queuehttp. The claims are the worker's, and this process does not hold them. The session must not
+// be one that a process runs with [Session.Run], which would free rows that it does not know. If it has no
+// record, because it has ended or never began, the error is [tenure.ErrLost] and nothing is taken.
+//
+// If the answer to a call is lost, the rows that it took are the session's, and their attempts are counted.
+// The next call returns them if it has [TakeOptions.Have]. One session's calls must not overlap: each would
+// take what the answer to the other is about to bring for lost.
 func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session), o.validate())
 	if session == "" {
@@ -337,6 +356,11 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 		return nil, q.failed("take", err)
 	}
 	q.freeExpired(ctx)
+	if o.Have != nil {
+		if got, err := q.unknown(ctx, session, o); err != nil || len(got) > 0 {
+			return got, err
+		}
+	}
 	take := objects.Taking{Session: session, N: min(o.N, perStatement), Filter: o.filter(), Remote: true}
 	rows, err := q.taker.take(ctx, take, nil, func(take objects.Taking) ([]objects.Claim, error) {
 		return q.table.TakeReady(ctx, take, q.rows.limit)
@@ -355,6 +379,23 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	return kept, nil
 }
 
+// unknown returns up to o.N rows that a session owns and its worker does not know of. It retires those
+// without attempts left: the process that took them may have died before it did.
+func (q *Queue) unknown(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	rows, err := q.ownedBy(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	known := make(map[objects.Claim]bool, len(o.Have))
+	for _, c := range o.Have {
+		known[c.row()] = true
+	}
+	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return known[claimOf(q.cfg.Table, r.Session, r, true).row()] })
+	kept, exhausted := split(q.claimsOf(rows), rows)
+	q.retireFor(ctx, exhausted)
+	return kept[:min(len(kept), o.N)], nil
+}
+
 // TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it
 // returns no claims and no error. If this process has a [Worker] of the queue whose session runs, the rows
 // of a session that expires while TakeFor waits are free at once, and not within a TTL.
@@ -368,6 +409,8 @@ func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	if err != nil || len(got) > 0 {
 		return got, err
 	}
+	// What an earlier call takes from now on is returned by the next one.
+	o.Have = nil
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()
 	for _, w := range q.allWorkers() {

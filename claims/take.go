@@ -27,6 +27,12 @@ type TakeOptions struct {
 	// own. Where must not come from user input, but Args may. Optional.
 	Where string
 	Args  []any
+
+	// Have is for TakeFor and TryTakeFor: the claims of which the session's worker knows. Rows that the session
+	// owns beyond these were taken by a call whose answer was lost. They are returned first, whatever Where
+	// says, and then nothing is taken. An empty list means that the worker knows of none; with nil, nothing is
+	// looked up.
+	Have []Claim
 }
 
 func (o TakeOptions) filter() objects.Filter { return objects.Filter{Where: o.Where, Args: o.Args} }
@@ -78,12 +84,15 @@ func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 
 // TakeWith is Take with options.
 func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
-	if err := o.validate(); err != nil {
+	err := o.validate()
+	if o.Have != nil {
+		err = fmt.Errorf("%w: Have is for TakeFor and TryTakeFor: a session knows its own claims", tenure.ErrInvalid)
+	}
+	if err != nil {
 		return nil, w.q.failed("take", err)
 	}
 	t := &takeCall{n: min(o.N, perStatement), got: make(chan []Claim, 1)}
 	l := w.join(source{w.q, o.filter()}, t)
-	var err error
 	select {
 	case got := <-t.got:
 		return got, nil

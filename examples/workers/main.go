@@ -1,39 +1,25 @@
-// Command workers hands the rows of a table over HTTP to workers that reach no database. There
-// may be any number of servers, which keep nothing in memory, and a worker may talk to any of
-// them at any time. A worker works on some tasks at once under a session of its own, for which
-// it sends one heartbeat. If it dies, other workers get its tasks a TTL later. A result that
-// comes too late is refused.
+// Command workers hands the rows of a table over HTTP to workers that reach no database. There may be any number
+// of servers, and a worker goes on with another one when its server fails. If a worker dies, other workers get its
+// tasks a TTL later. A result that comes too late is refused.
 //
 //	export DATABASE_URL=postgres://…
 //	go run ./examples/workers migrate
 //	go run ./examples/workers serve
 //	go run ./examples/workers -listen 127.0.0.1:8081 serve
 //	go run ./examples/workers -servers http://127.0.0.1:8080,http://127.0.0.1:8081 work
-//	curl -d '["https://example.com", "https://go.dev"]' 127.0.0.1:8080/tasks
+//	psql $DATABASE_URL -c "INSERT INTO tasks (payload) VALUES ('https://example.com')"
 //	psql $DATABASE_URL -c 'SELECT * FROM results'
-//
-// This is how a worker talks to a server. All requests are POST, and bodies are JSON:
-//
-//	/tasks      adds tasks
-//	/begin      begins a session
-//	/heartbeat  renews it; 409: it has expired, and all its claims have ended
-//	/claim      takes tasks; it waits for a moment if there are none
-//	/submit     finishes tasks, all or none; 409 lists the tasks that another worker has by now
-//	/nack       gives tasks back, to be taken again after a while
-//	/abandon    gives tasks back, to be taken again at once
-//	/goodbye    ends the session
-//
-// A request may be repeated. If the first try has already finished the tasks or given them back,
-// the answer is 409.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -41,43 +27,19 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/claims/queuehttp"
 )
 
-const (
-	ttl      = 3 * time.Second // short, to see a failover soon; the default is 30 s
-	patience = ttl / 6         // of a claim for tasks
-)
+const ttl = 3 * time.Second // short, to see a failover soon; the default is 30 s
 
-// session is a worker's session. Only the worker knows the term, so no other process renews it.
-type session struct {
-	ID    string `json:"id"`
-	Term  string `json:"term"`
-	Token int64  `json:"token"`
-}
-
-// claim is a request for tasks.
-type claim struct {
-	Session string         `json:"session"`
-	N       int            `json:"n"`
-	Have    []claims.Claim `json:"have"` // the claims that the worker already has
-}
-
-type task struct {
-	Claim   claims.Claim `json:"claim"`
-	Payload string       `json:"payload"`
-}
-
-type result struct {
-	Claim  claims.Claim `json:"claim"`
-	Result string       `json:"result"`
-}
-
-// giveBack is a request of a worker that gives tasks back.
-type giveBack struct {
-	Claims []claims.Claim `json:"claims"`
-	After  time.Duration  `json:"after"` // until they may be taken again; /abandon ignores it
+var tasks = claims.QueueConfig{
+	Table: "tasks", Attempts: "attempts", NotBefore: "not_before",
+	Ready: "status = 'queued'", Done: "status = 'done'",
+	MaxAttempts: 5, Exhausted: "status = 'failed'",
 }
 
 func main() {
@@ -94,7 +56,7 @@ func main() {
 	case "serve":
 		err = withStore(ctx, *url, func(ctx context.Context, store *tenure.PostgresStore) error { return serve(ctx, store, *listen) })
 	case "work":
-		newWorker(strings.Split(*servers, ","), fetch).run(ctx)
+		err = work(ctx, strings.Split(*servers, ","), fetch)
 	default:
 		err = errors.New("usage: workers [flags] migrate|serve|work")
 	}
@@ -110,6 +72,90 @@ func withStore(ctx context.Context, url string, do func(context.Context, *tenure
 	}
 	defer store.Close()
 	return do(ctx, store)
+}
+
+// migrate makes the tables. A real program leaves this to its migration tool.
+func migrate(ctx context.Context, store *tenure.PostgresStore) error {
+	columns, err := tasks.PostgresDDL()
+	if err != nil {
+		return err
+	}
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	if err := claims.Migrate(ctx, store); err != nil {
+		return err
+	}
+	_, err = store.Pool().Exec(ctx, `
+		CREATE TABLE IF NOT EXISTS tasks (
+			id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+			payload text NOT NULL,
+			status  text NOT NULL DEFAULT 'queued');
+		CREATE TABLE IF NOT EXISTS results (task bigint NOT NULL REFERENCES tasks, result jsonb NOT NULL);
+		`+columns)
+	return err
+}
+
+func serve(ctx context.Context, store *tenure.PostgresStore, address string) error {
+	queue, err := claims.NewQueue(store, tasks)
+	if err != nil {
+		return err
+	}
+	if err := queue.Check(ctx); err != nil { // the error says what migrate has not made
+		return err
+	}
+	handler, err := queuehttp.NewHandler(store, queue, queuehttp.Config{
+		TTL: ttl,
+		Payloads: func(ctx context.Context, ids []string) (map[string]any, error) {
+			rows, err := store.Pool().Query(ctx, `SELECT id::text, payload FROM tasks WHERE id = ANY($1::text[]::bigint[])`, ids)
+			if err != nil {
+				return nil, err
+			}
+			payloads := make(map[string]any)
+			var id, payload string
+			_, err = pgx.ForEachRow(rows, []any{&id, &payload}, func() error { payloads[id] = payload; return nil })
+			return payloads, err
+		},
+		Finish: func(ctx context.Context, results []queuehttp.Result) error {
+			var done []claims.Claim
+			var ids, texts []string
+			for _, r := range results {
+				done, ids, texts = append(done, r.Claim), append(ids, r.Claim.Key.ID), append(texts, string(r.Result))
+			}
+			return queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `INSERT INTO results SELECT * FROM unnest($1::text[]::bigint[], $2::text[]::jsonb[])`, ids, texts)
+				return err
+			})
+		},
+	})
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	web := &http.Server{Handler: handler}
+	go web.Serve(listener)
+	log.Printf("listening on %s", listener.Addr())
+	err = handler.Run(ctx)
+	stopping, cancel := context.WithTimeout(context.Background(), ttl)
+	defer cancel()
+	return errors.Join(err, web.Shutdown(stopping))
+}
+
+func work(ctx context.Context, servers []string, do func(ctx context.Context, payload string) (string, error)) error {
+	client, err := queuehttp.NewClient(queuehttp.ClientConfig{Servers: servers})
+	if err != nil {
+		return err
+	}
+	return client.Serve(ctx, 8, func(ctx context.Context, t queuehttp.Task) (any, error) {
+		var payload string
+		if err := json.Unmarshal(t.Payload, &payload); err != nil {
+			return nil, err
+		}
+		return do(ctx, payload)
+	})
 }
 
 // fetch is what this example's workers do with a task's payload, which is a URL.

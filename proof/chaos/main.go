@@ -33,7 +33,8 @@
 // two funcs of a shard may run at the same time, valid or not, and after the last fault the
 // shards must be spread evenly.
 //
-// In two more the replicas work on the rows of a table. Each row must be finished exactly once, in
+// In two more the replicas work on the rows of a table, some of them also by value, in sessions that servers keep
+// for remote workers: there answers are lost and heartbeats late. Each row must be finished exactly once, in
 // the transaction of its effect and under its last claim; late results must be refused; attempts
 // must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
 // been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.

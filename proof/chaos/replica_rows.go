@@ -21,7 +21,7 @@ var workedOn = claims.QueueConfig{
 }
 
 const (
-	rowWorkers = 8
+	rowWorkers = 8 // of a process; if it has a remote worker, that one has half of them
 	rowsAdded  = 20 // at once
 )
 
@@ -51,10 +51,17 @@ func (r *replica) workOnRows(ctx context.Context) error {
 			cancel()
 		}
 	})
+	workers := rowWorkers
+	if rand.N(2) == 0 {
+		workers /= 2
+		wg.Go(func() { r.workRemotely(ctx, queue, rowWorkers-workers) })
+	}
 	var running sync.Map
 	wg.Go(func() {
 		for ctx.Err() == nil {
-			err := worker.Serve(ctx, rowWorkers, func(ctx context.Context, c claims.Claim) error { return r.workOnRow(ctx, worker, queue, c, &running) })
+			err := worker.Serve(ctx, workers, func(ctx context.Context, c claims.Claim) error {
+				return r.workOnRow(ctx, worker.Release, queue, c, &running)
+			})
 			r.tellSetUp(err)
 			pause(ctx, r.Pace)
 		}
@@ -63,7 +70,7 @@ func (r *replica) workOnRows(ctx context.Context) error {
 }
 
 // workOnRow finishes most rows, releases others, and fails for others.
-func (r *replica) workOnRow(ctx context.Context, worker *claims.Worker, queue *claims.Queue, c claims.Claim, running *sync.Map) error {
+func (r *replica) workOnRow(ctx context.Context, release func(context.Context, ...claims.Claim) error, queue *claims.Queue, c claims.Claim, running *sync.Map) error {
 	if _, twice := running.LoadOrStore(c.Key.ID, true); twice {
 		r.events.write(event{Kind: claimTwice, Token: c.Token, Note: c.Key.ID})
 	}
@@ -74,7 +81,7 @@ func (r *replica) workOnRow(ctx context.Context, worker *claims.Worker, queue *c
 	}
 	switch rand.N(20) {
 	case 0:
-		return worker.Release(ctx, c)
+		return release(ctx, c)
 	case 1:
 		return errors.New("this fails")
 	}

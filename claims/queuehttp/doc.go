@@ -1,0 +1,86 @@
+// Package queuehttp serves a queue of package claims over HTTP, to workers that reach no database. Its name
+// is formed like those of promhttp and otelhttp.
+//
+// A [Handler] is an [http.Handler] for one queue. There may be any number of servers with handlers of the same
+// queue. They keep nothing in memory, and a worker may send each request to another one. A [Client] is a worker
+// in Go. Workers in other languages speak the protocol below.
+//
+// A worker works on some tasks at once, under a session of its own, for which it sends one heartbeat. A task is a
+// row of the queue with its claim and what [Config.Payloads] says of it. If a worker dies, others get its tasks a
+// TTL later. A result that comes too late is refused. The database decides what is too late, whatever the servers
+// and workers believe.
+//
+// # Protocol
+//
+// All requests are POST, and bodies are JSON. Names that are not known are ignored. A session is what begin
+// returned.
+//
+//	begin      {"holder": NAME}                                  {"session": SESSION}
+//	heartbeat  {"session": SESSION, "have": [CLAIM, …]}          {"ended": [CLAIM, …]}: the claims of have that have ended
+//	take       {"session": SESSION, "n": 8, "have": [CLAIM, …]}  {"tasks": [{"claim": CLAIM, "payload": …}, …]}
+//	finish     {"results": [{"claim": CLAIM, "result": …}, …]}   {}
+//	nack       {"claims": [CLAIM, …], "after_seconds": 5}        {}
+//	abandon    {"claims": [CLAIM, …]}                            {}
+//	goodbye    {"session": SESSION}                              {}
+//
+// A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
+// less a thirtieth, from before it sent the begin or the heartbeat that was last answered. Then it stops its work.
+// It sends one take at a time, which lists all claims that it has, and waits up to a sixth of the TTL if there is
+// no task. Tasks whose answer was lost come with the next take. Nack gives tasks back for a while, by default for
+// [claims.QueueConfig.Backoff], and abandon at once. Finish, nack and abandon end all of their claims, or none.
+//
+// Each request may be repeated. Errors are {"error": TEXT}, with a status:
+//
+//	400, 413  the request is wrong or too large: the text says what to change
+//	409       the session or a claim has ended; "ended" lists the claims, and is missing if it is the session
+//	503       the store can't be used now: repeat the request, also at another server
+//
+// If the answer to a finish, nack, abandon or goodbye was lost, and the request had been obeyed, the answer to
+// its repetition is 409.
+package queuehttp
+
+import (
+	"encoding/json"
+
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/seconds"
+)
+
+// Task is a claim on a row, and what [Config.Payloads] returned for the row.
+type Task struct {
+	Claim   claims.Claim    `json:"claim"`
+	Payload json.RawMessage `json:"payload"`
+}
+
+// Result is what a worker made of a task.
+type Result struct {
+	Claim  claims.Claim    `json:"claim"`
+	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// session is a worker's session. Only the worker knows the term, so no other process renews it.
+type session struct {
+	ID    string           `json:"id"`
+	Term  string           `json:"term"`
+	Token int64            `json:"token"`
+	TTL   seconds.Duration `json:"ttl_seconds"`
+}
+
+// request is the body of any request.
+type request struct {
+	Holder  string            `json:"holder,omitempty"`
+	Session *session          `json:"session,omitempty"`
+	N       int               `json:"n,omitempty"`
+	Have    []claims.Claim    `json:"have,omitempty"`
+	Results []Result          `json:"results,omitempty"`
+	Claims  []claims.Claim    `json:"claims,omitempty"`
+	After   *seconds.Duration `json:"after_seconds,omitempty"`
+}
+
+// answer is the body of any answer.
+type answer struct {
+	Session *session       `json:"session,omitempty"`
+	Tasks   []Task         `json:"tasks,omitempty"`
+	Ended   []claims.Claim `json:"ended,omitempty"`
+	Error   string         `json:"error,omitempty"`
+}

@@ -1,0 +1,258 @@
+package queuehttp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/report"
+	"github.com/tenurelib/tenure/internal/seconds"
+)
+
+// Config configures a [Handler]. The zero value is ready to use.
+type Config struct {
+	// TTL is how long the session of a worker stands after its last heartbeat. Default 30s.
+	TTL time.Duration
+
+	// Payloads returns what workers are told of rows, by the rows' IDs. The values become JSON; a row without
+	// one has the payload null. Default: workers get the claims alone.
+	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
+
+	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
+	// FinishTx of the queue, and returns their error. An error that is [tenure.ErrInvalid] tells the worker that
+	// its result is of no use; it then gives the task back. Default: [claims.Queue.Finish], and results other
+	// than null are refused.
+	Finish func(ctx context.Context, results []Result) error
+
+	MaxBytes int64 // of a request's body; default 1 MiB
+
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Handler serves one queue. It has no access control: wrap it. It goes by the last element of a request's path,
+// so it can be mounted anywhere. An [http.Server.WriteTimeout] must leave a take a sixth of the TTL to wait.
+//
+// All methods are safe for concurrent use.
+type Handler struct {
+	store   tenure.Store
+	queue   *claims.Queue
+	session *claims.Session
+	cfg     Config
+	retries logtext.Retries
+}
+
+// NewHandler returns a handler for a queue, which must be in the store. The queue's config needs NotBefore, for
+// tasks that are given back for a while. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with
+// the config.
+func NewHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
+	h, err := newHandler(store, queue, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("queuehttp: new handler: %w", err)
+	}
+	return h, nil
+}
+
+func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
+	cfg.TTL, cfg.MaxBytes = cmp.Or(cfg.TTL, tenure.DefaultTTL), cmp.Or(cfg.MaxBytes, 1<<20)
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
+	var problems objects.Problems
+	problems.If(queue == nil, "queue is nil")
+	problems.If(queue != nil && queue.Config().NotBefore == "", "the queue has no column for tasks that are given back for a while: set NotBefore")
+	problems.If(cfg.MaxBytes < 0, "MaxBytes %d is negative", cfg.MaxBytes)
+	session, err := claims.NewSession(store, claims.SessionConfig{TTL: cfg.TTL, Logger: cfg.Logger})
+	problems.Add(err)
+	if problems.Err() == nil {
+		_, err = claims.NewWorker(session, queue) // so that session frees the rows of workers that are gone
+		problems.Add(err)
+	}
+	return &Handler{store: store, queue: queue, session: session, cfg: cfg}, problems.Err()
+}
+
+// Run frees the rows of workers that are gone, until ctx is done. At least one server of a queue must run it, or
+// another session with a [claims.Worker] of the queue. It is a [claims.Session.Run], and may be called once.
+func (h *Handler) Run(ctx context.Context) error { return h.session.Run(ctx) }
+
+// ServeHTTP answers one request of the protocol.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	status, out := h.answer(w, r)
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(out) // fails only if the worker is gone
+}
+
+func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, out answer) {
+	name := path.Base(r.URL.Path)
+	do, ok := map[string]func(context.Context, request) (answer, error){
+		"begin": h.begin, "heartbeat": h.heartbeat, "take": h.take, "goodbye": h.goodbye,
+		"finish": h.finish, "nack": h.nack, "abandon": h.abandon,
+	}[name]
+	switch {
+	case !ok:
+		return http.StatusNotFound, answer{Error: fmt.Sprintf("there is no request %q: see the documentation of package queuehttp", name)}
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		return http.StatusMethodNotAllowed, answer{Error: "use POST"}
+	}
+	in := request{Session: &session{}}
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, h.cfg.MaxBytes)).Decode(&in)
+	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+		return http.StatusRequestEntityTooLarge, answer{Error: fmt.Sprintf("the request has more than %d bytes: send fewer tasks at once, or smaller results", tooLarge.Limit)}
+	} else if err != nil {
+		return http.StatusBadRequest, answer{Error: fmt.Sprintf("the body must be a JSON object, as the documentation of package queuehttp shows: %v", err)}
+	}
+	in.Session = cmp.Or(in.Session, &session{}) // for "session": null
+	out, err = do(r.Context(), in)
+	var ended *claims.EndedError
+	switch {
+	case err == nil:
+		return http.StatusOK, out
+	case errors.As(err, &ended):
+		return http.StatusConflict, answer{Error: err.Error(), Ended: ended.Claims}
+	case errors.Is(err, tenure.ErrLost): // the session
+		return http.StatusConflict, answer{Error: err.Error()}
+	case errors.Is(err, tenure.ErrInvalid):
+		return http.StatusBadRequest, answer{Error: err.Error()}
+	case r.Context().Err() == nil: // otherwise nobody reads the answer
+		h.retries.Log(h.cfg.Logger, slog.LevelWarn, "failed to answer a worker", err, "request", name)
+	}
+	return http.StatusServiceUnavailable, answer{Error: "the server can't do this now, and its log says why: repeat the request"}
+}
+
+// lease returns the lease that is a worker's session.
+func (h *Handler) lease(id, holder string) (*tenure.Lease, error) {
+	return tenure.NewLease(h.store, tenure.LeaseConfig{Key: claims.SessionKey(id), Holder: holder, TTL: h.cfg.TTL, Logger: h.cfg.Logger})
+}
+
+func (h *Handler) begin(ctx context.Context, in request) (answer, error) {
+	if in.Holder == "" {
+		return answer{}, fmt.Errorf("%w: holder is empty: name the worker", tenure.ErrInvalid)
+	}
+	id := uuid.NewString() // never one that was used before
+	lease, err := h.lease(id, in.Holder)
+	if err != nil {
+		return answer{}, err
+	}
+	term, err := lease.TryAcquire(ctx)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{Session: &session{ID: id, Term: term.ID(), Token: term.Token(), TTL: seconds.Duration(h.cfg.TTL)}}, nil
+}
+
+// resume renews a worker's session, whichever server began it. The worker trusts the session, and this server
+// does not.
+func (h *Handler) resume(ctx context.Context, s *session) (*tenure.Lease, *tenure.Term, error) {
+	if s.ID == "" {
+		return nil, nil, fmt.Errorf("%w: session is missing: send what begin has returned", tenure.ErrInvalid)
+	}
+	lease, err := h.lease(s.ID, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	term, err := lease.Resume(ctx, s.Term, s.Token)
+	return lease, term, err
+}
+
+func (h *Handler) heartbeat(ctx context.Context, in request) (answer, error) {
+	if _, _, err := h.resume(ctx, in.Session); err != nil || len(in.Have) == 0 {
+		return answer{}, err
+	}
+	looking, cancel := context.WithTimeout(ctx, h.cfg.TTL/12) // a table that is locked must not cost the worker its session
+	defer cancel()
+	owned, err := h.queue.OwnedBy(looking, in.Session.ID)
+	if err != nil {
+		h.retries.Log(h.cfg.Logger, slog.LevelWarn, "failed to look at a worker's claims; retrying at its next heartbeat", err)
+		return answer{}, nil
+	}
+	return answer{Ended: slices.DeleteFunc(in.Have, func(c claims.Claim) bool {
+		return slices.ContainsFunc(owned, func(o claims.Claim) bool { return o.Key == c.Key && o.Token == c.Token })
+	})}, nil
+}
+
+func (h *Handler) take(ctx context.Context, in request) (answer, error) {
+	waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
+	defer cancel()
+	got, err := h.queue.TakeFor(waiting, in.Session.ID, claims.TakeOptions{N: in.N, Have: append([]claims.Claim{}, in.Have...)})
+	if err != nil || len(got) == 0 {
+		return answer{}, err
+	}
+	var payloads map[string]any
+	if h.cfg.Payloads != nil {
+		ids := make([]string, len(got))
+		for i, c := range got {
+			ids[i] = c.Key.ID
+		}
+		if payloads, err = h.cfg.Payloads(ctx, ids); err != nil { // the next take returns these tasks
+			return answer{}, err
+		}
+	}
+	var out answer
+	for _, c := range got {
+		payload, err := json.Marshal(payloads[c.Key.ID])
+		if err != nil {
+			return answer{}, err
+		}
+		out.Tasks = append(out.Tasks, Task{c, payload})
+	}
+	return out, nil
+}
+
+func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
+	if h.cfg.Finish != nil {
+		return answer{}, h.cfg.Finish(ctx, in.Results)
+	}
+	var done []claims.Claim
+	for _, r := range in.Results {
+		if r.Result != nil && string(r.Result) != "null" {
+			return answer{}, fmt.Errorf("%w: this queue takes no results: send none, or set Config.Finish at the server", tenure.ErrInvalid)
+		}
+		done = append(done, r.Claim)
+	}
+	return answer{}, h.queue.Finish(ctx, done...)
+}
+
+func (h *Handler) nack(ctx context.Context, in request) (answer, error) {
+	var after time.Duration
+	if in.After != nil {
+		after = time.Duration(*in.After)
+	} else {
+		for _, c := range in.Claims {
+			after = max(after, h.queue.Config().Backoff(c))
+		}
+	}
+	return answer{}, h.queue.ReleaseAfter(ctx, after, in.Claims...)
+}
+
+func (h *Handler) abandon(ctx context.Context, in request) (answer, error) {
+	return answer{}, h.queue.Release(ctx, in.Claims...)
+}
+
+// goodbye ends a worker's session once the worker has stopped all its work.
+func (h *Handler) goodbye(ctx context.Context, in request) (answer, error) {
+	lease, term, err := h.resume(ctx, in.Session) // fails if it is not the worker's
+	if err != nil {
+		return answer{}, err
+	}
+	left, err := h.queue.OwnedBy(ctx, in.Session.ID)
+	if err == nil && len(left) > 0 {
+		err = h.queue.Release(ctx, left...)
+	}
+	if err != nil { // rows that are not released become free with the session
+		h.retries.Log(h.cfg.Logger, slog.LevelWarn, "failed to release the rows of a worker that stops", err)
+	}
+	return answer{}, lease.Release(ctx, term)
+}
