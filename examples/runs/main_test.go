@@ -121,7 +121,11 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 	s.Helper()
 	for at := 1; at <= steps; at++ {
-		drivers = append(drivers, s.driver(at, signal))
+		d := s.driver(at, signal)
+		if drivers = append(drivers, d); signal == syscall.SIGSTOP {
+			kit.Await(s.T, "a driver is paused", func() bool { return strings.Contains(d.log.String(), "at step") })
+			s.awaitWritable(d)
+		}
 	}
 	for _, d := range drivers {
 		kit.Await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
@@ -187,7 +191,6 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	onEach(t, func(s *scene) {
 		paused := s.drivers(syscall.SIGSTOP)
-		s.awaitWritable(paused)
 		s.succeed()
 		s.wantJournals()
 		for i, d := range paused {
@@ -203,21 +206,23 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	})
 }
 
-// awaitWritable lets drivers that were paused in a write of their session to a SQLite file, by accident,
-// complete it: nobody could write before.
-func (s *scene) awaitWritable(paused []*driver) {
+// awaitWritable lets a driver that was paused, by accident, while its session wrote to a SQLite file
+// complete that write: no other process could write before. The driver stays at its step for a moment.
+func (s *scene) awaitWritable(d *driver) {
 	s.Helper()
-	kit.Await(s.T, "no paused driver has the file's write lock", func() bool {
+	writable := func() bool {
 		ctx, cancel := context.WithTimeout(s.Context(), time.Second)
 		defer cancel()
 		_, err := s.db.ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
-		if err == nil {
+		return err == nil
+	}
+	kit.Await(s.T, "no paused driver has the file's write lock", func() bool {
+		if writable() {
 			return true
 		}
-		for _, d := range paused {
-			d.cmd.Process.Signal(syscall.SIGCONT)
-			d.cmd.Process.Signal(syscall.SIGSTOP)
-		}
+		d.cmd.Process.Signal(syscall.SIGCONT)
+		writable()
+		d.cmd.Process.Signal(syscall.SIGSTOP)
 		return false
 	})
 }
