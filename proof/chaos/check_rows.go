@@ -36,7 +36,7 @@ type row struct {
 	owner   string // its current claim
 	token   int64  // of its last claim
 	counted int    // attempts
-	done    entry // its end
+	done    entry  // its end
 	effects int
 	entries []entry
 }

@@ -21,7 +21,7 @@ var workedOn = claims.QueueConfig{
 }
 
 const (
-	rowWorkers = 8 // of a process; if it has a remote worker, that one has half of them
+	rowWorkers = 8  // of a process; if it has a remote worker, that one has half of them
 	rowsAdded  = 20 // at once
 )
 
