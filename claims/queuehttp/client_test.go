@@ -57,6 +57,16 @@ const (
 	countOwned = `SELECT count(*) FROM tasks WHERE session IS NOT NULL`
 )
 
+// receive receives from a channel, or stops the process: its funcs would never return.
+func receive[T any](w *world, from chan T) (v T) {
+	select {
+	case v = <-from:
+	case <-time.After(10 * ttl):
+		panic("nothing is received in " + w.Name())
+	}
+	return v
+}
+
 func echo(_ context.Context, t queuehttp.Task) (any, error) { return t.Payload, nil }
 
 func TestAClientGoesOnWhileOneOfItsServersIsDown(t *testing.T) {
@@ -125,7 +135,7 @@ func TestAClientStopsItsFuncsBeforeOthersGetTheirTasks(t *testing.T) {
 		began := time.Now()
 		l.fail(func(*http.Request, func() *http.Response) (*http.Response, error) { return nil, errCut })
 		for range 3 {
-			require.ErrorIs(w, <-causes, tenure.ErrDeadline)
+			require.ErrorIs(w, receive(w, causes), tenure.ErrDeadline)
 		}
 		require.Less(w, time.Since(began), ttl)
 		w.awaitCount(3, countDone)
@@ -147,11 +157,11 @@ func TestAFuncIsToldThatItsClaimHasEnded(t *testing.T) {
 		})
 		time.Sleep(ttl)
 		w.exec(`UPDATE tasks SET session = NULL, status = 'cancelled' WHERE id = 2`)
-		require.Equal(w, "2 lease lost", <-causes)
+		require.Equal(w, "2 lease lost", receive(w, causes))
 		time.Sleep(ttl)
 		require.Empty(w, causes, "the other one goes on")
 		w.exec(`DELETE FROM objects WHERE object_type = 'tenure.session'`) // its session, and the server's
-		require.Equal(w, "1 lease lost", <-causes)
+		require.Equal(w, "1 lease lost", receive(w, causes))
 		w.awaitCount(1, countDone)
 		require.Zero(w, w.count(`SELECT count(*) FROM results WHERE task = 2`))
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM results`), "of the other task, which nobody else had yet or has done again")
