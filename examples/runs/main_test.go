@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -233,18 +234,18 @@ func (s *scene) awaitWritable(d *driver) {
 	})
 }
 
-// A process that is asked for a run by name gets it from the driver that has it.
 func TestARunIsAttachedToByName(t *testing.T) {
 	onEach(t, func(s *scene) {
 		s.provider.mu.Lock() // no call returns
-		first := s.driver(0, 0)
+		answer := sync.OnceFunc(s.provider.mu.Unlock)
+		defer answer()
+		first := s.start(0, 0, "attach", "order 3")
 		kit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
-		d := s.start(0, 0, "attach", "order 3")
-		kit.Await(s.T, "the run is asked for", func() bool { return s.count(`SELECT count(*) FROM runs WHERE id = 'order 3' AND requested > 0`) == 1 })
-		s.provider.mu.Unlock()
-		require.NoError(s, d.cmd.Wait())
-		kit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
-		s.wantJournals()
-		require.NotContains(s, first.log.String(), "lost")
+		second := s.start(0, 0, "attach", "order 3")
+		require.Error(s, first.cmd.Wait(), "it is told to return")
+		answer()
+		require.NoError(s, second.cmd.Wait())
+		require.Equal(s, 5, s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`))
+		require.Equal(s, 1, s.count(`SELECT count(*) FROM runs WHERE status = 'done' AND attempts = 2`))
 	})
 }
