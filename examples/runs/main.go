@@ -248,16 +248,20 @@ func (db database) drive(ctx context.Context, provider, run string) error {
 			return
 		}
 		defer stop()
-		errs[1] = attach(ctx, queue, worker, run, work)
+		errs[1] = db.attach(ctx, queue, worker, run, work)
 	})
 	running.Wait()
 	return errors.Join(errs[:]...)
 }
 
-// attach drives one run in this process. It asks the driver that has the run to release it, and asks again
-// if another driver was faster.
-func attach(ctx context.Context, queue *claims.Queue, worker *claims.Worker, run string, work func(context.Context, claims.Claim) error) error {
+// attach drives one run in this process, unless it is finished. It asks the driver that has the run to release
+// it, and asks again if another driver was faster.
+func (db database) attach(ctx context.Context, queue *claims.Queue, worker *claims.Worker, run string, work func(context.Context, claims.Claim) error) error {
 	for {
+		var status string
+		if err := db.sql.QueryRowContext(ctx, `SELECT status FROM runs WHERE id = $1`, run).Scan(&status); err != nil || status == "done" {
+			return err
+		}
 		if err := queue.RequestRelease(ctx, run); err != nil {
 			return err
 		}

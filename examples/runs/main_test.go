@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -190,13 +191,19 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	onEach(t, func(s *scene) {
+		began := time.Now()
 		paused := s.drivers(syscall.SIGSTOP)
+		inTime := time.Since(began) < ttl // else some have taken over the runs of others, and so made fewer steps
 		s.succeed()
 		s.wantJournals()
 		for i, d := range paused {
 			require.NoError(s, d.cmd.Process.Signal(syscall.SIGCONT))
-			refused := map[int]string{1: "to the journal", 3: "to the journal", 4: "to the journal", 6: "to the journal", 7: "taken by another: runs/"}[i+1]
-			kit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool { return strings.Contains(d.log.String(), refused) })
+			if step := i + 1; step == 2 || step == 5 || step == 8 || step == 7 && !inTime { // it has nothing to write
+				continue
+			}
+			kit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool {
+				return strings.Contains(d.log.String(), "to the journal") || strings.Contains(d.log.String(), "taken by another: runs/")
+			})
 		}
 		for _, d := range paused {
 			require.NoError(s, d.cmd.Process.Signal(syscall.SIGTERM))
@@ -227,18 +234,18 @@ func (s *scene) awaitWritable(d *driver) {
 	})
 }
 
-// A process that is asked for a run by name gets it from the driver that has it.
 func TestARunIsAttachedToByName(t *testing.T) {
 	onEach(t, func(s *scene) {
 		s.provider.mu.Lock() // no call returns
-		first := s.driver(0, 0)
+		answer := sync.OnceFunc(s.provider.mu.Unlock)
+		defer answer()
+		first := s.start(0, 0, "attach", "order 3")
 		kit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
-		d := s.start(0, 0, "attach", "order 3")
-		kit.Await(s.T, "the run is asked for", func() bool { return s.count(`SELECT count(*) FROM runs WHERE id = 'order 3' AND requested > 0`) == 1 })
-		s.provider.mu.Unlock()
-		require.NoError(s, d.cmd.Wait())
-		kit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
-		s.wantJournals()
-		require.NotContains(s, first.log.String(), "lost")
+		second := s.start(0, 0, "attach", "order 3")
+		require.Error(s, first.cmd.Wait(), "it is told to return")
+		answer()
+		require.NoError(s, second.cmd.Wait())
+		require.Equal(s, 5, s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`))
+		require.Equal(s, 1, s.count(`SELECT count(*) FROM runs WHERE status = 'done' AND attempts = 2`))
 	})
 }
