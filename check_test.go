@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // fitness is a Check that the test decides.
@@ -103,6 +104,7 @@ func TestACheckThatMayLastForLongBeginsEarlyAndDelaysNoRenewal(t *testing.T) {
 		"nearly the deadline":        {19 * time.Second, 18 * time.Second, 10 * time.Second},
 		"longer than is left":        {12 * time.Second, 11 * time.Second, 7 * time.Second},
 		"quick, and could take long": {12 * time.Second, 0, 7 * time.Second},
+		"quick, nearly the deadline": {19 * time.Second, 0, 10 * time.Second},
 		"the default":                {5 * time.Second, 4 * time.Second, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,11 +151,40 @@ func TestACheckThatMayLastForLongBeginsEarlyAndDelaysNoRenewal(t *testing.T) {
 				time.Sleep(time.Second)
 				requested.Store(true)
 				require.NoError(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "c"}).RequestRelease(t.Context()))
-				time.Sleep(test.took + time.Second)
+				time.Sleep(time.Second)
+				if test.took > 0 {
+					time.Sleep(test.took)
+				}
 				t.wantHolder(b)
 			})
 		})
 	}
+}
+
+// A long check is not repeated before a renewal that is.
+func TestARenewalThatFailsOnceEndsNoTermThoughTheCheckTakesLong(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{CheckTimeout: 12 * time.Second, Check: func(_ context.Context, role tenure.Role) error {
+			if role == tenure.RoleHolder {
+				time.Sleep(9 * time.Second)
+			}
+			return nil
+		}})
+		for range 10 {
+			failed := false
+			a.store.SetHook(kit.Only("put", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				if failed {
+					return do(ctx)
+				}
+				failed = true
+				return kit.Refuse(ctx, call, do)
+			}))
+			time.Sleep(time.Minute)
+			require.True(t, failed)
+		}
+		t.wantHolder(a)
+		require.Equal(t, 1, a.Status().Terms)
+	})
 }
 
 func TestHintsDoNotHurryACheckThatFails(t *testing.T) {

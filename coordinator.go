@@ -110,8 +110,12 @@ func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Durati
 	if !down {
 		return s.run(ctx, pause)
 	}
-	if s.rest(ctx, untilAsked) {
-		c.Compete() // the lease was offered to this replica
+	if s.rest(ctx, untilAsked) { // the lease was offered to this replica
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if ctx.Err() == nil { // it was not told to stand down again
+			c.change(false)
+		}
 	}
 	return nil
 }
@@ -223,7 +227,9 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	case term.unconfirmed() != nil:
 		job.start(confirmName, keeper.confirm)
 	default:
-		c.startJob(term, job)
+		if err := c.startJob(term, keeper, job); err != nil {
+			return nil, err
+		}
 	}
 	cause = c.untilOver(ctx, term, keeper, job)
 	return nil, cause
@@ -271,12 +277,19 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 	return resign
 }
 
-func (c *Coordinator) startJob(term *Term, job *runningJob) {
+// startJob starts the job, or returns why the term is over by now.
+func (c *Coordinator) startJob(term *Term, keeper *keeper, job *runningJob) error {
+	c.mu.Lock() // so that no job begins after a resignation
+	defer c.mu.Unlock()
+	if keeper.over.Err() != nil {
+		return context.Cause(keeper.over)
+	}
 	c.working.Store(term)
 	c.monitor.jobBegins(term)
 	job.alone = c.cfg.Watch == nil || c.cfg.Reconcile == nil
 	job.start("watch", c.cfg.Watch)
 	job.start("reconcile", c.cfg.Reconcile)
+	return nil
 }
 
 // untilOver returns why the term is over.
@@ -300,7 +313,9 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			if _, err := c.untilCheck(term, keeper); err != nil {
 				return err // the term ended at the same moment
 			}
-			c.startJob(term, job)
+			if err := c.startJob(term, keeper, job); err != nil {
+				return err
+			}
 		case <-time.After(next): // waits for no I/O: it fires even while a renewal hangs
 		}
 	}
@@ -403,15 +418,19 @@ func (c *Coordinator) setDown(down bool) (resign *resignation) {
 	if down {
 		resign = c.endByResigning(0)
 	}
-	if c.down == down {
-		return resign
+	if c.down != down {
+		c.change(down)
 	}
+	return resign
+}
+
+// change notes that this replica stands down or competes. The caller holds mu.
+func (c *Coordinator) change(down bool) {
 	c.down = down
 	c.monitor.standsDown(down)
 	if c.turn != nil {
 		c.turn()
 	}
-	return resign
 }
 
 // Do waits until this replica holds the lease, calls fn once with the context of its term,

@@ -174,9 +174,12 @@ func (k *keeper) keep(ctx context.Context) error {
 		if err := k.term.over(); err != nil {
 			return err
 		}
-		err := k.check(ctx)
+		var err error
+		if failures == 0 || failedChecks > 0 || k.checkLead() == 0 { // a renewal is repeated without another long check
+			err = k.check(ctx)
+		}
 		if left := k.untilRenewal(); err == nil && lead > 0 && !woken && left > 0 {
-			if woken, ok = k.await(ctx, ignoreFor-(next-lead), left); !ok {
+			if woken, ok = k.await(ctx, ignoreFor-max(0, next-lead), left); !ok {
 				return nil
 			}
 		}

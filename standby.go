@@ -189,14 +189,19 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 }
 
 // rest waits before this replica competes again: for the pause, or until the lease is offered
-// to this replica by name. It returns false once ctx is done.
+// to this replica by name. A replica that rests until it is asked ignores an offer that it finds
+// at its first look. rest returns false once ctx is done.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	if s.single {
 		return pace.Sleep(ctx, pause)
 	}
 	end := time.Now().Add(pause)
 	ignoreFor := 5 * time.Millisecond // then one look covers our own release and the others' reaction
-	look := s.nextLook(nil)
+	look, old := s.nextLook(nil), int64(0)
+	first := pause == untilAsked
+	if first {
+		look = ignoreFor
+	}
 	for {
 		// A failed release is retried first, and the others' time counts from then on: this
 		// replica must not come back before they have seen the release.
@@ -208,8 +213,17 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 		if !ok || time.Until(end) <= 0 && !pending {
 			return ok
 		}
-		offeredToUs, err := s.look(ctx)
-		if offeredToUs {
+		if woken && !pending && !first {
+			if held := s.lease.heldAfter(s.hints); held != nil { // a renewal is news of nothing
+				s.monitor.sawHolder(&held.Holding)
+				continue
+			}
+		}
+		offer, err := s.look(ctx)
+		switch {
+		case first && err == nil:
+			first, old = false, offer
+		case offer != 0 && offer != old:
 			return true
 		}
 		if pending && !s.lease.memory.ReleasePending() {
@@ -235,9 +249,9 @@ func (s *standby) nextLook(err error) time.Duration {
 }
 
 // look reads who holds the lease without competing for it, and removes an orphan of this
-// replica. It reports whether the lease is offered to this replica by name; an offer to
-// any replica is no reason to come back early.
-func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
+// replica. If the lease is offered to this replica by name, it returns the version of the offer;
+// an offer to any replica is no reason to come back early.
+func (s *standby) look(ctx context.Context) (offer int64, err error) {
 	read, err := s.lease.look(ctx, s.caller)
 	if err == nil {
 		var removed bool
@@ -248,12 +262,15 @@ func (s *standby) look(ctx context.Context) (offeredToUs bool, err error) {
 	switch {
 	case errors.Is(err, ErrNotFound):
 		s.monitor.sawHolder(nil)
-		return false, nil
+		return 0, nil
 	case err != nil:
-		return false, err
+		return 0, err
 	}
 	s.monitor.sawHolder(&read.holding)
-	return read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder, nil
+	if read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder {
+		offer = read.Version
+	}
+	return offer, nil
 }
 
 // resignation is how Resign reaches Run's goroutine, which owns the term.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -74,6 +75,53 @@ func TestAHandoverByNameAsksAReplicaThatStandsDown(t *testing.T) {
 		t.wantHolder(b)
 		require.False(t, b.Status().StandsDown)
 	})
+}
+
+// Nobody else took the lease that was once offered to it.
+func TestAnOldOfferAsksNoReplicaThatStandsDown(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
+		b := t.begin(tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
+		b.stop()
+		t.request(a, b)
+		synctest.Wait()
+		a.stop()
+		time.Sleep(24 * time.Hour)
+		c, err := tenure.NewCoordinator(b.lease, tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		require.NoError(t, c.StandDown(t.Context()))
+		kit.RunCoordinator(t.T, t.run, c)
+		time.Sleep(time.Hour)
+		require.False(t, c.IsHolder())
+		require.True(t, c.Status().StandsDown)
+	})
+}
+
+// A replica that is told to stand down while its predecessor is fenced begins no job either.
+func TestNoJobBeginsAfterAReplicaWasToldToStandDownWhileItFenced(t *testing.T) {
+	for range 40 {
+		inBubble(t, func(t *scene) {
+			var b *replica
+			begun := make(chan struct{})
+			a := t.start("a")
+			a.store.SetHook(kit.Refuse)
+			b = t.begin(tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{
+				FencePredecessor: func(context.Context, tenure.Holding) error {
+					<-begun
+					go b.StandDown(context.Background())
+					for !b.Status().StandsDown {
+						runtime.Gosched()
+					}
+					return nil
+				},
+				Reconcile: func(context.Context) error { t.Error("the job begins"); return nil },
+			})
+			close(begun)
+			time.Sleep(5 * time.Minute)
+			require.Equal(t, 1, b.Status().Terms)
+			require.False(t, b.IsHolder())
+		})
+	}
 }
 
 // The attempt is under way when the replica stands down.

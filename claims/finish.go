@@ -201,13 +201,16 @@ func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []strin
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
 		defer cancel()
 		rows, err := q.table.EndAny(ending, ids, q.limit())
+		if err != nil {
+			return err
+		}
 		for _, r := range rows {
 			finished = append(finished, r.ID)
 			if c := claimOf(q.cfg.Table, r.Session, r, true); r.Session != "" {
 				q.ended(&EndedError{[]Claim{c}}, c)
 			}
 		}
-		return err
+		return nil
 	}, nil)
 	return finished, q.failed("finish", err)
 }

@@ -98,6 +98,7 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	rows = k.unknown(l, rows)
 	for _, r := range rows {
 		k.doubt(l, doubt{until: time.Now()}, r.ID) // in case it can't be freed now: it may be locked
+		l.newest = max(l.newest, r.Token)          // it must not be adopted any more: the answer may be lost
 	}
 	k.s.mu.Unlock()
 	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows, objects.Freeing{})

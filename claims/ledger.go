@@ -19,10 +19,11 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	lostBy   *source // whose statement took rows without an answer; nil: that of several
-	newest   int64   // the greatest token of a claim that was held, or of a row that was freed as unknown
-	changes  int     // how often a held claim was added or dropped
-	forgetAt int     // the number of detached claims at which to forget the ended ones
+	lostBy     *source   // whose statement took rows without an answer; nil: that of several
+	namedUntil time.Time // until when a statement that claimed keys by name, and was not answered, may land
+	newest     int64     // the greatest token of a claim that was held, or of a row that was freed as unknown
+	changes    int       // how often a held claim was added or dropped
+	forgetAt   int       // the number of detached claims at which to forget the ended ones
 
 	toFree    []*batch // in this order
 	freesRows bool     // a goroutine frees them
@@ -81,6 +82,7 @@ func (l *ledger) claimable(ids []string) (claimable []string) {
 // add notes rows that were taken. It reports whether another process has already asked for one of them.
 func (l *ledger) add(rows []objects.Claim) (requested bool) {
 	for _, r := range rows {
+		l.drop(r.ID) // what was known of an earlier claim
 		l.held[r.ID] = r.Token
 		l.changes++
 		l.newest = max(l.newest, r.Token)

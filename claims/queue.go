@@ -265,6 +265,8 @@ func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) er
 		err = fmt.Errorf("%w: Extend needs a column that keeps the time: set Expires", tenure.ErrInvalid)
 	case d <= 0:
 		err = fmt.Errorf("%w: %v is not positive", tenure.ErrInvalid, d)
+	case slices.ContainsFunc(q.allWorkers(), func(w *Worker) bool { return slices.ContainsFunc(claims, w.Holds) }):
+		err = fmt.Errorf("%w: a worker of this process holds one of the claims, which does not expire", tenure.ErrInvalid)
 	}
 	if err == nil {
 		var lost []objects.Claim
@@ -371,8 +373,8 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	if len(rows) == 0 && err != nil {
 		return nil, q.failed("take", err)
 	}
-	if len(rows) > 0 && !q.registered.Swap(true) { // the session may be the only one, so that no worker does it
-		_ = q.register(ctx)
+	if len(rows) > 0 && !q.registered.Load() { // the session may be the only one, so that no worker does it
+		q.registered.Store(q.register(ctx))
 	}
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)

@@ -33,7 +33,7 @@ func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	l.lostBy = nil // a Take adopts nothing meanwhile that was claimed by name
+	l.namedUntil = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
 	k.lost(l, ids...)
 }
 
@@ -41,7 +41,7 @@ func (k *kind) lostAnswer(l *ledger, ids ...string) {
 func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	if l.doubts.unsure(time.Now()) && !l.lostBy.is(of) {
+	if now := time.Now(); l.doubts.unsure(now) && !l.lostBy.is(of) || now.Before(l.namedUntil) {
 		of = nil // what one of them has taken is not told from what the other has
 	}
 	l.lostBy = of
@@ -288,11 +288,13 @@ func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int
 // The same holds if the row may have been taken for other callers than of.
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
-	unsure := l.doubts.unsure(time.Now()) && l.lostBy.is(of)
+	now := time.Now()
+	unsure := l.doubts.unsure(now) && l.lostBy.is(of) && now.After(l.namedUntil)
 	k.s.mu.Unlock()
+	table := &ownerTable{of.q.table, of.q.rows.groups, k.s.limit, false} // it knows how many attempts a row has
 	for after, more := "", unsure; more && len(rows) < n; {
 		var some []objects.Claim
-		if some, more, err = k.table.owned(ctx, k.name, l.term.id, after); err != nil || len(some) == 0 {
+		if some, more, err = table.owned(ctx, k.name, l.term.id, after); err != nil || len(some) == 0 {
 			return rows, err
 		}
 		after = some[len(some)-1].ID
@@ -300,7 +302,7 @@ func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (row
 		some = slices.DeleteFunc(k.unknown(l, some), func(r objects.Claim) bool { return r.Token <= l.newest })
 		k.s.mu.Unlock()
 		// The claim on such a row may have ended after the row was read.
-		_, stand, err := k.table.standing(ctx, k.name, some)
+		_, stand, err := table.standing(ctx, k.name, some)
 		if err != nil {
 			return rows, err
 		}

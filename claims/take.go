@@ -35,7 +35,10 @@ type TakeOptions struct {
 	Have []Claim
 }
 
-func (o TakeOptions) filter() objects.Filter { return objects.Filter{Where: o.Where, Args: o.Args} }
+// filter returns the filter with arguments of its own, because other callers may share it.
+func (o TakeOptions) filter() objects.Filter {
+	return objects.Filter{Where: o.Where, Args: slices.Clone(o.Args)}
+}
 
 func (o TakeOptions) validate() error {
 	if o.N < 1 {

@@ -101,11 +101,11 @@ func (how Ending) Set(after string) string {
 	case how.Extend:
 		return "{expires} = " + after
 	case how.Done:
-		return "{session} = NULL{done}"
+		return "{session} = NULL{unexpired}{done}"
 	case how.Exhausted:
-		return "{session} = NULL{exhausted}"
+		return "{session} = NULL{unexpired}{exhausted}"
 	case how.After > 0:
-		return "{session} = NULL, {not_before} = " + after + "{released}"
+		return "{session} = NULL{unexpired}, {not_before} = " + after + "{released}"
 	}
 	return Freeing{Unused: how.Unused}.Set()
 }
@@ -123,11 +123,11 @@ type Freeing struct {
 func (how Freeing) Set() string {
 	switch {
 	case how.Unused:
-		return "{session} = NULL{uncount}{released}"
+		return "{session} = NULL{unexpired}{uncount}{released}"
 	case how.Lost:
-		return "{session} = NULL{rest}{released}"
+		return "{session} = NULL{unexpired}{rest}{released}"
 	}
-	return "{session} = NULL{released}"
+	return "{session} = NULL{unexpired}{released}"
 }
 
 // RowsTable is a table of the user, in either database, with claims on its rows. The kind of the claims is
@@ -227,8 +227,10 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	}
 	count += assign(cfg.Taken)
 	countFor := count
-	if cfg.Expires != "" { // its value is that of an earlier claim
-		count += ", " + Quoted(cfg.Expires) + " = NULL"
+	unexpired := ""
+	if cfg.Expires != "" { // also when a row is freed: a worker whose config lacks the column may take it next
+		unexpired = ", " + Quoted(cfg.Expires) + " = NULL"
+		count += unexpired
 		countFor += ", " + Quoted(cfg.Expires) + " = " + d.In(strconv.FormatInt(cfg.Lasts.Microseconds(), 10))
 	}
 	order := Quoted(cfg.ID)
@@ -239,7 +241,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
-		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires),
+		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
 	}
 }
 

@@ -110,7 +110,7 @@ const (
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) FOR NO KEY UPDATE),
 			tenure_ended AS (
-				UPDATE {rows} SET {session} = NULL{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS id)
+				UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS id)
 			SELECT id::text, coalesce(session, ''), coalesce(token, 0), 0 FROM tenure_locked JOIN tenure_ended USING (id)`
 	// Without the name of the table, ORDER BY would mean the ID as text.
 	ownedRows = `

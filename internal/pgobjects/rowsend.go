@@ -195,7 +195,7 @@ func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err erro
 	}
 	return newRowTexts(r.cfg, rowFacts{schema: schema}).In(`
 		WITH tenure_ended AS (
-			UPDATE {rows} SET {session} = NULL{done}
+			UPDATE {rows} SET {session} = NULL{unexpired}{done}
 			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,
 		rowArgs(&c), nil
 }

@@ -63,7 +63,7 @@ const (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
 	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
 	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
-	endAnyRows      = `UPDATE {rows} SET {session} = NULL{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
+	endAnyRows      = `UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
 	// An ID of another type is not the one that its text names: pages would not come to an end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
@@ -95,7 +95,7 @@ const (
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, NULL WHERE NOT EXISTS (` + rowFence + `)`
 	// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
 	endRowOrFail = `
-			UPDATE {rows} SET {session} = NULL{done} WHERE {id} = (
+			UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = (
 				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3)
 					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
 )
@@ -319,7 +319,10 @@ func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (e
 		}
 		return err
 	})
-	return ended, err
+	if err != nil {
+		return nil, err
+	}
+	return ended, nil
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
