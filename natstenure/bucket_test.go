@@ -89,6 +89,35 @@ func TestAReplicatedBucketOn211LosesNoUpdate(t *testing.T) {
 	kit.RunNamesMove(t, openOn(t, connect(t, cluster.servers[0].url), natstenure.Config{Bucket: "c", Replicas: 3}))
 }
 
+// The client reaches a new server, but a 2.10 one leads.
+func TestAReplicatedBucketWithAnOldLeaderIsRefused(t *testing.T) {
+	c := startClusterOf(t, oldBinary(t, oldVersions[0]), oldBinary(t, oldVersions[1]))
+	c.stream = "KV_b"
+	js := connect(t, c.servers[1].url)
+	_, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "b", Replicas: 3})
+	require.NoError(t, err)
+	for _, old := range []bool{true, false} {
+		kit.Await(t, fmt.Sprint("an old one leads: ", old), func() bool {
+			leads := c.leads(t)
+			if leads != nil && (leads != c.servers[1]) == old {
+				return true
+			}
+			_, _ = js.Conn().Request("$JS.API.STREAM.LEADER.STEPDOWN.KV_b", nil, time.Second)
+			return false
+		})
+		store, err := natstenure.New(js, natstenure.Config{Bucket: "b", Logger: kit.Quiet})
+		require.NoError(t, err)
+		defer store.Close()
+		err = store.Migrate(t.Context())
+		if !old {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "must have a leader of version 2.11")
+	}
+}
+
 // leaseKey is the key of the default lease's entry.
 const leaseKey = "o.reconciler_lease.singleton"
 
@@ -300,6 +329,17 @@ func TestOnlyAnOutdatedStoreReadsByDirectGets(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorIs(t, look.DeleteIf(t.Context(), obj.Key, obj.Version), errors.ErrUnsupported)
 	_, err = kit.NewLease(t, look, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}}).TryAcquire(t.Context())
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+func TestAFencedStoreThatMayReadWhatIsOutdatedDoesNotWrite(t *testing.T) {
+	t.Parallel()
+	store := open(t, start(t).ClientURL())
+	term, err := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	require.NoError(t, err)
+	fenced, err := store.Outdated().Fence(term)
+	require.NoError(t, err)
+	_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "a", ID: "b"}}, tenure.IfAbsent())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 

@@ -256,6 +256,9 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 		{is.PersistMode == jetstream.DefaultPersistMode, "the default persist mode"},
 		{is.Retention == jetstream.LimitsPolicy, "retention by limits"},
 		{is.MaxAge == 0, "no maximum age, which is a bucket's TTL"},
+		// Servers from 2.11 on add that to their answers, and the stream's leader answers, which need not be the server that the
+		// client reaches.
+		{s.cfg.Bucket == "" || is.Replicas <= 1 || is.Metadata["_nats.level"] != "", "a leader of version 2.11 or later, because it is a bucket with replicas"},
 		{s.cfg.Bucket == "" || is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum value size below %d bytes", smallest)},
 		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
 		{!is.DiscardNewPerSubject, "old messages of a subject replaced by new ones"},

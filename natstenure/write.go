@@ -365,7 +365,7 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if term == nil {
 		return s, nil
 	}
-	return &Store{shared: s.shared, term: term}, nil
+	return &Store{shared: s.shared, term: term, outdated: s.outdated}, nil
 }
 
 // lostOr returns an error of a write that was refused, unless the fence does not hold either:
