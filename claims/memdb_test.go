@@ -379,6 +379,9 @@ func (d *memDB) Prune(_ context.Context, _ int64, n int, _ time.Duration) (last 
 	}
 	for c := range d.wanted {
 		if r := d.rows[rowKey{c.Kind, c.ID}]; r == nil || r.Claim != c {
+			if _, lives := d.record(c.Session); lives {
+				continue
+			}
 			delete(d.wanted, c)
 			d.watcher.noticePruned(c)
 		}

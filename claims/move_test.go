@@ -155,11 +155,12 @@ func TestAClaimThatWasMovedBeforeItsAnswerCameIsNotHeld(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("other")
 		a.fault(kit.Only("claims.take", kit.AnswerAfter(2*time.Second)))
-		var got []claims.Claim
-		go func() { got = a.claim("one") }()
+		claimed := make(chan []claims.Claim, 1)
+		go func() { claimed <- a.claim("one") }()
 		time.Sleep(time.Second)
 		b.moveTo("one")
 		time.Sleep(2 * time.Second)
+		got := <-claimed
 		require.Len(w, got, 1)
 		require.False(w, a.keys.Holds(got[0]))
 		require.Equal(w, 1, a.keys.Len())

@@ -44,8 +44,10 @@ func (c *Claims) Migrate(ctx context.Context) error {
 // that it knows, or from a join, it may expect so many that it walks all rows of the kind. Locked
 // rows are updated by their ctids: looking them up by their keys again would cost a fifth more.
 const (
-	isGone   = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
-	hasEnded = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
+	isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
+	// A session that lives may not have read yet that a claim of it was moved.
+	isOfNobody = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
+	hasEnded   = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	lookAtClaims = `
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
@@ -146,7 +148,7 @@ const (
 			deleted AS (
 				DELETE FROM {claims} WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))),
 			ended AS MATERIALIZED (
-				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
+				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` AND ` + isOfNobody + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
 			forgotten AS (
 				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
 			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`

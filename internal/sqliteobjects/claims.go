@@ -25,7 +25,9 @@ func (c *Claims) Migrate(ctx context.Context) error {
 
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
-	hasEnded     = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
+	// A session that lives may not have read yet that a claim of it was moved.
+	isOfNobody = `NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
+	hasEnded   = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	lookAtClaims = `
 			SELECT ` + claimColumns + `session IS NOT NULL AND NOT EXISTS (
@@ -80,7 +82,7 @@ const (
 	pruneClaims = `
 			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 ORDER BY token LIMIT ?2)`
 	pruneRequests = `
-			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` LIMIT ?1)`
+			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` AND ` + isOfNobody + ` LIMIT ?1)`
 	claimFence = `
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`
 	// As the fence of a lease does, it writes nothing or fails.
