@@ -689,9 +689,10 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, soon, "-stop hangs", func() bool { return exists(hangs) })
-			if told {
+			if told { // the trust in the term ends while -stop hangs
 				r.signal(t, syscall.SIGTERM)
-				r.awaitLog(t, "told to end")
+				eventually(t, soon, "-stop kills", func() bool { return exists(killed) && s.idle() })
+				return
 			}
 			store := s.open(t)
 			awaitRenewal(t, store)
@@ -702,7 +703,7 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 				h, held := holding(t, store)
 				return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
 			})
-			eventually(t, soon, "-stop kills", func() bool { return exists(killed) && (!told || s.idle()) })
+			eventually(t, soon, "-stop kills", func() bool { return exists(killed) })
 		})
 	}
 }
