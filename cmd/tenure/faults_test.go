@@ -681,7 +681,7 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 			hangs, killed := filepath.Join(s.dir, "hangs"), filepath.Join(s.dir, "killed")
 			exists := func(name string) bool { _, err := os.Stat(name); return err == nil }
 			// The first -stop of the service hangs until it has to kill.
-			flags := s.supervised(t, "a", "-on-loss", "kill")
+			flags := s.supervised(t, "a", "-on-loss", "kill", "-ttl", "10s")
 			flags[3] = fmt.Sprintf(`cd %s; if test "$TENURE_STOP" = kill; then touch killed; elif test -e pid-a && ! test -e hangs; then touch hangs; sleep 1000; fi; %s`, s.dir, flags[3])
 			r := s.start(t, "a", flags...)
 			s.awaitStart(t, 0)
