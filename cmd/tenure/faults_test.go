@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -668,6 +669,71 @@ func TestOnLossKillKillsAServiceAndThenRunsItsStop(t *testing.T) {
 	eventually(t, soon, "-stop is run again", func() bool { return s.idle() && said() == "stop kill" })
 	if s.has(t, "stop") {
 		t.Error("it was told to end")
+	}
+}
+
+func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
+	t.Parallel()
+	for name, told := range map[string]bool{"in a term": false, "while tenure ends": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sqliteSite(t)
+			hangs, killed := filepath.Join(s.dir, "hangs"), filepath.Join(s.dir, "killed")
+			exists := func(name string) bool { _, err := os.Stat(name); return err == nil }
+			// The first -stop of the service hangs until it has to kill.
+			flags := s.supervised(t, "a", "-on-loss", "kill", "-ttl", "10s")
+			flags[3] = fmt.Sprintf(`cd %s; if test "$TENURE_STOP" = kill; then touch killed; elif test -e pid-a && ! test -e hangs; then touch hangs; sleep 1000; fi; %s`, s.dir, flags[3])
+			r := s.start(t, "a", flags...)
+			s.awaitStart(t, 0)
+			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, soon, "-stop hangs", func() bool { return exists(hangs) })
+			if told { // the trust in the term ends while -stop hangs
+				r.signal(t, syscall.SIGTERM)
+				eventually(t, soon, "-stop kills", func() bool { return exists(killed) && s.idle() })
+				return
+			}
+			store := s.open(t)
+			awaitRenewal(t, store)
+			if exists(killed) {
+				t.Error("-stop was killed before the lease was lost")
+			}
+			eventually(t, soon, "somebody deletes the record", func() bool {
+				h, held := holding(t, store)
+				return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
+			})
+			eventually(t, soon, "-stop kills", func() bool { return exists(killed) })
+		})
+	}
+}
+
+func TestOnLossKillLeavesNothingBelowTheGuard(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("on this system what has left the group of -stop is not found")
+	}
+	s := sqliteSite(t)
+	left := filepath.Join(s.dir, "left")
+	flags := s.supervised(t, "a", "-on-loss", "kill")
+	flags[3] += fmt.Sprintf(`; test "$TENURE_STOP" != kill || { setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >%s; }`, left)
+	r := s.start(t, "a", flags...)
+	s.awaitStart(t, 0)
+	guard := r.pid(t, "guard")
+	r.signal(t, syscall.SIGKILL)
+	gone := func(group int) bool { return syscall.Kill(-group, 0) != nil || (knownGroup{id: group}).onlyZombies() }
+	eventually(t, soon, "the guard ends", func() bool { return gone(guard) })
+	data, err := os.ReadFile(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !gone(pid) {
+		t.Error("a process that -stop has started outlives the guard")
+		syscall.Kill(-pid, syscall.SIGKILL)
 	}
 }
 

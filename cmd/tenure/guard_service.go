@@ -65,6 +65,7 @@ func (s *service) run() ending {
 	if stopService(s.lost, s.stopLine, os.Environ(), s.log) != nil {
 		killDescendants(os.Getpid(), stopPause)
 		stopService(context.Background(), s.stopLine, append(os.Environ(), "TENURE_STOP=kill"), s.log)
+		killDescendants(os.Getpid(), longestTTL) // another host may start the service when this returns
 	}
 	return end
 }

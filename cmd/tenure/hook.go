@@ -32,7 +32,6 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 // fence runs -fence for a host that has vanished and for the -peers.
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	term := tenure.TermFromContext(ctx)
-	env := append(environ(), termEnv(term)...)
 	// A host that has restarted must not cut off its own power or that of healthy peers.
 	if prev.Holder == r.opts.replica {
 		r.log.Info("not fencing an earlier run of this replica", "predecessor", prev.Holder)
@@ -40,12 +39,14 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	}
 	// First, because the fence of a former holder may keep this host from fencing anybody.
 	if err := r.unfence(ctx); err != nil {
-		r.coordinator.Resign(ctx) // it must not be retried as -fence is
+		if term.Valid() { // otherwise it ends for a reason of its own
+			r.coordinator.Resign(ctx) // it must not be retried as -fence is
+		}
 		return err
 	}
 	r.log.Info("fencing", "predecessor", printable(prev.Holder))
-	vanished := []string{environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)}
-	if err := runHook(ctx, r.opts.fence, nil, slices.Concat(env, vanished), os.Stderr); err != nil {
+	if err := runForTerm(ctx, r.opts.fence,
+		environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
 		return err
 	}
 	if r.peersFenced == term.ID() { // after an earlier predecessor
@@ -63,12 +64,11 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 
 // fencePeers runs -fence for each of the -peers but this replica and one more.
 func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
-	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
 	for _, peer := range r.opts.peerNames() {
 		if peer == r.opts.replica || peer == except {
 			continue
 		}
-		if failed := runHook(ctx, r.opts.fence, nil, append(env, environVar("TENURE_PREDECESSOR", peer)), os.Stderr); failed != nil {
+		if failed := runForTerm(ctx, r.opts.fence, environVar("TENURE_PREDECESSOR", peer)); failed != nil {
 			err = errors.Join(err, fmt.Errorf("peer %s: %w", printable(peer), failed))
 		}
 	}
@@ -90,12 +90,11 @@ func (r *runner) unfence(ctx context.Context) error {
 }
 
 func (r *runner) unfenceAgain(ctx context.Context) error {
-	env := append(environ(), termEnv(tenure.TermFromContext(ctx))...)
 	// A command that hangs must not keep the lease from a replica that could run the program.
 	unfencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
 	defer cancel()
-	if err := runHook(unfencing, r.opts.unfence, nil, env, os.Stderr); err != nil {
-		if ctx.Err() == nil {
+	if err := runForTerm(unfencing, r.opts.unfence); err != nil {
+		if ctx.Err() == nil && !errors.Is(err, errTermOver) {
 			r.log.Error("failed to unfence this replica; giving up the lease", "error", err)
 		}
 		return fmt.Errorf("-unfence: %w", err)
@@ -110,7 +109,7 @@ func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait 
 	if r.opts.unfenceEvery > 0 {
 		asserting.Go(func() {
 			r.repeat(ctx, r.opts.unfenceEvery, "", func() error {
-				if err := r.unfenceAgain(ctx); err != nil {
+				if err := r.unfenceAgain(ctx); err != nil && !errors.Is(err, errTermOver) {
 					end(err)
 				}
 				return nil
@@ -166,6 +165,19 @@ func (r *runner) stopStandby(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.timing.stop)
 	defer cancel()
 	return runHook(ctx, r.opts.stop, nil, environ(), nil)
+}
+
+// errTermOver is the error of a command that was not run. Why the term is over decides how its program ends.
+var errTermOver = errors.New("the term is over")
+
+// runForTerm runs a command for the term of ctx, unless that is over. If this process was paused, ctx
+// ends only when a timer fires.
+func runForTerm(ctx context.Context, line string, env ...string) error {
+	term := tenure.TermFromContext(ctx)
+	if !term.Valid() {
+		return errTermOver
+	}
+	return runHook(ctx, line, nil, slices.Concat(environ(), termEnv(term), env), os.Stderr)
 }
 
 // runHook runs one of the user's commands, for example that of -check. It returns when

@@ -3,12 +3,60 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/storetest"
 )
+
+func TestNoCommandBeginsForATermThatIsOver(t *testing.T) {
+	t.Parallel()
+	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := filepath.Join(t.TempDir(), "began")
+	calls := func(ctx context.Context) map[string]error {
+		r := &runner{log: slog.New(slog.DiscardHandler), opts: &options{replica: "a", peers: "b", ttl: time.Minute}}
+		r.opts.fence = "touch " + began + "-fence-$TENURE_PREDECESSOR"
+		errs := map[string]error{"fence-c": r.fence(ctx, tenure.Holding{Holder: "c"}), "fence-b": r.fencePeers(ctx, "")}
+		r.opts.unfence = "touch " + began + "-unfence"
+		errs["unfence"] = r.unfenceAgain(ctx)
+		r.opts.unfence = "touch " + began + "-unfence-first"
+		errs["unfence-first"] = r.fence(ctx, tenure.Holding{Holder: "c"})
+		return errs
+	}
+	var paused context.Context // as after a pause: it is not done although its term is over
+	if err := tenure.Do(t.Context(), lease, func(ctx context.Context) error {
+		paused = context.WithoutCancel(ctx)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range calls(paused) {
+		if _, none := os.Stat(began + "-" + name); none == nil || !errors.Is(err, errTermOver) {
+			t.Errorf("%s: it began: %v; %v", name, none == nil, err)
+		}
+	}
+	if err := tenure.Do(t.Context(), lease, func(ctx context.Context) error {
+		for name, err := range calls(ctx) {
+			if _, none := os.Stat(began + "-" + name); none != nil || err != nil {
+				t.Errorf("in a term %s has not run: %v, %v", name, none, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func TestACheckThatLeavesAProcessWithItsOutputCountsAtAnyTTL(t *testing.T) {
 	t.Parallel()

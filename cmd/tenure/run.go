@@ -236,15 +236,15 @@ func (r *runner) job(ctx context.Context) error {
 		return err
 	}
 	r.current.Store(g)
-	ctx, cancel := context.WithCancelCause(ctx)
-	wait := r.assert(ctx, cancel)
-	end, err := g.run(ctx, r.howToEnd)
+	running, cancel := context.WithCancelCause(ctx)
+	wait := r.assert(running, cancel)
+	end, err := g.run(running, r.howToEnd)
 	r.current.Store(nil)
 	cancel(nil)
 	wait()
 	if err != nil {
-		if r.opts.stop != "" { // the guard can no longer do it, and the lease is held until it is done
-			stopService(context.Background(), r.opts.stop, environ(), r.log)
+		if r.opts.stop != "" {
+			r.stopUnguarded(ctx)
 		}
 		return err
 	}
@@ -254,6 +254,27 @@ func (r *runner) job(ctx context.Context) error {
 		r.shutdown()
 	}
 	return errors.New(end.Text)
+}
+
+// stopUnguarded stops the service of a term whose guard is gone, as the guard would. The lease is held
+// until it returns.
+func (r *runner) stopUnguarded(ctx context.Context) {
+	stopping, kill := context.WithCancel(context.Background())
+	defer kill()
+	if r.opts.killsService() {
+		term := tenure.TermFromContext(ctx)
+		look := func() error {
+			if r.howToEnd(context.Cause(ctx)).Kill || r.timing.left(term.Remaining()).Hard <= 0 {
+				kill()
+			}
+			return nil
+		}
+		look()
+		go r.repeat(stopping, r.timing.ask, "", look)
+	}
+	if stopService(stopping, r.opts.stop, environ(), r.log) != nil {
+		stopService(context.Background(), r.opts.stop, append(environ(), "TENURE_STOP=kill"), r.log)
+	}
 }
 
 // howToEnd returns the order that ends the program, given why its term ends.
