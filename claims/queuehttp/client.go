@@ -245,11 +245,9 @@ func (w *work) drop(c claims.Claim) {
 
 // settle finishes a task, or gives it back. The database decides whether that comes too late.
 func (w *work) settle(ctx context.Context, t Task, result any, err error) {
-	logger, back := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt), request{Claims: []claims.Claim{t.Claim}}
+	logger := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt)
 	if err != nil && ctx.Err() != nil {
-		if _, err := w.send(ctx, "abandon", back); err != nil && !errors.Is(err, tenure.ErrLost) {
-			logger.Warn("failed to give a task back", "error", err)
-		}
+		w.giveBack(ctx, logger, "abandon", t.Claim)
 		return
 	}
 	if err == nil {
@@ -266,7 +264,17 @@ func (w *work) settle(ctx context.Context, t Task, result any, err error) {
 		return
 	}
 	logger.Warn("failed to finish a task; giving it back", "error", err)
-	if _, err := w.send(ctx, "nack", back); err != nil && !errors.Is(err, tenure.ErrLost) {
+	w.giveBack(ctx, logger, "nack", t.Claim)
+}
+
+// giveBack gives a task back. It sends the request until it is answered: if the claim were dropped before that, the
+// next take would bring it again, and a request that arrives late would free the row beside its new func. Once ctx,
+// which is the func's, is done, no take brings the claim, so giveBack goes on for up to a TTL.
+func (w *work) giveBack(ctx context.Context, logger *slog.Logger, name string, c claims.Claim) {
+	sending, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { pace.Sleep(sending, w.ttl); cancel() })()
+	if _, _, err := w.c.send(sending, w.ttl/6, name, request{Claims: []claims.Claim{c}}); err != nil && !errors.Is(err, tenure.ErrLost) {
 		logger.Warn("failed to give a task back", "error", err)
 	}
 }

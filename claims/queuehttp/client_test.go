@@ -194,6 +194,48 @@ func TestAClientGivesItsTasksBackWhenItStops(t *testing.T) {
 	})
 }
 
+// The request may be obeyed late, and a func of the same claim must not run then.
+func TestATaskIsItsWorkersUntilItIsGivenBack(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.wire(2)
+		var cut atomic.Bool
+		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "nack" && cut.Load() {
+				return nil, errCut
+			}
+			return send(), nil
+		})
+		var begun sync.Map
+		failed := make(chan string, 10)
+		stop := w.serve(l, 2, func(_ context.Context, t queuehttp.Task) (any, error) { // its second place asks for more
+			if _, twice := begun.LoadOrStore(t.Claim, true); twice {
+				w.Errorf("the claim %s was begun twice", t.Claim)
+			}
+			if t.Claim.Attempt == 1 {
+				failed <- t.Claim.Key.ID
+				return nil, errors.New("it fails")
+			}
+			return 1, nil
+		})
+		cut.Store(true)
+		w.add(1, 1)
+		require.Equal(w, "1", receive(w, failed))
+		time.Sleep(4 * ttl)
+		require.Equal(w, 1, w.count(countOwned))
+		cut.Store(false)
+		w.awaitCount(1, countDone)
+
+		cut.Store(true)
+		w.add(2, 2)
+		require.Equal(w, "2", receive(w, failed))
+		time.Sleep(2 * ttl)
+		began := time.Now()
+		stop()
+		require.Less(w, time.Since(began), 2*ttl, "it stops all the same")
+		require.Zero(w, w.count(countOwned))
+	})
+}
+
 // Its func might run beside that of another worker.
 func TestATaskWhoseAnswerComesTooLateIsNotBegun(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -26,7 +26,8 @@
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
 // less a thirtieth, from before it sent the begin or the heartbeat that was last answered. Then it stops its work.
 // It sends one take at a time, which lists all claims that it has, and waits up to a sixth of the TTL if there is
-// no task. Tasks whose answer was lost come with the next take. Nack gives tasks back for a while, by default for
+// no task. It has a claim until the finish, nack or abandon was answered, by a 200, 400 or 409, or a heartbeat has
+// said that the claim has ended. Tasks whose answer was lost come with the next take. Nack gives tasks back for a while, by default for
 // [claims.QueueConfig.Backoff], and abandon at once. Finish, nack and abandon end all of their claims, or none.
 //
 // Each request may be repeated. Errors are {"error": TEXT}, with a status:

@@ -55,7 +55,8 @@ type Handler struct {
 }
 
 // NewHandler returns a handler for a queue, which must be in the store. The queue's config needs NotBefore, for
-// tasks that are given back for a while. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with
+// tasks that are given back for a while, and no Expires: a task is its worker's as long as the worker's session
+// stands. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with
 // the config.
 func NewHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
 	h, err := newHandler(store, queue, cfg)
@@ -71,6 +72,7 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 	var problems objects.Problems
 	problems.If(queue == nil, "queue is nil")
 	problems.If(queue != nil && queue.Config().NotBefore == "", "the queue has no column for tasks that are given back for a while: set NotBefore")
+	problems.If(queue != nil && queue.Config().Expires != "", "the queue has claims that expire, and nothing extends them: leave Expires unset, because a worker's session is its lease, or call TakeFor and Extend yourself")
 	problems.If(cfg.MaxBytes < 0, "MaxBytes %d is negative", cfg.MaxBytes)
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: cfg.TTL, Logger: cfg.Logger})
 	problems.Add(err)

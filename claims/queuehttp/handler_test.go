@@ -202,11 +202,14 @@ func TestBadInputToHandlersAndClients(t *testing.T) {
 		plain := tasks
 		plain.NotBefore = ""
 		unfit := kit.Must(claims.NewQueue(w.store, plain))
+		plain = tasks
+		plain.Expires, plain.Deadline = "expires", time.Minute
+		expiring := kit.Must(claims.NewQueue(w.store, plain))
 		elsewhere := kit.Must(claims.NewQueue(kit.OpenSQLite(w.T, ":memory:"), tasks))
 		for _, bad := range []struct {
 			queue *claims.Queue
 			cfg   queuehttp.Config
-		}{{nil, queuehttp.Config{}}, {unfit, queuehttp.Config{}}, {elsewhere, queuehttp.Config{}}, {w.queue, queuehttp.Config{TTL: -1}}, {w.queue, queuehttp.Config{MaxBytes: -1}}} {
+		}{{nil, queuehttp.Config{}}, {unfit, queuehttp.Config{}}, {expiring, queuehttp.Config{}}, {elsewhere, queuehttp.Config{}}, {w.queue, queuehttp.Config{TTL: -1}}, {w.queue, queuehttp.Config{MaxBytes: -1}}} {
 			_, err := queuehttp.NewHandler(w.store, bad.queue, bad.cfg)
 			require.ErrorIs(w, err, tenure.ErrInvalid)
 		}
