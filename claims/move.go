@@ -20,8 +20,7 @@ import (
 // a supervisor that has closed its connection there and has connected to this process. From then on the
 // database refuses the fenced writes of the old claim, and releasing it has no effect. But the former owner
 // has not been asked. Its func is told to return with the cause [tenure.ErrLost] when it hears of the move:
-// at once, or within a TTL if the hint was lost, or when it compares its claims with their rows, which it
-// does every hour. Until then it believes in its claim, and two funcs may run for the key. To have the
+// at once, or within a TTL if the hint was lost. Until then it believes in its claim, and two funcs may run for the key. To have the
 // former owner stop first, use [Keys.RequestRelease].
 //
 // Move waits for fenced writes that are about to commit under a claim, until ctx is done. Its other errors are

@@ -348,6 +348,15 @@ func (d *tables) prunes() {
 	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its claim stands, whatever its age")
 	d.setToken("p3", long+1) // as if it had been claimed again, by a session that ended since
 	prune(0, 10)
+	d.bury("a")
+	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its session, which lived, had not read it")
+
+	d.begin("a")
+	rows = d.take("a", nil, nil, []string{"p7"})
+	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p7"}, kit.Patience))(d.T), 1)
+	d.setToken("p7", rows[0].Token+1)
+	d.bury("a")
+	prune(0, 10)
 	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T))
 }
 
