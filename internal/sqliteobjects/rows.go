@@ -319,10 +319,7 @@ func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (e
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return ended, nil
+	return ended, err
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
