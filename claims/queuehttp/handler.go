@@ -28,7 +28,8 @@ type Config struct {
 	TTL time.Duration
 
 	// Payloads returns what workers are told of rows, by the rows' IDs. The values become JSON; a row without
-	// one has the payload null. Default: workers get the claims alone.
+	// one has the payload null. Rows whose values do not become JSON are given back for the queue's Backoff, and
+	// so are all of ids after an error. Their attempts count. Default: workers get the claims alone.
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
@@ -198,19 +199,45 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 		for i, c := range got {
 			ids[i] = c.Key.ID
 		}
-		if payloads, err = h.cfg.Payloads(ctx, ids); err != nil { // the next take returns these tasks
+		if payloads, err = h.cfg.Payloads(ctx, ids); err != nil {
+			if ctx.Err() == nil { // otherwise the next take returns these tasks
+				h.putOff(ctx, got)
+			}
 			return answer{}, err
 		}
 	}
 	var out answer
+	var bad []claims.Claim
 	for _, c := range got {
 		payload, err := json.Marshal(payloads[c.Key.ID])
 		if err != nil {
-			return answer{}, err
+			h.cfg.Logger.Error("the payload of a task does not become JSON; giving the task back", "task", c.String(), "attempt", c.Attempt, "error", err)
+			bad = append(bad, c)
+			continue
 		}
 		out.Tasks = append(out.Tasks, Task{c, payload})
 	}
+	h.putOff(ctx, bad)
 	return out, nil
+}
+
+// putOff gives tasks back that no worker can be told of, so that others come before them. If that fails, the next
+// take returns them.
+func (h *Handler) putOff(ctx context.Context, cs []claims.Claim) {
+	if len(cs) == 0 {
+		return
+	}
+	if err := h.queue.ReleaseAfter(ctx, h.backoff(cs), cs...); err != nil && !errors.Is(err, tenure.ErrLost) {
+		h.cfg.Logger.Warn("failed to give tasks back; retrying at the worker's next take", "error", err)
+	}
+}
+
+// backoff returns the longest of the claims' backoffs.
+func (h *Handler) backoff(cs []claims.Claim) (d time.Duration) {
+	for _, c := range cs {
+		d = max(d, h.queue.Config().Backoff(c))
+	}
+	return d
 }
 
 func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
@@ -228,15 +255,10 @@ func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
 }
 
 func (h *Handler) nack(ctx context.Context, in request) (answer, error) {
-	var after time.Duration
-	if in.After != nil {
-		after = time.Duration(*in.After)
-	} else {
-		for _, c := range in.Claims {
-			after = max(after, h.queue.Config().Backoff(c))
-		}
+	if in.After == nil {
+		return answer{}, h.queue.ReleaseAfter(ctx, h.backoff(in.Claims), in.Claims...)
 	}
-	return answer{}, h.queue.ReleaseAfter(ctx, after, in.Claims...)
+	return answer{}, h.queue.ReleaseAfter(ctx, time.Duration(*in.After), in.Claims...)
 }
 
 func (h *Handler) abandon(ctx context.Context, in request) (answer, error) {

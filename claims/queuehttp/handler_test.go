@@ -191,9 +191,26 @@ func TestAStoreThatIsDownIsA503ThatHidesWhy(t *testing.T) {
 			require.Equal(w, 503, status)
 			require.NotContains(w, out.Error, "password")
 		}
-		require.Equal(w, 1, w.count(`SELECT attempts FROM tasks`))
+		require.Equal(w, 3, w.count(`SELECT attempts FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`), "others come first")
 		time.Sleep(time.Second) // for the log
 		require.Equal(w, 1, strings.Count(log.String(), "the password is x"), log.String())
+	})
+}
+
+func TestATaskThatCannotBeToldIsGivenBack(t *testing.T) {
+	eachServer(t, func(w *world) {
+		w.add(1, 2)
+		var log kit.SyncBuffer
+		h := w.handler(queuehttp.Config{TTL: time.Minute, Logger: logTo(&log), Payloads: func(context.Context, []string) (map[string]any, error) {
+			return map[string]any{"1": make(chan int), "2": "p2"}, nil
+		}})
+		_, s := ask(w.T, h, "begin", in{"holder": "w"})
+		status, out := ask(w.T, h, "take", in{"session": s.Session, "n": 2})
+		require.Equal(w, 200, status)
+		require.Len(w, out.Tasks, 1)
+		require.Equal(w, `"p2"`, string(out.Tasks[0].Payload))
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE id = 1 AND session IS NULL AND not_before IS NOT NULL AND attempts = 1`))
+		require.Equal(w, 1, strings.Count(log.String(), "does not become JSON"), log.String())
 	})
 }
 
