@@ -171,16 +171,15 @@ func TestARenewalThatFailsOnceEndsNoTermThoughTheCheckTakesLong(t *testing.T) {
 			return nil
 		}})
 		for range 10 {
-			failed := false
+			var failed atomic.Bool
 			a.store.SetHook(kit.Only("put", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-				if failed {
+				if failed.Swap(true) {
 					return do(ctx)
 				}
-				failed = true
 				return kit.Refuse(ctx, call, do)
 			}))
 			time.Sleep(time.Minute)
-			require.True(t, failed)
+			require.True(t, failed.Load())
 		}
 		t.wantHolder(a)
 		require.Equal(t, 1, a.Status().Terms)
