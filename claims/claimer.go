@@ -100,10 +100,7 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string) (taken []ob
 // returns the reason.
 func (c *claimer) write(ctx context.Context, l *ledger, free, gone, missing []string) (rows []objects.Claim, err error) {
 	k := c.k
-	isMissing := make(map[string]bool, len(missing))
-	for _, id := range missing {
-		isMissing[id] = true
-	}
+	isMissing := setOf(missing)
 	var refused error
 	err = inGroups(k.table.groups, slices.Concat(free, missing), func(ids []string) error {
 		if err := k.over(l); err != nil { // the statements before this one took long

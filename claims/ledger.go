@@ -148,17 +148,28 @@ func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*bat
 		how := objects.Freeing{Unused: unused && l.spent[r.ID] != r.Token}
 		l.drop(r.ID)
 		l.freeing[r.ID]++
-		i := slices.IndexFunc(l.toFree, func(b *batch) bool { return b.how == how && len(b.rows) < perStatement })
-		if i < 0 {
-			i, l.toFree = len(l.toFree), append(l.toFree, &batch{how: how, done: make(chan struct{})})
+		b := lastBatch(l.toFree, func(b *batch) bool { return b.how == how })
+		if b == nil || len(b.rows) == perStatement {
+			b = &batch{how: how, done: make(chan struct{})}
+			l.toFree = append(l.toFree, b)
 		}
-		b := l.toFree[i]
 		b.rows = append(b.rows, r)
-		if !slices.Contains(batches, b) {
+		if lastBatch(batches, func(other *batch) bool { return other == b }) == nil {
 			batches = append(batches, b)
 		}
 	}
 	return batches
+}
+
+// lastBatch returns the last batch of which something is true, or nil. It looks from the end, because there
+// may be a thousand batches when a million keys are released.
+func lastBatch(batches []*batch, is func(*batch) bool) *batch {
+	for _, b := range slices.Backward(batches) {
+		if is(b) {
+			return b
+		}
+	}
+	return nil
 }
 
 // nextBatch returns the next batch to free, or nil.

@@ -20,8 +20,8 @@ import (
 // a supervisor that has closed its connection there and has connected to this process. From then on the
 // database refuses the fenced writes of the old claim, and releasing it has no effect. But the former owner
 // has not been asked. Its func is told to return with the cause [tenure.ErrLost] when it hears of the move:
-// at once, or within a TTL if the hint was lost. Until then it believes in its claim, and two funcs may run for the key. To have the
-// former owner stop first, use [Keys.RequestRelease].
+// at once, or within a TTL if the hint was lost. Until then it believes in its claim, and two funcs may run
+// for the key. To have the former owner stop first, use [Keys.RequestRelease].
 //
 // Move waits for fenced writes that are about to commit under a claim, until ctx is done. Its other errors are
 // those of TryClaim, and so is what it may return together with one.
@@ -47,7 +47,8 @@ func (k *Keys) move(ctx context.Context, seen []Claim) (got []Claim, err error) 
 	defer done()
 	rows := rowsOf(seen)
 	ids, err := k.kind.claimable(l, idsOf(rows))
-	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session == l.term.id || !slices.Contains(ids, r.ID) })
+	may := setOf(ids)
+	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session == l.term.id || !may[r.ID] })
 	for tries := 0; len(rows) > 0 && err == nil; tries++ {
 		var moved, locked []objects.Claim
 		moved, locked, err = k.writeMove(ctx, l, rows)
@@ -81,13 +82,8 @@ func (k *Keys) writeMove(ctx context.Context, l *ledger, seen []objects.Claim) (
 	}, func(row objects.Claim, err error) {
 		refused = cmp.Or(refused, fmt.Errorf("the database refuses the key %q: %w", row.ID, err))
 	})
-	woken := make(map[string]bool)
-	for _, r := range seen {
-		if !woken[r.Session] && slices.ContainsFunc(moved, func(m objects.Claim) bool { return m.ID == r.ID }) {
-			woken[r.Session] = true
-			k.s.wake(requestsKey(r.Session))
-		}
-	}
+	has := setOf(idsOf(moved))
+	k.s.table.wakeOwners(k.s.store, slices.DeleteFunc(slices.Clone(seen), func(r objects.Claim) bool { return !has[r.ID] }))
 	return moved, locked, cmp.Or(err, refused)
 }
 

@@ -93,15 +93,20 @@ func (t *ownerTable) request(ctx context.Context, store tenure.Store, kind strin
 		if err != nil {
 			return err
 		}
-		woken := make(map[string]bool)
-		for _, r := range requested {
-			if !woken[r.Session] {
-				woken[r.Session] = true
-				wake(store, requestsKey(r.Session), t.limit)
-			}
-		}
+		t.wakeOwners(store, requested)
 		return nil
 	}, nil)
+}
+
+// wakeOwners wakes the sessions that rows name, to read their requests.
+func (t *ownerTable) wakeOwners(store tenure.Store, rows []objects.Claim) {
+	woken := make(map[string]bool)
+	for _, r := range rows {
+		if !woken[r.Session] {
+			woken[r.Session] = true
+			wake(store, requestsKey(r.Session), t.limit)
+		}
+	}
 }
 
 // validKeys rejects an empty list, keys that can't be claimed, and keys that are given twice.
@@ -157,6 +162,14 @@ func idsOf(rows []objects.Claim) []string {
 		ids = append(ids, r.ID)
 	}
 	return ids
+}
+
+func setOf(ids []string) map[string]bool {
+	set := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		set[id] = true
+	}
+	return set
 }
 
 func tokensOf(rows []objects.Claim) []int64 {

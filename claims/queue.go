@@ -37,6 +37,7 @@ type Queue struct {
 
 	retries    logtext.Retries
 	registered atomic.Bool // whether this process need not register it any more
+	tried      atomic.Bool // whether TryTakeFor has tried to register it
 
 	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
@@ -373,7 +374,8 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	if len(rows) == 0 && err != nil {
 		return nil, q.failed("take", err)
 	}
-	if len(rows) > 0 && !q.registered.Load() { // the session may be the only one, so that no worker does it
+	// The session may be the only one, so that no worker does it. If this fails once, only workers try it again.
+	if len(rows) > 0 && !q.registered.Load() && !q.tried.Swap(true) {
 		q.registered.Store(q.register(ctx))
 	}
 	kept, exhausted := split(q.claimsOf(rows), rows)

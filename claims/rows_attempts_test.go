@@ -70,6 +70,7 @@ func TestAnAttemptCountsOnlyIfItFailed(t *testing.T) {
 				require.Equal(db, want, got[0].Attempt, how)
 				require.NoError(db, way.end(w, got[0]), how)
 				w.stop()
+				require.NoError(db, w.store.Close()) // or there would be no connection left for others
 			}
 			attempts := 0
 			if way.used {

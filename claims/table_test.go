@@ -322,6 +322,7 @@ func (d *tables) prunes() {
 		return last, pruned
 	}
 	prune(0, 1000) // requests of the rules before
+	must(d.Wanted(d.Context(), "a", objects.Claim{}, 1000, kit.Patience))(d.T) // and those that nobody has read
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
 	d.free(rows[0])

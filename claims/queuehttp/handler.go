@@ -57,8 +57,7 @@ type Handler struct {
 
 // NewHandler returns a handler for a queue, which must be in the store. The queue's config needs NotBefore, for
 // tasks that are given back for a while, and no Expires: a task is its worker's as long as the worker's session
-// stands. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with
-// the config.
+// stands. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with the config.
 func NewHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
 	h, err := newHandler(store, queue, cfg)
 	if err != nil {

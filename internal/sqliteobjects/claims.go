@@ -67,7 +67,8 @@ const (
 			WHERE session = ?1 AND (kind, id, token) > (?2, ?3, ?4) AND typeof(kind) = 'text' AND typeof(id) = 'text' AND typeof(token) = 'integer'
 			ORDER BY kind, id, token LIMIT ?5`
 	forgetRequests = `
-			DELETE FROM {requests} AS r WHERE session = ?1 AND (kind, id, token) <= (?2, ?3, ?4) AND ` + hasEnded
+			DELETE FROM {requests} WHERE session = ?1 AND (kind, id, token) IN (
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2))`
 	// Looks up the next session in the index, and not at each row.
 	sessionsOfClaims = `
 			WITH RECURSIVE named(session) AS (
@@ -178,9 +179,14 @@ func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit t
 
 func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
 	rows, err := c.read(ctx, limit, wantedClaims, session, after.Kind, after.ID, after.Token, n)
-	if err == nil && slices.ContainsFunc(rows, func(r objects.Claim) bool { return r.Gone }) {
-		last := rows[len(rows)-1]
-		_ = c.exec(ctx, limit, forgetRequests, session, last.Kind, last.ID, last.Token) // else the next call deletes them
+	var ended [][3]any // not all that have: one that was moved since is not in rows
+	for _, r := range rows {
+		if r.Gone {
+			ended = append(ended, [3]any{r.Kind, r.ID, r.Token})
+		}
+	}
+	if err == nil && len(ended) > 0 {
+		_ = c.exec(ctx, limit, forgetRequests, session, list(ended)) // else the next call deletes them
 	}
 	return rows, err
 }
