@@ -147,7 +147,7 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 			return nil
 		}
 	}
-	lease, err := tenure.NewLease(r.backend.store(), tenure.LeaseConfig{Holder: cfg.Name, TTL: cfg.TTL, Expiry: cfg.Expiry})
+	lease, err := tenure.NewLease(r.backend.store(), tenure.LeaseConfig{Key: tenure.Key{Type: leaseType, ID: "singleton"}, Holder: cfg.Name, TTL: cfg.TTL, Expiry: cfg.Expiry})
 	if err != nil {
 		return err
 	}

@@ -63,6 +63,13 @@ func (r *replica) workInSession(ctx context.Context, queue *claims.Queue, worker
 		}
 		return all
 	}
+	// The session may have a row again before its release is answered.
+	release := func(ctx context.Context, released ...claims.Claim) error {
+		for _, c := range released {
+			twice.CompareAndDelete(c.Key.ID, c.Token)
+		}
+		return queue.Release(ctx, released...)
+	}
 	for ; live.Err() == nil; pause(live, r.Pace/4) {
 		has := known()
 		if len(has) >= workers {
@@ -83,7 +90,7 @@ func (r *replica) workInSession(ctx context.Context, queue *claims.Queue, worker
 			have[c] = true
 			mu.Unlock()
 			running.Go(func() {
-				if err := r.workOnRow(live, queue.Release, queue, c, &twice); err != nil && live.Err() == nil {
+				if err := r.workOnRow(live, release, queue, c, &twice); err != nil && live.Err() == nil {
 					_ = queue.Release(live, c)
 				}
 				mu.Lock()

@@ -71,10 +71,10 @@ func (r *replica) workOnRows(ctx context.Context) error {
 
 // workOnRow finishes most rows, releases others, and fails for others.
 func (r *replica) workOnRow(ctx context.Context, release func(context.Context, ...claims.Claim) error, queue *claims.Queue, c claims.Claim, running *sync.Map) error {
-	if _, twice := running.LoadOrStore(c.Key.ID, true); twice {
+	if _, twice := running.LoadOrStore(c.Key.ID, c.Token); twice {
 		r.events.write(event{Kind: claimTwice, Token: c.Token, Note: c.Key.ID})
 	}
-	defer running.Delete(c.Key.ID)
+	defer running.CompareAndDelete(c.Key.ID, c.Token)
 	r.events.write(event{Kind: rowBegun, Term: claimTerm(c), Token: c.Token, Note: fmt.Sprint(c.Attempt)})
 	if !pause(ctx, rand.N(2*r.Pace)) {
 		return context.Cause(ctx)
