@@ -1,6 +1,7 @@
 package tenure_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -123,6 +124,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	kit.WantErr(t, err, nil)
 
 	newLease := func(cfg tenure.LeaseConfig) error {
+		cfg.Key = cmp.Or(cfg.Key, kit.LeaseKey)
 		_, err := tenure.NewLease(untouched{t}, cfg)
 		return err
 	}
@@ -244,10 +246,12 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"no database", errOf(tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{})), tenure.ErrInvalid,
 			"tenure: new SQLite store: invalid argument: db is nil"},
 
-		{"a lease without a store", errOf(tenure.NewLease(nil, tenure.LeaseConfig{})), tenure.ErrInvalid,
+		{"a lease without a store", errOf(tenure.NewLease(nil, tenure.LeaseConfig{Key: kit.LeaseKey})), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: store is nil"},
-		{"a lease over a store that was never set", errOf(tenure.NewLease((*tenure.PostgresStore)(nil), tenure.LeaseConfig{})), tenure.ErrInvalid,
+		{"a lease over a store that was never set", errOf(tenure.NewLease((*tenure.PostgresStore)(nil), tenure.LeaseConfig{Key: kit.LeaseKey})), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: store is nil"},
+		{"a lease without a key", errOf(tenure.NewLease(untouched{t}, tenure.LeaseConfig{TTL: 1})), tenure.ErrInvalid,
+			`tenure: new lease: invalid argument: Key is empty: name the lease, for example Key{Type: "lease", ID: "sweeper"}` + "\n" + `invalid argument: TTL 1ns is not between 10ms and 8760h0m0s`},
 		{"a lease whose key has no id", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}), tenure.ErrInvalid,
 			`tenure: new lease: invalid argument: key "x/" has an empty id`},
 		{"a lease whose key has no type", newLease(tenure.LeaseConfig{Key: tenure.Key{ID: "x"}}), tenure.ErrInvalid,
@@ -578,7 +582,7 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 		}
 		_, updated := tenure.Update(ctx, plain, key, func(obj tenure.Object) (tenure.Object, error) { return obj, nil })
 		for what, err := range map[string]error{
-			"NewLease": errOf(tenure.NewLease(plain, tenure.LeaseConfig{})), "List": listed, "Update": updated,
+			"NewLease": errOf(tenure.NewLease(plain, tenure.LeaseConfig{Key: kit.LeaseKey})), "List": listed, "Update": updated,
 			"Fence": errOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
 			"claims.NewSession": errOf(claims.NewSession(plain, claims.SessionConfig{})), "Fence by a claim": errOf(tenure.Fence(plain, claim)),
 			"FencedTx by a claim":    tenure.FencedTx(ctx, store, claim, db, nil, fn),

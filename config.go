@@ -16,18 +16,15 @@ import (
 
 // Defaults of [LeaseConfig].
 const (
-	DefaultTTL  = 30 * time.Second
-	minimumTTL  = 10 * time.Millisecond
-	maximumTTL  = record.LongestTTL
-	defaultName = "reconciler-lease"
+	DefaultTTL = 30 * time.Second
+	minimumTTL = 10 * time.Millisecond
+	maximumTTL = record.LongestTTL
 )
 
-var defaultKey = Key{Type: "reconciler_lease", ID: "singleton"}
-
-// LeaseConfig configures a [Lease]. The zero value is ready to use: one lease per table.
+// LeaseConfig configures a [Lease]. Only Key must be set.
 type LeaseConfig struct {
-	Key    Key               // default {"reconciler_lease", "singleton"}
-	Name   string            // of the object; default "reconciler-lease" for the default key, else the key's ID
+	Key    Key               // of the object: all replicas of a service have the same, and no other service has
+	Name   string            // of the object; default: the key's ID
 	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
@@ -54,10 +51,6 @@ const UniqueWithin = "unique-within"
 // withDefaults returns the config with its zero fields filled in, and an error that names
 // everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
-	cfg.Key = cmp.Or(cfg.Key, defaultKey)
-	if cfg.Name == "" && cfg.Key == defaultKey {
-		cfg.Name = defaultName
-	}
 	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
 	unnamed := cfg.Holder == ""
 	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
@@ -67,7 +60,11 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Labels = maps.Clone(cfg.Labels)
 
 	var problems objects.Problems
-	problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
+	if cfg.Key == (Key{}) {
+		problems.Add(fmt.Errorf(`%w: Key is empty: name the lease, for example Key{Type: "lease", ID: "sweeper"}`, ErrInvalid))
+	} else {
+		problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
+	}
 	problems.Add(objects.ValidText("holder", cfg.Holder))
 	problems.Add(validHolder(cfg.Holder))
 	fits := cfg.TTL >= minimumTTL && cfg.TTL <= maximumTTL

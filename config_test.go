@@ -8,11 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestConfigReturnsTheDefaultsToo(t *testing.T) {
-	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Holder: "a", TTL: time.Minute, Labels: map[string]string{"k": "v"}})
+	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: kit.LeaseKey, Holder: "a", TTL: time.Minute, Labels: map[string]string{"k": "v"}})
 	require.NoError(t, err)
 	cfg := lease.Config()
 	require.Equal(t, "reconciler_lease/singleton", cfg.Key.String())
@@ -28,7 +29,7 @@ func TestConfigReturnsTheDefaultsToo(t *testing.T) {
 }
 
 func TestACoordinatorTakesTheConfigOfAnother(t *testing.T) {
-	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Holder: "a"})
+	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: kit.LeaseKey, Holder: "a"})
 	require.NoError(t, err)
 	check := func(context.Context, tenure.Role) error { return nil }
 	for _, cfg := range []tenure.CoordinatorConfig{{}, {Check: check, Trace: new(tenure.Trace)}} {

@@ -32,7 +32,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -112,7 +112,7 @@ func ExampleFence() {
 		fmt.Println(err)
 		return
 	}
-	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{})
+	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	term, err := lease.AcquireOrSteal(ctx) // in a job: tenure.TermFromContext(ctx)
 	if err != nil {
 		fmt.Println(err)
@@ -250,7 +250,7 @@ func ExampleCoordinator_monotonicWork() {
 		fmt.Println(err)
 		return
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -385,7 +385,7 @@ func ExampleFenceError() {
 		return tenure.FenceError(tx.Commit())
 	}
 
-	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{})
+	lease, _ := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	term, err := lease.AcquireOrSteal(ctx) // in a job: tenure.TermFromContext(ctx)
 	if err != nil {
 		fmt.Println(err)
@@ -476,7 +476,7 @@ func ExampleLease_Resume() {
 // Where no clock may decide who holds the lease, standbys go by what they observe.
 func ExampleExpiryPolicy() {
 	store := storetest.NewMem()
-	leaseConfig := tenure.LeaseConfig{TTL: 30 * time.Second, Expiry: tenure.Observed}
+	leaseConfig := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, TTL: 30 * time.Second, Expiry: tenure.Observed}
 	config := tenure.CoordinatorConfig{RenewInterval: 10 * time.Second, Confirmations: 3}
 	lease, err := tenure.NewLease(store, leaseConfig)
 	if err != nil {

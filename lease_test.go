@@ -449,7 +449,7 @@ func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 }
 
 func TestALeaseRefusesAConfigOrATermThatItCannotWorkWith(t *testing.T) {
-	_, err := tenure.NewLease(nil, tenure.LeaseConfig{})
+	_, err := tenure.NewLease(nil, tenure.LeaseConfig{Key: kit.LeaseKey})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	store := storetest.NewMem()
 	for name, test := range map[string]struct {

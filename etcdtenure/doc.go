@@ -2,7 +2,7 @@
 //
 //	store, err := etcdtenure.Open(ctx, "etcd://host-a,host-b,host-c", clientv3.Config{}, etcdtenure.Config{})
 //	err = store.Migrate(ctx)
-//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //
 // Everything else is as on any store of package tenure. An object's version, and with it a
 // fencing token, is the cluster's revision at the object's last write. Every change is an event,

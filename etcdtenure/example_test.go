@@ -27,7 +27,7 @@ func runReplica(ctx context.Context, url string, job func(context.Context) error
 	if err := store.Migrate(ctx); err != nil { // creates the key tenure/epoch if it is missing
 		return err
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{TTL: 15 * time.Second})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, TTL: 15 * time.Second})
 	if err != nil {
 		return err
 	}

@@ -154,7 +154,7 @@ func TestTheKVClientReadsWhatABucketKeeps(t *testing.T) {
 	require.Contains(t, string(entry.Value()), `"holder":"replica-a"`)
 	keys, err := kv.Keys(t.Context())
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{leaseKey, "n.reconciler_lease.reconciler-lease"}, keys)
+	require.ElementsMatch(t, []string{leaseKey, "n.reconciler_lease.singleton"}, keys)
 
 	require.NoError(t, lease.Release(t.Context(), term))
 	released := next()

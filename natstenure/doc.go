@@ -3,7 +3,7 @@
 //
 //	store, err := natstenure.Open(ctx, "nats://host-a,host-b,host-c", natstenure.Config{Replicas: 3, SyncAlways: true})
 //	err = store.Migrate(ctx)
-//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //
 // Everything else is as on any store of package tenure. An object's version, and with it a
 // fencing token, is the sequence of its last message. Every change is an event, so standbys are

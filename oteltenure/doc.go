@@ -1,7 +1,7 @@
 // Package oteltenure records OpenTelemetry metrics of a lease, with [ObserveLease], of a session of
 // package claims, with [ObserveSession], and of package shards, with [ObserveShards].
 //
-//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+//	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //	trace, registration, err := oteltenure.ObserveLease(otel.Meter("my-service"), lease)
 //	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Trace: trace, …})
 //

@@ -59,7 +59,7 @@ func startSweeping(t *testing.T, store tenure.Store, name string, drain time.Dur
 	must(t, err)
 	provider := metric.NewMeterProvider(metric.WithReader(exporter))
 	r := &replica{store: storetest.Faulty(store, nil), endpoint: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})}
-	lease, err := tenure.NewLease(r.store, tenure.LeaseConfig{Holder: name, Logger: slog.New(slog.DiscardHandler)})
+	lease, err := tenure.NewLease(r.store, tenure.LeaseConfig{Key: tenure.Key{Type: "reconciler_lease", ID: "singleton"}, Holder: name, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	r.trace, r.metrics, err = oteltenure.ObserveLease(provider.Meter("test"), lease, attribute.String("zone", "north"))
 	must(t, err)

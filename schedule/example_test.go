@@ -32,7 +32,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	if err != nil {
 		log.Fatal(err)
 	}

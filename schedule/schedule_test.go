@@ -387,7 +387,7 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 		}
 		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: time.Hour, Logger: quiet})
 		require.NoError(t, err)
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: quiet})
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey, Logger: quiet})
 		require.NoError(t, err)
 		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
 		require.NoError(t, err)

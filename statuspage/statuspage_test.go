@@ -152,7 +152,7 @@ func TestTheStatusPageEscapesNamesAndLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		store := storetest.NewMem()
-		vanished, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: evil, Labels: map[string]string{evil: evil}})
+		vanished, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "reconciler_lease", ID: "singleton"}, Holder: evil, Labels: map[string]string{evil: evil}})
 		require.NoError(t, err)
 		_, err = vanished.TryAcquire(t.Context())
 		require.NoError(t, err)

@@ -119,7 +119,7 @@ func TestALostTermIsReportedWithItsSuccessor(t *testing.T) {
 
 func acquire(t *testing.T, store tenure.Store, holder string) *tenure.Term {
 	t.Helper()
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: holder})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "storekit"}, Holder: holder})
 	require.NoError(t, err)
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)

@@ -105,7 +105,7 @@ func testAddUp(t *testing.T) {
 		for _, name := range []string{"a", "b"} {
 			store := storetest.Faulty(mem, nil)
 			stores = append(stores, store)
-			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: name, Logger: slog.New(slog.DiscardHandler)})
+			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, Holder: name, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,7 +19,7 @@ func fencing(t *testing.T, store *watched, holder string) *tenure.Lease {
 	if !ok {
 		t.Skipf("%T is not a tenure.Fencer", store.Store)
 	}
-	lease, err := tenure.NewLease(store.Store, tenure.LeaseConfig{Holder: holder, TTL: time.Hour})
+	lease, err := tenure.NewLease(store.Store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "fence"}, Holder: holder, TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -256,7 +256,7 @@ func TestACheckMayLastForWhatTheTTLLeaves(t *testing.T) {
 		if left := got.renewDeadline - test.most; left < min(test.ttl/10, test.renew) {
 			t.Errorf("%+v: a check that takes its time leaves %v for the renewal", test, left)
 		}
-		lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl, Margin: margin(test.ttl)})
+		lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: kit.LeaseKey, TTL: test.ttl, Margin: margin(test.ttl)})
 		if err != nil {
 			t.Fatal(err)
 		}

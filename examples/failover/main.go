@@ -99,6 +99,7 @@ type replica struct {
 func start(name string, store tenure.Store, work *work) (*replica, error) {
 	faulty := storetest.Faulty(store, nil) // nothing fails yet
 	lease, err := tenure.NewLease(faulty, tenure.LeaseConfig{
+		Key:    tenure.Key{Type: "lease", ID: "sweeper"},
 		Holder: name,
 		TTL:    ttl,
 		Logger: slog.New(slog.DiscardHandler), // the timeline shows what happens

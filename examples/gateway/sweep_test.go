@@ -33,7 +33,7 @@ type sweepTest struct {
 func newSweepTest(t *testing.T) *sweepTest {
 	st := &sweepTest{t: t, store: newStore(t), driver: newFakeDriver()}
 	st.watchers = &watchers{sandboxes: sandboxes{st.store}, driver: st.driver, grace: testGrace, log: slog.Default()}
-	lease, err := tenure.NewLease(st.store, tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(st.store, tenure.LeaseConfig{Key: leaseKey})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	began, returned := make(chan context.Context), make(chan error)
@@ -51,7 +51,7 @@ func newSweepTest(t *testing.T) *sweepTest {
 
 // takeOver gives the lease to another replica without the holder noticing.
 func takeOver(ctx context.Context, store tenure.Store) error {
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: "another"})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, Holder: "another"})
 	if err != nil {
 		return err
 	}

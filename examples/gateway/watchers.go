@@ -11,6 +11,9 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
+// leaseKey is the key of the gateways' lease.
+var leaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
+
 // watchers does the work that only one gateway at a time may do, while this gateway holds
 // the lease: it follows the exits of processes, and sweeps for what it has missed.
 type watchers struct {
@@ -22,7 +25,7 @@ type watchers struct {
 }
 
 func newWatchers(store tenure.Store, driver Driver, cfg config) (*watchers, error) {
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Holder: cfg.replica, TTL: cfg.ttl})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, Name: "reconciler-lease", Holder: cfg.replica, TTL: cfg.ttl})
 	if err != nil {
 		return nil, err
 	}

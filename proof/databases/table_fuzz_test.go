@@ -67,7 +67,7 @@ func useTable(ctx context.Context, store tenure.Store) error {
 		return fmt.Errorf("version %d follows %d", again.Version, second.Version)
 	}
 
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Logger: kit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey, Logger: kit.Quiet})
 	if err != nil {
 		return err
 	}

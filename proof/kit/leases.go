@@ -1,6 +1,7 @@
 package kit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -11,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// LeaseKey is the key of a lease with the default config.
+// LeaseKey is the key of the leases that NewLease makes, unless their config has another.
 var LeaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
 
 // Quiet discards what is logged.
@@ -20,9 +21,7 @@ var Quiet = slog.New(slog.DiscardHandler)
 // NewLease makes a lease, which is quiet unless cfg has a logger.
 func NewLease(t testing.TB, store tenure.Store, cfg tenure.LeaseConfig) *tenure.Lease {
 	t.Helper()
-	if cfg.Logger == nil {
-		cfg.Logger = Quiet
-	}
+	cfg.Key, cfg.Logger = cmp.Or(cfg.Key, LeaseKey), cmp.Or(cfg.Logger, Quiet)
 	lease, err := tenure.NewLease(store, cfg)
 	require.NoError(t, err)
 	return lease

@@ -29,7 +29,7 @@ import (
 )
 
 func main() {
-	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	if err != nil {
 		panic(err)
 	}
@@ -61,7 +61,7 @@ import (
 )
 
 func main() {
-	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{})
+	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 	if err != nil {
 		panic(err)
 	}

@@ -66,7 +66,7 @@ func (r *replica) start() {
 	l := &life{r: r, gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), unchecked: true}
 	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
 	var err error
-	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
+	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Key: leaseKey, Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
 		AssumeUniqueHolder: r.w.reclaims, Logger: l.blocker().Logger(r.w.line.Logger(r.name))})
 	if err != nil {
 		panic(err)
