@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
@@ -120,7 +122,7 @@ func (r *jobResult) isConfirmation() bool {
 // out a panic: RecordRun may have recorded that, and Run is about to panic.
 func (r *jobResult) note(m *monitor) {
 	if r.name != confirmName && r.err != nil && r.panicked == nil {
-		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text, 0)
+		m.ran(JobRun{Name: r.name, Outcome: RunFailed, Began: r.began, Ended: time.Now(), Err: r.err}, r.text)
 	}
 }
 
@@ -144,9 +146,38 @@ func (r *jobResult) why() error {
 	}
 }
 
+// AtMost returns a func that calls run with a context that ends after the limit at the latest. A
+// run whose context has ended so fails with [context.DeadlineExceeded], whatever it returns. AtMost
+// panics if the limit is not positive or run is nil.
+//
+//	Reconcile: tenure.Every(10*time.Second, tenure.AtMost(time.Minute, sweep))
+//
+// A run that ignores its context runs on: [Every] logs that, and [Status] shows it.
+func AtMost(limit time.Duration, run func(context.Context) error) func(context.Context) error {
+	if limit <= 0 {
+		panic(fmt.Sprintf("tenure: AtMost: limit %v is not positive", limit))
+	}
+	if run == nil {
+		panic("tenure: AtMost: run is nil")
+	}
+	return func(ctx context.Context) error {
+		limited, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		err := run(limited)
+		switch {
+		case limited.Err() == nil || ctx.Err() != nil:
+			return err
+		case err == nil || errors.Is(err, context.DeadlineExceeded):
+			return fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded)
+		}
+		return fmt.Errorf("not done within %v: %w: %w", limit, context.DeadlineExceeded, err)
+	}
+}
+
 // Every returns a job that calls sweep at once, and again one interval after each call has
 // returned, until its context is done. It logs a sweep's error and continues; it logs an
-// unchanged error every ten minutes. A panic ends the job. Every itself panics if the interval
+// unchanged error every ten minutes. While a sweep lasts for more than three intervals, and for
+// more than a minute, it logs that every ten minutes; [AtMost] limits a sweep. A panic ends the job. Every itself panics if the interval
 // is not positive or sweep is nil.
 //
 // Each term begins with a sweep, so even with an interval of a day there is a sweep at each
@@ -161,13 +192,17 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		panic("tenure: Every: sweep is nil")
 	}
 	return func(ctx context.Context) error {
-		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}}
+		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute)}
 		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 		if ok {
 			log.logger = scope.of.monitor.log()
 		}
+		log.slow = time.AfterFunc(math.MaxInt64, log.stillRuns)
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
-			if err := RecordRun(ctx, scope.name, sweep); err == nil || ctx.Err() == nil {
+			log.begins()
+			err := RecordRun(ctx, scope.name, sweep)
+			log.returned()
+			if err == nil || ctx.Err() == nil {
 				log.ended(err)
 			}
 		}
@@ -175,13 +210,47 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 	}
 }
 
-// sweepLog logs how sweeps end. It logs an unchanged error every ten minutes, and at debug level
-// in between.
+// sweepLog logs how sweeps end, and that one does not end. It logs an unchanged error every ten
+// minutes, and at debug level in between.
 type sweepLog struct {
 	logger   *slog.Logger
 	failures int // since the last success
 	first    time.Time
 	retries  logtext.Retries
+
+	long time.Duration // a sweep that lasts for longer is logged
+	slow *time.Timer   // calls stillRuns
+
+	mu    sync.Mutex // guards began and the resets of the timer
+	began time.Time  // zero: no sweep runs
+}
+
+func (l *sweepLog) begins() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.began = time.Now()
+	l.slow.Reset(l.long)
+}
+
+func (l *sweepLog) returned() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.began = time.Time{}
+	l.slow.Stop()
+}
+
+// stillRuns logs that the sweep has not returned for long, and that again in ten minutes.
+func (l *sweepLog) stillRuns() {
+	l.mu.Lock()
+	running := time.Since(l.began)
+	late := !l.began.IsZero() && running >= l.long // otherwise it has just returned
+	if late {
+		l.slow.Reset(10 * time.Minute)
+	}
+	l.mu.Unlock()
+	if late {
+		l.logger.Warn("sweep has not returned", "running", running)
+	}
 }
 
 func (l *sweepLog) ended(err error) {
@@ -219,7 +288,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 		return run(ctx)
 	}
 	r := JobRun{Name: name, Outcome: RunBegan, Began: time.Now()}
-	scope.of.monitor.ran(r, "", 1)
+	scope.of.monitor.ran(r, "")
 	returned := false
 	defer func() {
 		r.Ended, r.Err = time.Now(), logtext.Sound(err)
@@ -233,7 +302,7 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 		default:
 			r.Outcome = RunFailed
 		}
-		scope.of.monitor.ran(r, textOf(r.Err), -1)
+		scope.of.monitor.ran(r, textOf(r.Err))
 	}()
 	err = run(ctx)
 	returned = true

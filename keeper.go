@@ -261,6 +261,7 @@ func (k *keeper) isOwnRenewal() bool {
 func (k *keeper) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(k.caller.timeout, k.term.Remaining()))
 	defer cancel()
+	k.term.longRun.Store(k.monitor.longRun(k.lease.cfg.TTL))
 	began, trustLeft := time.Now(), k.term.Remaining()
 	if err := k.lease.Renew(ctx, k.term); err != nil {
 		return err

@@ -252,6 +252,9 @@ func (l *Lease) object(term *Term) Object {
 	if term.sealed.Load() {
 		obj.Labels = record.WithSeal(obj.Labels, term.id)
 	}
+	if since := term.longRun.Load(); since != nil {
+		obj.Labels = record.WithRunning(obj.Labels, term.id, *since)
+	}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}

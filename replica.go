@@ -72,6 +72,10 @@ type Holding struct {
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
 
+	// RunningSince is when the oldest run of the holder's job that has not ended began, by the
+	// holder's clock, if it has lasted for a TTL; zero: none has. See [RecordRun].
+	RunningSince time.Time
+
 	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
 	// empty. Until the TTL has passed, only that replica may take it. If OfferedTo is empty too,
 	// any replica may.
@@ -121,7 +125,7 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 func newHolding(key Key, r record.Holding) Holding {
 	h := Holding{
 		Key: key, Holder: r.Holder, Term: r.Term, Version: r.Version, TTL: r.TTL,
-		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels,
+		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels, RunningSince: r.RunningSince,
 	}
 	if r.Offered {
 		h.Holder, h.OfferedTo = "", r.Holder

@@ -89,15 +89,16 @@ type PastTerm struct {
 // ends the term, and counts as a failed run with the func's name, watch or reconcile; its start
 // is not counted.
 type RunStats struct {
-	Name        string    `json:"name"`
-	Running     int       `json:"running"` // now
-	Started     int       `json:"started"`
-	Succeeded   int       `json:"succeeded"`
-	Failed      int       `json:"failed"`
-	LastStart   time.Time `json:"last_start,omitzero"`
-	LastSuccess time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
-	LastFailure time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has
-	LastError   string    `json:"last_error"`            // of the last run that failed
+	Name         string    `json:"name"`
+	Running      int       `json:"running"` // now
+	Started      int       `json:"started"`
+	Succeeded    int       `json:"succeeded"`
+	Failed       int       `json:"failed"`
+	RunningSince time.Time `json:"running_since,omitzero"` // when the oldest run that has not ended began; zero: none is running
+	LastStart    time.Time `json:"last_start,omitzero"`
+	LastSuccess  time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
+	LastFailure  time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has
+	LastError    string    `json:"last_error"`            // of the last run that failed
 }
 
 // Failing reports whether a run has failed and none has succeeded since.
@@ -257,6 +258,7 @@ type state struct {
 	retries   logtext.Retries // since the last call to the store that succeeded
 	past      []PastTerm      // the latest last; nil until a term is over
 	runs      []RunStats      // one for each name
+	running   [][]time.Time   // for each name, when the runs that have not ended began
 	changed   chan struct{}   // closed at the next change; nil: no reader waits for one
 }
 
@@ -300,15 +302,23 @@ func (s *state) endTerm(term PastTerm) {
 	s.past = slices.Delete(s.past, 0, max(0, len(s.past)-most))
 }
 
-// ran notes that a run has begun or ended. Running is by how much the number of runs grows.
-func (s *state) ran(r JobRun, text string, running int) {
+// ran notes that a run has begun or ended, with the text of its error.
+func (s *state) ran(r JobRun, text string) {
 	i := slices.IndexFunc(s.runs, func(known RunStats) bool { return known.Name == r.Name })
 	if i < 0 {
 		i = len(s.runs)
-		s.runs = append(s.runs, RunStats{Name: r.Name})
+		s.runs, s.running = append(s.runs, RunStats{Name: r.Name}), append(s.running, nil)
 	}
-	runs := &s.runs[i]
-	runs.Running += running
+	runs, running := &s.runs[i], &s.running[i]
+	if r.Outcome == RunBegan {
+		*running = append(*running, r.Began)
+	} else if ended := slices.Index(*running, r.Began); ended >= 0 {
+		*running = slices.Delete(*running, ended, ended+1)
+	}
+	runs.Running, runs.RunningSince = len(*running), time.Time{}
+	if len(*running) > 0 {
+		runs.RunningSince = (*running)[0]
+	}
 	switch r.Outcome {
 	case RunBegan:
 		runs.Started++

@@ -78,6 +78,7 @@ type Term struct {
 	deleteSent atomic.Bool                    // by a release whose answer we don't know
 	sealed     atomic.Bool                    // see [Lease.Seal]
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
+	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to tell; nil: it is not
 	clock      clock.Clock                    // nil for a local term
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O

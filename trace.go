@@ -229,11 +229,23 @@ func (m *monitor) jobBegins(term *Term) {
 	m.tell(m.trace.JobStarted != nil, func() { m.trace.JobStarted(term) })
 }
 
-// ran notes that a run of the job has begun or ended, with the text of its error. Running is by
-// how much the number of runs grows.
-func (m *monitor) ran(r JobRun, text string, running int) {
-	m.update(func(s *state) { s.ran(r, text, running) })
+// ran notes that a run of the job has begun or ended, with the text of its error.
+func (m *monitor) ran(r JobRun, text string) {
+	m.update(func(s *state) { s.ran(r, text) })
 	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
+}
+
+// longRun returns when the oldest run that has not ended began, if that is at least so long ago; otherwise nil.
+func (m *monitor) longRun(least time.Duration) *time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var oldest *time.Time
+	for _, began := range m.state.running {
+		if len(began) > 0 && time.Since(began[0]) >= least && (oldest == nil || began[0].Before(*oldest)) {
+			oldest = &began[0]
+		}
+	}
+	return oldest
 }
 
 // renewed notes a renewal that was sent at began, when trustLeft of the trust remained.

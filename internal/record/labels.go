@@ -25,6 +25,9 @@ const (
 	// sealedLabel says that the process that began the term is about to give up what it owns,
 	// so that no other process may continue the term.
 	sealedLabel = Reserved + "sealed"
+
+	// runningLabel says since when the holder's job has been busy with one run.
+	runningLabel = Reserved + "running"
 )
 
 // A process that continues a term can renew the record as it is, if the record has the first of
@@ -163,6 +166,26 @@ func (o Object) AsResumed(term string) map[string]string {
 // WithSeal returns the labels of a record whose term no other process may continue.
 func WithSeal(labels map[string]string, term string) map[string]string {
 	return withReserved(labels, sealedLabel, mark{Term: term})
+}
+
+// running is the content of the label with that name.
+type running struct {
+	Term    string `json:"term"` // another program may keep the label in a record of its own
+	SinceMS int64  `json:"since_ms"`
+}
+
+// WithRunning returns labels that say since when the holder's job has been busy with one run.
+func WithRunning(labels map[string]string, term string, since time.Time) map[string]string {
+	return withReserved(labels, runningLabel, running{Term: term, SinceMS: since.UnixMilli()})
+}
+
+// runningSince returns what WithRunning has written; zero: nothing.
+func (o Object) runningSince() time.Time {
+	var r running
+	if !reserved(o, runningLabel, &r) || !o.IsOf(r.Term) {
+		return time.Time{}
+	}
+	return plausible(fromMilli(r.SinceMS))
 }
 
 // fromMilli and toMilli keep the zero time zero.

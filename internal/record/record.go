@@ -80,15 +80,16 @@ func TermPart(term string) []byte {
 
 // Holding is what a record says.
 type Holding struct {
-	Holder     string
-	Term       string // empty in a record of another program
-	Version    int64
-	TTL        time.Duration
-	AcquiredAt time.Time // zero if the record does not say
-	RenewedAt  time.Time
-	Age        time.Duration // since the last renewal
-	Labels     map[string]string
-	Offered    bool
+	Holder       string
+	Term         string // empty in a record of another program
+	Version      int64
+	TTL          time.Duration
+	AcquiredAt   time.Time // zero if the record does not say
+	RunningSince time.Time // when a long run of the holder's job began; zero: none is known
+	RenewedAt    time.Time
+	Age          time.Duration // since the last renewal
+	Labels       map[string]string
+	Offered      bool
 
 	Unconfirmed []Holding // earlier holders that may still be working; none once the takeover is confirmed
 }
@@ -106,7 +107,7 @@ func Read(o Object, ownTTL time.Duration) (Holding, error) {
 		Labels:    o.Labels,
 	}
 	if hasReserved(o) {
-		h.Unconfirmed = unconfirmedIn(o)
+		h.Unconfirmed, h.RunningSince = unconfirmedIn(o), o.runningSince()
 		renewed := o.AsRenewed()
 		h.RenewedAt, h.Age = plausible(renewed.UpdatedAt), renewed.Age
 		h.Labels = maps.Clone(o.Labels)
