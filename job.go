@@ -192,10 +192,11 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		panic("tenure: Every: sweep is nil")
 	}
 	return func(ctx context.Context) error {
-		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute)}
+		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute), isLate: func() {}}
 		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 		if ok {
 			log.logger = scope.of.monitor.log()
+			log.isLate = func() { scope.of.monitor.update(func(s *state) { s.runIsOverdue(scope.name) }) }
 		}
 		log.slow = time.AfterFunc(math.MaxInt64, log.stillRuns)
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
@@ -220,6 +221,8 @@ type sweepLog struct {
 
 	long time.Duration // a sweep that lasts for longer is logged
 	slow *time.Timer   // calls stillRuns
+
+	isLate func() // tells the status
 
 	mu    sync.Mutex // guards began and the resets of the timer
 	began time.Time  // zero: no sweep runs
@@ -249,6 +252,7 @@ func (l *sweepLog) stillRuns() {
 	}
 	l.mu.Unlock()
 	if late {
+		l.isLate()
 		l.logger.Warn("sweep has not returned", "running", running)
 	}
 }

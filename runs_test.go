@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -35,7 +36,7 @@ func TestTheStatusTellsHowTheSweepsOfEveryEnd(t *testing.T) {
 			}
 			return nil
 		})})
-		require.Equal(t, tenure.RunStats{Name: "reconcile", Running: 1, Started: 1, LastStart: began}, a.only(t))
+		require.Equal(t, tenure.RunStats{Name: "reconcile", Running: 1, Started: 1, RunningSince: began, LastStart: began}, a.only(t))
 		time.Sleep(25 * time.Second)
 		got := a.only(t)
 		require.True(t, got.Failing())
@@ -112,6 +113,119 @@ func TestARunThatTheEndOfItsTermInterruptsHasNotFailed(t *testing.T) {
 			require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 1, LastStart: got.LastStart}, got, name)
 		})
 	}
+}
+
+func TestTheStatusTellsSinceWhenTheOldestRunIsRunning(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		began := time.Now()
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			for i := range 3 { // the first runs for 3 s, the others for 1 s and for 10 s
+				go tenure.RecordRun(ctx, "import", lasting([]time.Duration{3 * time.Second, time.Second, 10 * time.Second}[i]))
+				time.Sleep(time.Second)
+			}
+			<-ctx.Done()
+			return nil
+		}})
+		for i, want := range []struct {
+			running int
+			since   time.Duration
+		}{{1, 0}, {2, 0}, {2, 0}, {1, 2 * time.Second}} {
+			time.Sleep(time.Duration(min(i, 1))*time.Second + time.Millisecond)
+			got := a.only(t)
+			require.Equal(t, want.running, got.Running, i)
+			require.Equal(t, began.Add(want.since), got.RunningSince, i)
+		}
+		time.Sleep(20 * time.Second)
+		require.Zero(t, a.only(t).RunningSince)
+	})
+}
+
+// lasting is a run that takes its time, whatever becomes of its context.
+func lasting(d time.Duration) func(context.Context) error {
+	return func(context.Context) error { time.Sleep(d); return nil }
+}
+
+// The lease is renewed and its term stands, so nothing else shows that its job does nothing.
+func TestAJobThatHangsIsSeen(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		began, hangs := time.Now(), make(chan struct{})
+		log, lines := textLog()
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log, Reconcile: tenure.Every(15*time.Second, func(ctx context.Context) error {
+			<-hangs
+			return nil
+		})})
+		b := t.start("b")
+		seen := func() tenure.Holding {
+			holding, err := b.lease.Read(t.Context())
+			require.NoError(t, err)
+			return holding
+		}
+		warnings := func() int { return strings.Count(lines(), `level=WARN msg="sweep has not returned"`) }
+		time.Sleep(25 * time.Second)
+		require.Zero(t, seen().RunningSince, "the record tells of runs that have lasted for a TTL")
+		var statuses atomic.Int32
+		go func() {
+			for range a.Changes(t.Context()) {
+				statuses.Add(1)
+			}
+		}()
+		time.Sleep(34 * time.Second)
+		require.True(t, began.Truncate(time.Millisecond).Equal(seen().RunningSince))
+		require.False(t, a.only(t).Overdue)
+		require.Zero(t, warnings())
+		require.EqualValues(t, 1, statuses.Load())
+		time.Sleep(2 * time.Second)
+		require.True(t, a.only(t).Overdue)
+		require.EqualValues(t, 2, statuses.Load())
+		require.Equal(t, began, a.only(t).RunningSince)
+		require.Equal(t, 1, warnings(), "after a minute")
+		time.Sleep(30 * time.Minute)
+		require.Equal(t, 3, warnings(), "every ten minutes")
+		require.Equal(t, tenure.RoleHolder, a.Status().Role)
+		require.Equal(t, 1, a.Status().Terms)
+
+		close(hangs)
+		time.Sleep(15 * time.Second)
+		require.Zero(t, seen().RunningSince)
+		require.False(t, a.only(t).Overdue)
+		time.Sleep(time.Hour)
+		require.Zero(t, warnings())
+	})
+}
+
+func TestARunThatReachesItsLimitHasFailed(t *testing.T) {
+	refused := errors.New("refused")
+	for name, test := range map[string]struct {
+		run    func(context.Context) error
+		failed bool
+		is     error
+		text   string
+	}{
+		"one that is done in time":        {lasting(59 * time.Second), false, nil, ""},
+		"one that returns its own error":  {func(context.Context) error { return refused }, true, refused, "refused"},
+		"one that returns its context's":  {kit.UntilDone, true, context.DeadlineExceeded, "not done within 1m0s: context deadline exceeded"},
+		"one that returns nil after that": {func(ctx context.Context) error { <-ctx.Done(); return nil }, true, context.DeadlineExceeded, "not done within 1m0s: context deadline exceeded"},
+		"one that returns another error after that": {func(ctx context.Context) error { <-ctx.Done(); return refused }, true, refused,
+			"not done within 1m0s: context deadline exceeded: refused"},
+	} {
+		inBubble(t, func(t *scene) {
+			var got error
+			a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Second, func(ctx context.Context) error {
+				got = tenure.AtMost(time.Minute, test.run)(ctx)
+				return got
+			})})
+			time.Sleep(60*time.Second + time.Millisecond)
+			stats := a.only(t)
+			require.Equal(t, test.failed, stats.Failing(), name)
+			require.Equal(t, test.text, stats.LastError, name)
+			require.ErrorIs(t, got, test.is, name)
+			require.Equal(t, tenure.RoleHolder, a.Status().Role, name)
+			a.stop()
+			require.Equal(t, stats.Failed, a.only(t).Failed, "%s: the end of its term interrupts a run", name)
+		})
+	}
+	require.Panics(t, func() { tenure.AtMost(0, kit.Succeeds) })
+	require.Panics(t, func() { tenure.AtMost(time.Second, nil) })
 }
 
 // A gate that has seen a token of other data refuses each write of a term that stands.

@@ -95,6 +95,7 @@ type RunStats struct {
 	Succeeded    int       `json:"succeeded"`
 	Failed       int       `json:"failed"`
 	RunningSince time.Time `json:"running_since,omitzero"` // when the oldest run that has not ended began; zero: none is running
+	Overdue      bool      `json:"overdue,omitempty"`      // a sweep of Every is running, and has lasted for three intervals and a minute or more
 	LastStart    time.Time `json:"last_start,omitzero"`
 	LastSuccess  time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
 	LastFailure  time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has
@@ -184,8 +185,8 @@ func (c *Coordinator) isStale(s *state) bool {
 }
 
 // Changes yields the status now, and again each time that the role, the holder, the last error
-// or the stuck job changes, until ctx is done or the loop ends. A renewal is no change, nor is a
-// run of the job, nor is the moment in which the status becomes stale.
+// or the stuck job changes, or a sweep becomes overdue, until ctx is done or the loop ends. A
+// renewal is no change, nor is a run of the job, nor is the moment in which the status becomes stale.
 //
 // A reader that is slower than the changes gets the latest status and misses those in between;
 // the coordinator never waits for a reader. Any number of readers each get all changes. Changes
@@ -315,7 +316,7 @@ func (s *state) ran(r JobRun, text string) {
 	} else if ended := slices.Index(*running, r.Began); ended >= 0 {
 		*running = slices.Delete(*running, ended, ended+1)
 	}
-	runs.Running, runs.RunningSince = len(*running), time.Time{}
+	runs.Running, runs.RunningSince, runs.Overdue = len(*running), time.Time{}, runs.Overdue && len(*running) > 0
 	if len(*running) > 0 {
 		runs.RunningSince = (*running)[0]
 	}
@@ -329,6 +330,16 @@ func (s *state) ran(r JobRun, text string) {
 	case RunFailed:
 		runs.Failed++
 		runs.LastFailure, runs.LastError = r.Ended, text
+	}
+}
+
+// runIsOverdue notes that a run with this name should have ended.
+func (s *state) runIsOverdue(name string) {
+	for i := range s.runs {
+		if s.runs[i].Name == name && s.runs[i].Running > 0 {
+			s.runs[i].Overdue = true
+			s.publish()
+		}
 	}
 }
 

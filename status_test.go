@@ -113,7 +113,7 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 		Holder: "a", Stale: true, Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at, TTL: 30 * time.Second,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
-		Runs:   []tenure.RunStats{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
+		Runs:   []tenure.RunStats{{Name: "watch", Running: 1, Started: 3, Succeeded: 1, Failed: 2, RunningSince: at, Overdue: true, LastStart: at, LastSuccess: at, LastFailure: at, LastError: "no"}},
 	}
 	got, err := json.Marshal(status)
 	require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,6 +198,26 @@ func TestQueuesOfOneTableShareASession(t *testing.T) {
 		require.ErrorIs(db, err, tenure.ErrInvalid, "twice")
 		w.stop()
 		require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+func TestWorkersThatAreMadeAtOnceShareTheClaimsOfATable(t *testing.T) {
+	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
+		for range 20 {
+			session := kit.Must(claims.NewSession(w.store, claims.SessionConfig{}))
+			shared := kit.Must(claims.NewQueue(w.store, effect))
+			var made atomic.Int32
+			var all sync.WaitGroup
+			for _, queue := range []*claims.Queue{shared, shared, kit.Must(claims.NewQueue(w.store, effect)), kit.Must(claims.NewQueue(w.store, effect))} {
+				all.Go(func() {
+					if _, err := claims.NewWorker(session, queue); err == nil {
+						made.Add(1)
+					}
+				})
+			}
+			all.Wait()
+			require.EqualValues(w, 3, made.Load(), "one for each queue")
+		}
 	})
 }
 

@@ -74,6 +74,7 @@ type Session struct {
 	returned atomic.Bool // and has returned
 	sweeper  sweeper
 	retries  logtext.Retries
+	joining  sync.Mutex // held while a worker is added, so that two queues of a table share one kind
 
 	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none

@@ -50,6 +50,8 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 	case s.store != q.store:
 		return nil, fmt.Errorf("%w: the queue of %s is not in the session's store", tenure.ErrInvalid, q.cfg.Table)
 	}
+	s.joining.Lock()
+	defer s.joining.Unlock()
 	kind, err := kindOf(s, q)
 	if err != nil {
 		return nil, err

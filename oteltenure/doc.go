@@ -24,6 +24,7 @@
 //	tenure.runs                counter    {run}     tenure.run, tenure.run.outcome  runs of the job that have ended
 //	tenure.run.last_start      gauge      s         tenure.run       Unix time at which the last run of this replica began; absent before the first
 //	tenure.run.last_success    gauge      s         tenure.run       Unix time at which the last run that succeeded ended; 0 if none has; absent before the first run
+//	tenure.run.running         gauge      s         tenure.run       how long the oldest run that has not ended has been running; 0 if none is; absent before the first
 //
 // error.type is one of timeout, conflict, unhealthy, setup, _OTHER; tenure.term.end is
 // one of shutdown, resigned, job_ended, unhealthy, deadline, lost, _OTHER. A term that

@@ -3,6 +3,7 @@ package oteltenure
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ func ObserveLease(meter metric.Meter, lease *tenure.Lease, attributes ...attribu
 		"1 while this replica's job runs although it should have returned and its lease is no longer renewed, otherwise 0.")
 	lastStart := i.secondsGauge("tenure.run.last_start", "Unix time at which the last run began.")
 	lastSuccess := i.secondsGauge("tenure.run.last_success", "Unix time at which the last run that succeeded ended; 0 if none has.")
+	running := i.secondsGauge("tenure.run.running", "How long the oldest run that has not ended has been running; 0 if none is.")
 	r := &recorder{
 		lease: metric.WithAttributes(append([]attribute.KeyValue{attribute.String("tenure.lease", lease.Key().String())}, attributes...)...),
 		renewalDuration: i.secondsHistogram("tenure.renewal.duration", "Duration of successful renewals.",
@@ -59,6 +61,7 @@ func ObserveLease(meter metric.Meter, lease *tenure.Lease, attributes ...attribu
 			ofRun := with("tenure.run", name)
 			o.ObserveFloat64(lastStart, unixSeconds(run.start), r.lease, ofRun)
 			o.ObserveFloat64(lastSuccess, unixSeconds(run.success), r.lease, ofRun)
+			o.ObserveFloat64(running, run.running().Seconds(), r.lease, ofRun)
 		}
 		if r.term == nil {
 			return
@@ -110,7 +113,18 @@ type termState struct {
 }
 
 // runTimes is when the last run of a name began, and when the last one that succeeded ended.
-type runTimes struct{ start, success time.Time }
+type runTimes struct {
+	start, success time.Time
+	open           []time.Time // when the runs that have not ended began
+}
+
+// running returns how long the oldest run that has not ended has been running.
+func (r runTimes) running() time.Duration {
+	if len(r.open) == 0 {
+		return 0
+	}
+	return time.Since(r.open[0])
+}
 
 func (r *recorder) trace() *tenure.Trace {
 	ctx := context.Background()
@@ -143,7 +157,13 @@ func (r *recorder) trace() *tenure.Trace {
 		Released: r.over,
 		JobEnded: func(term *tenure.Term, _ error, took time.Duration) {
 			r.drainDuration.Record(ctx, took.Seconds(), r.lease)
-			r.update(term, func() { r.working, r.stuck = false, false })
+			r.update(term, func() {
+				r.working, r.stuck = false, false
+				for name, run := range r.runs { // the call that one has ended may have been dropped
+					run.open = nil
+					r.runs[name] = run
+				}
+			})
 		},
 		JobStuck: func(term *tenure.Term, _ time.Duration) {
 			r.update(term, func() { r.stuck = true })
@@ -195,9 +215,12 @@ func (r *recorder) ran(run tenure.JobRun) {
 	times, known := r.runs[run.Name]
 	switch run.Outcome {
 	case tenure.RunBegan:
-		times.start = run.Began
+		times.start, times.open = run.Began, append(times.open, run.Began)
 	case tenure.RunSucceeded:
 		times.success = run.Ended
+	}
+	if ended := slices.Index(times.open, run.Began); ended >= 0 && run.Outcome != tenure.RunBegan {
+		times.open = slices.Delete(times.open, ended, ended+1)
 	}
 	r.runs[run.Name] = times
 	r.mu.Unlock()

@@ -340,18 +340,19 @@ func TestTheRunsOfAJobAreCountedAndDated(t *testing.T) {
 		time.Sleep(61*time.Second + time.Millisecond)
 		r.scrape(t).want(t, "the second run has begun", scrape{
 			"tenure_runs_total{watch}{failed}": 1, "tenure_runs_total{watch}{succeeded}": 0, "tenure_runs_total{watch}{interrupted}": 0,
-			"tenure_run_last_start_seconds{watch}": began + 61, "tenure_run_last_success_seconds{watch}": 0,
+			"tenure_run_last_start_seconds{watch}": began + 61, "tenure_run_last_success_seconds{watch}": 0, "tenure_run_running_seconds{watch}": 0.001,
 		})
 		time.Sleep(70 * time.Second)
 		r.scrape(t).want(t, "the third run has succeeded", scrape{
 			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1,
-			"tenure_run_last_start_seconds{watch}": began + 122, "tenure_run_last_success_seconds{watch}": began + 123,
+			"tenure_run_last_start_seconds{watch}": began + 122, "tenure_run_last_success_seconds{watch}": began + 123, "tenure_run_running_seconds{watch}": 0,
 		})
 		time.Sleep(time.Minute)
+		r.scrape(t).want(t, "the fourth run hangs", scrape{"tenure_run_running_seconds{watch}": 8.001})
 		r.stop()
 		r.scrape(t).want(t, "the fourth run was interrupted", scrape{
 			"tenure_runs_total{watch}{failed}": 2, "tenure_runs_total{watch}{succeeded}": 1, "tenure_runs_total{watch}{interrupted}": 1,
-			"tenure_run_last_start_seconds{watch}": began + 183,
+			"tenure_run_last_start_seconds{watch}": began + 183, "tenure_run_running_seconds{watch}": 0,
 		})
 	})
 }
@@ -362,7 +363,7 @@ func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
 		r.trace.JobRun(tenure.JobRun{Name: "reconcile", Outcome: tenure.RunFailed, Began: time.Now(), Ended: time.Now(), Err: errors.New("refused")})
 		got := r.scrape(t)
 		got.want(t, "after its error", scrape{"tenure_runs_total{reconcile}{failed}": 1, "tenure_runs_total{reconcile}{succeeded}": 0})
-		got.wantNone(t, "after its error", "tenure_run_last_start_seconds{reconcile}", "tenure_run_last_success_seconds{reconcile}")
+		got.wantNone(t, "after its error", "tenure_run_last_start_seconds{reconcile}", "tenure_run_last_success_seconds{reconcile}", "tenure_run_running_seconds{reconcile}")
 	})
 }
 

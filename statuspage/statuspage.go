@@ -125,6 +125,8 @@ func leaseState(s tenure.Status) state {
 		return state{"stuck", bad}
 	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, tenure.RunStats.Failing): // another holder's may succeed
 		return state{"job fails", bad}
+	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, func(r tenure.RunStats) bool { return r.Overdue }):
+		return state{"job hangs", bad}
 	case s.LastError != "":
 		return state{"error", bad}
 	case s.Stale:

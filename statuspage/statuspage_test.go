@@ -1,6 +1,7 @@
 package statuspage_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,8 +24,11 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
+var key = tenure.Key{Type: "reconciler_lease", ID: "singleton"} // of a lease whose config has none
+
 func newCoordinator(t *testing.T, store tenure.Store, cfg tenure.LeaseConfig, job func(context.Context) error) *tenure.Coordinator {
 	t.Helper()
+	cfg.Key = cmp.Or(cfg.Key, key)
 	lease, err := tenure.NewLease(store, cfg)
 	require.NoError(t, err)
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job})
@@ -152,7 +156,7 @@ func TestTheStatusPageEscapesNamesAndLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		store := storetest.NewMem()
-		vanished, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "reconciler_lease", ID: "singleton"}, Holder: evil, Labels: map[string]string{evil: evil}})
+		vanished, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: evil, Labels: map[string]string{evil: evil}})
 		require.NoError(t, err)
 		_, err = vanished.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -179,7 +183,26 @@ func TestTheStatusPageShowsAStuckJobAndTheLastError(t *testing.T) {
 		})
 		time.Sleep(31 * time.Second)
 		_, page := get(t, statuspage.Handler(a), "/", browser)
-		wantAll(t, "a stuck job's", page, "The job does not return", "connection refused", "0 s <meter", `<span class="state bad">stuck</span>`, tenure.ErrDeadline.Error())
+		wantAll(t, "a stuck job's", page, `<span class="state bad">stuck</span> a</p>`, tenure.ErrDeadline.Error(), "connection refused", "0 s <meter",
+			"The term of this replica is over, and its job still runs: it was told to return 11 s ago. Another replica may hold the lease.")
+		require.NotContains(t, page, "has held")
+	})
+}
+
+func TestTheStatusPageShowsAJobThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := make(chan struct{})
+		a, _ := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}, tenure.Every(time.Second, func(context.Context) error { <-hangs; return nil }))
+		time.Sleep(50 * time.Second)
+		_, page := get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a busy job's", page, `<span class="state good">held</span> a</p>`, `data-name="running">1, for 50 s</td>`)
+		time.Sleep(30 * time.Minute)
+		_, page = get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a hung job's", page, `<span class="state bad">job hangs</span> a</p>`, `data-name="running" class="bad">1, for 30 min 50 s</td>`)
+		close(hangs)
+		synctest.Wait()
+		_, page = get(t, statuspage.Handler(a), "/", browser)
+		wantAll(t, "a job's that goes on", page, `<span class="state good">held</span> a</p>`, `data-name="running">0</td>`)
 	})
 }
 
@@ -277,7 +300,6 @@ func TestARecordWithTimesInAnotherUnitDoesNotBreakTheStatus(t *testing.T) {
 		store := storetest.NewMem()
 		payload, err := json.Marshal(map[string]any{"holder": "h", "acquired_at_ms": time.Now().UnixNano(), "term": "x", "ttl_ms": 30000})
 		require.NoError(t, err)
-		key := tenure.Key{Type: "reconciler_lease", ID: "singleton"}
 		_, err = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "n", Payload: payload}, tenure.IfAbsent())
 		require.NoError(t, err)
 		c, _ := start(t, store, tenure.LeaseConfig{Key: key}, untilDone)

@@ -31,7 +31,7 @@ func TestThePayloadAndTheLabelsOfALeaseStayAsTheyAre(t *testing.T) {
 	for _, labels := range []map[string]string{
 		object.WithRequest(term, ""), object.WithRequest(term, "replica-b"),
 		record.WithUnconfirmed(object.Labels, term, []record.Holding{before}),
-		object.AsResumed(term), record.WithSeal(object.Labels, term),
+		object.AsResumed(term), record.WithSeal(object.Labels, term), record.WithRunning(object.Labels, term, at),
 	} {
 		for name, text := range labels {
 			if strings.HasPrefix(name, record.Reserved) {

@@ -342,8 +342,8 @@ func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.D
 	if f.kind != clockMoved || p.expiry != tenure.StoreClock {
 		return false
 	}
-	return slices.ContainsFunc([]time.Duration{f.from, f.to}, func(at time.Duration) bool {
-		return earlier < at+clockSlack && (span{from: at - clockSlack, to: at + ttl + clockSlack}).covers(o.from, o.to)
+	return slices.ContainsFunc([]span{{from: f.from, to: f.begun}, {from: f.ending, to: f.to}}, func(moved span) bool {
+		return earlier < moved.to+clockSlack && (span{from: moved.from - clockSlack, to: moved.to + ttl + clockSlack}).covers(o.from, o.to)
 	})
 }
 

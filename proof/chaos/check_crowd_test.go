@@ -12,7 +12,8 @@ func TestOverlappingTermsOfOneLeaseAreFound(t *testing.T) {
 	term := func(replica, lease string, from, to time.Duration) event {
 		return event{Kind: held, Replica: replica, Note: lease, From: from, At: to}
 	}
-	moved := &fault{kind: clockMoved, from: 1 * s, to: 20 * s}
+	moved := &fault{kind: clockMoved, from: 1 * s, begun: 1 * s, ending: 20 * s, to: 20 * s}
+	slowly := &fault{kind: clockMoved, from: 1 * s, begun: 2500 * time.Millisecond, ending: 20 * s, to: 20 * s}
 	for name, test := range map[string]struct {
 		events []event
 		faults []*fault
@@ -24,6 +25,7 @@ func TestOverlappingTermsOfOneLeaseAreFound(t *testing.T) {
 		"at the same time":     {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
 		"one within another":   {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
 		"the clock was moved":  {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
+		"it moved slowly":      {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{slowly}, tenure.StoreClock, 0},
 		"with Observed expiry": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
 		"the file was removed": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 1 * s, to: 2 * s}}, tenure.StoreClock, 0},
 		"removed later":        {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.StoreClock, 1},

@@ -66,6 +66,8 @@ type fault struct {
 	kind     string
 	target   string
 	from, to time.Duration // to is when a replica must be able to take over again
+	begun    time.Duration // when it had been injected
+	ending   time.Duration // when its end began
 	episode  int           // faults of the same episode are injected together
 	passes   bool          // it only hands the lease over or makes it expire
 }
@@ -174,13 +176,14 @@ func (p *phase) episode(ctx context.Context, db database) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)
 		}
-		f.target = target
+		f.target, f.begun = target, monotonic()
 		faults, ends = append(faults, f), append(ends, end)
 	}
 	p.note(faults)
 	pause(ctx, length)
 	var errs []error
 	for i, end := range ends {
+		faults[i].ending = monotonic()
 		to, err := end()
 		if to == 0 {
 			to = monotonic()
