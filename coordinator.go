@@ -294,11 +294,14 @@ func (c *Coordinator) startJob(term *Term, keeper *keeper, job *runningJob) erro
 
 // untilOver returns why the term is over.
 func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper, job *runningJob) error {
+	check := time.NewTimer(0) // waits for no I/O: it fires even while a renewal hangs
+	defer check.Stop()
 	for {
 		next, err := c.untilCheck(term, keeper)
 		if err != nil {
 			return err
 		}
+		check.Reset(next)
 		select {
 		case <-ctx.Done():
 			return ErrShutdown
@@ -316,7 +319,7 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			if err := c.startJob(term, keeper, job); err != nil {
 				return err
 			}
-		case <-time.After(next): // waits for no I/O: it fires even while a renewal hangs
+		case <-check.C:
 		}
 	}
 }
