@@ -200,7 +200,8 @@ func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 // RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
 // [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only a session that a process runs
 // with [Session.Run] is asked. A transaction that has locked one of the rows, as a fenced write under its
-// claim does at its end, delays the request.
+// claim does at its end, delays the request. Because the request changes the row, it may end a fenced
+// transaction above READ COMMITTED with a serialization failure; then try that again.
 func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
 	err := q.rows.validKeys(q.cfg.Table, ids)
 	if q.cfg.Requested == "" {
