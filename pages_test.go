@@ -151,7 +151,7 @@ func sweepsUntilInterrupted(t *testing.T, program string) {
 
 // A fragment uses the names of its page's program, so that a reader who has the program knows what
 // each stands for. Any other name is explained in the text.
-func TestFragmentsUseTheNamesOfTheirProgram(t *testing.T) {
+func TestFragmentsInTheDocumentsUseTheNamesOfTheirProgram(t *testing.T) {
 	code := regexp.MustCompile("`[^`\n]+`")
 	for _, p := range pages(t) {
 		if p.name == "README" { // whose fragments are of other programs

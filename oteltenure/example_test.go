@@ -31,16 +31,7 @@ func ExampleObserveLease() {
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Trace: trace,
 		Reconcile: func(context.Context) error {
-			defer stop()
-			var metrics metricdata.ResourceMetrics
-			if err := reader.Collect(ctx, &metrics); err != nil {
-				return err
-			}
-			for _, m := range metrics.ScopeMetrics[0].Metrics {
-				if m.Name == "tenure.is_holder" {
-					fmt.Println(m.Name, m.Data.(metricdata.Gauge[int64]).DataPoints[0].Value)
-				}
-			}
+			stop() // for the example's sake
 			return nil
 		},
 	})
@@ -50,6 +41,21 @@ func ExampleObserveLease() {
 	}
 	if err := coordinator.Run(run); err != nil {
 		fmt.Println(err)
+		return
 	}
-	// Output: tenure.is_holder 1
+	var metrics metricdata.ResourceMetrics
+	if err := reader.Collect(ctx, &metrics); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, m := range metrics.ScopeMetrics[0].Metrics {
+		if m.Name == "tenure.terms" {
+			ended := int64(0)
+			for _, reason := range m.Data.(metricdata.Sum[int64]).DataPoints {
+				ended += reason.Value
+			}
+			fmt.Println(m.Name, ended)
+		}
+	}
+	// Output: tenure.terms 1
 }
