@@ -73,7 +73,7 @@ func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 	for _, name := range []string{"README", "claims", "queues", "remote-workers", "shards", "schedules", "fencing", "testing", "integrations"} {
 		require.True(t, names[name], "%s begins with a program", name)
 	}
-	goCommand(t, module, "build", "-o", "bin"+string(filepath.Separator), "./...")
+	goCommand(t, module, "build", "-ldflags=-s -w", "-o", "bin"+string(filepath.Separator), "./...") // which links faster
 	for _, p := range all {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
