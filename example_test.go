@@ -8,9 +8,11 @@ import (
 	"log"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
@@ -303,6 +305,148 @@ func ExampleCoordinator_monotonicWork() {
 	// Output:
 	// watch promotes web
 	// sweep promotes api
+}
+
+// A program that runs on SQLite in one place and on Postgres in another: the URL decides.
+func ExampleOpen() {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	store, err := tenure.Open(ctx, filepath.Join(dir, "tenure.db")) // or postgres://user@host/db
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	fmt.Println("migrated:", store.Migrate(ctx))
+	// Output: migrated: <nil>
+}
+
+// A pool that the program has anyway. Leases open a few connections of their own, with its
+// settings.
+func ExampleNewPostgresStore() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: "public"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close() // before the pool
+	if err := store.Migrate(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// One piece of work, for example a migration, by one replica at a time.
+func ExampleDo() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "migration"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = tenure.Do(ctx, lease, func(ctx context.Context) error { // waits until this replica holds the lease
+		fmt.Println("migrating", tenure.TermFromContext(ctx).Key())
+		return nil
+	})
+	fmt.Println("done:", err)
+	// Output:
+	// migrating lease/migration
+	// done: <nil>
+}
+
+// An object is changed, however many others change it at the same time.
+func ExampleUpdate() {
+	ctx := context.Background()
+	store := storetest.NewMem() // or any other store
+	key := tenure.Key{Type: "sandbox", ID: "one"}
+	if _, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.IfAbsent()); err != nil {
+		fmt.Println(err)
+		return
+	}
+	written, err := tenure.Update(ctx, store, key, func(obj tenure.Object) (tenure.Object, error) {
+		obj.Payload = append(obj.Payload, " and ready"...) // only decides; it may be called again
+		return obj, nil
+	})
+	fmt.Println(string(written.Payload), err)
+	// Output: new and ready <nil>
+}
+
+// A deployment of one replica needs no database: its coordinator always holds.
+func ExampleStatic() {
+	lease, err := tenure.NewLease(tenure.Static(), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = tenure.Do(context.Background(), lease, func(context.Context) error {
+		fmt.Println("sweeping")
+		return nil
+	})
+	fmt.Println("done:", err)
+	// Output:
+	// sweeping
+	// done: <nil>
+}
+
+// A write of a former holder is refused, although it does not know yet that it is one.
+func ExampleSQLiteStore_Fenced() {
+	ctx := context.Background() // in a job, the one that it is given
+	id := "api"
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := store.DB().Exec("CREATE TABLE deployments (id TEXT, phase TEXT)"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "promoter"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	promote := func(ctx context.Context) error {
+		// Commits only if the term is still the lease's.
+		return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = ?", id)
+			return err
+		})
+	}
+	var former context.Context
+	err = tenure.Do(ctx, lease, func(ctx context.Context) error {
+		former = context.WithoutCancel(ctx)
+		return promote(ctx)
+	})
+	fmt.Println("in its term:", err)
+	fmt.Println("afterwards:", errors.Is(promote(former), tenure.ErrLost))
+	// Output:
+	// in its term: <nil>
+	// afterwards: true
 }
 
 // A job writes to its own tables, in the database that has the lease.

@@ -219,6 +219,10 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 // error of a statement. Its first statement may choose another isolation level. Above READ
 // COMMITTED the server ends the transaction with a serialization failure (40001) if the lease was
 // renewed in the meantime; then try again.
+//
+// With InsertTx of River, as in the [example for River], a former holder enqueues no jobs.
+//
+// [example for River]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/river_test.go
 func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.Tx) error) error {
 	fence, err := fenceOf("fenced", guard)
 	switch {
@@ -238,7 +242,7 @@ func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.
 
 // FenceStatement returns a statement that fails, and its transaction with it, unless the term is
 // still the lease's. Use it where [PostgresStore.Fenced] does not fit: with database/sql, an ORM,
-// or a driver other than pgx. [FenceError] recognises the failure.
+// as in the [example for GORM], or a driver other than pgx. [FenceError] recognises the failure.
 //
 // The statement names the table's schema. FenceStatement does no I/O, unless
 // [PostgresConfig.Schema] is empty and the store has not been used yet: then it looks the schema
@@ -254,6 +258,8 @@ func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.
 //
 // A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
 // lease to lose, the statement always succeeds.
+//
+// [example for GORM]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/gorm_test.go
 func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, err error) {
 	return fenceStatement(s.table, guard)
 }

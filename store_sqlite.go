@@ -242,9 +242,9 @@ func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.T
 }
 
 // FenceStatement returns a statement that fails unless the term is still the lease's. Use it
-// where [SQLiteStore.Fenced] does not fit: through an ORM, or in transactions of your own.
-// [FenceError] recognises the failure, after which the caller must roll back. FenceStatement does
-// no I/O.
+// where [SQLiteStore.Fenced] does not fit: through an ORM, as in the [example for GORM], or in
+// transactions of your own. [FenceError] recognises the failure, after which the caller must roll
+// back. FenceStatement does no I/O.
 //
 // The statement takes the database's write lock, so it may stand anywhere in a transaction. From
 // then on, until the transaction ends, no process can take the lease over or renew it. In a
@@ -252,6 +252,8 @@ func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.T
 //
 // A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
 // lease to lose, the statement always succeeds.
+//
+// [example for GORM]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/gorm_test.go
 func (s *SQLiteStore) FenceStatement(guard Guard) (query string, args []any, err error) {
 	return fenceStatement(s.table, guard)
 }

@@ -37,7 +37,9 @@
 //
 // A session compares its claims with their rows once an hour, and whenever a statement was refused or not
 // answered, or the database may have gone back in time, as after a failover. It frees rows that name it
-// although it does not know them, and ends claims whose rows say otherwise.
+// although it does not know them, and ends claims whose rows say otherwise. To compare a million keys takes
+// a thousand statements of a few milliseconds each, with as long a pause after each. If claims begin or end
+// meanwhile, it takes as many again, and those take longer.
 //
 // Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It
 // also frees rows that name a session without a record. While a caller waits for a key, the session looks

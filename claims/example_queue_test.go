@@ -3,7 +3,9 @@ package claims_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -92,6 +94,64 @@ func ExampleQueue() {
 	// Unordered output:
 	// mail 1 attempt 1
 	// mail 2 attempt 1
+}
+
+// A row whose func fails is taken again.
+func ExampleWorker() {
+	ctx, stop := context.WithCancel(context.Background()) // in a server: signal.NotifyContext
+	defer stop()
+	store, err := migrated(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	cfg := claims.QueueConfig{
+		Table: "mails", Attempts: "attempts", Ready: "status = 'queued'", Done: "status = 'sent'",
+		MaxAttempts: 5, Exhausted: "status = 'failed'",
+		Backoff: func(claims.Claim) time.Duration { return time.Millisecond },
+		Logger:  slog.New(slog.DiscardHandler),
+	}
+	ddl, err := cfg.SQLiteDDL()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const mails = `CREATE TABLE mails (id INTEGER PRIMARY KEY, status TEXT DEFAULT 'queued'); INSERT INTO mails DEFAULT VALUES;`
+	if _, err := store.DB().ExecContext(ctx, mails+ddl); err != nil {
+		fmt.Println(err)
+		return
+	}
+	queue, err := claims.NewQueue(store, cfg)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	session, err := claims.NewSession(store, claims.SessionConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	worker, err := claims.NewWorker(session, queue)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ended := make(chan error)
+	go func() { ended <- session.Run(ctx) }()
+	err = worker.Serve(ctx, 16, func(ctx context.Context, claim claims.Claim) error {
+		fmt.Println("mail", claim.Key.ID, "attempt", claim.Attempt)
+		if claim.Attempt == 1 {
+			return errors.New("the server is busy")
+		}
+		defer stop()
+		return queue.Finish(ctx, claim)
+	})
+	fmt.Println(err, <-ended)
+	// Output:
+	// mail 1 attempt 1
+	// mail 1 attempt 2
+	// <nil> <nil>
 }
 
 // The result of a row is written in the transaction that finishes it.

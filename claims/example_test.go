@@ -77,6 +77,86 @@ func Example() {
 	// Output: 2 tenants; requests for acme go to 10.0.0.7:8080
 }
 
+// A session lives as long as its Run, and begins anew if it was lost.
+func ExampleSession() {
+	ctx, stop := context.WithCancel(context.Background()) // in a server: signal.NotifyContext
+	defer stop()
+	store, err := migrated(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tenants, err := claims.NewKeys(session, "tenant")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ended := make(chan error)
+	go func() { ended <- session.Run(ctx) }()
+	if _, err := tenants.Claim(ctx, "acme"); err != nil { // waits until the session has begun
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("valid:", session.Valid())
+	stop() // Run frees the keys, and deletes the session's record
+	fmt.Println("ended:", <-ended)
+	fmt.Println("valid:", session.Valid())
+	// Output:
+	// valid: true
+	// ended: <nil>
+	// valid: false
+}
+
+// Two processes claim the same keys.
+func ExampleKeys() {
+	store, err := migrated(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	a, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	b, err := start(ctx, store, &running)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	first, err := a.TryClaim(ctx, "acme")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	second, err := b.TryClaim(ctx, "acme", "globex") // those that are free
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("a has", first, "and b has", second)
+	if err := a.Release(ctx, first...); err != nil {
+		fmt.Println(err)
+		return
+	}
+	second, err = b.Claim(ctx, "acme") // waits until it is free
+	fmt.Println("b has", second, err)
+	// Output:
+	// a has [tenant/acme] and b has [tenant/globex]
+	// b has [tenant/acme] <nil>
+}
+
 // A write under a claim that is not written if another has claimed the key since.
 func ExampleClaim_Fence() {
 	ctx, stop := context.WithCancel(context.Background())

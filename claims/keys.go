@@ -76,7 +76,8 @@ func (s *Session) CheckKeys(kind string, ids ...string) error {
 	return opError("check keys", errors.Join(s.validKind(kind), s.table.validKeys(kind, ids)))
 }
 
-// TryClaim claims the keys that are free, a thousand per statement, and returns the claims in no order. A
+// TryClaim claims the keys that are free, a thousand per statement, or fewer where the database is slow, and
+// returns the claims in no order. A
 // key that this session already has is not free. TryClaim does not wait for keys. While there is no
 // session, it waits for one; [ErrClosed] reports that there will be none.
 //

@@ -9,7 +9,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Migrate creates the tables of claims and requests if they are missing. Call it after the store's own
+// Migrate creates the tables of claims and requests if they are missing. Their names are that of the objects'
+// table with _claims and _requests appended. Call it after the store's own
 // Migrate, which creates the table that has the sessions' records. It changes nothing that exists, and
 // may be called at every start, by many processes at once. On Postgres it waits for a database that is
 // down. It returns [tenure.ErrSetup] if the role may not create what is missing, or if no promise can be

@@ -25,6 +25,10 @@ import (
 // held. A [Worker] takes rows for this process's session. A Queue itself needs only the database. It
 // finishes and releases claims by value, whichever session owns them.
 //
+// If a trigger or a constraint refuses to have a row claimed or freed, that is logged, and the row is tried again,
+// less and less often. If all of several rows are refused, the table may be refusing the session itself, and
+// the error says so.
+//
 // In the [Claim] of a row, Key.Type is the name of the table, and Key.ID is the row's ID as text.
 //
 // All methods are safe for concurrent use.
@@ -50,9 +54,9 @@ type Queue struct {
 // that of a session with the default TTL.
 const queueLimit = 5 * time.Second
 
-// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. It does no I/O. A
-// [tenure.ErrInvalid] names everything that is wrong with the config. For any other store, the error is
-// [errors.ErrUnsupported].
+// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. A store has one Schema and
+// one set of columns for each name of a table. NewQueue does no I/O. A [tenure.ErrInvalid] names everything
+// that is wrong with the config. For any other store, the error is [errors.ErrUnsupported].
 func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
@@ -200,7 +204,8 @@ func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 // RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
 // [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only a session that a process runs
 // with [Session.Run] is asked. A transaction that has locked one of the rows, as a fenced write under its
-// claim does at its end, delays the request.
+// claim does at its end, delays the request. Because the request changes the row, it may end a fenced
+// transaction above READ COMMITTED with a serialization failure; then try that again.
 func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
 	err := q.rows.validKeys(q.cfg.Table, ids)
 	if q.cfg.Requested == "" {

@@ -16,7 +16,9 @@ import (
 // of the table and its columns are quoted. Fields that contain SQL become part of statements as they are,
 // so they must never come from user input.
 type QueueConfig struct {
-	Schema string // on Postgres; empty: search_path finds the table
+	// Schema is the table's schema on Postgres. Default: the one in which search_path finds the table when
+	// rows are first used or checked, until that table is moved or dropped. All statements name it.
+	Schema string
 	Table  string
 
 	// ID is a unique column of type text, uuid or an integer type. Default "id".
@@ -46,7 +48,7 @@ type QueueConfig struct {
 	Limit string
 
 	// Ready is the SQL condition under which a free row may be taken, for example
-	// "status = 'queued'". Default: always.
+	// "status = 'queued'". It is evaluated when a row is taken, not while the row is claimed. Default: always.
 	Ready string
 	// OrderBy is the SQL order in which rows are taken, for example "priority DESC, id".
 	// Default: by ID.
@@ -68,7 +70,7 @@ type QueueConfig struct {
 	// attempt. [Queue.ReleaseAfter] uses it as well, and so does a session that is lost.
 	MaxAttempts int
 	// Exhausted is the SQL assignment that is made in a row that has no attempts left and is ready once
-	// more, for example "status = 'failed'".
+	// more, for example "status = 'failed'". The row's attempts are then MaxAttempts + 1.
 	Exhausted string
 	// OnExhausted is called with the claim of such a row. It finishes the claim as a worker does, so that
 	// what it writes is written exactly once. If it does not finish the claim, the process that takes the

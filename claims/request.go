@@ -26,7 +26,8 @@ func requestsKey(session string) tenure.Key {
 // hint was lost.
 //
 // Keys without an owner are skipped. A request is for the present claim only; the next owner is not
-// asked. A detached claim is not released. Fenced writes under a claim do not delay requests.
+// asked. A detached claim is not released. Fenced writes under a claim do not delay requests. Claims that
+// nobody requests cost nothing extra.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {

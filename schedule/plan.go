@@ -6,8 +6,10 @@ import (
 )
 
 // Plan names the times at which a job is due, its slots. The schedules of
-// github.com/robfig/cron/v3 are plans. An expression without CRON_TZ is in the [Config]'s
-// Location.
+// github.com/robfig/cron/v3 are plans, as in the [example of a cron expression]. An expression
+// without CRON_TZ is in the [Config]'s Location.
+//
+// [example of a cron expression]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/cron_test.go
 type Plan interface {
 	// Next returns the first slot after a time, or the zero time if there is none. The time
 	// is in the [Config]'s Location, never in that of the host.

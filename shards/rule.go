@@ -12,6 +12,16 @@ const settled = 4
 // first. All members get the same number, and some get one more. Members that already have one more come
 // first, so that no shard moves without need. Then come the youngest, because in a rolling restart the old
 // members are about to leave. The result stays the same while members stop and claim shards accordingly.
+//
+// Each event moves the fewest shards that leave all members with the same number, or one more. Let S shards
+// be spread over N members: each has f = ⌊S/N⌋, and r of them have one more. A leave moves the shards of that
+// member, f or f + 1; the join of its successor moves f. If every member that stops in a rolling restart has
+// one more, that is N · (2f + 1) = 2S − 2r + N moves: more than 2S if r < N/2, so some shard moves three times,
+// and one shard on 10 members would move 10 times. It therefore matters which members have one more. A rule
+// that knows only which members exist and for how long cannot choose well: the newest must not have one more,
+// or a join would move a shard too many, so the oldest always has it. This rule also sees which members have
+// one more already. Some shards still move twice: a member gets them from one that stopped, and then stops
+// itself, which no rule can know beforehand.
 func shares(shards int, has []int) []int {
 	each, more := shards/len(has), shards%len(has)
 	result := make([]int, len(has))
