@@ -68,7 +68,6 @@ line { stroke: #59636e; stroke-width: 1.5 }
 @media (prefers-color-scheme: dark) {
 text { fill: #f0f6fc }
 .muted { fill: #9198a1 }
-.in { fill: #fff }
 line { stroke: #9198a1 }
 .grid { stroke: #9198a133 }
 .works { fill: #1f6feb }
