@@ -121,10 +121,13 @@ func TestEachAlertIsInTheDocuments(t *testing.T) {
 	if err != nil {
 		t.Skip("the modules of their own do not come with this one")
 	}
+	page := documents(t)["docs/alerts.md"]
 	alerts := regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
 	require.NotEmpty(t, alerts)
 	for _, alert := range alerts {
-		require.Contains(t, documents(t)["docs/alerts.md"], "\n| `"+alert[1]+"` |")
+		if !strings.Contains(page, "\n| `"+alert[1]+"` |") {
+			t.Errorf("docs/alerts.md does not say what to do at %s", alert[1])
+		}
 	}
 }
 
