@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// promote commits only while the term in ctx, which is the job's context, is the lease's.
+// The job calls promote with its own context. It commits only while the term is the lease's.
 func promote(ctx context.Context, store *tenure.SQLiteStore, id string) error {
 	return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = ?", id)
