@@ -17,6 +17,14 @@
 //	                                    2 wait until the job has returned, still renewing
 //	                                    3 release
 //
+// # Where to begin
+//
+// Of all the names below, a program needs ten. [OpenPostgres] or [OpenSQLite] opens a store, and
+// the store's Migrate creates its tables. [NewLease] takes a [LeaseConfig] with a Key;
+// [NewCoordinator] takes a [CoordinatorConfig], with a job that [Every] makes of a func; and
+// [Coordinator.Run] does the rest. In the job, [TermFromContext] returns the term that the store's
+// Fenced checks with each transaction. The first example of the package is such a program.
+//
 // # Which clock decides
 //
 // No replica's clock is ever compared with another replica's.

@@ -1,6 +1,7 @@
 package tenure_test
 
 import (
+	"cmp"
 	"go/format"
 	"io/fs"
 	"os"
@@ -82,18 +83,51 @@ func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 }
 
 // The README is the first ten minutes; everything else has a page in docs.
-func TestTheREADMEIsShortAndLinksEachPage(t *testing.T) {
+func TestTheREADMEIsShortAndBeginsWithWhatANewcomerCopies(t *testing.T) {
 	readme := documents(t)["README.md"]
 	require.LessOrEqual(t, len(strings.Fields(readme)), 1400, "words")
-	first := strings.Join(strings.SplitN(readme, "\n", 21)[:20], "\n") // what a newcomer sees, and copies
-	for _, command := range []string{"git clone https://github.com/tenurelib/tenure", "\nmake failover", "\nmake test"} {
-		require.Contains(t, first, command, "the first 20 lines")
+	first := strings.Join(strings.SplitN(readme, "\n", 26)[:25], "\n")
+	for _, command := range []string{"git clone https://github.com/tenurelib/tenure", "\nmake failover", "\nmake test", "\ngo get github.com/tenurelib/tenure"} {
+		require.Contains(t, first, command, "the first 25 lines")
 	}
+}
+
+var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
+
+// longPages has the pages that are longer than 1,200 words, and how many each may have.
+var longPages = map[string]int{
+	"docs/command.md": 3600,
+	"docs/formats.md": 2500, // a reference
+}
+
+func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
+	texts := documents(t)
+	index := texts["docs/README.md"]
+	require.Contains(t, texts["README.md"], "](docs/README.md)")
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	for _, page := range pages {
-		if !strings.Contains(readme, "]("+filepath.ToSlash(page)+")") {
-			t.Errorf("README.md does not link to %s", page)
+		if page = filepath.ToSlash(page); page != "docs/README.md" && !strings.Contains(index, "]("+filepath.Base(page)+")") {
+			t.Errorf("docs/README.md does not link to %s", page)
+		}
+		if words, most := len(strings.Fields(diagrams.ReplaceAllString(texts[page], ""))), cmp.Or(longPages[page], 1200); words > most {
+			t.Errorf("%s has %d words, more than %d", page, words, most)
+		}
+	}
+}
+
+// An alert wakes somebody up, who then looks for the page.
+func TestEachAlertIsInTheDocuments(t *testing.T) {
+	rules, err := os.ReadFile("oteltenure/alerts.yaml")
+	if err != nil {
+		t.Skip("the modules of their own do not come with this one")
+	}
+	page := documents(t)["docs/alerts.md"]
+	alerts := regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
+	require.NotEmpty(t, alerts)
+	for _, alert := range alerts {
+		if !strings.Contains(page, "\n| `"+alert[1]+"` |") {
+			t.Errorf("docs/alerts.md does not say what to do at %s", alert[1])
 		}
 	}
 }

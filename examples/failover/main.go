@@ -1,16 +1,16 @@
 // Command failover shows a lease changing hands. Three replicas in one process share an
-// in-memory SQLite database, and their work must never overlap. The first holder is
-// stopped, the second is cut off from the store. The command prints a timeline, and exits
-// with 0 only if the work never overlapped and was always resumed.
+// in-memory SQLite database, and their work must never overlap. The first holder is stopped,
+// the second is cut off from the store. The command prints a timeline, draws it with -svg, and
+// exits with 0 only if the work never overlapped and was always resumed.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,19 +22,27 @@ import (
 
 const (
 	ttl     = 3 * time.Second
+	pause   = 1500 * time.Millisecond // halfway between two renewals
 	timeout = 14 * time.Second
 )
 
 func main() {
+	svg := flag.String("svg", "", "also draw the timeline into this `file`")
+	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	if err := run(ctx); err != nil {
+	timeline := newTimeline(os.Stdout)
+	err := run(ctx, timeline)
+	if err == nil && *svg != "" {
+		err = os.WriteFile(*svg, timeline.svg(), 0o644)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "failover:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) error {
+func run(ctx context.Context, timeline *timeline) error {
 	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
 	if err != nil {
 		return err
@@ -43,44 +51,46 @@ func run(ctx context.Context) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
+	work := &work{timeline: timeline, turns: make(chan struct{}, 3)}
 
-	work := &work{began: time.Now(), turns: make(chan string, 100)}
-	replicas := map[string]*replica{}
-	for _, name := range []string{"alpha", "beta", "gamma"} {
-		r, err := start(name, store, work)
-		if err != nil {
-			return err
-		}
-		replicas[name] = r
-		defer r.stop()
-	}
-
-	first, err := work.next(ctx)
+	alpha, err := start("alpha", store, work, "")
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Second)
-	work.say("         %s is stopped: it releases the lease as soon as its work has ended", first)
-	replicas[first].stop()
+	defer alpha.stop()
+	if err := work.next(ctx); err != nil {
+		return err
+	}
 
-	second, err := work.next(ctx)
+	beta, err := start("beta", store, work, "stands by")
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Second)
-	work.say("         %s loses its connection to the store: the lease expires %v after its last renewal", second, ttl)
-	replicas[second].store.SetHook(hang)
+	defer beta.stop()
+	time.Sleep(pause)
+	timeline.add(moment{}, "         alpha is stopped: it releases the lease as soon as its work has ended")
+	alpha.stop()
+	if err := work.next(ctx); err != nil {
+		return err
+	}
 
-	third, err := work.next(ctx)
+	gamma, err := start("gamma", store, work, "stands by until the lease expires")
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Second)
-	replicas[third].stop()
+	defer gamma.stop()
+	time.Sleep(pause)
+	timeline.add(moment{replica: "beta", does: isCutOff}, "         beta loses its connection to the store: the lease expires %v after its last renewal", ttl)
+	beta.store.SetHook(hang)
+	if err := work.next(ctx); err != nil {
+		return err
+	}
+
+	time.Sleep(pause)
 	if n := work.overlaps.Load(); n > 0 {
 		return fmt.Errorf("the work overlapped %d times", n)
 	}
-	work.say("         done: three terms, no overlap")
+	timeline.add(moment{}, "         three terms, no overlap; gamma is stopped")
 	return nil
 }
 
@@ -96,7 +106,8 @@ type replica struct {
 	stop  func()                 // also waits until its work has ended
 }
 
-func start(name string, store tenure.Store, work *work) (*replica, error) {
+// start starts a replica. The note says what it does at first in the picture.
+func start(name string, store tenure.Store, work *work, note string) (*replica, error) {
 	faulty := storetest.Faulty(store, nil) // nothing fails yet
 	lease, err := tenure.NewLease(faulty, tenure.LeaseConfig{
 		Key:    tenure.Key{Type: "lease", ID: "sweeper"},
@@ -113,6 +124,7 @@ func start(name string, store tenure.Store, work *work) (*replica, error) {
 	if err != nil {
 		return nil, err
 	}
+	work.timeline.add(moment{replica: name, does: standsBy, note: note}, "")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -124,37 +136,34 @@ func start(name string, store tenure.Store, work *work) (*replica, error) {
 
 // work is what only one replica at a time may do.
 type work struct {
-	began    time.Time
-	turns    chan string // the name of each replica that starts to work
+	timeline *timeline
+	turns    chan struct{} // gets a value when a replica starts to work
 	running  atomic.Int32
 	overlaps atomic.Int32
-	mu       sync.Mutex // keeps lines from being interleaved
 }
 
 func (w *work) do(ctx context.Context, name string) error {
 	if w.running.Add(1) > 1 {
 		w.overlaps.Add(1)
 	}
-	w.say("%-8s starts to work (fencing token %d)", name, tenure.TermFromContext(ctx).Token())
-	w.turns <- name
+	w.timeline.add(moment{replica: name, does: works}, "%-8s starts to work (fencing token %d)", name, tenure.TermFromContext(ctx).Token())
+	w.turns <- struct{}{}
 	<-ctx.Done()
-	w.say("%-8s ends: %v", name, context.Cause(ctx))
+	note := "stopped: releases the lease"
+	if errors.Is(context.Cause(ctx), tenure.ErrDeadline) {
+		note = "told to return"
+	}
+	w.timeline.add(moment{replica: name, does: ends, note: note}, "%-8s ends: %v", name, context.Cause(ctx))
 	w.running.Add(-1)
 	return nil
 }
 
-// next waits for the next replica that starts to work, and returns its name.
-func (w *work) next(ctx context.Context) (string, error) {
+// next waits until another replica starts to work.
+func (w *work) next(ctx context.Context) error {
 	select {
-	case name := <-w.turns:
-		return name, nil
+	case <-w.turns:
+		return nil
 	case <-ctx.Done():
-		return "", errors.New("no replica resumed the work")
+		return errors.New("no replica resumed the work")
 	}
-}
-
-func (w *work) say(format string, args ...any) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	fmt.Printf("%7.3fs  %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 }

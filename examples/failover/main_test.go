@@ -1,9 +1,38 @@
 package main
 
-import "testing"
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
 
-func TestTheWorkChangesHandsTwiceAndNeverOverlaps(t *testing.T) {
-	if err := run(t.Context()); err != nil {
+// In virtual time each run is the same, apart from the tokens and a few milliseconds.
+func TestTheWorkNeverOverlapsAndTheDocumentsShowIt(t *testing.T) {
+	var printed bytes.Buffer
+	var drawn []byte
+	synctest.Test(t, func(t *testing.T) {
+		timeline := newTimeline(&printed)
+		if err := run(t.Context(), timeline); err != nil {
+			t.Fatal(err)
+		}
+		drawn = timeline.svg()
+	})
+
+	const picture = "../../docs/failover.svg"
+	if shown, err := os.ReadFile(picture); err != nil || !bytes.Equal(shown, drawn) {
+		t.Errorf("%s is not what the example draws (%v): go run ./examples/failover -svg docs/failover.svg", picture, err)
+	}
+
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
 		t.Fatal(err)
+	}
+	number := regexp.MustCompile(`\.\d+s|\d{6,}`)
+	lines := number.ReplaceAllString(printed.String(), "N")
+	if first := strings.Join(strings.SplitAfter(lines, "\n")[:8], ""); !strings.Contains(number.ReplaceAllString(string(readme), "N"), first) {
+		t.Errorf("README.md does not show the first lines that the example prints:\n%s", first)
 	}
 }
