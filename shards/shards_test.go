@@ -598,3 +598,23 @@ func TestALogThatBlocksKeepsNoShardFromMovingOrFromRunningAgain(t *testing.T) {
 		w.spread([]int{10}, ps[1])
 	})
 }
+
+func TestRunWithoutTheTablesOfClaimsSaysWhichCallMakesThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := kit.OpenSQLite(t, ":memory:")
+		kit.Migrate(t, store)
+		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(t, err)
+		member, err := shards.New(session, shards.Config{Kind: "job", Count: 3, Work: func(context.Context, string) error { return nil }})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ran := make(chan error, 1)
+		go func() { ran <- session.Run(ctx) }()
+		err = member.Run(ctx)
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "call claims.Migrate once")
+		cancel()
+		require.NoError(t, <-ran)
+	})
+}
