@@ -176,7 +176,8 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 		}
 	}
 	w.collect(ctx)
-	if w.sweeps++; w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than an hour
+	w.sweeps++
+	if w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than an hour
 		w.pruned = time.Now()
 		w.prune(ctx)
 	}
