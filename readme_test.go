@@ -81,7 +81,7 @@ func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 // The README is the first ten minutes; everything else has a page in docs.
 func TestTheREADMEIsShortAndLinksEachPage(t *testing.T) {
 	readme := documents(t)["README.md"]
-	require.LessOrEqual(t, len(strings.Fields(readme)), 1400, "words")
+	require.LessOrEqual(t, len(strings.Fields(strings.ReplaceAll(readme, "|", " "))), 1400, "words, which the lines of tables are not")
 	first := strings.Join(strings.SplitN(readme, "\n", 21)[:20], "\n") // what a newcomer sees, and copies
 	for _, command := range []string{"git clone https://github.com/tenurelib/tenure", "\nmake failover", "\nmake test"} {
 		require.Contains(t, first, command, "the first 20 lines")
