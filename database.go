@@ -172,7 +172,7 @@ func fenceStatement(t objects.Table, guard Guard) (query string, args []any, err
 	}
 	query, args, err = t.FenceStatement(fence)
 	if err != nil {
-		return "", nil, opError(context.Background(), "fence statement by", Key(fence.ID), err)
+		return "", nil, opError(context.Background(), "failed to make the fence statement of", Key(fence.ID), err)
 	}
 	return query, args, nil
 }

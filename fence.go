@@ -162,7 +162,7 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	}); ok && fence != nil {
 		// By ctx, and before there is a transaction: FenceStatement has no context.
 		if err := s.place(ctx, fence); err != nil {
-			return fmt.Errorf("tenure: fenced transaction: %w", err)
+			return fencedBy(ctx, fence, err)
 		}
 	}
 	statement, args, err := store.FenceStatement(guard)
@@ -196,12 +196,17 @@ func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal erro
 	return refusal
 }
 
-// fencedBy adds to the error of a fenced transaction the right on which it depended.
+// fencedBy adds to the error of a fenced transaction the right on which it depended. Unless that is lost, the
+// fence has refused nothing, and the text must not read as if it had.
 func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	if err == nil || fence == nil {
 		return err
 	}
-	return opError(ctx, "fenced by", Key(fence.ID), err)
+	op := "fenced by"
+	if !errors.Is(err, ErrLost) {
+		op = "failed to run a transaction fenced by"
+	}
+	return opError(ctx, op, Key(fence.ID), err)
 }
 
 // FenceError makes the error of a transaction an [ErrLost] if a statement of

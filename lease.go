@@ -387,8 +387,8 @@ func (l *Lease) note(obj Object, answered time.Time) reading {
 	var undecodable error
 	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
 	if l.memory.Saw(&r.stored, answered) && undecodable != nil {
-		l.cfg.Logger.Warn("lease record cannot be decoded; it counts as held by unknown until it expires",
-			"lease", l.cfg.Key.String(), "replica", l.cfg.Holder, "error", undecodable)
+		l.cfg.Logger.Warn(logLine(l.cfg.Key, "lease record cannot be decoded; it counts as held by unknown until it expires"),
+			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", undecodable)...)
 	}
 	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
 		l.memory.FoundCopy(r.holding.Term)

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -297,4 +298,26 @@ func TestAnErrorThatIsANilPointerEndsATermInOrder(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A session of package claims is a lease of which its user knows nothing.
+func TestTheLogOfASessionsLeaseSpeaksOfTheSession(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		kit.Put(t, t.store, tenure.Object{Key: claims.SessionKey("s1"), Payload: []byte("junk")})
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Key: claims.SessionKey("s1"), Holder: "a", Logger: log})
+		_, err := lease.Read(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, 1, strings.Count(lines(), `msg="record of the session cannot be decoded; it counts as held by unknown until it expires" session=s1 replica=a`))
+		obj := kit.Get(t, t.store, lease.Key())
+		require.NoError(t, t.store.DeleteIf(t.Context(), obj.Key, obj.Version))
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, c.Hold(ctx, kit.MustAcquire(t, lease)))
+		require.Regexp(t, `^level=INFO msg="session begun" session=s1 replica=a holder=a token=\d+\n`+
+			`level=INFO msg="session ended" session=s1 replica=a holder=a token=\d+ cause="replica is shutting down"\n$`, lines())
+	})
 }

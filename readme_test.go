@@ -97,7 +97,8 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 // longPages has the pages that are longer than 1,200 words, and how many each may have.
 var longPages = map[string]int{
 	"docs/command.md": 3600,
-	"docs/formats.md": 2500, // a reference
+	"docs/errors.md":  2000, // a reference, as the next
+	"docs/formats.md": 2500,
 }
 
 func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {

@@ -1,10 +1,13 @@
 package tenure_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	neturl "net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -317,6 +321,59 @@ func TestARoleThatCouldNotRenewALeaseDoesNotAcquireIt(t *testing.T) {
 	kit.ExecPostgres(t, owner, `GRANT DELETE ON objects TO `+role)
 	kit.ExecPostgres(t, owner, `GRANT UPDATE (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms) ON objects TO `+role)
 	kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+}
+
+// The error of each step has the statements that lead to the next one.
+func TestTheErrorOfADeniedRoleHasTheStatementsThatHelp(t *testing.T) {
+	for name, cfg := range map[string]tenure.PostgresConfig{
+		"in the search_path": {}, "in a schema": {Schema: "Else where", Table: "Leases"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := kit.PostgresURL(t)
+			owner := kit.PostgresPool(t, url)
+			role := "Bob " + owner.Config().ConnConfig.Database
+			kit.ExecPostgres(t, owner, fmt.Sprintf(`CREATE ROLE %q LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC`, role)) // the default since PostgreSQL 15
+			t.Cleanup(func() { kit.ExecPostgres(t, owner, fmt.Sprintf(`DROP OWNED BY %[1]q; DROP ROLE %[1]q`, role)) })
+			store := kit.OpenPostgres(t, strings.Replace(url, "postgres@", neturl.PathEscape(role)+"@", 1), cfg)
+			help := func(what string, err error) {
+				t.Helper()
+				kit.WantErr(t, err, tenure.ErrSetup)
+				grants := regexp.MustCompile(`GRANT [^)]*`).FindString(err.Error())
+				if !strings.Contains(grants, fmt.Sprintf("TO %q", role)) {
+					t.Fatalf("%s: the error has no whole GRANT: %v", what, err)
+				}
+				kit.ExecPostgres(t, owner, grants)
+				store.LookAgain()
+			}
+			session := kit.Must(claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet}))
+			keys := kit.Must(claims.NewKeys(session, "tenant"))
+			denied := store.Migrate(t.Context())
+			kit.MigrateClaims(t, kit.OpenPostgres(t, url, cfg))
+			if cfg.Schema != "" {
+				help("a look", errOf(store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})))
+			}
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+			help("an acquire", errOf(lease.TryAcquire(t.Context())))
+			kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+			kit.WantErr(t, keys.Forget(t.Context()), nil)
+
+			kit.ExecPostgres(t, owner, fmt.Sprintf(`DROP OWNED BY %q`, role)) // all that was granted
+			store.LookAgain()
+			help("Migrate", denied)
+			kit.WantErr(t, store.Migrate(t.Context()), nil)
+			kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+			kit.WantErr(t, keys.Forget(t.Context()), nil)
+
+			table := cmp.Or(cfg.Table, "objects") + "_claims"
+			if cfg.Schema != "" {
+				table = fmt.Sprintf("%q.%q", cfg.Schema, table)
+			}
+			kit.ExecPostgres(t, owner, fmt.Sprintf(`REVOKE DELETE ON %s FROM %q`, table, role))
+			store.LookAgain()
+			help("a claim", keys.Forget(t.Context()))
+			kit.WantErr(t, keys.Forget(t.Context()), nil)
+		})
+	}
 }
 
 func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -102,7 +104,44 @@ func (m *monitor) update(change func(*state)) {
 // log returns the logger with the attributes of all this coordinator's lines. It is made anew
 // each time: a program with many leases would need more memory for loggers than for terms.
 func (m *monitor) log() *slog.Logger {
-	return m.logger.With("lease", m.lease.String(), "replica", m.replica)
+	return m.logger.With(logAttrs(m.lease, m.replica)...)
+}
+
+// say logs a line in the words that fit the lease.
+func (m *monitor) say(level slog.Level, msg string, attrs ...any) {
+	m.log().Log(context.Background(), level, logLine(m.lease, msg), attrs...)
+}
+
+// logAttrs returns the attributes of all lines about a lease.
+func logAttrs(lease Key, replica string) []any {
+	if lease.Type == objects.SessionType {
+		return []any{"session", lease.ID, "replica", replica}
+	}
+	return []any{"lease", lease.String(), "replica", replica}
+}
+
+// logLine returns the line that is logged about a lease. If it is a session of package claims, its user has asked for
+// neither a lease nor a job.
+func logLine(lease Key, msg string) string {
+	if lease.Type == objects.SessionType {
+		return cmp.Or(sessionLines[msg], msg)
+	}
+	return msg
+}
+
+var sessionLines = map[string]string{
+	"lease acquired":                          "session begun",
+	"lease renewed":                           "session renewed",
+	"lease renewed again":                     "session renewed again",
+	"lease lost":                              "session lost",
+	"lease lost before it was released":       "session lost before it was ended",
+	"lease released":                          "session ended",
+	"failed to renew lease; retrying":         "failed to renew session; retrying",
+	"failed to release lease; it will expire": "failed to end session; it will expire",
+	"job is told to return":                   "session ends",
+	"job returned":                            "funcs of the session have returned",
+	"job has not returned although its context has ended; its lease is no longer renewed": "funcs of the session have not returned although their contexts have ended; it is no longer renewed",
+	"lease record cannot be decoded; it counts as held by unknown until it expires":       "record of the session cannot be decoded; it counts as held by unknown until it expires",
 }
 
 // traceHolder tells the trace who holds the lease, if that has changed.
@@ -150,7 +189,7 @@ func (m *monitor) sawHolder(h *Holding) {
 		}
 	})
 	if changed {
-		m.log().Info("lease has another holder", attrs...)
+		m.say(slog.LevelInfo, "lease has another holder", attrs...)
 	}
 	m.traceHolder()
 }
@@ -170,7 +209,7 @@ func (m *monitor) logFailure(msg string, err error) {
 			level = slog.LevelWarn
 		}
 	})
-	m.log().Log(context.Background(), level, msg, "error", logtext.OneLine(err))
+	m.say(level, msg, "error", logtext.OneLine(err))
 }
 
 // standsDown notes whether this replica stands down.
@@ -183,7 +222,7 @@ func (m *monitor) standsDown(down bool) {
 	if !down {
 		msg = "replica competes again"
 	}
-	m.log().Info(msg)
+	m.say(slog.LevelInfo, msg)
 }
 
 // termBegan notes that a term has begun. Its job begins at once unless the takeover must
@@ -214,7 +253,7 @@ func (m *monitor) termBegan(term *Term) {
 	if from != nil {
 		attrs = append(attrs, "from", from.Holder, "reason", "expired")
 	}
-	m.log().Info("lease acquired", attrs...)
+	m.say(slog.LevelInfo, "lease acquired", attrs...)
 	m.tell(m.trace.Acquired != nil, func() { m.trace.Acquired(term, from) })
 	m.traceHolder()
 }
@@ -263,11 +302,11 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 	})
 	switch {
 	case !overdue.IsZero():
-		m.log().Info("lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
+		m.say(slog.LevelInfo, "lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
 	case shown:
-		m.log().Info("lease renewed", "holder", term.Holder(), "replica_id", m.replica, "token", term.Token(), "took", took)
+		m.say(slog.LevelInfo, "lease renewed", "holder", term.Holder(), "replica_id", m.replica, "token", term.Token(), "took", took)
 	default:
-		m.log().Debug("lease renewed", "token", term.Token())
+		m.say(slog.LevelDebug, "lease renewed", "token", term.Token())
 	}
 	m.tell(m.trace.Renewed != nil, func() { m.trace.Renewed(term, took, trustLeft-took) })
 }
@@ -311,7 +350,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	case isLoss(cause):
 		level, msg = slog.LevelWarn, "lease lost"
 	}
-	m.log().Log(context.Background(), level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
+	m.say(level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
 	m.tell(m.trace.Lost != nil && isLoss(cause), func() { m.trace.Lost(term, cause) })
 	m.traceHolder()
 }
@@ -322,7 +361,7 @@ func (m *monitor) jobStuck(term *Term, since time.Duration) {
 		s.stuck = true
 		s.publish()
 	})
-	m.log().Error("job has not returned although its context has ended; its lease is no longer renewed",
+	m.say(slog.LevelError, "job has not returned although its context has ended; its lease is no longer renewed",
 		"token", term.Token(), "waited", since)
 	m.tell(m.trace.JobStuck != nil, func() { m.trace.JobStuck(term, since) })
 }
@@ -339,7 +378,7 @@ func (m *monitor) jobReturned(term *Term, cause error) {
 			s.publish()
 		}
 	})
-	m.log().Debug("job returned", "token", term.Token(), "took", took)
+	m.say(slog.LevelDebug, "job returned", "token", term.Token(), "took", took)
 	m.tell(m.trace.JobEnded != nil && worked, func() { m.trace.JobEnded(term, cause, took) })
 }
 
@@ -356,7 +395,7 @@ func (m *monitor) released(term *Term, cause error) {
 			}
 		}
 	})
-	m.log().Info("lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
+	m.say(slog.LevelInfo, "lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
 	m.tell(m.trace.Released != nil && began, func() { m.trace.Released(term, cause) })
 	m.traceHolder()
 }
@@ -365,7 +404,7 @@ func (m *monitor) released(term *Term, cause error) {
 // replica's already; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
-		m.log().Warn("lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
+		m.say(slog.LevelWarn, "lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
 		m.logFailure("failed to release lease; it will expire", err)
 	}

@@ -260,13 +260,13 @@ func TestTheRecordOfACrashedSessionWithoutClaimsIsDeleted(t *testing.T) {
 		w.start("b")
 		time.Sleep(time.Second)
 		key := claims.SessionKey(a.session.ID())
-		a.crash()
-		time.Sleep(time.Minute)
+		a.crash() // a second after its last renewal
+		time.Sleep(ttl - 2*time.Second)
 		_, err := w.store.Get(w.Context(), key)
 		require.NoError(w, err)
-		time.Sleep(9 * ttl)
+		time.Sleep(2*time.Second + ttl)
 		_, err = w.store.Get(w.Context(), key)
-		require.ErrorIs(w, err, tenure.ErrNotFound)
+		require.ErrorIs(w, err, tenure.ErrNotFound, "a TTL after it has expired")
 	})
 }
 
@@ -345,7 +345,7 @@ func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 		counts := traffic.Take()
 		require.InDelta(w, 96, counts["put"], 1)
 		require.LessOrEqual(w, counts["claims.sessions"], 43, "once per TTL, at a random moment")
-		require.LessOrEqual(w, counts["list"], 6)
+		require.LessOrEqual(w, counts["list"], 43, "with them")
 		require.LessOrEqual(w, counts["claims.prune"], 1, "once an hour")
 		delete(counts, "put")
 		delete(counts, "claims.prune")

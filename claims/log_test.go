@@ -1,12 +1,16 @@
 package claims_test
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -15,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
@@ -54,4 +59,52 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Users of claims have asked for no lease and no job.
+func TestTheLogOfASessionSpeaksOfTheSession(t *testing.T) {
+	inBubble(t, func(w *world) {
+		var log kit.SyncBuffer
+		cfg := claims.SessionConfig{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+		a, b, c := w.startWith("a", cfg), w.startWith("b", cfg), w.startWith("c", cfg)
+		returned := a.work(a.claimOne("one"), 15*time.Second) // longer than it may take
+		first := a.session.ID()
+		a.fault(kit.Refuse)
+		time.Sleep(15 * time.Second)
+		a.fault(nil)
+		time.Sleep(ttl)
+		a.fault(kit.Refuse)
+		time.Sleep(2 * ttl)
+		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
+		a.fault(nil)
+		time.Sleep(ttl)
+		a.stop()
+		b.fault(kit.Refuse)
+		b.stop()
+		c.fault(kit.Only("put", kit.Refuse)) // so that it does not find out before its end
+		key := claims.SessionKey(c.session.ID())
+		record := kit.Get(w.T, w.store, key)
+		require.NoError(w, w.store.DeleteIf(w.Context(), key, record.Version))
+		c.stop()
+
+		said := make(map[string]bool)
+		for lines := bufio.NewScanner(strings.NewReader(log.String())); lines.Scan(); {
+			line := make(map[string]any)
+			require.NoError(w, json.Unmarshal(lines.Bytes(), &line))
+			msg := line["msg"].(string)
+			said[msg] = true
+			require.NotRegexp(w, `\b(lease|job)\b`, msg)
+			require.NotContains(w, line, "lease", msg)
+			if strings.Contains(msg, "session") && line["replica"] != nil {
+				require.Len(w, line["session"], len(first), msg)
+			}
+		}
+		for _, msg := range []string{
+			"session begun", "session renewed", "failed to renew session; retrying", "session renewed again", "session lost", "session ends",
+			"funcs of the session have not returned although their contexts have ended; it is no longer renewed",
+			"funcs of the session have returned", "session ended", "failed to end session; it will expire", "session lost before it was ended",
+		} {
+			require.Contains(w, said, msg)
+		}
+	})
 }

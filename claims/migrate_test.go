@@ -44,12 +44,28 @@ func TestAQueueByItselfNeedsNoTablesOfClaims(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := queue.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
 		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("worker"), TTL: time.Hour}))
 		got, err := queue.TryTakeFor(t.Context(), "worker", claims.TakeOptions{N: 1})
 		if err != nil || len(got) != 1 {
 			t.Fatalf("took %v, error %v", got, err)
 		}
 		if err := queue.Finish(t.Context(), got...); err != nil {
+			t.Error(err)
+		}
+
+		if _, err := claims.NewWorker(session, queue); err != nil { // whose session does
+			t.Fatal(err)
+		}
+		if err := queue.Check(t.Context()); !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "call claims.Migrate once") {
+			t.Errorf("with a worker, without the table: %v", err)
+		}
+		if err := claims.Migrate(t.Context(), store); err != nil {
+			t.Fatal(err)
+		}
+		if err := queue.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -149,10 +149,15 @@ func (q *Queue) ended(lost error, claims ...Claim) {
 }
 
 // Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing,
-// with the DDL that adds it. The first statement checks this too. Check is for programs that want to fail
-// at their start.
+// with the DDL that adds it. The first statement checks this too. If the queue has a [Worker], Check also
+// returns an ErrSetup if [Migrate] has not made the tables that the worker's session needs. Check is for
+// programs that want to fail at their start.
 func (q *Queue) Check(ctx context.Context) error {
-	return q.failed("check", q.table.Check(ctx, q.rows.limit))
+	err := q.table.Check(ctx, q.rows.limit)
+	if workers := q.allWorkers(); err == nil && len(workers) > 0 {
+		_, err = workers[0].s.claims.Look(ctx, q.cfg.Table, []string{"*"}, q.rows.limit)
+	}
+	return q.failed("check", err)
 }
 
 func (q *Queue) failed(what string, err error) error {

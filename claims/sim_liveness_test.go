@@ -234,7 +234,7 @@ func (j *judge) calmEnds() {
 		kit.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
-			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": 2,
+			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": int(length/(shortest*3/4)) + 1,
 			"settle":       int(length/l.h.ttl) + 1,                      // after a lost answer
 			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
 		} {

@@ -18,9 +18,6 @@ import (
 )
 
 const (
-	// collectEvery is the number of sweeps between two searches for expired sessions that no row names.
-	collectEvery = 8
-
 	// pruneEvery is the time between two deletions of the rows that were not claimed for a day.
 	pruneEvery = time.Hour
 
@@ -172,15 +169,14 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 	if !regular {
 		return
 	}
-	own, known := s.ID(), *w.known.Load()
+	known := *w.known.Load()
 	for id, seen := range w.seen { // forgets the sessions that have ended
 		if !known[id] && seen.round+1 < w.round {
 			delete(w.seen, id)
 		}
 	}
-	if w.sweeps++; w.sweeps%collectEvery == 0 {
-		w.collect(ctx, own)
-	}
+	w.collect(ctx)
+	w.sweeps++
 	if w.sweeps > 1 && time.Since(w.pruned) > pruneEvery { // also in a process that lives for less than an hour
 		w.pruned = time.Now()
 		w.prune(ctx)
@@ -382,10 +378,11 @@ func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
 	}
 }
 
-// collect judges some of all sessions, whether rows name them or not: a session that owned nothing when
-// its process crashed has left its record behind.
-func (w *sweeper) collect(ctx context.Context, own string) {
+// collect judges the next hundred of all sessions, whether rows name them or not: a session that owned
+// nothing when its process crashed has left its record behind.
+func (w *sweeper) collect(ctx context.Context) {
 	const some = 100
+	own := w.s.ID()
 	lister, ok := w.s.store.(tenure.Lister)
 	if !ok {
 		return

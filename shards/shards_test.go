@@ -598,3 +598,26 @@ func TestALogThatBlocksKeepsNoShardFromMovingOrFromRunningAgain(t *testing.T) {
 		w.spread([]int{10}, ps[1])
 	})
 }
+
+func TestRunWithoutTheTablesOfClaimsSaysWhichCallMakesThem(t *testing.T) {
+	run := func(t *testing.T, store tenure.Database) {
+		kit.Migrate(t, store)
+		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+		require.NoError(t, err)
+		member, err := shards.New(session, shards.Config{Kind: "job", Count: 3, Work: func(context.Context, string) error { return nil }})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+		defer cancel()
+		ran := make(chan error, 1)
+		go func() { ran <- session.Run(ctx) }()
+		err = member.Run(ctx)
+		require.ErrorIs(t, err, tenure.ErrSetup)
+		require.ErrorContains(t, err, "call claims.Migrate once")
+		cancel()
+		require.NoError(t, <-ran)
+	}
+	t.Run("postgres", func(t *testing.T) { run(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})) })
+	t.Run("sqlite", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { run(t, kit.OpenSQLite(t, ":memory:")) })
+	})
+}

@@ -241,7 +241,7 @@ func TestEachTenantIsCountedByOneReplicaWhicheverIsKilledOrStopped(t *testing.T)
 			t.Logf("a request for tenant-%d took up to %v", i, l.longest.Round(time.Millisecond))
 			l.mu.Unlock()
 		}
-		if !strings.Contains(stopped.log.String(), "lease released lease=tenure.session") {
+		if !strings.Contains(stopped.log.String(), "session ended session=") {
 			t.Error("the tenants of a replica that stopped had to wait until its session had expired")
 		}
 

@@ -3,6 +3,7 @@ package pgobjects
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -63,7 +64,9 @@ func (s *setups) explain(err error) error {
 		return fmt.Errorf("%w: %w %s", objects.ErrSetup, err, throughPooler)
 	case code == stateNotPrepared: // not an ErrSetup, because the driver prepares it again if there is no pooler
 		return fmt.Errorf("%w %s", err, throughPooler)
-	case strings.HasPrefix(code, "42"), // wrong type, no such column, no privilege
+	case code == pgconns.StateDenied:
+		return fmt.Errorf("%w: %w%s", objects.ErrSetup, err, s.remedyFor(err))
+	case strings.HasPrefix(code, "42"), // wrong type, no such column
 		strings.HasPrefix(code, "28"), // the role is rejected
 		code == pgconns.StateNoDatabase,
 		code == stateOutOfRange, // a column too narrow for a version
@@ -71,6 +74,24 @@ func (s *setups) explain(err error) error {
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}
 	return err
+}
+
+// remedyFor returns the statements that give this role what a statement was denied; "" if that is not known: the
+// function of a trigger may need a privilege, too.
+func (s *setups) remedyFor(denied error) string {
+	of := func(name string) bool { return strings.Contains(denied.Error(), " "+name+" (SQLSTATE") }
+	if s.cfg.Schema != "" && of(s.cfg.Schema) {
+		role := s.conns.Pool.Config().ConnConfig.User
+		if told := s.told.Load(); told != nil {
+			role = told.role
+		}
+		return fmt.Sprintf(" (as its owner: GRANT USAGE ON SCHEMA %s TO %s)", objects.Quoted(s.cfg.Schema), objects.Quoted(role))
+	}
+	told := s.told.Load()
+	if told == nil || told.grants() == "" || !slices.ContainsFunc(objects.OwnTables[:], func(own objects.OwnTable) bool { return of(s.cfg.Table + own.Suffix) }) {
+		return ""
+	}
+	return " (as the owner: " + told.grants() + ")"
 }
 
 // unreadable marks a value that a read can't scan. It must not be used for writes, which

@@ -85,6 +85,7 @@ const inspectTables = `
 		(SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 		current_setting('synchronous_commit'),
 		current_setting('default_transaction_isolation'),
+		current_user::text,
 		ARRAY(SELECT coalesce(rel, 0) FROM looked ORDER BY number),
 		` + fingerprint + ` ANY (ARRAY(SELECT rel FROM looked)))`
 
@@ -165,7 +166,8 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	if told := s.told.Load(); told != nil {
 		last = told.schemas[:]
 	}
-	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation, &found.oids, &found.print)
+	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation,
+		&found.role, &found.oids, &found.print)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +184,7 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 		if found.exists[i] = tables[i].exists(); found.exists[i] {
 			wrong[i] = tables[i].wrong(&objects.OwnTables[i], s.names.tables[i])
 			found.wrong[i] = strings.Join(wrong[i], "; ")
+			found.lacks[i] = tables[i].Lacks
 		}
 	}
 	if last := s.found.Load(); last != nil && last.schemas == found.schemas { // nothing has moved
@@ -189,7 +192,7 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	} else {
 		found.placed = newNames(s.cfg.Table, found.schemas)
 	}
-	found.ahead, found.lacks = own.Ahead, own.Lacks
+	found.ahead = own.Ahead
 	found.idAlone = slices.ContainsFunc(own.Keys, func(k keyState) bool { return slices.Equal(k.Columns, []string{"id"}) })
 	found.uniqueNames = slices.ContainsFunc(own.Keys, func(k keyState) bool {
 		return k.Valid && slices.Contains(k.Columns, "name") && !slices.Contains(k.Columns, "id")

@@ -49,6 +49,7 @@ type rowTable struct {
 	schema                    string // empty: it does not exist
 	hidden, unique, bySession bool
 	kind, persistence, lacks  string
+	role                      string // current_user
 	types                     map[string]string
 	notNull, keyed            []string // columns that are NOT NULL, that are in a unique key
 	triggers                  []string
@@ -80,7 +81,8 @@ const inspectRows = `
 		ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attnum > 0 AND attnotnull),
 		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
 		ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0),
-		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0)
+		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0),
+		current_user::text
 	FROM looked`
 
 // rowTypes are spelled as Postgres spells them.
@@ -117,7 +119,7 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	var found rowTable
 	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session, r.placed.Load()},
 		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
-		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength)
+		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength, &found.role)
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -175,7 +177,8 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 		say(slices.Contains(found.keyed, name), "column %q is part of a unique key (then a claim waits for foreign keys to its row: make it a plain index)", name)
 	}
 	say(found.hidden, "row-level security is active for this role, which would not see all rows (use a role with BYPASSRLS, or the owner)")
-	say(found.lacks != "" && (!cfg.ReadOnly || found.lacks != "UPDATE"), "this role lacks privileges (GRANT %s ON %s)", found.lacks, cfg.Table)
+	say(found.lacks != "" && (!cfg.ReadOnly || found.lacks != "UPDATE"), "this role lacks privileges (as the owner: GRANT %s ON %s TO %s)",
+		found.lacks, quoted(found.schema, cfg.Table), objects.Quoted(found.role))
 	bySession, _ := rowIndexes(cfg)
 	return cfg.Wrong(objects.FoundRows{
 		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, Wrong: wrong,

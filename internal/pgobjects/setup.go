@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -41,8 +42,10 @@ type setup struct {
 	exists  [objects.TableCount]bool
 	wrong   [objects.TableCount]string // why promises can't be kept on them
 
+	role  string                     // current_user
+	lacks [objects.TableCount]string // privileges on the tables that exist, and without which statements fail
+
 	ahead       string        // schema of another table that search_path finds now
-	lacks       string        // privileges on the table that this role lacks
 	tombstones  bool          // this role may write them, and the table is as it should be
 	unlogged    bool          // a crash empties the table of tombstones
 	uniqueNames bool          // a unique index covers the names
@@ -76,10 +79,44 @@ func mayRead(*setup) error { return nil }
 // mayHold returns an error if this role lacks a privilege that a lease needs. Otherwise a
 // lease that can be acquired, but not renewed, would be acquired again and again.
 func (s *setup) mayHold() error {
-	if s.lacks == "" {
+	if s.lacks[objects.TableOfObjects] == "" {
 		return nil
 	}
-	return fmt.Errorf("%w: this role lacks privileges that a lease needs (GRANT %s ON %s)", objects.ErrSetup, s.lacks, s.placed.tables[objects.TableOfObjects])
+	return fmt.Errorf("%w: this role lacks privileges that a lease needs (as the owner: %s)", objects.ErrSetup, s.grants())
+}
+
+// grants returns the statements that give this role the privileges that it lacks.
+func (s *setup) grants() string {
+	var grants []string
+	for i, lacks := range s.lacks {
+		if lacks == "" || slices.Contains(s.lacks[:i], lacks) { // an earlier statement names the table
+			continue
+		}
+		var tables []string
+		for j, alike := range s.lacks {
+			if alike == lacks {
+				tables = append(tables, s.placed.tables[j])
+			}
+		}
+		grants = append(grants, fmt.Sprintf("GRANT %s ON %s TO %s", lacks, strings.Join(tables, ", "), objects.Quoted(s.role)))
+	}
+	return strings.Join(grants, "; ")
+}
+
+// mayNotCreate returns the [objects.ErrSetup] of a role that may not create what is missing. When its owner has made
+// all tables, the role needs privileges on them.
+func (s *setup) mayNotCreate(denied error, schema string) error {
+	then := *s
+	for i := range then.lacks {
+		if !s.exists[i] {
+			then.lacks[i] = "SELECT, INSERT, UPDATE, DELETE"
+		}
+	}
+	grants := then.grants()
+	if schema != "" {
+		grants = fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s; %s", objects.Quoted(schema), objects.Quoted(s.role), grants)
+	}
+	return fmt.Errorf("%w: %w (make all tables as the owner, for example with tenure migrate, and then: %s)", objects.ErrSetup, denied, grants)
 }
 
 // mayClaim returns an error if no promise about claims can be kept.
@@ -202,6 +239,14 @@ func (s *setups) createTable(ctx context.Context, found *setup, ddl string) erro
 		return err
 	})
 	s.conns.LeaveReadOnly(err)
+	switch {
+	case pgconns.IsConnecting(err):
+	case pgconns.SQLState(err) == pgconns.StateDenied:
+		return found.mayNotCreate(err, s.cfg.Schema)
+	case pgconns.SQLState(err) == stateNoSchema:
+		return fmt.Errorf("%w: %w (search_path names no schema that exists and that role %s may use: set Schema, or GRANT USAGE, CREATE ON a SCHEMA of the path)",
+			objects.ErrSetup, err, objects.Quoted(found.role))
+	}
 	return err
 }
 
