@@ -44,9 +44,14 @@ func manual() string {
 
 // forRoff escapes a text. Roff itself fills paragraphs, and keeps lines that begin with a space.
 func forRoff(text string) string {
-	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace(text)
-	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
-		text = `\&` + text
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + text)[1:]
+	var ascii strings.Builder
+	for _, r := range text {
+		if r < 128 {
+			ascii.WriteRune(r)
+		} else {
+			fmt.Fprintf(&ascii, `\[u%04X]`, r)
+		}
 	}
-	return text
+	return ascii.String()
 }
