@@ -50,9 +50,10 @@ func TestShellsCompleteCommandsAndFlags(t *testing.T) {
 				"tenure ddl -q":                    "-queue",
 				"tenure version -":                 "-h -json",
 				"tenure list -type x -sto":         "-store",
-				"tenure watch -key no-such-file-x": "",
+				"tenure watch -key ":               "", // a value, for which there are only files
 			} {
 				cmd := exec.Command(path, "-c", ask)
+				cmd.Dir = t.TempDir()
 				cmd.Env = append(environ(), "SCRIPT="+script, "LINE_="+line, "HOME="+t.TempDir())
 				out, err := cmd.CombinedOutput()
 				if err != nil {
@@ -151,8 +152,12 @@ func TestThePrintedStatementsMakeATableAQueue(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		s.exec(t, `CREATE TABLE mails (id text PRIMARY KEY NOT NULL, status text)`)
-		s.exec(t, printed(t, "ddl", "-store", s.store, "-queue", "mails", "-ready", "status = 'queued'", "-order", "status, id",
-			"-columns", "attempts, not_before=run_at,requested,expires,limit,token=fence"))
+		ddl := printed(t, "ddl", "-store", s.store, "-queue", "mails", "-ready", "status = 'queued'", "-order", "status, id",
+			"-columns", "attempts, not_before=run_at,requested,expires,limit,token=fence")
+		if !strings.Contains(ddl, ` (status, id) WHERE "session" IS NULL AND (status = 'queued')`) {
+			t.Errorf("an index has other rows, or another order:\n%s", ddl)
+		}
+		s.exec(t, ddl)
 		queue, err := claims.NewQueue(s.open(t), claims.QueueConfig{
 			Table: "mails", Attempts: "attempts", NotBefore: "run_at", Requested: "requested", Expires: "expires", Limit: "limit", Token: "fence",
 			Ready: "status = 'queued'", OrderBy: "status, id", Exhausted: "status = 'failed'", Deadline: soon,

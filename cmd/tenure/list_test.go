@@ -115,7 +115,7 @@ func TestATypeThatIsNoTextDoesNotKeepListFromEnding(t *testing.T) {
 	s.ask(t, "migrate")
 	s.exec(t, `INSERT INTO objects (object_type, id, payload, resource_version, created_at_ms, updated_at_ms)
 		VALUES (x'ff', '1', '{}', 1, 1, 1), (CAST(x'ff' AS TEXT), '1', '{}', 1, 1, 1), ('', '1', '{}', 1, 1, 1)`)
-	if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-json"); status != 0 || stdout != "[]\n" {
+	if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-json"); status != 0 || stdout != "[]\n" || stderr != "" {
 		t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
 	}
 }
