@@ -43,14 +43,14 @@ func TestShellsCompleteCommandsAndFlags(t *testing.T) {
 				t.Fatal(err)
 			}
 			for line, want := range map[string]string{
-				"tenure st":                        "status",
-				"tenure h":                         "handover",
-				"tenure handover -t":               "-table -to",
-				"tenure run -unfence":              "-unfence -unfence-every",
-				"tenure ddl -q":                    "-queue",
-				"tenure version -":                 "-h -json",
-				"tenure list -type x -sto":         "-store",
-				"tenure watch -key ":               "", // a value, for which there are only files
+				"tenure st":                "status",
+				"tenure h":                 "handover",
+				"tenure handover -t":       "-table -to",
+				"tenure run -unfence":      "-unfence -unfence-every",
+				"tenure ddl -q":            "-queue",
+				"tenure version -":         "-h -json",
+				"tenure list -type x -sto": "-store",
+				"tenure watch -key ":       "", // a value, for which there are only files
 			} {
 				cmd := exec.Command(path, "-c", ask)
 				cmd.Dir = t.TempDir()

@@ -253,7 +253,7 @@ func (v leaseView) print(w io.Writer) error {
 		table.line("state", "unused: the store knows nothing of it; is the key right?")
 		return table.Flush()
 	case stateExclusive:
-		table.line("state", "unknown: %s", v.Exclusive.explain())
+		table.line("state", "exclusive: %s", v.Exclusive.explain())
 		return table.Flush()
 	}
 	table.line("state", "%s", v.expiry())
