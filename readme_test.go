@@ -96,7 +96,7 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 
 // longPages has the pages that are longer than 1,200 words, and how many each may have.
 var longPages = map[string]int{
-	"docs/command.md": 3600,
+	"docs/command.md": 1800,
 	"docs/errors.md":  2000, // a reference, as the next
 	"docs/formats.md": 2500,
 }
@@ -111,7 +111,7 @@ func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
 		if page = filepath.ToSlash(page); page != "docs/README.md" && !strings.Contains(index, "]("+filepath.Base(page)+")") {
 			t.Errorf("docs/README.md does not link to %s", page)
 		}
-		if words, most := len(strings.Fields(diagrams.ReplaceAllString(texts[page], ""))), cmp.Or(longPages[page], 1200); words > most {
+		if words, most := len(strings.Fields(strings.ReplaceAll(diagrams.ReplaceAllString(texts[page], ""), "|", " "))), cmp.Or(longPages[page], 1200); words > most {
 			t.Errorf("%s has %d words, more than %d", page, words, most)
 		}
 	}

@@ -28,6 +28,8 @@ func TestWhatTheCommandsPrintAsJSONStaysAsItIs(t *testing.T) {
 	offered := holding
 	offered.Holder, offered.OfferedTo, offered.Labels = "", "replica-b", nil
 	free := leaseView{Key: "lease/nightly", State: stateFree}
+	busy := holding
+	busy.RunningSince = at.Add(time.Second)
 
 	var got strings.Builder
 	line := func(command string, v view) {
@@ -41,6 +43,8 @@ func TestWhatTheCommandsPrintAsJSONStaysAsItIs(t *testing.T) {
 	line("status -json", expired)
 	line("status -json", newLeaseView(offered, false))
 	line("status -json", free)
+	line("status -json", newLeaseView(busy, false))
+	line("status -json", leaseView{Key: "lease/nightly", State: stateExclusive, Exclusive: &soleProcess{PID: 4711, Program: "sweeper"}})
 	line("list -json", leaseList{held})
 	line("watch -json", change{at.Add(time.Hour), free})
 	line("resign -json", requested{Key: "lease/nightly", Holder: "replica-a"})

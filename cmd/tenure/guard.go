@@ -24,7 +24,7 @@ var guardCommand = command{
 	synopsis: "[flags] [-- program [argument...]]",
 	about:    "Started by tenure run.",
 	flags:    "ask stop-timeout on-loss start stop start-every log",
-	program:  true,
+	takes:    true,
 	act: func(_ context.Context, o *options, out *output, args []string) error {
 		return runGuard(o.guardConfig, args, out.stderr)
 	},

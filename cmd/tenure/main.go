@@ -67,7 +67,7 @@ type command struct {
 	about    string            // the text at the top of its help
 	flags    string            // their names
 	usages   map[string]string // of flags that mean something else here than with other commands
-	program  bool              // the arguments are a program and its arguments; otherwise there are none
+	takes    bool              // it takes arguments, such as a program and its arguments; otherwise there are none
 
 	check func(o *options) error // whether the flags fit each other; may be nil
 	act   func(ctx context.Context, o *options, out *output, args []string) error
@@ -82,7 +82,8 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, migrateCommand, versionCommand, guardCommand}
+	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, migrateCommand,
+		ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -118,7 +119,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // run parses the flags and runs the command.
 func (c command) run(ctx context.Context, out *output, args []string) error {
-	o := &options{given: make(map[string]bool)}
+	o := &options{line: args, given: make(map[string]bool)}
 	flags := o.flagSet(c)
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -130,7 +131,7 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	}
 	flags.Visit(func(f *flag.Flag) { o.given[f.Name] = true })
 	args = flags.Args()
-	if len(args) > 0 && !c.program {
+	if len(args) > 0 && !c.takes {
 		return usageError("unexpected argument %s", quoted(args[0]))
 	}
 	if c.check != nil {
@@ -156,7 +157,9 @@ func givenAgain(flags *flag.FlagSet, names ...string) string {
 	return again.String()
 }
 
-func printOverview(w io.Writer) {
+func printOverview(w io.Writer) { io.WriteString(w, overviewText()) }
+
+func overviewText() string {
 	var list strings.Builder
 	table := tabwriter.NewWriter(&list, 0, 0, 2, ' ', 0)
 	for _, c := range commands {
@@ -165,17 +168,18 @@ func printOverview(w io.Writer) {
 		}
 	}
 	table.Flush()
-	fmt.Fprintf(w, overview, list.String())
+	return fmt.Sprintf(overview, list.String())
 }
 
 func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
-	fmt.Fprintf(w, "Usage: tenure %s %s\n\n%s\n\nFlags:\n\n", c.name, c.synopsis, strings.TrimSpace(c.about))
+	fmt.Fprintf(w, "Usage: tenure %s %s\n\n%s\n", c.name, c.synopsis, strings.TrimSpace(c.about))
+	if c.flags == "" {
+		return
+	}
+	fmt.Fprint(w, "\nFlags:\n\n")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	flags.VisitAll(func(f *flag.Flag) {
-		value, usage := flag.UnquoteUsage(f)
-		if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "false" {
-			usage += fmt.Sprintf(" (default %s)", f.DefValue)
-		}
+		value, usage := explainFlag(f)
 		for i, line := range strings.Split(usage, "\n") {
 			if i == 0 {
 				fmt.Fprintf(table, "  -%s %s\t%s\n", f.Name, value, line)
@@ -185,6 +189,15 @@ func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
 		}
 	})
 	table.Flush()
+}
+
+// explainFlag returns the name of a flag's value, which is empty for a switch, and its usage with its default.
+func explainFlag(f *flag.Flag) (value, usage string) {
+	value, usage = flag.UnquoteUsage(f)
+	if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "false" {
+		usage += fmt.Sprintf(" (default %s)", f.DefValue)
+	}
+	return value, usage
 }
 
 // durationVar defines a flag for a duration. It is the flag package's own, but for the

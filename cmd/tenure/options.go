@@ -22,8 +22,7 @@ const (
 	onLossKill = "kill"
 )
 
-// defaultType is the type of a key given without one. The library's default key has
-// the same type.
+// defaultType is the type of a key given without one.
 const defaultType = "reconciler_lease"
 
 // longestTTL is far longer than anyone needs, and far too short to overflow.
@@ -33,6 +32,7 @@ const longestTTL = 10000 * time.Hour
 type options struct {
 	guardConfig
 
+	line  []string        // the command line, without the command
 	given map[string]bool // which flags were
 
 	store    storeFlag
@@ -41,6 +41,10 @@ type options struct {
 	kind     string
 	sessions bool
 	print    bool
+	queue    string
+	columns  string
+	ready    string
+	order    string
 	to       string
 	wait     time.Duration
 
@@ -82,15 +86,19 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
 	flags.StringVar(&o.store.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
 	flags.StringVar(&o.store.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
-	flags.StringVar(&o.keyName, "key", "", "`NAME` of the lease, or TYPE/NAME; the default type is "+defaultType)
+	flags.StringVar(&o.keyName, "key", "", "`NAME` of the lease, or TYPE/NAME, the type and ID of a program's Key; NAME alone is\n"+defaultType+"/NAME")
 	flags.BoolVar(&o.json, "json", false, "print JSON")
-	flags.StringVar(&o.kind, "type", defaultType, "`TYPE` of the leases' keys")
+	flags.StringVar(&o.kind, "type", "", "`TYPE` of the leases' keys (default: leases of all types)")
 	flags.BoolVar(&o.sessions, "sessions", false, "list the sessions of package claims, with how many keys each owns")
 	flags.BoolVar(&o.print, "print", false, "print the SQL statements instead of running them")
+	flags.StringVar(&o.queue, "queue", "", "`TABLE` that is to be a queue of package claims")
+	flags.StringVar(&o.columns, "columns", "", "comma-separated `LIST` of optional columns: attempts, not_before, requested, expires,\nlimit; and, as in not_before=run_at, of columns with other names: also id, session, token")
+	flags.StringVar(&o.ready, "ready", "", "`SQL` condition under which a row may be taken, for the index; without the parts that\ndepend on the time")
+	flags.StringVar(&o.order, "order", "", "`SQL` order in which rows are taken, for the index (default: by ID)")
 	flags.StringVar(&o.to, "to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
 	durationVar(flags, &o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
-	flags.StringVar(&o.replica, "replica", tenure.ReplicaID(), "`NAME` of this replica, as shown to people and used by tenure handover")
+	flags.StringVar(&o.replica, "replica", "", "`NAME` of this replica, as shown to people and used by tenure handover (default\n$TENURE_REPLICA_ID, or the host's name)")
 	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once if tenure was killed and is started again, as soon as the program of the\nearlier run has ended; a second run of a replica on one host waits for the first. Give\neach host a -replica of its own")
 	durationVar(flags, &o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host\nvanishes, nobody runs the program for that long")
 	durationVar(flags, &o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
@@ -116,6 +124,9 @@ func (o *options) define(flags *flag.FlagSet) {
 
 // validate checks the options, fills in defaults, and returns the timing they result in.
 func (o *options) validate(args []string) (timing, error) {
+	if !o.given["replica"] {
+		o.replica = tenure.ReplicaID()
+	}
 	store, err := o.store.name()
 	if err != nil {
 		return timing{}, err

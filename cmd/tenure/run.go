@@ -54,8 +54,8 @@ Before the program starts, these take effect in this order: if another host has 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
 	flags: storeFlags + "key replica unique-replica ttl renew missed acquire check check-timeout confirm " +
 		"fence peers fence-every unfence unfence-every stop-timeout on-loss once start stop start-every stop-every log",
-	program: true,
-	act:     runProgram,
+	takes: true,
+	act:   runProgram,
 }
 
 // runner runs the program for each term.

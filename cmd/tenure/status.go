@@ -19,7 +19,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure"
@@ -40,8 +39,12 @@ NATS and etcd have no clock: there, how long ago a renewal was is by the clocks 
 host and of this one. Replicas don't go by that. Etcd does not know of leases that were
 released.
 
+If one process has a SQLite file to itself, because it was opened without Shared, its jobs
+run without leases in the file, and status names that process instead.
+
 The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
-and 4 if the store knows nothing of it: it was never held, or released over a day ago.`,
+and 4 if the store knows nothing of it: it was never held, or released over a day ago, or
+one process has the file to itself.`,
 	flags: storeFlags + "key json",
 	check: (*options).checkKey,
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {
@@ -50,55 +53,13 @@ and 4 if the store knows nothing of it: it was never held, or released over a da
 			if err == nil && view.State == stateFree {
 				view.State, err = o.store.freeOrUnused(ctx, store, o.key())
 			}
+			if p := o.store.alone(); p != nil && view.State != stateHeld && (err == nil || errors.As(err, new(*objects.NoTable))) {
+				view.Key, view.State, view.Exclusive, err = o.key().String(), stateExclusive, p, nil
+			}
 			if err != nil {
 				return err
 			}
 			return cmp.Or(o.show(out, view), view.exitStatus())
-		})
-	},
-}
-
-var listCommand = command{
-	name:     "list",
-	synopsis: "-store STORE [-type TYPE | -sessions] [-json]",
-	summary:  "show all leases of one type, or all sessions",
-	about: `
-List shows the leases of one type, sorted by name: those that are held, and those that
-have expired without being released.
-
-With -sessions it shows the sessions of package claims, with the keys and the rows of queues
-that each of them owns. It counts up to 100,000 of each kind, and then prints 100000+.`,
-	flags:  storeFlags + "type sessions json",
-	usages: map[string]string{"json": "print a JSON array"},
-	check: func(o *options) error {
-		switch {
-		case o.kind == "":
-			return usageError("-type is empty")
-		case o.sessions && o.kind != defaultType:
-			return usageError("give either -type or -sessions")
-		}
-		return nil
-	},
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
-			if o.sessions {
-				views, unread, err := listSessions(ctx, store)
-				if err != nil {
-					return err
-				}
-				if unread != nil {
-					fmt.Fprintln(out.stderr, "some queues can't be read:", oneLine(unread))
-				}
-				return o.show(out, views)
-			}
-			views, err := listLeases(ctx, store, o.kind)
-			if err != nil {
-				return err
-			}
-			if len(views) == 0 && !o.json {
-				fmt.Fprintf(out.stderr, "no leases of type %s; -type TYPE lists another\n", printable(o.kind))
-			}
-			return o.show(out, views)
 		})
 	},
 }
@@ -135,11 +96,12 @@ func labelsOf(labels map[string]string) (texts []string) {
 
 // The states of a lease, as the store sees them.
 const (
-	stateHeld    = "held"
-	stateExpired = "expired" // any replica may take it
-	stateOffered = "offered" // the last holder has released it to a replica that has not taken it yet
-	stateFree    = "free"
-	stateUnused  = "unused" // free, and the store knows of no earlier term; only status tells
+	stateHeld      = "held"
+	stateExpired   = "expired" // any replica may take it
+	stateOffered   = "offered" // the last holder has released it to a replica that has not taken it yet
+	stateFree      = "free"
+	stateUnused    = "unused"    // free, and the store knows of no earlier term; only status tells
+	stateExclusive = "exclusive" // one process has the SQLite file to itself, and needs no record of its leases; only status tells
 )
 
 // The exit statuses of tenure status for a lease that no replica holds.
@@ -152,7 +114,7 @@ func (v leaseView) exitStatus() error {
 	switch v.State {
 	case stateHeld:
 		return nil
-	case stateUnused:
+	case stateUnused, stateExclusive:
 		return exitStatus(exitUnused)
 	default:
 		return exitStatus(exitFree)
@@ -162,17 +124,12 @@ func (v leaseView) exitStatus() error {
 // freeOrUnused returns the state of a lease that has no record, by whether the store has a
 // tombstone of one.
 func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure.Key) (string, error) {
-	table := cmp.Or(s.table, "objects") + objects.TombstonesSuffix
-	const query = `SELECT EXISTS (SELECT 1 FROM %s WHERE object_type = $1 AND id = $2)`
+	query := `SELECT EXISTS (SELECT 1 FROM ` + s.quotedTable(objects.TombstonesSuffix) + ` WHERE object_type = $1 AND id = $2)`
 	var known bool
 	var err error
 	switch store := store.(type) {
 	case *tenure.PostgresStore:
-		name := pgx.Identifier{table}
-		if s.schema != "" {
-			name = pgx.Identifier{s.schema, table}
-		}
-		err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, name.Sanitize()), key.Type, key.ID).Scan(&known)
+		err = store.Pool().QueryRow(ctx, query, key.Type, key.ID).Scan(&known)
 		if errors.As(err, new(*pgconn.PgError)) {
 			known, err = true, nil // leases do without tombstones, or without the right to read them, so it is unknown
 		}
@@ -181,7 +138,7 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 	case *natstenure.Store:
 		known, err = store.EverExisted(ctx, key) // which a user who may only read can tell
 	case *tenure.SQLiteStore:
-		err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, pgx.Identifier{table}.Sanitize()), key.Type, key.ID).Scan(&known)
+		err = store.DB().QueryRowContext(ctx, query, key.Type, key.ID).Scan(&known)
 	}
 	if known {
 		return stateFree, err
@@ -206,6 +163,9 @@ type leaseView struct {
 	AgeMS      int64             `json:"age_ms"`                // since the last renewal
 	TTLMS      int64             `json:"ttl_ms"`
 	Labels     map[string]string `json:"labels,omitempty"`
+
+	RunningSince *time.Time   `json:"running_since,omitempty"` // by the holder's clock: when a run of its job began that has lasted for a TTL
+	Exclusive    *soleProcess `json:"exclusive,omitempty"`
 }
 
 // readLease reads a lease from the store. A lease without a holder is not an error.
@@ -260,22 +220,15 @@ func newLeaseView(h tenure.Holding, clockless bool) leaseView {
 	if !h.AcquiredAt.IsZero() {
 		view.AcquiredAt = &h.AcquiredAt
 	}
+	if !h.RunningSince.IsZero() {
+		view.RunningSince = &h.RunningSince
+	}
 	return view
 }
 
-func listLeases(ctx context.Context, store tenure.Store, kind string) (leaseList, error) {
-	views := leaseList{} // not nil, so that JSON has an empty array
-	for obj, err := range tenure.List(ctx, store, kind) {
-		if err != nil {
-			return nil, err
-		}
-		view, err := readLease(ctx, oneObject{obj: obj, clockless: isClockless(store)}, obj.Key) // without reading it from the store again
-		if err != nil {
-			return nil, err
-		}
-		views = append(views, view)
-	}
-	return views, nil
+// viewOf returns the view of a lease whose object has been read.
+func viewOf(ctx context.Context, store tenure.Store, obj tenure.Object) (leaseView, error) {
+	return readLease(ctx, oneObject{obj: obj, clockless: isClockless(store)}, obj.Key)
 }
 
 // oneObject is a read-only store of one object.
@@ -299,6 +252,9 @@ func (v leaseView) print(w io.Writer) error {
 	case stateUnused:
 		table.line("state", "unused: the store knows nothing of it; is the key right?")
 		return table.Flush()
+	case stateExclusive:
+		table.line("state", "exclusive: %s", v.Exclusive.explain())
+		return table.Flush()
 	}
 	table.line("state", "%s", v.expiry())
 	if v.Holder != "" {
@@ -306,6 +262,9 @@ func (v leaseView) print(w io.Writer) error {
 	}
 	if v.AcquiredAt != nil {
 		table.line("since", "%s (%v)", v.AcquiredAt.Local().Format(time.DateTime), v.heldFor())
+	}
+	if v.RunningSince != nil {
+		table.line("running", "one run since %s (%v)", v.RunningSince.Local().Format(time.DateTime), ago(*v.RunningSince))
 	}
 	by := ""
 	if v.Clock == clockOfHolder {
@@ -365,19 +324,10 @@ func (v leaseView) heldFor() time.Duration {
 	if v.AcquiredAt == nil {
 		return 0
 	}
-	return max(0, time.Since(*v.AcquiredAt)).Round(time.Second)
+	return ago(*v.AcquiredAt)
 }
 
-// leaseList is what list shows.
-type leaseList []leaseView
-
-func (l leaseList) print(w io.Writer) error {
-	table := newSheet(w)
-	table.row("LEASE", "HOLDER", "FOR", "STATE")
-	for _, v := range l {
-		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry())
-	}
-	return table.Flush()
-}
+// ago returns how long ago a time was, which may be by another host's clock.
+func ago(t time.Time) time.Duration { return max(0, time.Since(t)).Round(time.Second) }
 
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -218,6 +219,15 @@ func (s *storeFlag) describe(store database) string {
 	}
 	name, _ := s.name() // which has opened the store
 	return name
+}
+
+// quotedTable returns the quoted name of a table of the store, which is that of the objects' table with a suffix.
+func (s *storeFlag) quotedTable(suffix string) string {
+	name := pgx.Identifier{cmp.Or(s.table, "objects") + suffix}
+	if s.schema != "" {
+		name = append(pgx.Identifier{s.schema}, name...)
+	}
+	return name.Sanitize()
 }
 
 func isPostgres(name string) bool { return storeurl.IsPostgres(name) }

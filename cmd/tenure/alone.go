@@ -1,0 +1,62 @@
+//go:build unix
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// soleProcess is a process that has a SQLite file to itself, because it has opened it without
+// [tenure.SQLiteConfig.Shared]. Its coordinators run their jobs without a record in the file.
+type soleProcess struct {
+	PID     int    `json:"pid,omitempty"`     // 0: unknown
+	Program string `json:"program,omitempty"` // empty: unknown
+}
+
+// alone returns the process that has the store to itself; nil: there is none. Such a process has locked a file
+// beside the database, which internal/sqliteobjects names, and has written its PID into it. Only trying shows
+// whether it is locked, so a process that opens the database without Shared in that instant is refused.
+func (s *storeFlag) alone() *soleProcess {
+	name, err := s.name()
+	if err != nil || schemeOf(name) != nil {
+		return nil
+	}
+	path, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return nil
+	}
+	file, err := os.Open(path + "-" + url.PathEscape(strings.ToLower(cmp.Or(s.table, "objects"))) + "-lock")
+	if err != nil {
+		return nil
+	}
+	defer file.Close() // which also ends the lock
+	if !errors.Is(syscall.Flock(int(file.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+		return nil
+	}
+	p := &soleProcess{}
+	text, _ := os.ReadFile(file.Name())
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 0 && syscall.Kill(pid, 0) != syscall.ESRCH {
+		program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // which Linux has
+		p.PID, p.Program = pid, strings.TrimSpace(string(program))
+	}
+	return p
+}
+
+func (p *soleProcess) explain() string {
+	who := "one process"
+	if p.PID != 0 {
+		who = fmt.Sprintf("process %d", p.PID)
+	}
+	if p.Program != "" {
+		who += " (" + printable(p.Program) + ")"
+	}
+	return who + " has the file to itself (it was opened without Shared), and its leases are in that process only"
+}

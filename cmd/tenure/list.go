@@ -1,0 +1,190 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	leaserecord "github.com/tenurelib/tenure/internal/record"
+)
+
+// What list reads at most if no type is given: the store may have millions of objects that are no
+// leases.
+const (
+	mostTypes  = 1000
+	mostOfType = 1000 // objects
+)
+
+var listCommand = command{
+	name:     "list",
+	synopsis: "-store STORE [-type TYPE | -sessions] [-json]",
+	summary:  "show all leases, or all sessions",
+	about: `
+List shows the leases of all types, or of one: those that are held, and those that have
+expired without being released. The records of sessions are not among them: -sessions shows
+these, with the keys and the rows of queues that each of them owns. It counts up to 100,000
+of each kind, and then prints 100000+.
+
+Without -type, list reads at most 1,000 types and the first 1,000 objects of each, shows
+those that are leases, and says on stderr which types have more. With -type, it reads and
+shows all objects of the type.`,
+	flags:  storeFlags + "type sessions json",
+	usages: map[string]string{"json": "print a JSON array"},
+	check: func(o *options) error {
+		switch {
+		case o.kind == "" && o.given["type"]:
+			return usageError("-type is empty")
+		case o.sessions && o.kind != "":
+			return usageError("give either -type or -sessions")
+		}
+		return nil
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
+			if o.sessions {
+				return o.showSessions(ctx, store, out)
+			}
+			views, none, err := leaseList{}, "no leases", error(nil)
+			if o.kind == "" {
+				views, err = o.store.listAllLeases(ctx, store, out)
+			} else {
+				views, err = listLeases(ctx, store, o.kind)
+				none += " of type " + printable(o.kind)
+			}
+			if err != nil {
+				return err
+			}
+			if p := o.store.alone(); p != nil {
+				fmt.Fprintln(out.stderr, p.explain())
+			} else if len(views) == 0 && !o.json {
+				fmt.Fprintln(out.stderr, none)
+			}
+			return o.show(out, views)
+		})
+	},
+}
+
+func (o *options) showSessions(ctx context.Context, store database, out *output) error {
+	views, unread, err := listSessions(ctx, store)
+	if err != nil {
+		return err
+	}
+	if unread != nil {
+		fmt.Fprintln(out.stderr, "some queues can't be read:", oneLine(unread))
+	}
+	return o.show(out, views)
+}
+
+// listLeases returns the leases of a type. An object of that type whose record can't be read counts as a
+// lease, as it does for replicas.
+func listLeases(ctx context.Context, store database, kind string) (leaseList, error) {
+	views := leaseList{} // not nil, so that JSON has an empty array
+	for obj, err := range tenure.List(ctx, store, kind) {
+		if err != nil {
+			return nil, err
+		}
+		view, err := viewOf(ctx, store, obj)
+		if err != nil {
+			return nil, err
+		}
+		views = append(views, view)
+	}
+	return views, nil
+}
+
+// listAllLeases returns the leases of all types, except for the records of sessions. It says on stderr what
+// it has not read.
+func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *output) (leaseList, error) {
+	types, err := s.typesOf(ctx, store, mostTypes+1)
+	if err != nil {
+		return nil, err
+	}
+	if len(types) > mostTypes {
+		types = types[:mostTypes]
+		fmt.Fprintf(out.stderr, "there are more than %d types of objects; -type TYPE lists one\n", mostTypes)
+	}
+	slices.Sort(types)
+	views := leaseList{}
+	for _, kind := range types {
+		if kind == objects.SessionType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
+			continue
+		}
+		read := 0
+		for obj, err := range tenure.List(ctx, store, kind) {
+			if err != nil {
+				return nil, err
+			}
+			if read++; read > mostOfType {
+				fmt.Fprintf(out.stderr, "only the first %d objects of type %[2]s were read; -type %[2]s reads all\n", mostOfType, printable(kind))
+				break
+			}
+			if !isLease(obj) {
+				continue
+			}
+			view, err := viewOf(ctx, store, obj)
+			if err != nil {
+				return nil, err
+			}
+			views = append(views, view)
+		}
+	}
+	return views, nil
+}
+
+// isLease reports whether an object is the record of a lease. The payload of another object may be anything.
+// The objects of the default type are leases, even those whose record can't be read.
+func isLease(obj tenure.Object) bool {
+	var p leaserecord.Payload
+	return obj.Key.Type == defaultType || json.Unmarshal(obj.Payload, &p) == nil && p.Term != "" && p.TTLMS > 0
+}
+
+// typesOf returns at most n types of the objects in a store. On Postgres and SQLite it makes one look into the
+// index of the primary key for each type, however many objects there are.
+func (s *storeFlag) typesOf(ctx context.Context, store database, n int) (types []string, err error) {
+	if store, ok := store.(interface {
+		Types(context.Context, int) ([]string, error)
+	}); ok { // NATS and etcd
+		return store.Types(ctx, n)
+	}
+	// Get explains what is wrong with a table; the errors below are the driver's.
+	if _, err := store.Get(ctx, tenure.Key{Type: defaultType, ID: "any"}); err != nil && !errors.Is(err, tenure.ErrNotFound) {
+		return nil, err
+	}
+	query := `SELECT object_type FROM ` + s.quotedTable("") + ` WHERE object_type > $1 %s ORDER BY object_type LIMIT 1`
+	for after := ""; len(types) < n; types = append(types, after) {
+		switch store := store.(type) {
+		case *tenure.PostgresStore:
+			err = store.Pool().QueryRow(ctx, fmt.Sprintf(query, ""), after).Scan(&after)
+		case *tenure.SQLiteStore:
+			// A blob comes after all text, also after the text of the same bytes.
+			err = store.DB().QueryRowContext(ctx, fmt.Sprintf(query, "AND typeof(object_type) = 'text'"), after).Scan(&after)
+		}
+		if errors.Is(err, sql.ErrNoRows) {
+			return types, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return types, nil
+}
+
+// leaseList is what list shows.
+type leaseList []leaseView
+
+func (l leaseList) print(w io.Writer) error {
+	table := newSheet(w)
+	table.row("LEASE", "HOLDER", "FOR", "STATE")
+	for _, v := range l {
+		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry())
+	}
+	return table.Flush()
+}
