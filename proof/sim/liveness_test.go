@@ -63,6 +63,16 @@ func (w *world) watchLiveness() {
 	}
 }
 
+// noteRefusals notes which processes may refuse the store's tokens now. It is called from time to time, and
+// when that has changed: a clock that is hardly behind has caught up before the next time.
+func (j *judge) noteRefusals() {
+	for _, r := range j.w.replicas {
+		if l := r.life; l != nil && j.refuses(l) {
+			l.refused = time.Now()
+		}
+	}
+}
+
 func (j *judge) somebodyHolds() {
 	now := time.Now()
 	for _, t := range j.running {
@@ -70,11 +80,9 @@ func (j *judge) somebodyHolds() {
 			j.workedAt = now
 		}
 	}
+	j.noteRefusals()
 	for _, r := range j.w.replicas {
 		l := r.life
-		if l != nil && j.refuses(l) {
-			l.refused = now
-		}
 		since, ok := j.candidateSince(l)
 		if !ok {
 			continue

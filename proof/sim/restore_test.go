@@ -78,6 +78,7 @@ func (j *judge) restored(to backup) {
 	j.newest, j.version = to.record.Version, to.record.Version
 	j.writtenAt, j.workedAt = time.Now(), time.Now()
 	j.untold()
+	j.noteRefusals()
 }
 
 // refuses reports whether a process may have seen greater tokens than the store assigns

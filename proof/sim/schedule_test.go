@@ -95,7 +95,10 @@ var (
 			kind, d = "database's clock set back", -d
 		}
 		w.line.Say("store", "its clock is set by %v", d)
-		w.journal.clock.Jump(d)
+		w.locked(func() {
+			w.journal.clock.Jump(d)
+			w.judge.noteRefusals()
+		})
 		return kind
 	}}
 	handEvent    = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
