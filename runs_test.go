@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // only returns the runs of a replica, all of which have one name.
@@ -138,6 +140,30 @@ func TestTheStatusTellsSinceWhenTheOldestRunIsRunning(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		require.Zero(t, a.only(t).RunningSince)
 	})
+}
+
+// The race detector watches.
+func TestARenewalTellsOfRunsWhileTheyBeginAndEnd(t *testing.T) {
+	store := storetest.NewMem()
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: time.Millisecond, Reconcile: func(ctx context.Context) error {
+		var runs sync.WaitGroup
+		for ctx.Err() == nil {
+			for range 3 {
+				runs.Go(func() { _ = tenure.RecordRun(ctx, "import", lasting(30*time.Millisecond)) })
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		runs.Wait()
+		return nil
+	}})
+	require.NoError(t, err)
+	stop := kit.RunCoordinator(t, t.Context(), c)
+	kit.Await(t, "the record tells of a run", func() bool {
+		holding, err := lease.Read(t.Context())
+		return err == nil && !holding.RunningSince.IsZero()
+	})
+	stop()
 }
 
 // lasting is a run that takes its time, whatever becomes of its context.

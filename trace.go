@@ -278,13 +278,17 @@ func (m *monitor) ran(r JobRun, text string) {
 func (m *monitor) longRun(least time.Duration) *time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var oldest *time.Time
+	oldest := time.Now().Add(-least)
+	found := false
 	for _, began := range m.state.running {
-		if len(began) > 0 && time.Since(began[0]) >= least && (oldest == nil || began[0].Before(*oldest)) {
-			oldest = &began[0]
+		if len(began) > 0 && !began[0].After(oldest) {
+			oldest, found = began[0], true
 		}
 	}
-	return oldest
+	if !found {
+		return nil
+	}
+	return &oldest
 }
 
 // renewed notes a renewal that was sent at began, when trustLeft of the trust remained.
