@@ -146,13 +146,13 @@ func TestTheStatusTellsSinceWhenTheOldestRunIsRunning(t *testing.T) {
 func TestARenewalTellsOfRunsWhileTheyBeginAndEnd(t *testing.T) {
 	store := storetest.NewMem()
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
-	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: time.Millisecond, Reconcile: func(ctx context.Context) error {
+	var renewed atomic.Int32
+	trace := &tenure.Trace{Renewed: func(*tenure.Term, time.Duration, time.Duration) { renewed.Add(1) }}
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: 100 * time.Microsecond, Trace: trace, Reconcile: func(ctx context.Context) error {
 		var runs sync.WaitGroup
 		for ctx.Err() == nil {
-			for range 3 {
-				runs.Go(func() { _ = tenure.RecordRun(ctx, "import", lasting(30*time.Millisecond)) })
-			}
-			time.Sleep(10 * time.Millisecond)
+			runs.Go(func() { _ = tenure.RecordRun(ctx, "import", lasting(30*time.Millisecond)) })
+			time.Sleep(100 * time.Microsecond)
 		}
 		runs.Wait()
 		return nil
@@ -161,7 +161,7 @@ func TestARenewalTellsOfRunsWhileTheyBeginAndEnd(t *testing.T) {
 	stop := kit.RunCoordinator(t, t.Context(), c)
 	kit.Await(t, "the record tells of a run", func() bool {
 		holding, err := lease.Read(t.Context())
-		return err == nil && !holding.RunningSince.IsZero()
+		return err == nil && !holding.RunningSince.IsZero() && renewed.Load() > 1000
 	})
 	stop()
 }
