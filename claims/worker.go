@@ -209,8 +209,8 @@ func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context
 	return err
 }
 
-// serve takes as many rows as there are idle workers, and begins work on them. Taking more would count
-// attempts that nobody makes if the process ends.
+// serve takes as many rows as there are idle workers, and begins work on them. If it took more and
+// the process ended, rows whose func never began would lose an attempt.
 func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim)) error {
 	for {
 		select {

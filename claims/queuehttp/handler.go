@@ -128,7 +128,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 		return http.StatusConflict, answer{Error: err.Error()}
 	case errors.Is(err, tenure.ErrInvalid):
 		return http.StatusBadRequest, answer{Error: err.Error()}
-	case r.Context().Err() == nil: // otherwise nobody reads the answer
+	case r.Context().Err() == nil: // otherwise the worker has gone
 		h.retries.Log(h.cfg.Logger, slog.LevelWarn, "failed to answer a worker", err, "request", name)
 	}
 	return http.StatusServiceUnavailable, answer{Error: "the server can't do this now, and its log says why: repeat the request"}
