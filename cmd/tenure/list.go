@@ -52,7 +52,9 @@ shows all objects of the type.`,
 			if o.sessions {
 				return o.showSessions(ctx, store, out)
 			}
-			views, none, err := leaseList{}, "no leases", error(nil)
+			var views leaseList
+			var err error
+			none := "no leases"
 			if o.kind == "" {
 				views, err = o.store.listAllLeases(ctx, store, out)
 			} else {
