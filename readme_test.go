@@ -85,7 +85,7 @@ func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 // The README is the first ten minutes; everything else has a page in docs.
 func TestTheREADMEIsShortAndBeginsWithWhatANewcomerCopies(t *testing.T) {
 	readme := documents(t)["README.md"]
-	require.LessOrEqual(t, len(strings.Fields(readme)), 1400, "words")
+	require.LessOrEqual(t, len(strings.Fields(strings.ReplaceAll(readme, "|", " "))), 1400, "words")
 	first := strings.Join(strings.SplitN(readme, "\n", 26)[:25], "\n")
 	for _, command := range []string{"git clone https://github.com/tenurelib/tenure", "\nmake failover", "\nmake test", "\ngo get github.com/tenurelib/tenure"} {
 		require.Contains(t, first, command, "the first 25 lines")
