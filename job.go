@@ -192,13 +192,14 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 		panic("tenure: Every: sweep is nil")
 	}
 	return func(ctx context.Context) error {
-		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute), isLate: func() {}}
+		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute), isLate: func(time.Time) {}}
 		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
 		if ok {
 			log.logger = scope.of.monitor.log()
-			log.isLate = func() { scope.of.monitor.update(func(s *state) { s.runIsOverdue(scope.name) }) }
+			log.isLate = func(began time.Time) { scope.of.monitor.update(func(s *state) { s.runIsOverdue(scope.name, began) }) }
 		}
 		log.slow = time.AfterFunc(math.MaxInt64, log.stillRuns)
+		defer log.returned()
 		for wait := time.Duration(0); pace.Sleep(ctx, wait); wait = interval {
 			log.begins()
 			err := RecordRun(ctx, scope.name, sweep)
@@ -222,7 +223,7 @@ type sweepLog struct {
 	long time.Duration // a sweep that lasts for longer is logged
 	slow *time.Timer   // calls stillRuns
 
-	isLate func() // tells the status
+	isLate func(began time.Time) // tells the status
 
 	mu    sync.Mutex // guards began and the resets of the timer
 	began time.Time  // zero: no sweep runs
@@ -245,14 +246,15 @@ func (l *sweepLog) returned() {
 // stillRuns logs that the sweep has not returned for long, and that again in ten minutes.
 func (l *sweepLog) stillRuns() {
 	l.mu.Lock()
-	running := time.Since(l.began)
-	late := !l.began.IsZero() && running >= l.long // otherwise it has just returned
+	began := l.began
+	running := time.Since(began)
+	late := !began.IsZero() && running >= l.long // otherwise it has just returned
 	if late {
 		l.slow.Reset(10 * time.Minute)
 	}
 	l.mu.Unlock()
 	if late {
-		l.isLate()
+		l.isLate(began)
 		l.logger.Warn("sweep has not returned", "running", running)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -216,6 +217,39 @@ func TestAJobThatHangsIsSeen(t *testing.T) {
 		require.False(t, a.only(t).Overdue)
 		time.Sleep(time.Hour)
 		require.Zero(t, warnings())
+	})
+}
+
+func TestASweepThatIsNoLongerOverdueIsNotShownAsOverdue(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		hangs := make(chan struct{})
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			go tenure.Every(time.Second, func(context.Context) error { <-hangs; return nil })(ctx)
+			return tenure.Every(time.Millisecond, func(context.Context) error { time.Sleep(50 * time.Second); return nil })(ctx)
+		}})
+		time.Sleep(2 * time.Minute)
+		require.True(t, a.only(t).Overdue)
+		close(hangs)
+		time.Sleep(time.Second)
+		require.Equal(t, 1, a.only(t).Running)
+		require.False(t, a.only(t).Overdue)
+	})
+}
+
+func TestASweepThatIsGoneIsNotLogged(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		sweeps := 0
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log, Reconcile: tenure.Every(time.Second, func(ctx context.Context) error {
+			if sweeps++; sweeps == 1 {
+				runtime.Goexit()
+			}
+			<-ctx.Done()
+			return nil
+		})})
+		time.Sleep(65 * time.Second) // the second term begins 10 s after the first has ended
+		require.True(t, a.IsHolder(), "%+v", a.Status())
+		require.NotContains(t, lines(), "sweep has not returned")
 	})
 }
 

@@ -111,6 +111,7 @@ type JobRun struct {
 	Outcome RunOutcome
 	Began   time.Time
 	Ended   time.Time // zero if it has just begun
+	Oldest  time.Time // when the oldest run with this name that has not ended began; zero: none is running
 	Err     error     // what it returned
 }
 
@@ -238,29 +239,30 @@ func (c *Coordinator) Healthy(tolerance time.Duration) error {
 
 // state is what a coordinator knows. The monitor's mutex guards it.
 type state struct {
-	role      Role
-	since     time.Time
-	reason    string
-	down      bool     // it does not compete until it is asked to
-	held      *Term    // until it is released; nil for a standby
-	holder    string   // as last seen; empty: none is known
-	seen      *Holding // another holder's record, as last read; nil: there is none
-	seenAt    time.Time
-	ending    string // what became of the record of the term held, in the words of other replicas
-	working   bool   // the job's funcs were started, and not all have returned
-	stuck     bool
-	terms     int
-	token     int64 // of the last term
-	latency   time.Duration
-	overdue   time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
-	shown     time.Time // when a renewal was last logged at info
-	lastError string
-	class     string          // of lastError
-	retries   logtext.Retries // since the last call to the store that succeeded
-	past      []PastTerm      // the latest last; nil until a term is over
-	runs      []RunStats      // one for each name
-	running   [][]time.Time   // for each name, when the runs that have not ended began
-	changed   chan struct{}   // closed at the next change; nil: no reader waits for one
+	role       Role
+	since      time.Time
+	reason     string
+	down       bool     // it does not compete until it is asked to
+	held       *Term    // until it is released; nil for a standby
+	holder     string   // as last seen; empty: none is known
+	seen       *Holding // another holder's record, as last read; nil: there is none
+	seenAt     time.Time
+	ending     string // what became of the record of the term held, in the words of other replicas
+	working    bool   // the job's funcs were started, and not all have returned
+	stuck      bool
+	terms      int
+	token      int64 // of the last term
+	latency    time.Duration
+	overdue    time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
+	shown      time.Time // when a renewal was last logged at info
+	lastError  string
+	class      string          // of lastError
+	retries    logtext.Retries // since the last call to the store that succeeded
+	past       []PastTerm      // the latest last; nil until a term is over
+	runs       []RunStats      // one for each name
+	running    [][]time.Time   // for each name, when the runs that have not ended began
+	overdueRun time.Time       // when the last run that is overdue began
+	changed    chan struct{}   // closed at the next change; nil: no reader waits for one
 }
 
 // become notes a change of role.
@@ -304,7 +306,7 @@ func (s *state) endTerm(term PastTerm) {
 }
 
 // ran notes that a run has begun or ended, with the text of its error.
-func (s *state) ran(r JobRun, text string) {
+func (s *state) ran(r *JobRun, text string) {
 	i := slices.IndexFunc(s.runs, func(known RunStats) bool { return known.Name == r.Name })
 	if i < 0 {
 		i = len(s.runs)
@@ -316,10 +318,11 @@ func (s *state) ran(r JobRun, text string) {
 	} else if ended := slices.Index(*running, r.Began); ended >= 0 {
 		*running = slices.Delete(*running, ended, ended+1)
 	}
-	runs.Running, runs.RunningSince, runs.Overdue = len(*running), time.Time{}, runs.Overdue && len(*running) > 0
+	runs.Running, runs.RunningSince, runs.Overdue = len(*running), time.Time{}, slices.Contains(*running, s.overdueRun)
 	if len(*running) > 0 {
 		runs.RunningSince = (*running)[0]
 	}
+	r.Oldest = runs.RunningSince
 	switch r.Outcome {
 	case RunBegan:
 		runs.Started++
@@ -333,11 +336,12 @@ func (s *state) ran(r JobRun, text string) {
 	}
 }
 
-// runIsOverdue notes that a run with this name should have ended.
-func (s *state) runIsOverdue(name string) {
+// runIsOverdue notes that the run with this name that began at that time, or next after it, should have ended.
+func (s *state) runIsOverdue(name string, began time.Time) {
 	for i := range s.runs {
-		if s.runs[i].Name == name && s.runs[i].Running > 0 {
-			s.runs[i].Overdue = true
+		next := slices.IndexFunc(s.running[i], func(t time.Time) bool { return !t.Before(began) })
+		if s.runs[i].Name == name && next >= 0 {
+			s.overdueRun, s.runs[i].Overdue = s.running[i][next], true
 			s.publish()
 		}
 	}

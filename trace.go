@@ -270,7 +270,7 @@ func (m *monitor) jobBegins(term *Term) {
 
 // ran notes that a run of the job has begun or ended, with the text of its error.
 func (m *monitor) ran(r JobRun, text string) {
-	m.update(func(s *state) { s.ran(r, text) })
+	m.update(func(s *state) { s.ran(&r, text) })
 	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
 }
 

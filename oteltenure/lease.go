@@ -3,7 +3,6 @@ package oteltenure
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -115,15 +114,15 @@ type termState struct {
 // runTimes is when the last run of a name began, and when the last one that succeeded ended.
 type runTimes struct {
 	start, success time.Time
-	open           []time.Time // when the runs that have not ended began
+	oldest         time.Time // when the oldest run that has not ended began; zero: none is running
 }
 
 // running returns how long the oldest run that has not ended has been running.
 func (r runTimes) running() time.Duration {
-	if len(r.open) == 0 {
+	if r.oldest.IsZero() {
 		return 0
 	}
-	return time.Since(r.open[0])
+	return time.Since(r.oldest)
 }
 
 func (r *recorder) trace() *tenure.Trace {
@@ -160,7 +159,7 @@ func (r *recorder) trace() *tenure.Trace {
 			r.update(term, func() {
 				r.working, r.stuck = false, false
 				for name, run := range r.runs { // the call that one has ended may have been dropped
-					run.open = nil
+					run.oldest = time.Time{}
 					r.runs[name] = run
 				}
 			})
@@ -215,13 +214,11 @@ func (r *recorder) ran(run tenure.JobRun) {
 	times, known := r.runs[run.Name]
 	switch run.Outcome {
 	case tenure.RunBegan:
-		times.start, times.open = run.Began, append(times.open, run.Began)
+		times.start = run.Began
 	case tenure.RunSucceeded:
 		times.success = run.Ended
 	}
-	if ended := slices.Index(times.open, run.Began); ended >= 0 && run.Outcome != tenure.RunBegan {
-		times.open = slices.Delete(times.open, ended, ended+1)
-	}
+	times.oldest = run.Oldest
 	r.runs[run.Name] = times
 	r.mu.Unlock()
 	for _, outcome := range []tenure.RunOutcome{tenure.RunSucceeded, tenure.RunFailed, tenure.RunInterrupted} {

@@ -367,6 +367,19 @@ func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
 	})
 }
 
+// A trace may lose calls: the next one tells how it is.
+func TestARunWhoseEndIsNotToldDoesNotHangForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, storetest.NewMem(), "a", 0)
+		r.trace.JobRun(tenure.JobRun{Name: "import", Outcome: tenure.RunBegan, Began: time.Now(), Oldest: time.Now()})
+		time.Sleep(time.Hour)
+		r.scrape(t).want(t, "an hour later", scrape{"tenure_run_running_seconds{import}": 3600})
+		r.trace.JobRun(tenure.JobRun{Name: "import", Outcome: tenure.RunBegan, Began: time.Now(), Oldest: time.Now()})
+		time.Sleep(time.Second)
+		r.scrape(t).want(t, "after another run's begin", scrape{"tenure_run_running_seconds{import}": 1})
+	})
+}
+
 func TestTheAttemptsOfAStandbyThatFailAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := storetest.NewMem()

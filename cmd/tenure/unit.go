@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -30,6 +31,9 @@ in the unit at the end.`,
 	act: func(_ context.Context, o *options, out *output, args []string) error {
 		if schemeOf(o.store.flag) != nil {
 			return usageError("a unit file is no place for a URL: put TENURE_STORE=URL into /etc/tenure.env, and leave out -store")
+		}
+		if o.store.flag != "" && !filepath.IsAbs(o.store.flag) {
+			return usageError("-store %s is relative, and systemd starts the command in /: give the whole path", printable(o.store.flag))
 		}
 		environment := ""
 		if o.store.flag == "" {

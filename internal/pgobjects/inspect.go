@@ -85,20 +85,7 @@ const inspectTables = `
 		(SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 		current_setting('synchronous_commit'),
 		current_setting('default_transaction_isolation'),
-		current_user::text,
-		ARRAY(SELECT coalesce(rel, 0) FROM looked ORDER BY number),
-		` + fingerprint + ` ANY (ARRAY(SELECT rel FROM looked)))`
-
-// inspectAgain asks for the fingerprint of the tables $1.
-const inspectAgain = `SELECT ` + fingerprint + ` ANY ($1::oid[]))`
-
-// fingerprint is a text that changes when a table is altered, replaced or emptied by a crash, with its
-// privileges and policies, or when a setting changes. A connection costs the server more than twice as
-// much if it begins with inspectTables, and after an outage all replicas open theirs at once. What the
-// fingerprint doesn't cover is found every lookAgain: partitions that are unlogged, memberships of the role.
-const fingerprint = `(SELECT concat_ws('|', string_agg(concat_ws(' ', oid, xmin, relpersistence), ',' ORDER BY oid), current_schemas(false),
-	current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit'), current_setting('default_transaction_isolation'))
-	FROM pg_catalog.pg_class WHERE oid = `
+		current_user::text`
 
 // exists reports whether there is such a table. Without columns, it was created while the statement
 // ran.
@@ -166,8 +153,7 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	if told := s.told.Load(); told != nil {
 		last = told.schemas[:]
 	}
-	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation,
-		&found.role, &found.oids, &found.print)
+	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation, &found.role)
 	if err != nil {
 		return nil, err
 	}

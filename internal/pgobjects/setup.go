@@ -53,9 +53,6 @@ type setup struct {
 	idleTimeout time.Duration // idle_in_transaction_session_timeout; 0 means none
 
 	synchronousCommit string
-
-	oids  [objects.TableCount]uint32 // of the tables; 0: there is none
-	print string                     // see fingerprint
 }
 
 // equal reports whether both looks found the same.
@@ -64,7 +61,7 @@ func (s *setup) equal(other *setup) bool {
 		return false
 	}
 	same := *other
-	same.at, same.placed, same.oids, same.print = s.at, s.placed, s.oids, s.print
+	same.at, same.placed = s.at, s.placed
 	return same == *s
 }
 
@@ -277,8 +274,8 @@ func (s *setups) lookBy(ctx context.Context, query queryRow) (*setup, error) {
 	return found, nil
 }
 
-// connected looks again through a new connection of the store, before any call uses it, unless the tables
-// are as they were found last, and refuses the connection if they are now unsuitable. The previous connection may have ended because the server
+// connected looks again through a new connection of the store, before any call uses it, and refuses the
+// connection if the tables are now unsuitable. The previous connection may have ended because the server
 // crashed, which empties an UNLOGGED table, or because a backup was restored. The first look opens the
 // first connection itself.
 func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
@@ -287,12 +284,6 @@ func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookAtMost)
 	defer cancel()
-	if found := s.found.Load(); found != nil {
-		var now string
-		if err := conn.QueryRow(ctx, inspectAgain, found.oids[:]).Scan(&now); err != nil || now == found.print {
-			return err
-		}
-	}
 	_, err := s.lookBy(ctx, func(ctx context.Context, sql string, args []any, dest ...any) error {
 		return conn.QueryRow(ctx, sql, args...).Scan(dest...)
 	})

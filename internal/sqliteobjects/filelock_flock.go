@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+	"time"
 )
 
 // lockFile locks a file until it is closed. It creates the file if necessary, with the permissions and the
@@ -33,7 +34,12 @@ func lockFile(path, database string, shared bool) (*os.File, error) {
 	if shared {
 		how = syscall.LOCK_SH
 	}
-	if err := syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB); err != nil {
+	err = syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB)
+	for tries := 1; errors.Is(err, syscall.EWOULDBLOCK) && !shared && tries < 5; tries++ { // tenure status holds it for an instant
+		time.Sleep(10 * time.Millisecond)
+		err = syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB)
+	}
+	if err != nil {
 		file.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = errClaimed
