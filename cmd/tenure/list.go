@@ -17,9 +17,9 @@ import (
 )
 
 // What list reads at most if no type is given: the store may have millions of objects that are no
-// leases.
+// leases. Each type costs a query, and all of them have 5 s.
 const (
-	mostTypes  = 1000
+	mostTypes  = 100
 	mostOfType = 1000 // objects
 )
 
@@ -33,7 +33,7 @@ expired without being released. The records of sessions are not among them: -ses
 these, with the keys and the rows of queues that each of them owns. It counts up to 100,000
 of each kind, and then prints 100000+.
 
-Without -type, list reads at most 1,000 types and the first 1,000 objects of each, shows
+Without -type, list reads at most 100 types and the first 1,000 objects of each, shows
 those that are leases, and says on stderr which types have more. With -type, it reads and
 shows all objects of the type.`,
 	flags:  storeFlags + "type sessions json",

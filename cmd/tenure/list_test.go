@@ -103,7 +103,7 @@ func TestListReadsAMillionObjectsOnlyIfItIsToldTo(t *testing.T) {
 			t.Errorf("the list of the type has %d lines", strings.Count(got, "\n"))
 		}
 		s.exec(t, objects(`'t' || n`, `'1'`, mostTypes))
-		if status, _, stderr := tenureCommand(t, "list", "-store", s.store); status != 0 || !strings.HasPrefix(stderr, "there are more than 1000 types of objects; ") {
+		if status, _, stderr := tenureCommand(t, "list", "-store", s.store); status != 0 || !strings.HasPrefix(stderr, "there are more than 100 types of objects; ") {
 			t.Errorf("with many types: exit status %d and %q", status, stderr)
 		}
 	})
