@@ -6,12 +6,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
 
 // soleProcess is a process that has a SQLite file to itself, because it has opened it without
@@ -22,8 +23,8 @@ type soleProcess struct {
 }
 
 // alone returns the process that has the store to itself; nil: there is none. Such a process has locked a file
-// beside the database, which internal/sqliteobjects names, and has written its PID into it. Only trying shows
-// whether it is locked, so a process that opens the database without Shared in that instant is refused.
+// beside the database, and has written its PID into it. Only trying shows whether it is locked; a process that
+// opens the database without Shared in that instant tries again.
 func (s *storeFlag) alone() *soleProcess {
 	name, err := s.name()
 	if err != nil || schemeOf(name) != nil {
@@ -33,7 +34,7 @@ func (s *storeFlag) alone() *soleProcess {
 	if err != nil {
 		return nil
 	}
-	file, err := os.Open(path + "-" + url.PathEscape(strings.ToLower(cmp.Or(s.table, "objects"))) + "-lock")
+	file, err := os.Open(sqliteobjects.LockFile(path, cmp.Or(s.table, "objects")))
 	if err != nil {
 		return nil
 	}

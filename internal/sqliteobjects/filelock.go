@@ -15,6 +15,11 @@ import (
 // errClaimed means that another process has locked a file.
 var errClaimed = errors.New("locked by another process")
 
+// LockFile returns the path of the file that a process locks which claims a table of a database.
+func LockFile(database, table string) string {
+	return database + "-" + url.PathEscape(strings.ToLower(table)) + "-lock" // names of tables are equal in any case
+}
+
 // Claim declares that this process uses the table alone, or shares it with other processes, and fails with
 // [objects.ErrInUse] if another process has declared the opposite: if one of them believed that it was alone,
 // both would run their jobs. The claim is a lock on a file beside the database, because a lock on the
@@ -34,7 +39,7 @@ func (t *Table) Claim(ctx context.Context, shared bool) error {
 		return nil
 	}
 	if path != "" {
-		lock := path + "-" + url.PathEscape(strings.ToLower(t.name)) + "-lock" // names of tables are equal in any case
+		lock := LockFile(path, t.name)
 		t.lock, err = lockFile(lock, path, shared)
 		switch {
 		case errors.Is(err, errClaimed) && shared:
