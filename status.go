@@ -239,30 +239,35 @@ func (c *Coordinator) Healthy(tolerance time.Duration) error {
 
 // state is what a coordinator knows. The monitor's mutex guards it.
 type state struct {
-	role       Role
-	since      time.Time
-	reason     string
-	down       bool     // it does not compete until it is asked to
-	held       *Term    // until it is released; nil for a standby
-	holder     string   // as last seen; empty: none is known
-	seen       *Holding // another holder's record, as last read; nil: there is none
-	seenAt     time.Time
-	ending     string // what became of the record of the term held, in the words of other replicas
-	working    bool   // the job's funcs were started, and not all have returned
-	stuck      bool
-	terms      int
-	token      int64 // of the last term
-	latency    time.Duration
-	overdue    time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
-	shown      time.Time // when a renewal was last logged at info
-	lastError  string
-	class      string          // of lastError
-	retries    logtext.Retries // since the last call to the store that succeeded
-	past       []PastTerm      // the latest last; nil until a term is over
-	runs       []RunStats      // one for each name
-	running    [][]time.Time   // for each name, when the runs that have not ended began
-	overdueRun time.Time       // when the last run that is overdue began
-	changed    chan struct{}   // closed at the next change; nil: no reader waits for one
+	role      Role
+	since     time.Time
+	reason    string
+	down      bool     // it does not compete until it is asked to
+	held      *Term    // until it is released; nil for a standby
+	holder    string   // as last seen; empty: none is known
+	seen      *Holding // another holder's record, as last read; nil: there is none
+	seenAt    time.Time
+	ending    string // what became of the record of the term held, in the words of other replicas
+	working   bool   // the job's funcs were started, and not all have returned
+	stuck     bool
+	terms     int
+	token     int64 // of the last term
+	latency   time.Duration
+	overdue   time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
+	shown     time.Time // when a renewal was last logged at info
+	lastError string
+	class     string          // of lastError
+	retries   logtext.Retries // since the last call to the store that succeeded
+	past      []PastTerm      // the latest last; nil until a term is over
+	runs      []RunStats      // one for each name
+	running   [][]openRun     // for each name, the runs that have not ended, the oldest first
+	changed   chan struct{}   // closed at the next change; nil: no reader waits for one
+}
+
+// openRun is a run that has not ended.
+type openRun struct {
+	began   time.Time
+	overdue bool // see [RunStats]
 }
 
 // become notes a change of role.
@@ -314,13 +319,14 @@ func (s *state) ran(r *JobRun, text string) {
 	}
 	runs, running := &s.runs[i], &s.running[i]
 	if r.Outcome == RunBegan {
-		*running = append(*running, r.Began)
-	} else if ended := slices.Index(*running, r.Began); ended >= 0 {
+		*running = append(*running, openRun{began: r.Began})
+	} else if ended := slices.IndexFunc(*running, func(o openRun) bool { return o.began == r.Began }); ended >= 0 {
 		*running = slices.Delete(*running, ended, ended+1)
 	}
-	runs.Running, runs.RunningSince, runs.Overdue = len(*running), time.Time{}, slices.Contains(*running, s.overdueRun)
+	runs.Running, runs.RunningSince = len(*running), time.Time{}
+	runs.Overdue = slices.ContainsFunc(*running, func(o openRun) bool { return o.overdue })
 	if len(*running) > 0 {
-		runs.RunningSince = (*running)[0]
+		runs.RunningSince = (*running)[0].began
 	}
 	r.Oldest = runs.RunningSince
 	switch r.Outcome {
@@ -339,9 +345,9 @@ func (s *state) ran(r *JobRun, text string) {
 // runIsOverdue notes that the run with this name that began at that time, or next after it, should have ended.
 func (s *state) runIsOverdue(name string, began time.Time) {
 	for i := range s.runs {
-		next := slices.IndexFunc(s.running[i], func(t time.Time) bool { return !t.Before(began) })
+		next := slices.IndexFunc(s.running[i], func(o openRun) bool { return !o.began.Before(began) })
 		if s.runs[i].Name == name && next >= 0 {
-			s.overdueRun, s.runs[i].Overdue = s.running[i][next], true
+			s.running[i][next].overdue, s.runs[i].Overdue = true, true
 			s.publish()
 		}
 	}

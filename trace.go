@@ -280,9 +280,9 @@ func (m *monitor) longRun(least time.Duration) *time.Time {
 	defer m.mu.Unlock()
 	oldest := time.Now().Add(-least)
 	found := false
-	for _, began := range m.state.running {
-		if len(began) > 0 && !began[0].After(oldest) {
-			oldest, found = began[0], true
+	for _, running := range m.state.running {
+		if len(running) > 0 && !running[0].began.After(oldest) {
+			oldest, found = running[0].began, true
 		}
 	}
 	if !found {
