@@ -98,7 +98,7 @@ func TestAttemptsThatAreTakenBackAreNeverNegative(t *testing.T) {
 	})
 }
 
-// Nobody has worked on a row that nobody knows of.
+// No func has worked on a row that its session never heard of.
 func TestTheAttemptOfATakeWhoseAnswerWasLostIsTakenBack(t *testing.T) {
 	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
 		a := w.start("a")

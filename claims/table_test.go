@@ -321,8 +321,8 @@ func (d *tables) prunes() {
 		require.NoError(d, err)
 		return last, pruned
 	}
-	prune(0, 1000) // What is left of the rules before: requests,
-	// and those that nobody has read.
+	// Earlier rules left requests, some of them unread.
+	prune(0, 1000)
 	must(d.Wanted(d.Context(), "a", objects.Claim{}, 1000, kit.Patience))(d.T)
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})

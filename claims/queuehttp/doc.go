@@ -24,7 +24,8 @@
 //	goodbye    {"session": SESSION}                              {}
 //
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
-// less a thirtieth, from before it sent the begin or the heartbeat that was last answered. Then it stops its work.
+// less a thirtieth, counted from the moment before it sent the last begin or heartbeat that was answered. Then it
+// stops its work.
 // It sends one take at a time, which lists all claims that it has, and waits up to a sixth of the TTL if there is
 // no task. It has a claim until the finish, nack or abandon was answered, by a 200, 400 or 409, or a heartbeat has
 // said that the claim has ended. Tasks whose answer was lost come with the next take. Nack gives tasks back for a while, by default for

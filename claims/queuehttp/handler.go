@@ -34,7 +34,7 @@ type Config struct {
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
 	// FinishTx of the queue, and returns their error. An error that is [tenure.ErrInvalid] tells the worker that
-	// its result is of no use; it then gives the task back. Default: [claims.Queue.Finish], and results other
+	// its result is invalid; the worker then gives the task back. Default: [claims.Queue.Finish], and results other
 	// than null are refused.
 	Finish func(ctx context.Context, results []Result) error
 

@@ -202,13 +202,15 @@ type Statement struct {
 
 // Queue adds the statement to a batch. If its row is missing, Queue sets noRow to [pgx.ErrNoRows]
 // instead of failing, because after an error the results of later statements would not be read.
-func (s Statement) Queue(batch *pgx.Batch, noRow *error) {
+func (s Statement) Queue(batch *pgx.Batch, noRow *error) { s.queue(batch, noRow, new(scanner)) }
+
+func (s Statement) queue(batch *pgx.Batch, noRow *error, into *scanner) {
 	queued := batch.Queue(s.SQL, s.Args...)
 	if s.Dest == nil {
 		return
 	}
 	queued.QueryRow(func(row pgx.Row) error {
-		err := row.Scan(s.Dest...)
+		err := into.scan(row, s.Dest)
 		if errors.Is(err, pgx.ErrNoRows) {
 			*noRow, err = err, nil
 		}
@@ -233,17 +235,33 @@ func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 
 func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []Statement) error {
 	if bounded && len(statements) == 1 { // for example a renewal; this is a sixth faster than a batch
-		return pool.QueryRow(ctx, statements[0].SQL, statements[0].Args...).Scan(statements[0].Dest...)
+		return queryRow(ctx, pool, statements[0])
 	}
-	batch := &pgx.Batch{}
-	if !bounded {
-		LimitLockWait(ctx, batch)
-	}
-	var noRow error
-	for _, s := range statements {
-		s.Queue(batch, &noRow)
-	}
-	return cmp.Or(pool.SendBatch(ctx, batch).Close(), noRow)
+	into := new(scanner)
+	defer into.end()
+	return Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		batch := &pgx.Batch{}
+		if !bounded {
+			LimitLockWait(ctx, batch)
+		}
+		var noRow error
+		for _, s := range statements {
+			s.queue(batch, &noRow, into)
+		}
+		return cmp.Or(conn.SendBatch(ctx, batch).Close(), noRow)
+	})
+}
+
+func queryRow(ctx context.Context, pool *pgxpool.Pool, s Statement) error {
+	into := new(scanner)
+	defer into.end()
+	return Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, s.SQL, s.Args...) // the error is also that of rows
+		_, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) {
+			return struct{}{}, into.scan(row, s.Dest)
+		})
+		return err
+	})
 }
 
 // LimitLockWait lets the transaction of a batch wait for locks slightly shorter than ctx allows, so that the
@@ -264,7 +282,7 @@ func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
 func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest ...any) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
-			err := pool.QueryRow(ctx, statement, args...).Scan(dest...)
+			err := queryRow(ctx, pool, Statement{statement, args, dest})
 			if !objects.IsLeaseCall(ctx) || SQLState(err) != StateLockNotAvailable || ctx.Err() != nil {
 				return err
 			}
@@ -274,19 +292,24 @@ func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest
 
 // NoteResult draws conclusions from the result of a call. If the server did not answer, the other
 // connections of the leases may be dead too. Each would cost a call before that is noticed, so they
-// are replaced. A server that rejected the call because it is read-only may no longer be the primary:
-// its connections still work, and only new ones find the current primary.
+// are replaced, unless one of them has been answered since: then the server is only slow, and new
+// connections would make it slower. A server that rejected the call because it is read-only may no
+// longer be the primary: its connections still work, and only new ones find the current primary.
 func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
-	switch {
-	case err == nil || errors.Is(err, pgx.ErrNoRows):
+	own, answered := c.own(ctx), err == nil || errors.Is(err, pgx.ErrNoRows)
+	if answered {
 		c.reached.Store(true)
+	}
+	switch {
 	case IsReadOnly(err):
-		if c.owned || c.leases.is(pool) || c.claims.is(pool) {
+		if c.owned || own != nil {
 			pool.Reset()
 		}
+	case own == nil:
+	case answered || SQLState(err) != "" && !IsConnecting(err):
+		own.answered(pool)
 	case unanswered(err, time.Since(began)):
-		c.leases.replace(ctx, pool) // does nothing for another pool
-		c.claims.replace(ctx, pool)
+		own.replace(ctx, pool, began)
 	}
 }
 
@@ -302,7 +325,7 @@ func (c *Conns) LeaveReadOnly(errs ...error) {
 // the answer.
 func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	if gaveUp(err, time.Since(began)) {
-		c.leases.replace(ctx, pool)
+		c.leases.replace(ctx, pool, began)
 	}
 }
 
@@ -312,6 +335,8 @@ func unanswered(err error, took time.Duration) bool {
 	switch {
 	case SQLState(err) != "", errors.As(err, new(pgx.ScanArgError)), IsConnecting(err), errors.Is(err, objects.ErrSetup):
 		return false
+	case errors.As(err, new(*noAnswer)):
+		return gaveUp(err, took)
 	case errors.Is(err, context.DeadlineExceeded) && !pgconn.Timeout(err): // it waited for a connection
 		return false
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

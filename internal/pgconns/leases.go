@@ -50,21 +50,27 @@ type leases struct {
 	endless   bool // new sessions turn off the role's idle_session_timeout
 	closed    bool
 	replacing bool
-	replaced  time.Time // when the last replacement began
+	replaced  time.Time     // when the last replacement began
+	suspected time.Time     // when the last one for want of an answer did
+	pause     time.Duration // before the next one of that kind
 }
 
 // leaseSet is a set of connections that is replaced as a whole. Its fields are
 // guarded by the mu of leases.
 type leaseSet struct {
 	*pgxpool.Pool
-	due     time.Time // when the set should be replaced; zero means never
-	users   int       // calls that use the set
-	retired bool      // the last call that uses it closes it
+	due      time.Time // when the set should be replaced; zero means never
+	answered time.Time // when a call was last answered
+	users    int       // calls that use the set
+	retired  bool      // the last call that uses it closes it
 }
 
 const (
-	// replaceAtMost is the shortest time between two attempts to replace connections.
+	// replaceAtMost is the shortest time between two attempts to replace connections. Between attempts for
+	// want of an answer it doubles, up to replaceSlow, while they do not help: then the server is slow, and
+	// each attempt makes it slower.
 	replaceAtMost = time.Second
+	replaceSlow   = time.Minute
 
 	// replaceAgain is the pause after an attempt to replace old connections failed.
 	replaceAgain = 10 * time.Second
@@ -109,6 +115,7 @@ func newLeases(config *pgxpool.Config) *leases {
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = connectTimeout
 	}
+	patiently(config.ConnConfig, l.closing)
 	const setting = "lock_timeout"
 	if config.ConnConfig.RuntimeParams[setting] != "" { // the caller's own
 		l.state = sessionPooled
@@ -256,13 +263,31 @@ func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, err
 	return sessionOurs, nil
 }
 
-// replace opens a new set in the background, which then replaces the set with this pool. The old set stays in
-// use until the new one is open, and if the server has no slot for that.
-func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool) {
+// replace opens a new set in the background, because a call that was sent at a time was not answered. The new
+// set then replaces the set with this pool, unless one of its calls has been answered since. The old set stays
+// in use until the new one is open, and if the server has no slot for that.
+func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool, sent time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since := time.Since(l.suspected)
+	if l.current == nil || l.current.Pool != pool || l.current.answered.After(sent) || since < l.pause {
+		return
+	}
+	if since < 2*l.pause {
+		l.pause = min(2*l.pause, replaceSlow)
+	} else {
+		l.pause = replaceAtMost
+	}
+	l.suspected = time.Now()
+	l.replaceLocked(ctx)
+}
+
+// answered notes that a call of the set with this pool was answered.
+func (l *leases) answered(pool *pgxpool.Pool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.current != nil && l.current.Pool == pool {
-		l.replaceLocked(ctx)
+		l.current.answered = time.Now()
 	}
 }
 

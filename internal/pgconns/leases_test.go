@@ -25,7 +25,7 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 	require.NoError(t, err)
 	put := sync.OnceFunc(func() { pool.put(old) })
 	defer put()
-	pool.replace(ctx, old.Pool)
+	pool.replace(ctx, old.Pool, time.Now())
 	require.Eventually(t, func() bool { return !pool.is(old.Pool) && isRetired(pool, old) }, time.Minute, time.Millisecond)
 
 	require.Never(t, func() bool { return old.Stat().TotalConns() == 0 }, 100*time.Millisecond, time.Millisecond)

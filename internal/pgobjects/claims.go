@@ -334,37 +334,35 @@ func (c *Claims) explain(err error) error {
 
 // send sends a statement as query does, when there is a connection and may returns nil. It waits for
 // locks only for a while; 0: for as long as the statement may take. The context is one of claimCall.
-func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() error, scan pgx.RowToFunc[T], sql string, args []any) (found []T, err error) {
+func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() error, scan pgx.RowToFunc[T], sql string, args []any) (_ []T, err error) {
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
 	}
 	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+	var answered []T // not found: it may be written after an error
 	err = c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
-		conn, err := pool.Acquire(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Release()
-		if err := may(); err != nil {
-			return err
-		}
-		deadline, _ := ctx.Deadline()
-		left := time.Until(deadline)
-		left -= min(left/4, 500*time.Millisecond)
-		batch := &pgx.Batch{}
-		batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
-		batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
-			found, err = pgx.AppendRows([]T(nil), rows, scan)
-			return err
+		return pgconns.Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+			if err := may(); err != nil {
+				return err
+			}
+			deadline, _ := ctx.Deadline()
+			left := time.Until(deadline)
+			left -= min(left/4, 500*time.Millisecond)
+			batch := &pgx.Batch{}
+			batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
+			batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
+				answered, err = pgx.AppendRows([]T(nil), rows, scan)
+				return err
+			})
+			return conn.SendBatch(ctx, batch).Close()
 		})
-		return conn.SendBatch(ctx, batch).Close()
 	})
 	if err != nil {
 		return nil, err
 	}
-	return found, nil
+	return answered, nil
 }
 
 // standsIn reports whether the row of a claim stands as it is.

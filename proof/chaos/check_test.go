@@ -76,6 +76,7 @@ func TestALeaseWithoutAHolderAfterAFaultIsFound(t *testing.T) {
 	of := func(term string, from, to time.Duration) job {
 		return job{span: span{from: from, to: to}, term: term}
 	}
+	soon, ends := &fault{kind: "network cut", from: 97 * s, to: 98 * s}, event{Kind: ended, At: 99 * s}
 	stall := func(replica string) span { return span{replica, 11 * s, 12 * s} }
 	for name, test := range map[string]struct {
 		jobs   []job
@@ -83,6 +84,7 @@ func TestALeaseWithoutAHolderAfterAFaultIsFound(t *testing.T) {
 		pauses []span
 		want   int
 	}{
+		"the phase ends before":          {jobs(span{"a", 1 * s, 9 * s}), []*fault{soon}, nil, 0},
 		"held on":                        {jobs(span{"a", 1 * s, 99 * s}), []*fault{cut}, nil, 0},
 		"held soon":                      {jobs(span{"a", 1 * s, 9 * s}, span{"b", 12 * s, 99 * s}), []*fault{cut}, nil, 0},
 		"held too late":                  {jobs(span{"a", 1 * s, 9 * s}, span{"b", 13 * s, 99 * s}), []*fault{cut}, nil, 1},
@@ -100,7 +102,7 @@ func TestALeaseWithoutAHolderAfterAFaultIsFound(t *testing.T) {
 		"simultaneous stalls count once": {jobs(span{"a", 1 * s, 9 * s}, span{"b", 14 * s, 99 * s}), []*fault{cut}, []span{stall("a"), stall("b")}, 1},
 	} {
 		r := &result{}
-		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{events: []event{lost}, faults: test.faults, pauses: test.pauses}}, test.jobs)
+		r.checkRecoveries(&phase{ttl: 1500 * time.Millisecond, record: &record{events: []event{lost, ends}, faults: test.faults, pauses: test.pauses}}, test.jobs)
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}

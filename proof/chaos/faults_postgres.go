@@ -101,7 +101,7 @@ func (db *postgres) fill(ctx context.Context, p *phase) (string, ending, error) 
 				conns = append(conns, conn)
 				continue
 			}
-			pause(filling, 10*time.Millisecond)
+			pause(filling, 30*time.Millisecond)
 		}
 		var err error
 		for _, conn := range conns {

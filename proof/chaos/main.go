@@ -75,6 +75,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"syscall"
 	"time"
 )
@@ -85,7 +86,7 @@ func main() {
 	seed := flag.Uint64("seed", rand.Uint64(), "seed for the choice of faults")
 	only := flag.String("run", "", "inject only faults whose `phase: fault` matches this regular expression, and skip phases without any")
 	other := flag.String("other", "", "the `program` of every second replica: this command, built from another version of the library")
-	patience := flag.Int("patience", 1, "how many times longer than on a quiet machine recoveries may take")
+	patience := flag.Int("patience", patienceHere(), "how many times longer than on a quiet machine with four cores recoveries may take")
 	flag.Parse()
 	match, err := regexp.Compile(*only)
 	if err != nil {
@@ -99,6 +100,10 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// patienceHere is 1 on four cores. On fewer the processes of the replicas and the server compete for them: when all
+// connect at once after a fault, for example, that alone takes a second on two.
+func patienceHere() int { return max(1, 4/runtime.NumCPU()) }
 
 // beChild is main for a replica, if this process is one.
 func beChild() {

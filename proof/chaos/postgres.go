@@ -248,8 +248,8 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy
 	q := u.Query()
 	q.Set("application_name", cfg.Name)
 	q.Set("connect_timeout", "2")
-	if i > 0 { // so short that some connection always exceeds it while the server is full
-		q.Set("pool_max_conn_lifetime", (time.Duration(i) * ttl / 3).String())
+	if i%2 == 1 { // so short that some connection often exceeds it while the server is full
+		q.Set("pool_max_conn_lifetime", (time.Duration(2*i) * ttl).String())
 	}
 	u.RawQuery = q.Encode()
 	cfg.URL, cfg.SharePool, cfg.Pace, cfg.Crowd = u.String(), i%2 == 0, 60*time.Millisecond, crowdWorkers

@@ -159,6 +159,16 @@ func (r *record) sorted() []event {
 	return events
 }
 
+// ended returns the time of the last event.
+func (r *record) ended() (at time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		at = max(at, e.At)
+	}
+	return at
+}
+
 // sortedPauses returns all pauses, in the order in which they began.
 func (r *record) sortedPauses() []span {
 	r.mu.Lock()

@@ -148,7 +148,11 @@ func (r *replica) writeLateByClaim(c claims.Claim) {
 			return
 		}
 		e := claimEntry(ledgerClaimFenced, c, fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1)))
-		r.lateTurns <- struct{}{}
+		select {
+		case r.lateTurns <- struct{}{}:
+		case <-r.ending.Done():
+			return
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
 		err := r.backend.fenced(ctx, c, e, rand.N(200*time.Millisecond))
 		cancel()

@@ -157,8 +157,7 @@ func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
 	kit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
 }
 
-// hung begins a renewal of a lease whose row somebody else has locked, as far as the
-// server can tell for ever.
+// hung begins a renewal of a lease that the server does not answer.
 func hung(ctx context.Context, t *testing.T, store *tenure.PostgresStore, pool *pgxpool.Pool) (done chan error) {
 	t.Helper()
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
@@ -200,6 +199,25 @@ func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T
 	}
 }
 
+// openThree makes the leases open three connections.
+func openThree(t *testing.T, lease *tenure.Lease, pool *pgxpool.Pool) {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	kit.WantErr(t, err, nil)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE objects IN ACCESS EXCLUSIVE MODE`)
+	kit.WantErr(t, err, nil)
+	var reads sync.WaitGroup
+	for range 3 {
+		reads.Go(func() {
+			_, err := lease.AcquireOrSteal(t.Context())
+			kit.WantErr(t, err, tenure.ErrHeld)
+		})
+	}
+	kit.Await(t, "all wait", func() bool { return kit.LockWaits(t, pool) == 3 })
+	kit.WantErr(t, tx.Rollback(t.Context()), nil)
+	reads.Wait()
+}
+
 func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSome(t *testing.T) {
 	for name, slots := range map[string]int{"no slot": 0, "any": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -210,8 +228,8 @@ func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSo
 			term := kit.MustAcquire(t, lease)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			done := hung(ctx, t, store, owner)
-			kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+			openThree(t, lease, owner)
+			done := hung(ctx, t, store, owner) // after it no call is answered
 			before := backends(t, admin, "unanswered")
 			kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
 			kit.Sleep(t.Context(), 1100*time.Millisecond) // long enough to blame the server

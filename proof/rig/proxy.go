@@ -124,6 +124,11 @@ func (c *conn) reset() {
 }
 
 func (p *Proxy) serve(client *net.TCPConn) {
+	if w, _ := p.weather(); w.Refuse { // without a word to the server, which would start a process for it
+		client.SetLinger(0)
+		client.Close()
+		return
+	}
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
 		client.SetLinger(0)

@@ -1,0 +1,105 @@
+package pgconns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// patience is for how long a connection waits for an answer after the call has ended. A server that is only
+// slow then need not start a session for the next call, which would cost it many times as much as the answer,
+// make it slower still, and end more calls.
+const patience = 2 * time.Second
+
+// noAnswer is the error of a call that has ended while its connection still waits for the answer.
+type noAnswer struct{ error }
+
+func (e *noAnswer) Error() string { return "no answer: " + e.error.Error() }
+func (e *noAnswer) Unwrap() error { return e.error }
+
+// Send calls send with a connection of the pool. On the connections of leases and claims it returns as soon
+// as ctx ends, while send still waits for the answer to what it has sent: see [patience]. It sends nothing more.
+// After an error the caller must touch nothing that send writes.
+func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context, conn *pgxpool.Conn) error) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	if !objects.IsLeaseCall(ctx) && !objects.IsClaimCall(ctx) {
+		defer conn.Release()
+		return send(ctx, conn)
+	}
+	answer := make(chan error, 1)
+	go func() { // closing the pool waits for it
+		err := send(context.WithValue(ctx, patient{}, true), conn)
+		conn.Release()
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return &noAnswer{ctx.Err()}
+	}
+}
+
+// patient is the key of a context whose end leaves the connection time for the answer.
+type patient struct{}
+
+// patiently makes the connections of a config wait for answers as [Send] says, until closing is done.
+func patiently(config *pgx.ConnConfig, closing context.Context) {
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &patientHandler{conn: conn.Conn(), closing: closing}
+	}
+}
+
+// patientHandler ends what a connection does when a context ends.
+type patientHandler struct {
+	conn    net.Conn
+	closing context.Context
+	stop    func() bool
+}
+
+func (h *patientHandler) HandleCancel(ctx context.Context) {
+	now := time.Now()
+	h.conn.SetDeadline(now) // a batch may not have been sent whole
+	if ctx.Value(patient{}) != nil {
+		h.conn.SetReadDeadline(now.Add(patience))
+	}
+	h.stop = context.AfterFunc(h.closing, func() { h.conn.SetDeadline(time.Now()) })
+}
+
+func (h *patientHandler) HandleUnwatchAfterCancel() {
+	h.stop()
+	h.conn.SetDeadline(time.Time{})
+}
+
+// scanner scans rows into the variables of a call until the call has ended.
+type scanner struct {
+	mu    sync.Mutex
+	ended bool
+}
+
+func (s *scanner) scan(row pgx.Row, dest []any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return errors.New("the call has ended")
+	}
+	return row.Scan(dest...)
+}
+
+func (s *scanner) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+}

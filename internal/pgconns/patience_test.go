@@ -1,0 +1,106 @@
+package pgconns
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// A connection that is closed because its call has ended must be opened again, which makes a slow server slower.
+func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	conns, err := Open(t.Context(), config)
+	require.NoError(t, err)
+	defer conns.Close(func() {})
+	blocker, err := pgx.ConnectConfig(t.Context(), config.ConnConfig)
+	require.NoError(t, err)
+	defer blocker.Close(context.WithoutCancel(t.Context()))
+	_, err = blocker.Exec(t.Context(), `SELECT pg_advisory_lock(1)`)
+	require.NoError(t, err)
+
+	ctx := objects.WithLeaseCall(t.Context())
+	blocked, cancel := context.WithTimeout(ctx, time.Second/2)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- conns.QueryRow(blocked, `SELECT 1 FROM pg_advisory_lock(1)`, nil, new(int))
+	}()
+	waiting := func() (n int) {
+		require.NoError(t, blocker.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted`).Scan(&n))
+		return n
+	}
+	require.Eventually(t, func() bool { return waiting() == 1 || blocked.Err() != nil }, time.Minute, time.Millisecond)
+	// The server answers another call, so nothing is wrong with it.
+	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
+	require.ErrorIs(t, <-ended, context.DeadlineExceeded)
+	require.Equal(t, 1, waiting(), "the call has ended before its answer")
+
+	set, _, err := conns.leases.get(ctx)
+	require.NoError(t, err)
+	defer conns.leases.put(set)
+	_, err = blocker.Exec(t.Context(), `SELECT pg_advisory_unlock(1)`)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return set.Stat().IdleConns() == 2 }, 10*time.Second, time.Millisecond, "%d %d %d", set.Stat().IdleConns(), set.Stat().TotalConns(), set.Stat().NewConnsCount())
+	require.EqualValues(t, 2, set.Stat().NewConnsCount())
+	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
+	require.True(t, conns.leases.is(set.Pool), "they are not replaced")
+}
+
+func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	conns, err := Open(t.Context(), config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(objects.WithLeaseCall(t.Context()))
+	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
+	ended := make(chan error, 1)
+	go func() { ended <- conns.QueryRow(ctx, `SELECT 1 FROM pg_sleep(3600)`, nil, new(int)) }()
+	set, _, err := conns.leases.get(ctx)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return set.Stat().AcquiredConns() == 1 }, time.Minute, time.Millisecond)
+	conns.leases.put(set)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	began := time.Now()
+	conns.Close(func() {})
+	require.Less(t, time.Since(began), patience)
+}
+
+func TestTheConnectionsToASlowServerAreReplacedLessAndLessOften(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	pool := newLeases(config)
+	defer pool.close()
+	set, _, err := pool.get(t.Context())
+	require.NoError(t, err)
+	defer pool.put(set)
+	unanswered := func(after time.Duration) bool {
+		pool.mu.Lock()
+		pool.suspected, pool.replaced = time.Now().Add(-after), time.Time{}
+		pool.replacing = false
+		current := pool.current.Pool
+		pool.mu.Unlock()
+		began := time.Now()
+		pool.replace(t.Context(), current, began)
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return !pool.suspected.Before(began)
+	}
+	require.True(t, unanswered(time.Hour))
+	for pause := replaceAtMost; pause < replaceSlow; pause *= 2 {
+		require.False(t, unanswered(pause-100*time.Millisecond))
+		require.True(t, unanswered(pause), "%v after the last time", pause)
+	}
+	require.False(t, unanswered(replaceSlow-100*time.Millisecond))
+	require.True(t, unanswered(replaceSlow))
+	require.False(t, unanswered(replaceSlow-100*time.Millisecond), "it has doubled no more")
+	require.True(t, unanswered(2*replaceSlow))
+	require.True(t, unanswered(replaceAtMost), "as at the beginning")
+}
