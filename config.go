@@ -208,7 +208,9 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
 	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return
-	problems.If(renewing < least, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
+	problems.If(renewing < least && given.RenewDeadline == 0, "RenewInterval %v is above %v, the most that TTL %v leaves time for",
+		cfg.RenewInterval, (cfg.RenewDeadline - least).Truncate(time.Millisecond), lease.TTL)
+	problems.If(renewing < least && given.RenewDeadline != 0, "RenewDeadline %v is not at least %v above RenewInterval %v", cfg.RenewDeadline, least, cfg.RenewInterval)
 	problems.If(lease.TTL-lease.Margin-cfg.RenewDeadline < least,
 		"RenewDeadline %v is not at least %v below TTL %v less Margin %v: the job would have no time to return",
 		cfg.RenewDeadline, least, lease.TTL, lease.Margin)

@@ -297,9 +297,10 @@ func raiseOfSQLite(p *errorPage) {
 	defer conn.Close()
 	_, err = conn.ExecContext(ctx, "BEGIN IMMEDIATE")
 	require.NoError(p, err)
-	limited, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	waits := kit.OpenSQLite(p, path)
+	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	p.row("database is locked", errOf(kit.OpenSQLite(p, path).PutIf(limited, tenure.Object{Key: key}, tenure.IfAbsent())))
+	p.row("database is locked", errOf(waits.PutIf(limited, tenure.Object{Key: key}, tenure.IfAbsent())))
 	_, err = conn.ExecContext(ctx, "ROLLBACK")
 	require.NoError(p, err)
 }

@@ -167,6 +167,8 @@ func (c *Coordinator) status() Status {
 		status.HeldSince = s.held.AcquiredAt()
 		if !s.held.local() {
 			status.RenewedAt = s.held.lastAttempt().Wall
+			// Of a job that does not return: another replica may hold the lease by now.
+			status.Stale = time.Since(s.held.lastAttempt().Mono) > c.lease.cfg.TTL+time.Second
 		}
 	}
 	if c.single {

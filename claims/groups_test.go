@@ -113,6 +113,9 @@ func TestStatementsAreSmallerWhereTheDatabaseIsSlow(t *testing.T) {
 			require.LessOrEqual(w, slow.largest.Load(), most)
 			b.stop()
 			c.stop()
+			if most != 7 { // a day is enough
+				return
+			}
 			time.Sleep(25 * time.Hour)
 			d := w.start("d")
 			time.Sleep(3 * time.Hour)
@@ -185,6 +188,7 @@ const slowly = `CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ 
 	CREATE TRIGGER slowly BEFORE INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION slowly()`
 
 func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
+	t.Parallel()
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	db := kit.OpenSQL(t, "pgx", url)
@@ -207,6 +211,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 }
 
 func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
+	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
 	db.exec(kit.Must(tasks.PostgresDDL()))

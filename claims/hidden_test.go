@@ -75,6 +75,7 @@ func lastly(h *kit.Hidden, fn func(exec func(string) error) error, query string,
 }
 
 func TestClaimsAndRowsAreThoseThatWereFoundWhateverHidesThem(t *testing.T) {
+	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {
 			kit.EachHiding(t, append(slices.Clone(kit.OwnTables), "tasks"), func(h *kit.Hidden) {

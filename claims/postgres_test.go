@@ -175,6 +175,7 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 
 // In transaction mode each transaction may meet another session, without the settings of the last.
 func TestClaimsThroughPgBouncer(t *testing.T) {
+	t.Parallel()
 	direct := kit.PostgresURL(t)
 	url := kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
 	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
@@ -265,6 +266,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 
 // S4 as well: the application uses all connections of its pool.
 func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
+	t.Parallel()
 	url := kit.PostgresURL(t)
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
@@ -300,6 +302,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 
 // S4: a session is not lost because its process claims much.
 func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
+	t.Parallel()
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	p := w.startWith("a", claims.SessionConfig{TTL: 6 * time.Second})
@@ -376,6 +379,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 var raceTrials = flag.Int("race.trials", 250, "races of a late fenced write with the next claim, on each database")
 
 func TestAFencedWriteIsNeverLate(t *testing.T) {
+	t.Parallel()
 	trials := *raceTrials
 	t.Run("postgres", func(t *testing.T) {
 		url := kit.PostgresURL(t)

@@ -70,6 +70,7 @@ func serverDB(t *testing.T, store tenure.Store) *sql.DB {
 }
 
 func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
+	t.Parallel()
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 8)
 		a, b := db.worker(claims.SessionConfig{TTL: 3 * time.Second}, tasks), db.worker(claims.SessionConfig{}, tasks)
@@ -329,6 +330,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllClaimsAreWhatTheRowsSay(t *test
 const compareEvery = time.Hour
 
 func TestAfterAFailoverOfAServerAllClaimsAreWhatTheRowsSay(t *testing.T) {
+	t.Parallel()
 	s := kit.StartPostgres(t)
 	open := func() tenure.Database { return kit.OpenPostgres(t, s.URL(), tenure.PostgresConfig{}) }
 	w := newWorld(t, open())

@@ -173,6 +173,7 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 // The server crashes before COMMIT arrives, and gives the transaction's xid to another, which
 // commits.
 func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
+	t.Parallel()
 	for how, crash := range map[string]func(s *kit.PostgresServer, backend int) error{
 		"a backend crashes": func(s *kit.PostgresServer, backend int) error {
 			witness, err := pgx.Connect(context.Background(), s.URL())
@@ -237,6 +238,7 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 // Another server takes over before COMMIT arrives, which has given the xid to another transaction,
 // and has sessions that are older.
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
+	t.Parallel()
 	first, next := kit.StartPostgres(t), kit.StartPostgres(t)
 	db, proxy := rowsBehind(t, first.URL())
 	db.add(1, 1)

@@ -483,6 +483,7 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 
 // An expensive Done needs longer than a session with the default TTL would wait for it.
 func TestAFinishHasTheTimeLimitOfItsSession(t *testing.T) {
+	t.Parallel()
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.startWith("a", claims.SessionConfig{TTL: 60 * time.Second}) // its statements have 10 s
 		rows := w.rowsOf(a, effect)

@@ -33,6 +33,7 @@ func TestARowOfAnyContentHarmsOnlyItself(t *testing.T) {
 	cfg.MaxAttempts, cfg.Exhausted, cfg.PollInterval = 20, "status = 'failed'", 5*time.Millisecond
 	for _, idType := range []string{"integer", "text"} {
 		t.Run(idType, func(t *testing.T) {
+			t.Parallel()
 			eachRowsServer(t, cfg, func(db *rowsDB) {
 				db.exec(`DROP TABLE tasks`)
 				db.exec(`CREATE TABLE tasks (id ` + idType + ` NOT NULL UNIQUE, status text DEFAULT 'queued', priority integer DEFAULT 0, result text,
@@ -108,8 +109,10 @@ func (db *rowsDB) anyContent(a *worker, column string) {
 
 // The same of the library's own tables.
 func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
+	t.Parallel()
 	for dialect, db := range map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)} {
 		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
 			db.T = t
 			w := newWorld(t, db.open())
 			cfg := claims.SessionConfig{PollInterval: 5 * time.Millisecond}

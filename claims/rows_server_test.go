@@ -452,6 +452,7 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 
 // Until the row is unlocked, most of the time for waiting has passed. What then ends the claim has its own.
 func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
+	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
 	db.exec(kit.Must(tasks.PostgresDDL()))
@@ -765,6 +766,7 @@ func second[T any](_ T, err error) error { return err }
 
 // The statements find what they need by the partial indexes, however many rows are done.
 func TestThePlansUseThePartialIndexes(t *testing.T) {
+	t.Parallel()
 	tasks := tasks
 	tasks.Expires, tasks.Deadline = "expires_at", time.Hour
 	many := func(db *rowsDB, ddl string) {

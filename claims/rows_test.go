@@ -57,8 +57,12 @@ func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
 
 // eachRowsServer runs a test on a real Postgres and on a SQLite file.
 func eachRowsServer(t *testing.T, cfg claims.QueueConfig, test func(db *rowsDB)) {
-	t.Run("postgres", func(t *testing.T) { test(rowsTableOnPostgres(t, cfg)) })
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel() // most of these tests wait until something has expired
+		test(rowsTableOnPostgres(t, cfg))
+	})
 	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
 		db := rowsOnSQLite(t)
 		db.exec(fmt.Sprintf(createTasks, "integer"))
 		ddl, err := cfg.SQLiteDDL()

@@ -29,6 +29,7 @@ const createTable = `CREATE TABLE %s (id bigint PRIMARY KEY, status text NOT NUL
 
 // S4: three of the user's tables answer nothing, and a process owned a key and a row of the fourth.
 func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(w *world) {
 		db := w.store.(*tenure.SQLiteStore).DB()
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
@@ -74,6 +75,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 }
 
 func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
+	t.Parallel()
 	const ttl = 6 * time.Second
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))

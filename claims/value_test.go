@@ -310,6 +310,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 // S1: a release that comes twice may overtake the next claim of the key, which is not the one
 // that it is to free.
 func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{}))
 	a := w.start("a")
 	ids := names(1000)

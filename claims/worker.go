@@ -239,7 +239,7 @@ func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim
 func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Context, Claim) error) {
 	log := func(err error) {
 		if err != nil {
-			w.s.cfg.Logger.Warn("failed to finish a row", "table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", err)
+			w.s.cfg.Logger.Warn("failed to finish a row", "table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", logtext.OneLine(err))
 		}
 	}
 	log(w.Do(ctx, c, func(ctx context.Context) error {

@@ -146,7 +146,7 @@ func (v ownerView) print(w io.Writer) error {
 	case stateFree:
 		table.line("state", "free: nobody owns it")
 	case stateUnused:
-		table.line("state", "unused: the store knows nothing of it; is the key right?")
+		table.line("state", "unused: the store knows nothing of it; is the key right? tenure list shows all")
 	case stateGone:
 		table.line("state", "free: its owner is gone")
 	case stateExpired:

@@ -556,7 +556,7 @@ func TestWhyAHandoverHasNotHappened(t *testing.T) {
 	t.Parallel()
 	for want, v := range map[string]leaseView{
 		"a still holds it":                                         {State: stateHeld, Holder: "a"},
-		"a has vanished, and its lease has expired":                {State: stateExpired, Holder: "a"},
+		"a no longer renews it: it has vanished, or its job does not return":                {State: stateExpired, Holder: "a"},
 		"nobody has taken it; does a replica named typo stand by?": {State: stateOffered, OfferedTo: "typo"},
 	} {
 		if got := whyNotTaken(v, "typo", nil); got != want {

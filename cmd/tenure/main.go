@@ -293,6 +293,9 @@ type concealer struct{ w io.Writer }
 // is removed.
 var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
+// wantedURL is the remedy in the library's errors about a URL.
+const wantedURL = "postgres://user:password@host:port/database"
+
 // Write also replaces control characters: an error may quote what others have written to
 // the store.
 func (c concealer) Write(b []byte) (int, error) {
@@ -302,7 +305,11 @@ func (c concealer) Write(b []byte) (int, error) {
 		}
 		return r
 	}, b)
-	if _, err := c.w.Write(secrets.ReplaceAll(safe, []byte("$1(not shown)"))); err != nil {
+	parts := bytes.Split(safe, []byte(wantedURL))
+	for i, part := range parts {
+		parts[i] = secrets.ReplaceAll(part, []byte("$1(not shown)"))
+	}
+	if _, err := c.w.Write(bytes.Join(parts, []byte(wantedURL))); err != nil {
 		return 0, err
 	}
 	return len(b), nil

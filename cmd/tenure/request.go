@@ -122,7 +122,7 @@ func whyNotTaken(v leaseView, to string, err error) string {
 	case v.State == stateHeld:
 		return printable(v.Holder) + " still holds it"
 	case v.State == stateExpired && v.Holder != "":
-		return printable(v.Holder) + " has vanished, and its lease has expired"
+		return printable(v.Holder) + " no longer renews it: it has vanished, or its job does not return"
 	}
 	return "nobody has taken it; does a replica named " + printable(to) + " stand by?"
 }

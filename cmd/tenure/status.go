@@ -250,7 +250,7 @@ func (v leaseView) print(w io.Writer) error {
 		table.line("state", "free: nobody holds it")
 		return table.Flush()
 	case stateUnused:
-		table.line("state", "unused: the store knows nothing of it; is the key right?")
+		table.line("state", "unused: the store knows nothing of it; is the key right? tenure list shows all")
 		return table.Flush()
 	case stateExclusive:
 		table.line("state", "exclusive: %s", v.Exclusive.explain())
@@ -275,7 +275,7 @@ func (v leaseView) print(w io.Writer) error {
 		table.line("term", "%s", printable(v.Term))
 	}
 	if v.MaxToken != 0 {
-		table.line("token", "at most %d", v.MaxToken)
+		table.line("token", "at most %d; renewals raise this bound, not the token", v.MaxToken)
 	}
 	for _, label := range labelsOf(v.Labels) {
 		table.line("label", "%s", label)

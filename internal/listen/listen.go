@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -69,7 +70,9 @@ func (l *Listener) Run(ctx context.Context) {
 			retries.Reset()
 		}
 		failed = true
-		retries.Log(l.Logger, slog.LevelWarn, "standbys are not woken, and poll", err, "channel", l.Channel)
+		if !errors.Is(err, objects.ErrSetup) { // which all others say, and which explains more than this
+			retries.Log(l.Logger, slog.LevelWarn, "standbys are not woken, and poll", err, "channel", l.Channel)
+		}
 		wait := pause
 		pause = min(2*pause, longestPause)
 		if errors.Is(err, errUndelivered) {

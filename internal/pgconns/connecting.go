@@ -37,7 +37,7 @@ func remedy(code string) string {
 	case code == "28P01":
 		return "correct the user and the password in the URL"
 	case strings.HasPrefix(code, "28"): // no such role, or no such entry in pg_hba.conf
-		return "correct the user in the URL, or let it in on the server (pg_hba.conf)"
+		return "correct the user in the URL, or create the role and let it in (pg_hba.conf)"
 	case code == StateNoDatabase:
 		return "create the database, or correct its name in the URL"
 	case code == StateDenied:

@@ -163,6 +163,7 @@ type migrator interface {
 }
 
 func TestPostgresKeepsTheContract(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
 			url := kit.PostgresURL(t) + "&default_query_exec_mode=" + mode
@@ -178,6 +179,7 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 }
 
 func TestSQLiteKeepsTheContract(t *testing.T) {
+	t.Parallel()
 	t.Run("in a file", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
 			store := kit.OpenSQLite(t, t.TempDir()+"/a?b#c %41.db")

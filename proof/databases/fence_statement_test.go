@@ -15,6 +15,7 @@ import (
 )
 
 func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
+	t.Parallel()
 	const races = 334 // at each of three isolation levels
 	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {
 		url := kit.PostgresURL(t)

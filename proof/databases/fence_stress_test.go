@@ -21,6 +21,7 @@ import (
 // Contenders stall beyond their TTL, with fenced transactions that are open all the while,
 // and that delay no renewal.
 func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 20 seconds")
 	}

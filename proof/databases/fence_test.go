@@ -246,6 +246,7 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 }
 
 func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
+	t.Parallel()
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {
 			for _, how := range []struct {

@@ -213,6 +213,7 @@ func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *tes
 }
 
 func TestAForeignTableKeepsTheContract(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]func(*testing.T) (tenure.Store, *sql.DB){"postgres": foreignPostgres, "sqlite": foreignSQLite} {
 		t.Run(name, func(t *testing.T) {
 			// A database for each rule: a write that one has cancelled may still land.

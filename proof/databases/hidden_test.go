@@ -46,6 +46,7 @@ var fencedWays = map[string]func(h *kit.Hidden, term *tenure.Term, fn func(exec 
 // Whatever is left behind by the application in its session, or by fn in its transaction, the fence
 // is checked against the table that the store has found, and the store writes to no other one.
 func TestTheFenceAndTheObjectsAreThoseThatWereFoundWhateverHidesThem(t *testing.T) {
+	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {
 			kit.EachHiding(t, kit.OwnTables, func(h *kit.Hidden) {

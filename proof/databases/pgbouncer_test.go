@@ -32,6 +32,7 @@ func throughBouncer(t *testing.T, direct string) (bounced string) {
 }
 
 func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
+	t.Parallel()
 	direct := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
 	kit.Migrate(t, store)

@@ -42,6 +42,7 @@ func stall(t *testing.T, url string) {
 }
 
 func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]func(t *testing.T, url string) *tenure.PostgresStore{
 		"with a pool of its own": func(t *testing.T, url string) *tenure.PostgresStore {
 			return kit.OpenPostgres(t, url, tenure.PostgresConfig{})

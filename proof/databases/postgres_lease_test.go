@@ -78,6 +78,7 @@ func leaseOnly(t *testing.T, url, name string, lifetime, idle time.Duration) *te
 }
 
 func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
+	t.Parallel()
 	server := kit.StartPostgres(t, "max_connections=12", "superuser_reserved_connections=0", "autovacuum=off")
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	const short = 20 * time.Millisecond

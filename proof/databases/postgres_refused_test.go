@@ -61,7 +61,7 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 		url("app:s3cret", "postgres"): `password authentication failed for user "app" (SQLSTATE 28P01; database postgres on %s:%d): ` +
 			"correct the user and the password in the URL",
 		url("nobody:s3cret", "postgres"): `role "nobody" does not exist (SQLSTATE 28000; database postgres on %s:%d): ` +
-			"correct the user in the URL, or let it in on the server (pg_hba.conf)",
+			"correct the user in the URL, or create the role and let it in (pg_hba.conf)",
 		url("postgres:s3cret", "missing"): `database "missing" does not exist (SQLSTATE 3D000; database missing on %s:%d): ` +
 			"create the database, or correct its name in the URL",
 		url("outsider:s3cret", "postgres"): `permission denied for database "postgres" (SQLSTATE 42501; database postgres on %s:%d): ` +
