@@ -1,11 +1,9 @@
 package tenure_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -136,19 +134,4 @@ func TestATokenThatOneReplicaRefusesIsLeftToAnother(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"fresh fences dead at ", "fresh works"}, t.said())
 	})
-}
-
-func TestOpeningWarnsThatCommitsAreNotSynchronous(t *testing.T) {
-	url := kit.PostgresURL(t)
-	for value, warns := range map[string]bool{"off": true, "on": false} {
-		var log bytes.Buffer
-		logger := slog.New(slog.NewTextHandler(&log, nil))
-		store := kit.OpenPostgres(t, url+"&synchronous_commit="+value, tenure.PostgresConfig{Logger: logger})
-		kit.Migrate(t, store)
-		if warns {
-			require.Contains(t, log.String(), "synchronous_commit is off")
-		} else {
-			require.NotContains(t, log.String(), "synchronous_commit")
-		}
-	}
 }

@@ -555,9 +555,9 @@ func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 func TestWhyAHandoverHasNotHappened(t *testing.T) {
 	t.Parallel()
 	for want, v := range map[string]leaseView{
-		"a still holds it":                                         {State: stateHeld, Holder: "a"},
-		"a no longer renews it: it has vanished, or its job does not return":                {State: stateExpired, Holder: "a"},
-		"nobody has taken it; does a replica named typo stand by?": {State: stateOffered, OfferedTo: "typo"},
+		"a still holds it": {State: stateHeld, Holder: "a"},
+		"a no longer renews it: it has vanished, or its job does not return": {State: stateExpired, Holder: "a"},
+		"nobody has taken it; does a replica named typo stand by?":           {State: stateOffered, OfferedTo: "typo"},
 	} {
 		if got := whyNotTaken(v, "typo", nil); got != want {
 			t.Errorf("%+v: %q, want %q", v, got, want)

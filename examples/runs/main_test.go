@@ -110,7 +110,7 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 	s.Helper()
 	d := s.start(at, signal, "drive")
 	says := func(text string) bool { return strings.Contains(d.log.String(), text) }
-	kit.Await(s.T, "a driver starts", func() bool { return says("lease acquired") || says("at step") || says("check rows") })
+	kit.Await(s.T, "a driver starts", func() bool { return says("session begun") || says("at step") || says("check rows") })
 	if says("check rows") {
 		return s.driver(at, signal)
 	}

@@ -45,7 +45,7 @@ type Conns struct {
 func New(pool *pgxpool.Pool) *Conns {
 	c := pool.Config()
 	findPrimary(c.ConnConfig) // the store's own connections must write, whatever the pool is for
-	return newConns(pool, c, NewCutter(), c.ConnConfig.DialFunc)
+	return newConns(pool, c, max(c.MaxConns, leaseConns), NewCutter(), c.ConnConfig.DialFunc)
 }
 
 // Open opens a pool, which belongs to the Conns. It does not connect yet.
@@ -59,21 +59,19 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := newConns(pool, pool.Config(), cutter, dial)
+	c := newConns(pool, pool.Config(), config.MaxConns, cutter, dial)
 	c.owned = true
-	c.leases.config.MaxConns = config.MaxConns
 	return c, nil
 }
 
-// newConns returns the connections of a store. All but those of the pool are dialed with dial and cut off by
-// cutter.
-func newConns(pool *pgxpool.Pool, config *pgxpool.Config, cutter *Cutter, dial pgconn.DialFunc) *Conns {
+// newConns returns the connections of a store, at most that many for leases. All but those of the pool are
+// dialed with dial and cut off by cutter.
+func newConns(pool *pgxpool.Pool, config *pgxpool.Config, forLeases int32, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter}
 	own := config.Copy()
 	c.checkNew(own)
-	c.leases, c.claims = newLeases(own.Copy()), newLeases(own)
-	c.claims.config.MaxConns = ClaimConns
+	c.leases, c.claims = newLeases(own.Copy(), forLeases), newLeases(own, ClaimConns)
 	return c
 }
 
@@ -241,7 +239,10 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 	defer into.end()
 	return Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 		batch := &pgx.Batch{}
-		if !bounded {
+		switch own := objects.IsLeaseCall(ctx) || objects.IsClaimCall(ctx); {
+		case own && !bounded:
+			batch.Queue(`SELECT set_config('lock_timeout', $1, true), `+Durably, lockWait(ctx))
+		case !bounded:
 			LimitLockWait(ctx, batch)
 		}
 		var noRow error
@@ -268,13 +269,21 @@ func queryRow(ctx context.Context, pool *pgxpool.Pool, s Statement) error {
 // server ends the wait and the connection survives. Without a deadline it may wait as long as any call may
 // take. The limit applies only to this transaction, so it also works behind a pooler.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
+	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, lockWait(ctx))
+}
+
+// Durably is an expression that makes a transaction of leases or claims wait until its commit survives a crash
+// or a failover, whatever the role's setting is. Where there is no pooler, the session itself has the setting.
+const Durably = `CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
+
+// lockWait is the lock_timeout that [LimitLockWait] describes.
+func lockWait(ctx context.Context) string {
 	left := objects.CallLimit()
 	if deadline, ok := ctx.Deadline(); ok {
 		left = time.Until(deadline)
 	}
 	left -= min(left/10, 200*time.Millisecond)
-	limit := min(max(1, left.Milliseconds()), math.MaxInt32)
-	batch.Queue(`SELECT set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit, 10))
+	return strconv.FormatInt(min(max(1, left.Milliseconds()), math.MaxInt32), 10)
 }
 
 // QueryRow reads one row, or returns [pgx.ErrNoRows]. After the session's own limit has ended a wait for a

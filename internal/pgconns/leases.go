@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -47,12 +48,12 @@ type leases struct {
 	mu        sync.Mutex
 	current   *leaseSet // nil before the first use, and after close
 	state     sessionState
-	endless   bool // new sessions turn off the role's idle_session_timeout
+	corrected map[string]string // settings of the role that new sessions change; replaced as a whole
 	closed    bool
 	replacing bool
 	replaced  time.Time     // when the last replacement began
-	suspected time.Time     // when the last one for want of an answer did
-	pause     time.Duration // before the next one of that kind
+	suspected time.Time     // when the last replacement for want of an answer began
+	pause     time.Duration // least time from then to the next
 }
 
 // leaseSet is a set of connections that is replaced as a whole. Its fields are
@@ -70,7 +71,7 @@ const (
 	// want of an answer it doubles, up to replaceSlow, while they do not help: then the server is slow, and
 	// each attempt makes it slower.
 	replaceAtMost = time.Second
-	replaceSlow   = time.Minute
+	replaceSlow   = 8 * time.Second
 
 	// replaceAgain is the pause after an attempt to replace old connections failed.
 	replaceAgain = 10 * time.Second
@@ -80,6 +81,7 @@ const (
 	leastIdle = 30 * time.Minute
 
 	idleSessionTimeout = "idle_session_timeout"
+	synchronousCommit  = "synchronous_commit"
 )
 
 type sessionState uint8
@@ -90,8 +92,9 @@ const (
 	sessionPooled
 )
 
-// newLeases adopts the settings of another pool, including its hooks except ShouldPing.
-func newLeases(config *pgxpool.Config) *leases {
+// newLeases adopts the settings of another pool, including its hooks except ShouldPing and
+// BuildContextWatcherHandler.
+func newLeases(config *pgxpool.Config, most int32) *leases {
 	l := &leases{config: config, lifetime: config.MaxConnLifetime, jitter: config.MaxConnLifetimeJitter}
 	l.closing, l.cancel = context.WithCancel(context.Background())
 	// A hook may prepare a connection for the context of one call. Unless statements are
@@ -99,7 +102,7 @@ func newLeases(config *pgxpool.Config) *leases {
 	//lint:ignore SA1019 the caller may still use this one
 	l.groups = config.BeforeAcquire == nil && config.PrepareConn == nil &&
 		config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
-	config.MaxConns = max(config.MaxConns, leaseConns)
+	config.MaxConns = most
 	config.MinConns, config.MinIdleConns = 0, 0
 	config.MaxConnLifetime = 0 // a pool closes a connection before it opens the next
 	config.MaxConnIdleTime = max(config.MaxConnIdleTime, leastIdle)
@@ -115,7 +118,7 @@ func newLeases(config *pgxpool.Config) *leases {
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = connectTimeout
 	}
-	patiently(config.ConnConfig, l.closing)
+	patiently(config, l.closing)
 	const setting = "lock_timeout"
 	if config.ConnConfig.RuntimeParams[setting] != "" { // the caller's own
 		l.state = sessionPooled
@@ -123,7 +126,7 @@ func newLeases(config *pgxpool.Config) *leases {
 	}
 	before := config.BeforeConnect
 	config.BeforeConnect = func(ctx context.Context, conn *pgx.ConnConfig) error {
-		state, endless := l.sessions()
+		state, corrected := l.sessions()
 		if state != sessionPooled {
 			conn.RuntimeParams[setting] = fmt.Sprint(leaseLockTimeout.Milliseconds())
 			// A plan made while the table had one page scans the whole table, and still
@@ -131,9 +134,7 @@ func newLeases(config *pgxpool.Config) *leases {
 			// trigger's necessary scan look so expensive that it is JIT-compiled, which
 			// takes longer than a lease has.
 			conn.RuntimeParams["random_page_cost"] = cmp.Or(conn.RuntimeParams["random_page_cost"], "0.1")
-			if endless {
-				conn.RuntimeParams[idleSessionTimeout] = "0"
-			}
+			maps.Copy(conn.RuntimeParams, corrected)
 		}
 		if before != nil {
 			return before(ctx, conn)
@@ -143,10 +144,10 @@ func newLeases(config *pgxpool.Config) *leases {
 	return l
 }
 
-func (l *leases) sessions() (state sessionState, endless bool) {
+func (l *leases) sessions() (state sessionState, corrected map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state, l.endless
+	return l.state, l.corrected
 }
 
 // get returns the current set, and whether its sessions have a lock_timeout. The first call connects to find
@@ -241,45 +242,50 @@ func (l *leases) findOut(ctx context.Context, set *leaseSet) (state sessionState
 }
 
 func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, error) {
-	var lock, idle string
-	err := conn.QueryRow(ctx, "SELECT current_setting('lock_timeout'), coalesce(current_setting('"+idleSessionTimeout+"', true), '0')").Scan(&lock, &idle)
+	var lock, idle, commit string
+	err := conn.QueryRow(ctx, "SELECT current_setting('lock_timeout'), coalesce(current_setting('"+idleSessionTimeout+"', true), '0'), current_setting('"+synchronousCommit+"')").
+		Scan(&lock, &idle, &commit)
 	if err != nil {
 		return sessionUnknown, err
 	}
 	if lock != fmt.Sprintf("%ds", int(leaseLockTimeout.Seconds())) { // a pooler that keeps the setting to itself
 		return sessionPooled, nil
 	}
-	if idle != "0" {
-		// Otherwise the server would end the session between two renewals. Only later
-		// connections set this as they connect, because servers before version 14 would
-		// refuse it.
-		if _, err := conn.Exec(ctx, "SET "+idleSessionTimeout+" = 0"); err != nil {
+	// Only later connections set these as they connect: servers before version 14 would refuse the first.
+	correct := make(map[string]string)
+	if idle != "0" { // the server would end the session between two renewals
+		correct[idleSessionTimeout] = "0"
+	}
+	if commit == "off" || commit == "local" { // a crash or a failover could forget a lease that was granted
+		correct[synchronousCommit] = "on"
+	}
+	for setting, value := range correct {
+		if _, err := conn.Exec(ctx, "SET "+setting+" = "+value); err != nil {
 			return sessionUnknown, err
 		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.endless = true
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.corrected = correct
 	return sessionOurs, nil
 }
 
-// replace opens a new set in the background, because a call that was sent at a time was not answered. The new
-// set then replaces the set with this pool, unless one of its calls has been answered since. The old set stays
-// in use until the new one is open, and if the server has no slot for that.
-func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool, sent time.Time) {
+// replace opens a new set in the background, because a call that began then was not answered, unless another
+// call of the set with this pool was answered since. The old set stays in use until the new one is open, and
+// if the server has no slot for that.
+func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	since := time.Since(l.suspected)
-	if l.current == nil || l.current.Pool != pool || l.current.answered.After(sent) || since < l.pause {
+	if l.current == nil || l.current.Pool != pool || l.current.answered.After(began) || since < l.pause || !l.replaceLocked(ctx) {
 		return
 	}
+	l.suspected = time.Now()
 	if since < 2*l.pause {
 		l.pause = min(2*l.pause, replaceSlow)
 	} else {
 		l.pause = replaceAtMost
 	}
-	l.suspected = time.Now()
-	l.replaceLocked(ctx)
 }
 
 // answered notes that a call of the set with this pool was answered.
@@ -291,13 +297,14 @@ func (l *leases) answered(pool *pgxpool.Pool) {
 	}
 }
 
-func (l *leases) replaceLocked(ctx context.Context) {
+// replaceLocked reports whether it has begun to open a new set.
+func (l *leases) replaceLocked(ctx context.Context) bool {
 	if l.replacing || time.Since(l.replaced) < replaceAtMost {
-		return
+		return false
 	}
 	next, err := l.openLocked(ctx)
 	if err != nil {
-		return // can't happen: the same config worked before
+		return false // can't happen: the same config worked before
 	}
 	l.replacing, l.replaced = true, time.Now()
 	l.open.Go(func() {
@@ -307,6 +314,7 @@ func (l *leases) replaceLocked(ctx context.Context) {
 		defer context.AfterFunc(l.closing, cancel)()
 		l.retire(l.succeed(next, l.connect(ctx, next)))
 	})
+	return true
 }
 
 // connect opens the first connection of a new set. Its sessions may be of another kind than

@@ -18,7 +18,7 @@ var PostgresURL func(t testing.TB) string
 func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
-	pool := newLeases(config)
+	pool := newLeases(config, leaseConns)
 	defer pool.close()
 	ctx := t.Context()
 	old, _, err := pool.get(ctx)
@@ -42,7 +42,7 @@ func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
 	config.HealthCheckPeriod, config.MaxConnIdleTime = time.Nanosecond, time.Nanosecond
-	pool := newLeases(config)
+	pool := newLeases(config, leaseConns)
 	defer pool.close()
 	set, _, err := pool.get(t.Context())
 	require.NoError(t, err)

@@ -27,7 +27,7 @@ func (e *noAnswer) Error() string { return "no answer: " + e.error.Error() }
 func (e *noAnswer) Unwrap() error { return e.error }
 
 // Send calls send with a connection of the pool. On the connections of leases and claims it returns as soon
-// as ctx ends, while send still waits for the answer to what it has sent: see [patience]. It sends nothing more.
+// as ctx ends. If that was its deadline, send still waits for the answer to what it has sent: see [patience].
 // After an error the caller must touch nothing that send writes.
 func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context, conn *pgxpool.Conn) error) error {
 	conn, err := pool.Acquire(ctx)
@@ -48,38 +48,54 @@ func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context
 	case err := <-answer:
 		return err
 	case <-ctx.Done():
+	}
+	select {
+	case err := <-answer: // it came just now
+		return err
+	default:
 		return &noAnswer{ctx.Err()}
 	}
 }
 
-// patient is the key of a context whose end leaves the connection time for the answer.
+// patient is the key of a context whose deadline leaves the connection time for the answer. A caller that
+// cancels a call has it ended on the server too.
 type patient struct{}
 
-// patiently makes the connections of a config wait for answers as [Send] says, until closing is done.
-func patiently(config *pgx.ConnConfig, closing context.Context) {
-	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
-		return &patientHandler{conn: conn.Conn(), closing: closing}
+// patiently makes the connections of a pool wait for answers as [Send] says, at most half of them at a time,
+// until closing is done.
+func patiently(config *pgxpool.Config, closing context.Context) {
+	half := make(chan struct{}, config.MaxConns/2)
+	config.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &patientHandler{conn: conn.Conn(), half: half, closing: closing}
 	}
 }
 
 // patientHandler ends what a connection does when a context ends.
 type patientHandler struct {
 	conn    net.Conn
+	half    chan struct{} // has an element for each connection that waits
 	closing context.Context
-	stop    func() bool
+	resume  func()
 }
 
 func (h *patientHandler) HandleCancel(ctx context.Context) {
-	now := time.Now()
-	h.conn.SetDeadline(now) // a batch may not have been sent whole
-	if ctx.Value(patient{}) != nil {
-		h.conn.SetReadDeadline(now.Add(patience))
+	until := time.Now()
+	h.conn.SetWriteDeadline(until) // a batch may not have been sent whole
+	h.resume = func() {}
+	if ctx.Value(patient{}) != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		select {
+		case h.half <- struct{}{}:
+			until = until.Add(patience)
+			stop := context.AfterFunc(h.closing, func() { h.conn.SetDeadline(time.Now()) })
+			h.resume = func() { stop(); <-h.half }
+		default:
+		}
 	}
-	h.stop = context.AfterFunc(h.closing, func() { h.conn.SetDeadline(time.Now()) })
+	h.conn.SetReadDeadline(until)
 }
 
 func (h *patientHandler) HandleUnwatchAfterCancel() {
-	h.stop()
+	h.resume()
 	h.conn.SetDeadline(time.Time{})
 }
 

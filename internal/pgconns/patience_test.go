@@ -58,25 +58,82 @@ func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {
 	require.NoError(t, err)
 	conns, err := Open(t.Context(), config)
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(objects.WithLeaseCall(t.Context()))
+	ctx := objects.WithLeaseCall(t.Context())
 	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- conns.QueryRow(ctx, `SELECT 1 FROM pg_sleep(3600)`, nil, new(int)) }()
 	set, _, err := conns.leases.get(ctx)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return set.Stat().AcquiredConns() == 1 }, time.Minute, time.Millisecond)
 	conns.leases.put(set)
-	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
+	require.ErrorIs(t, <-ended, context.DeadlineExceeded)
 	began := time.Now()
 	conns.Close(func() {})
 	require.Less(t, time.Since(began), patience)
 }
 
+// Otherwise an acquire that is given up would land, and its record would stand for a TTL.
+func TestACancelledCallIsCancelledOnTheServer(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	conns, err := Open(t.Context(), config)
+	require.NoError(t, err)
+	defer conns.Close(func() {})
+	_, err = conns.Pool.Exec(t.Context(), `CREATE TABLE landed (n int)`)
+	require.NoError(t, err)
+	lease := objects.WithLeaseCall(t.Context())
+	require.NoError(t, conns.QueryRow(lease, `SELECT 1`, nil, new(int)))
+	ctx, cancel := context.WithCancel(lease)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- conns.Write(ctx, Statement{SQL: `INSERT INTO landed SELECT 1 FROM pg_sleep(1) RETURNING n`, Dest: []any{new(int)}})
+	}()
+	sleeps := func() (n int) {
+		require.NoError(t, conns.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()`).Scan(&n))
+		return n
+	}
+	require.Eventually(t, func() bool { return sleeps() == 1 }, time.Minute, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Eventually(t, func() bool { return sleeps() == 0 }, time.Minute, time.Millisecond)
+	var landed int
+	require.NoError(t, conns.Pool.QueryRow(t.Context(), `SELECT count(*) FROM landed`).Scan(&landed))
+	require.Zero(t, landed)
+}
+
+func TestHalfOfTheConnectionsWaitForNoLateAnswer(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	config.MaxConns = 2
+	conns, err := Open(t.Context(), config)
+	require.NoError(t, err)
+	defer conns.Close(func() {})
+	lease := objects.WithLeaseCall(t.Context())
+	require.NoError(t, conns.QueryRow(lease, `SELECT 1`, nil, new(int)))
+	set, _, err := conns.leases.get(lease)
+	require.NoError(t, err)
+	defer conns.leases.put(set)
+	ctx, cancel := context.WithTimeout(lease, time.Second)
+	defer cancel()
+	ended := make(chan error, 2)
+	for range 2 {
+		go func() { ended <- conns.QueryRow(ctx, `SELECT 1 FROM pg_sleep(3600)`, nil, new(int)) }()
+	}
+	require.Eventually(t, func() bool { return set.Stat().AcquiredConns() == 2 }, time.Minute, time.Millisecond)
+	for range 2 {
+		require.ErrorIs(t, <-ended, context.DeadlineExceeded)
+	}
+	began := time.Now()
+	require.NoError(t, set.Ping(lease))
+	require.Less(t, time.Since(began), patience-patience/10, "both are waited for")
+}
+
 func TestTheConnectionsToASlowServerAreReplacedLessAndLessOften(t *testing.T) {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
-	pool := newLeases(config)
+	pool := newLeases(config, leaseConns)
 	defer pool.close()
 	set, _, err := pool.get(t.Context())
 	require.NoError(t, err)

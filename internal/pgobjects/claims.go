@@ -269,10 +269,17 @@ func (c *Claims) Counts(ctx context.Context, most int, limit time.Duration) ([]o
 
 // Prune returns the token after which the next call begins, because dead rows stay in the index.
 func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error) {
-	_, err = query(ctx, c, limit, func(row pgx.CollectableRow) (none struct{}, err error) {
-		return none, row.Scan(&last, &pruned)
+	type result struct {
+		last   int64
+		pruned int
+	}
+	found, err := query(ctx, c, limit, func(row pgx.CollectableRow) (r result, err error) {
+		return r, row.Scan(&r.last, &r.pruned)
 	}, pruneClaims, after, n)
-	return last, pruned, err
+	if err != nil {
+		return 0, 0, err
+	}
+	return found[0].last, found[0].pruned, nil
 }
 
 func scanClaim(row pgx.CollectableRow) (c objects.Claim, err error) {
@@ -339,9 +346,11 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
 		settings += `, set_config('synchronous_commit', 'off', true)`
+	} else {
+		settings += `, ` + pgconns.Durably
 	}
 	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
-	var answered []T // not found: it may be written after an error
+	var answered []T // may still be written after an error
 	err = c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		return pgconns.Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 			if err := may(); err != nil {

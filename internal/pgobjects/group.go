@@ -212,7 +212,7 @@ func (g *writeGroup) transact(ctx context.Context, group []*groupedWrite) error 
 	const most = 2 // statements per write
 	each := groupTimeout / time.Duration(most*len(group))
 	batch := &pgx.Batch{}
-	batch.Queue(`SELECT set_config('statement_timeout', $1, true)`, strconv.FormatInt(each.Milliseconds(), 10))
+	batch.Queue(`SELECT set_config('statement_timeout', $1, true), `+pgconns.Durably, strconv.FormatInt(each.Milliseconds(), 10))
 	for _, w := range group {
 		for _, s := range w.statements {
 			s.Queue(batch, &w.noRow)

@@ -83,7 +83,6 @@ const inspectTables = `
 		FROM looked LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace) ON c.oid = rel),
 		coalesce(nullif($1, ''), (SELECT nspname::text FROM path WHERE nspname = ANY (current_schemas(false)) ORDER BY at LIMIT 1), ''),
 		(SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
-		current_setting('synchronous_commit'),
 		current_setting('default_transaction_isolation'),
 		current_user::text`
 
@@ -153,7 +152,7 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	if told := s.told.Load(); told != nil {
 		last = told.schemas[:]
 	}
-	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &found.synchronousCommit, &isolation, &found.role)
+	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &isolation, &found.role)
 	if err != nil {
 		return nil, err
 	}

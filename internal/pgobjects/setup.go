@@ -51,8 +51,6 @@ type setup struct {
 	uniqueNames bool          // a unique index covers the names
 	idAlone     bool          // an ID is unique among all types, not only in its own
 	idleTimeout time.Duration // idle_in_transaction_session_timeout; 0 means none
-
-	synchronousCommit string
 }
 
 // equal reports whether both looks found the same.
@@ -313,7 +311,6 @@ func (s *setups) believe(found *setup) {
 	warn(!found.uniqueNames, "no unique index on (object_type, name): two objects can have one name", "table", table)
 	warn(found.ahead != "", "search_path now finds another table of that name: this store stays with its own, and replicas that start now use the other one",
 		"table", found.placed.tables[objects.TableOfObjects], "other", found.ahead)
-	warn(found.synchronousCommit == "off", "synchronous_commit is off: a crash of the database can forget a lease that was granted, and repeat its fencing token")
 }
 
 // call makes a call with statements for the tables that were found, if the tables suit it. If the server
