@@ -266,6 +266,7 @@ func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	maps.Copy(correct, l.corrected) // with which this session may have begun
 	l.corrected = correct
 	return sessionOurs, nil
 }

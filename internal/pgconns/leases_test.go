@@ -38,6 +38,33 @@ func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) 
 	require.ErrorContains(t, old.Ping(context.WithoutCancel(ctx)), "closed")
 }
 
+func TestEachSessionOfLeasesHasTheSettingsThatTheyNeed(t *testing.T) {
+	config, err := pgxpool.ParseConfig(PostgresURL(t))
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+	pool := newLeases(config, leaseConns)
+	defer pool.close()
+	ctx := t.Context()
+	for range 3 { // sets of connections
+		set, _, err := pool.get(ctx)
+		require.NoError(t, err)
+		for range 2 {
+			conn, err := set.Acquire(ctx)
+			require.NoError(t, err)
+			defer conn.Release()
+			var commit string
+			require.NoError(t, conn.QueryRow(ctx, `SHOW synchronous_commit`).Scan(&commit))
+			require.Equal(t, "on", commit)
+		}
+		pool.mu.Lock()
+		pool.replaced = time.Time{}
+		require.True(t, pool.replaceLocked(ctx))
+		pool.mu.Unlock()
+		require.Eventually(t, func() bool { return !pool.is(set.Pool) }, time.Minute, time.Millisecond)
+		pool.put(set)
+	}
+}
+
 func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)

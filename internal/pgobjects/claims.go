@@ -276,7 +276,7 @@ func (c *Claims) Prune(ctx context.Context, after int64, n int, limit time.Durat
 	found, err := query(ctx, c, limit, func(row pgx.CollectableRow) (r result, err error) {
 		return r, row.Scan(&r.last, &r.pruned)
 	}, pruneClaims, after, n)
-	if err != nil {
+	if err != nil || len(found) == 0 {
 		return 0, 0, err
 	}
 	return found[0].last, found[0].pruned, nil
