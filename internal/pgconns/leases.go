@@ -372,10 +372,3 @@ func (l *leases) close() {
 	}
 	l.open.Wait()
 }
-
-// is reports whether a pool is the current one.
-func (l *leases) is(pool *pgxpool.Pool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.current != nil && l.current.Pool == pool
-}

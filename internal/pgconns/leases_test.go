@@ -86,3 +86,10 @@ func isRetired(p *leases, conns *leaseSet) bool {
 	defer p.mu.Unlock()
 	return conns.retired
 }
+
+// is reports whether a pool is the current one.
+func (l *leases) is(pool *pgxpool.Pool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.current != nil && l.current.Pool == pool
+}
