@@ -81,6 +81,28 @@ func (j *journal) take() map[string]int {
 	return lines
 }
 
+func TestALostTermIsOneWarning(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		logged := tenure.CoordinatorConfig{Logger: j.logger(slog.LevelInfo)}
+		slow := logged
+		slow.Watch = func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(14 * time.Second) // until b works
+			return nil
+		}
+		a := t.start("a", slow)
+		t.start("b", logged)
+		a.store.SetHook(kit.Refuse)
+		time.Sleep(31 * time.Second)
+		a.store.SetHook(nil)
+		time.Sleep(time.Minute)
+		lines := j.take()
+		require.Equal(t, 1, lines["WARN lease lost by a"], lines)
+		require.Equal(t, 1, lines["INFO lease lost before it was released by a"], lines)
+	})
+}
+
 func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var j journal

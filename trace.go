@@ -408,7 +408,11 @@ func (m *monitor) released(term *Term, cause error) {
 // replica's already; otherwise it will expire.
 func (m *monitor) notReleased(term *Term, cause, err error) {
 	if errors.Is(err, ErrLost) {
-		m.say(slog.LevelWarn, "lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
+		level := slog.LevelWarn
+		if errors.Is(cause, ErrDeadline) || errors.Is(cause, ErrLost) { // a warning has said so
+			level = slog.LevelInfo
+		}
+		m.say(level, "lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
 		m.logFailure("failed to release lease; it will expire", err)
 	}

@@ -186,7 +186,11 @@ func (l leaseList) print(w io.Writer) error {
 	table := newSheet(w)
 	table.row("LEASE", "HOLDER", "FOR", "STATE")
 	for _, v := range l {
-		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), v.expiry())
+		state := v.expiry()
+		if v.RunningSince != nil {
+			state += fmt.Sprintf("; one run for %v", ago(*v.RunningSince))
+		}
+		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), state)
 	}
 	return table.Flush()
 }

@@ -189,6 +189,9 @@ func TestStatusShowsARunThatLastsForLong(t *testing.T) {
 	if got, want := s.ask(t, "status"), `(?m)^running +one run since `+regexp.QuoteMeta(since.Format(time.DateTime))+` \(12m\d+s\)$`; !regexp.MustCompile(want).MatchString(got) {
 		t.Errorf("the status is\n%s", got)
 	}
+	if got := s.ask(t, "list"); !strings.Contains(got, "; one run for 12m") {
+		t.Errorf("the list is\n%s", got)
+	}
 	if v := s.view(t); v.RunningSince == nil || v.RunningSince.UnixMilli() != since.UnixMilli() || v.Labels != nil {
 		t.Errorf("the status is %+v", v)
 	}
