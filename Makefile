@@ -13,7 +13,7 @@ test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
 # that has much else to do.
 .PHONY: test-root
 test-root:
-	go test -race -p 1 -timeout 60m $$(go list ./... | grep -v -e '/claims$$' -e '/proof/databases$$')
+	go test -race -p 1 -timeout 60m $$(go list ./... | grep -v '/claims$$')
 
 # These wait more than they work, beside the others.
 .PHONY: test-claims
@@ -22,7 +22,6 @@ test-claims:
 
 .PHONY: test-modules
 test-modules:
-	go test -race -timeout 60m ./proof/databases
 	cd cmd/tenure && go test -race -timeout 60m ./...
 	cd oteltenure && go test -race -timeout 60m ./...
 	cd natstenure && go test -race -timeout 60m ./...
