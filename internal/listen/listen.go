@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure/internal/logtext"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -70,9 +69,7 @@ func (l *Listener) Run(ctx context.Context) {
 			retries.Reset()
 		}
 		failed = true
-		if !errors.Is(err, objects.ErrSetup) { // which all others say, and which explains more than this
-			retries.Log(l.Logger, slog.LevelWarn, "standbys are not woken, and poll", err, "channel", l.Channel)
-		}
+		retries.Log(l.Logger, slog.LevelWarn, "standbys are not woken, and poll", err, "channel", l.Channel)
 		wait := pause
 		pause = min(2*pause, longestPause)
 		if errors.Is(err, errUndelivered) {
