@@ -7,7 +7,7 @@ help: ## list the targets
 
 .PHONY: test
 test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
-	@$(MAKE) --no-print-directory -j3 -Otarget test-claims test-modules test-root
+	@$(MAKE) --no-print-directory -j2 -Otarget test-modules test-root
 
 # One package at a time: many start servers and processes. The time is for a machine
 # that has much else to do.
@@ -15,13 +15,10 @@ test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
 test-root:
 	go test -race -p 1 -timeout 60m $$(go list ./... | grep -v '/claims$$')
 
-# These wait more than they work, beside the others.
-.PHONY: test-claims
-test-claims:
-	go test -race -timeout 60m ./claims
-
+# What waits more than it works, beside the others.
 .PHONY: test-modules
 test-modules:
+	go test -race -timeout 60m ./claims
 	cd cmd/tenure && go test -race -timeout 60m ./...
 	cd oteltenure && go test -race -timeout 60m ./...
 	cd natstenure && go test -race -timeout 60m ./...

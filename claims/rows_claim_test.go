@@ -144,13 +144,15 @@ func TestARequestedRowIsReleased(t *testing.T) {
 		a := db.worker(claims.SessionConfig{ReleaseRequested: func(c claims.Claim) { requests <- c }}, asked)
 		b := db.worker(claims.SessionConfig{}, asked)
 		got := a.take(3)
-		stopped := make(chan error, 1)
+		begun, stopped := make(chan struct{}), make(chan error, 1)
 		go func() {
 			stopped <- a.rows.Do(context.Background(), got[0], func(ctx context.Context) error {
+				close(begun)
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
 		}()
+		<-begun
 		require.NoError(db, b.rows.RequestRelease(db.Context(), "1", "2", "4", "50"))
 		require.ErrorIs(db, <-stopped, tenure.ErrResigned)
 		require.Equal(db, got[1], <-requests)
