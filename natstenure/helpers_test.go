@@ -168,7 +168,7 @@ func (c *child) start(t testing.TB) {
 func (c *child) startOld(t testing.TB) {
 	t.Helper()
 	config, name := filepath.Join(c.dir, "config"), "test"
-	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\n"), 0o600))
+	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\njetstream: {sync_interval: always}\n"), 0o600)) // as for the other servers
 	if len(c.peers) > 0 {
 		name = "test-" + c.peers[0]
 	}
