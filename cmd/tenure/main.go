@@ -21,6 +21,7 @@ import (
 	"unicode"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
@@ -293,9 +294,6 @@ type concealer struct{ w io.Writer }
 // is removed.
 var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
-// wantedURL is the remedy in the library's errors about a URL.
-const wantedURL = "postgres://user:password@host:port/database"
-
 // Write also replaces control characters: an error may quote what others have written to
 // the store.
 func (c concealer) Write(b []byte) (int, error) {
@@ -305,11 +303,11 @@ func (c concealer) Write(b []byte) (int, error) {
 		}
 		return r
 	}, b)
-	parts := bytes.Split(safe, []byte(wantedURL))
+	parts := bytes.Split(safe, []byte(pgconns.URLForm))
 	for i, part := range parts {
 		parts[i] = secrets.ReplaceAll(part, []byte("$1(not shown)"))
 	}
-	if _, err := c.w.Write(bytes.Join(parts, []byte(wantedURL))); err != nil {
+	if _, err := c.w.Write(bytes.Join(parts, []byte(pgconns.URLForm))); err != nil {
 		return 0, err
 	}
 	return len(b), nil

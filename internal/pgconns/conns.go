@@ -153,6 +153,9 @@ func (c *Conns) own(ctx context.Context) *leases {
 	return nil
 }
 
+// isOwn reports whether a call uses the store's connections for leases or claims.
+func isOwn(ctx context.Context) bool { return objects.IsLeaseCall(ctx) || objects.IsClaimCall(ctx) }
+
 // For returns the pool for a call: that of leases, of claims, or of the application. bounded reports
 // whether its sessions have a lock_timeout that suits the call. The caller must call done when it has
 // finished with the pool.
@@ -239,8 +242,8 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 	defer into.end()
 	return Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 		batch := &pgx.Batch{}
-		switch own := objects.IsLeaseCall(ctx) || objects.IsClaimCall(ctx); {
-		case own && !bounded:
+		switch {
+		case isOwn(ctx) && !bounded:
 			batch.Queue(`SELECT set_config('lock_timeout', $1, true), `+Durably, lockWait(ctx))
 		case !bounded:
 			LimitLockWait(ctx, batch)

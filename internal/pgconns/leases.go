@@ -278,7 +278,10 @@ func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool, began time.Tim
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	since := time.Since(l.suspected)
-	if l.current == nil || l.current.Pool != pool || l.current.answered.After(began) || since < l.pause || !l.replaceLocked(ctx) {
+	if l.current == nil || l.current.Pool != pool || l.current.answered.After(began) || since < l.pause {
+		return
+	}
+	if !l.replaceLocked(ctx) {
 		return
 	}
 	l.suspected = time.Now()

@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // patience is for how long a connection waits for an answer after the call has ended. A server that is only
@@ -34,7 +32,7 @@ func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context
 	if err != nil {
 		return err
 	}
-	if !objects.IsLeaseCall(ctx) && !objects.IsClaimCall(ctx) {
+	if !isOwn(ctx) {
 		defer conn.Release()
 		return send(ctx, conn)
 	}

@@ -12,14 +12,21 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// A connection that is closed because its call has ended must be opened again, which makes a slow server slower.
-func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
+// openConns opens connections to an empty database, at most that many for leases.
+func openConns(t *testing.T, most int32) *Conns {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)
+	config.MaxConns = most
 	conns, err := Open(t.Context(), config)
 	require.NoError(t, err)
+	return conns
+}
+
+// A connection that is closed because its call has ended must be opened again, which makes a slow server slower.
+func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
+	conns := openConns(t, 4)
 	defer conns.Close(func() {})
-	blocker, err := pgx.ConnectConfig(t.Context(), config.ConnConfig)
+	blocker, err := pgx.ConnectConfig(t.Context(), conns.Pool.Config().ConnConfig)
 	require.NoError(t, err)
 	defer blocker.Close(context.WithoutCancel(t.Context()))
 	_, err = blocker.Exec(t.Context(), `SELECT pg_advisory_lock(1)`)
@@ -54,10 +61,7 @@ func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
 }
 
 func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {
-	config, err := pgxpool.ParseConfig(PostgresURL(t))
-	require.NoError(t, err)
-	conns, err := Open(t.Context(), config)
-	require.NoError(t, err)
+	conns := openConns(t, 4)
 	ctx := objects.WithLeaseCall(t.Context())
 	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -76,12 +80,9 @@ func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {
 
 // Otherwise an acquire that is given up would land, and its record would stand for a TTL.
 func TestACancelledCallIsCancelledOnTheServer(t *testing.T) {
-	config, err := pgxpool.ParseConfig(PostgresURL(t))
-	require.NoError(t, err)
-	conns, err := Open(t.Context(), config)
-	require.NoError(t, err)
+	conns := openConns(t, 4)
 	defer conns.Close(func() {})
-	_, err = conns.Pool.Exec(t.Context(), `CREATE TABLE landed (n int)`)
+	_, err := conns.Pool.Exec(t.Context(), `CREATE TABLE landed (n int)`)
 	require.NoError(t, err)
 	lease := objects.WithLeaseCall(t.Context())
 	require.NoError(t, conns.QueryRow(lease, `SELECT 1`, nil, new(int)))
@@ -104,11 +105,7 @@ func TestACancelledCallIsCancelledOnTheServer(t *testing.T) {
 }
 
 func TestHalfOfTheConnectionsWaitForNoLateAnswer(t *testing.T) {
-	config, err := pgxpool.ParseConfig(PostgresURL(t))
-	require.NoError(t, err)
-	config.MaxConns = 2
-	conns, err := Open(t.Context(), config)
-	require.NoError(t, err)
+	conns := openConns(t, 2)
 	defer conns.Close(func() {})
 	lease := objects.WithLeaseCall(t.Context())
 	require.NoError(t, conns.QueryRow(lease, `SELECT 1`, nil, new(int)))

@@ -11,17 +11,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// URLForm is the form of a URL that errors ask for. It has no secret in it.
+const URLForm = "postgres://user:password@host:port/database"
+
 // ParseURL parses a connection string, either a URL or keywords and values. Its error shows nothing of the
 // string, because in a string that does not parse the password can't be told from the rest. For the same
 // reason it does not wrap the driver's error, which contains the string and quotes parts of it.
 func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("cannot parse the connection string%s; want postgres://user:password@host:port/database, "+
+		return nil, fmt.Errorf("cannot parse the connection string%s; want "+URLForm+", "+
 			"with special characters in user and password as %%XX", parseProblem(err))
 	}
 	if hidesSecret(cfg) {
-		return nil, errors.New("a part of the connection string is not what it seems to be meant as, such as the password; want postgres://user:password@host:port/database, " +
+		return nil, errors.New("a part of the connection string is not what it seems to be meant as, such as the password; want " + URLForm + ", " +
 			"with settings after a question mark, as in ?sslmode=require&connect_timeout=5")
 	}
 	if misplaced(url, cfg) {

@@ -148,9 +148,7 @@ func (r *replica) writeLateByClaim(c claims.Claim) {
 			return
 		}
 		e := claimEntry(ledgerClaimFenced, c, fmt.Sprintf("%s.%s.%d.late.%d", r.birth, c.Key.ID, c.Token, r.notes.Add(1)))
-		select {
-		case r.lateTurns <- struct{}{}:
-		case <-r.ending.Done():
+		if !r.lateTurn() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*r.TTL)
@@ -161,6 +159,16 @@ func (r *replica) writeLateByClaim(c claims.Claim) {
 			return
 		}
 		r.acknowledged(e, err)
+	}
+}
+
+// lateTurn waits for a turn in lateTurns, which the caller gives back. It returns false if the replica ends before.
+func (r *replica) lateTurn() bool {
+	select {
+	case r.lateTurns <- struct{}{}:
+		return true
+	case <-r.ending.Done():
+		return false
 	}
 }
 

@@ -113,7 +113,9 @@ func (r *replica) finishLate(queue *claims.Queue, c claims.Claim) {
 		return
 	}
 	e := claimEntry(ledgerRowEffect, c, fmt.Sprintf("%s.%s.late", r.birth, claimTerm(c)))
-	r.lateTurns <- struct{}{}
+	if !r.lateTurn() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), r.TTL)
 	err := r.backend.finish(ctx, queue, c, e, rand.N(50*time.Millisecond))
 	cancel()
