@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -59,5 +60,13 @@ func TestAURLInAnErrorIsHidden(t *testing.T) {
 		if want := fmt.Sprintf("dial %q: refused", scheme+"://(not shown)"); out.String() != want {
 			t.Errorf("got %s, want %s", &out, want)
 		}
+	}
+}
+
+func TestTheFormOfAURLThatAnErrorWantsIsShown(t *testing.T) {
+	var out strings.Builder
+	fmt.Fprint(concealer{&out}, "not postgres://app:s3cret@h; want "+pgconns.URLForm+", or postgres://app:s3cret@h")
+	if want := "not postgres://(not shown)" + pgconns.URLForm + ", or postgres://(not shown)"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
 	}
 }

@@ -58,6 +58,9 @@ func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
 	require.EqualValues(t, 2, set.Stat().NewConnsCount())
 	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
 	require.True(t, conns.leases.is(set.Pool), "they are not replaced")
+	conns.leases.mu.Lock()
+	defer conns.leases.mu.Unlock()
+	require.Zero(t, conns.leases.replaced, "nor has that begun")
 }
 
 func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {
