@@ -24,13 +24,12 @@ type cluster struct {
 
 func startCluster(t testing.TB) *cluster { t.Helper(); return startClusterOf(t, "") }
 
-// startClusterOf is startCluster for servers of older versions, which the binaries are of in turn.
-// They reach each other directly: 2.10 does not settle on one route to a server through two proxies.
-func startClusterOf(t testing.TB, binaries ...string) *cluster {
+// startClusterOf is startCluster for servers of an older version, which reach each other directly.
+func startClusterOf(t testing.TB, binary string) *cluster {
 	t.Helper()
 	c := &cluster{links: make(map[[2]int]*rig.Proxy), stream: "TENURE"}
-	for i := range 3 {
-		c.servers = append(c.servers, &child{binary: binaries[i%len(binaries)], dir: quickDir(t), peers: []string{freePort(t)}})
+	for range 3 {
+		c.servers = append(c.servers, &child{binary: binary, dir: quickDir(t), peers: []string{freePort(t)}})
 	}
 	for i, s := range c.servers {
 		for j, other := range c.servers {

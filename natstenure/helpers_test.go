@@ -118,6 +118,7 @@ func tempDirIn(t testing.TB, where string) string {
 // child is a server in a process of its own, which can be killed.
 type child struct {
 	binary string   // of an older version
+	more   string   // of the configuration of such a one
 	peers  []string // of a cluster: its port for the others, and where it reaches them
 	port   string   // for clients
 	url    string
@@ -168,7 +169,7 @@ func (c *child) start(t testing.TB) {
 func (c *child) startOld(t testing.TB) {
 	t.Helper()
 	config, name := filepath.Join(c.dir, "config"), "test"
-	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\njetstream: {sync_interval: always}\n"), 0o600)) // as for the other servers
+	require.NoError(t, os.WriteFile(config, []byte("max_payload: 2097152\n"+c.more), 0o600))
 	if len(c.peers) > 0 {
 		name = "test-" + c.peers[0]
 	}

@@ -88,7 +88,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	for _, what := range []string{"killed", "paused"} {
 		t.Run(what+", in a bucket on 2.11", func(t *testing.T) {
 			t.Parallel()
-			histories(t, startClusterOf(t, oldBinary(t, "v2.11.17")), natstenure.Config{Bucket: "b", Replicas: 3}, what)
+			histories(t, startClusterOf(t, oldBinary(t, oldest)), natstenure.Config{Bucket: "b", Replicas: 3}, what)
 		})
 	}
 }

@@ -28,7 +28,7 @@ type Config struct {
 
 	// Bucket is the name of a key-value bucket that keeps the objects in place of a stream of
 	// the store's own layout, so that programs which know buckets show them: a lease is the
-	// entry o.TYPE.ID. Servers of version 2.10 are new enough. In exchange, writes can't be
+	// entry o.TYPE.ID. Servers of version 2.11 are new enough. In exchange, writes can't be
 	// fenced. Migrate creates the bucket if it is missing; other keys in it do no harm. Not
 	// together with Stream.
 	Bucket string
@@ -146,7 +146,7 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
 	defer s.opError(ctx, &err, "migrate", "stream "+s.cfg.Stream)
-	err = s.oldServer(s.cfg.Replicas)
+	err = s.oldServer()
 	if err == nil {
 		_, err = s.js.Stream(ctx, s.cfg.Stream)
 		err = explained(err)
@@ -194,16 +194,13 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 	}
 }
 
-// oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs a server
-// that lets only one of two writers succeed at a revision, also after another replica has begun
-// to lead.
-func (s *Store) oldServer(replicas int) error {
-	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.10 is enough, and 2.11 if it is replicated"
+// oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs 2.11: if
+// a server of 2.10 is killed, an entry that it had acknowledged can be gone, as if nobody had ever
+// held the lease, and its replicas can differ.
+func (s *Store) oldServer() error {
+	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.11 is enough"
 	if s.cfg.Bucket != "" {
-		oldest, remedy = [2]int{2, 10}, ""
-		if replicas > 1 {
-			oldest, remedy = [2]int{2, 11}, " for a bucket with replicas"
-		}
+		oldest, remedy = [2]int{2, 11}, ""
 	}
 	version := s.nc.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
@@ -231,7 +228,7 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 		return nil, explained(err)
 	}
 	is := stream.CachedInfo().Config
-	if err := errors.Join(s.oldServer(is.Replicas), s.misfit(is)); err != nil {
+	if err := errors.Join(s.oldServer(), s.misfit(is)); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
@@ -258,7 +255,7 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 		{is.MaxAge == 0, "no maximum age, which is a bucket's TTL"},
 		// Servers from 2.11 on add that to their answers, and the stream's leader answers, which need not be the server that the
 		// client reaches.
-		{s.cfg.Bucket == "" || is.Replicas <= 1 || is.Metadata["_nats.level"] != "", "a leader of version 2.11 or later, because it is a bucket with replicas"},
+		{s.cfg.Bucket == "" || is.Metadata["_nats.level"] != "", "a leader of version 2.11 or later"},
 		{s.cfg.Bucket == "" || is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum value size below %d bytes", smallest)},
 		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
 		{!is.DiscardNewPerSubject, "old messages of a subject replaced by new ones"},

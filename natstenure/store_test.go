@@ -150,8 +150,7 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 		wants   string // of the error; empty: none
 	}{
 		{"2.11.9", natstenure.Config{}, "2.12"}, {"2.12.0", natstenure.Config{}, ""}, {"3.0.1", natstenure.Config{}, ""},
-		{"2.9.25", natstenure.Config{Bucket: "b"}, "2.10"}, {"2.10.0", natstenure.Config{Bucket: "b"}, ""},
-		{"2.10.27", natstenure.Config{Bucket: "b", Replicas: 3}, "2.11"}, {"2.11.0", natstenure.Config{Bucket: "b", Replicas: 3}, ""},
+		{"2.10.27", natstenure.Config{Bucket: "b"}, "2.11"}, {"2.11.0", natstenure.Config{Bucket: "b"}, ""},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
