@@ -7,7 +7,7 @@ help: ## list the targets
 
 .PHONY: test
 test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
-	@$(MAKE) --no-print-directory -j2 -Otarget test-modules test-root
+	@$(MAKE) --no-print-directory -j3 -Otarget test-claims test-modules test-root
 
 # The race detector looks at all of this library and its drivers. SQLite itself, as translated from
 # C, runs five times as fast without it. Nothing that uses generic code of other packages may be left
@@ -21,10 +21,13 @@ test-root:
 	go test $(RACE) -p 1 $$(go list ./... | grep -v '/claims$$')
 
 # What waits more than it works, beside the others.
-.PHONY: test-modules
-test-modules:
+.PHONY: test-claims
+test-claims:
 	go test $(RACE) ./claims
 	cd cmd/tenure && go test $(RACE) ./...
+
+.PHONY: test-modules
+test-modules:
 	cd oteltenure && go test $(RACE) ./...
 	cd natstenure && go test $(RACE) ./...
 	cd etcdtenure && go test $(RACE) ./...

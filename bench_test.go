@@ -88,7 +88,7 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 // durable is a Postgres that writes to disk, as a service's does: figures of one
 // that does not would make everything else look dear.
 func durable(b *testing.B) string {
-	return kit.StartPostgres(b, "fsync=on", "full_page_writes=on").URL()
+	return kit.StartPostgres(b, kit.OnDisk).URL()
 }
 
 // BenchmarkTransaction compares a transaction of one row with the same one

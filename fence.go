@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -35,6 +36,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	return &objects.Fence{
 		ID:      objects.ID(t.key),
 		Record:  t.payload,
+		Server:  t.lookedAt().Server,
 		Idle:    max(2*t.trusted, time.Minute), // long enough for any func that is alive
 		Yield:   t.giveWay,
 		Refused: t.fencedOut,
@@ -183,7 +185,12 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 // refusedByStatement returns what became of a term after its statement has refused a transaction,
 // in a database that is said to have the lease.
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
-	obj, err := store.Get(ctx, t.key)
+	obj, err := store.Get(objects.WithLeaseCall(ctx), t.key)
+	if lineaged, ok := store.(Lineaged); ok && (err == nil || errors.Is(err, ErrNotFound)) {
+		if on, lookErr := lineaged.Lineage(ctx); lookErr != nil || on.Server != t.lookedAt().Server {
+			return fmt.Errorf("%w (%w)", ErrMoved, cmp.Or(lookErr, refusal))
+		}
+	}
 	switch {
 	case err == nil && bytes.Equal(obj.Payload, t.payload):
 		return fmt.Errorf("%w: the lease stands, so db is not the database that has it (%v)", ErrInvalid, refusal)

@@ -53,7 +53,12 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 
 // vacate deletes a term's record, or replaces it with an offer, and wakes the standbys.
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
-	offer := term.offer(offerFor)
+	on := term.lookedAt()
+	is, err := l.lineage(ctx)
+	if err != nil {
+		return err
+	}
+	offer := term.offer(offerFor, l.settlesIn(is, 0) > 0)
 	if offer == nil {
 		return l.remove(ctx, term.currentVersion())
 	}
@@ -61,7 +66,10 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	_, err := l.put(ctx, obj, IfVersion(term.currentVersion()))
+	if term.trustLasts() { // another term's loss is not proved by one that may have been lost itself
+		obj.Labels = record.WithMark(obj.Labels, offer.Term, on.Mark)
+	}
+	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}
@@ -98,7 +106,7 @@ type orphan struct {
 // replica that its release named, if there is one. It reports whether it did.
 func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
 	o, ok := l.memory.Orphan(read.holding.Term)
-	if !ok {
+	if !ok || read.settlesIn(l) > 0 { // its TTL may be the longest that is known
 		return false, nil
 	}
 	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process continues the term
@@ -155,7 +163,7 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	read, err := l.look(ctx, caller{})
+	read, err := l.see(ctx)
 	if err != nil {
 		return err
 	}
@@ -221,7 +229,11 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	}
 	now := clock.From(ctx)
 	attempt := now()
-	obj, err := l.resumeAsItIs(ctx, id)
+	on, err := l.lineage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	obj, err := l.resumeAsItIs(ctx, id, on)
 	var request *record.Request
 	for conflicts := 0; errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict); conflicts++ {
 		// Others may resume the term at the same moment. The random pause keeps them apart.
@@ -232,13 +244,13 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 		if read, err = l.resumable(ctx, id); err != nil {
 			return nil, err
 		}
-		obj, request = read.Object, read.stored.Request()
-		obj.Labels = read.stored.AsResumed(id)
+		obj, request, on = read.Object, read.stored.Request(), read.on
+		obj.Labels = record.WithMark(read.stored.AsResumed(id), id, on.Mark)
 		if before := read.holding.unconfirmed; before != nil {
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
 		attempt = now()
-		obj, err = l.put(ctx, obj, IfVersion(read.Version))
+		obj, err = l.put(ctx, obj, IfVersion(read.Version).OnServer(on.Server, 0))
 	}
 	if err != nil {
 		return nil, err
@@ -251,6 +263,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	if err != nil {
 		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
 	}
+	term.on, term.vouched = on, on.Mark
 	term.request.Store(request) // which the write has removed from the record
 	return term, nil
 }
@@ -258,16 +271,16 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 // resumer is a store that can renew a record by what it contains, in one round trip.
 type resumer interface {
 	// resume returns [ErrNotFound] unless the record is the term's, was resumed before, and may
-	// be written as it is.
-	resume(ctx context.Context, key Key, term string) (Object, error)
+	// be written as it is, on a server and with the mark of a lineage.
+	resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error)
 }
 
-func (l *Lease) resumeAsItIs(ctx context.Context, id string) (Object, error) {
+func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object, error) {
 	store, ok := l.store.(resumer)
 	if !ok {
 		return Object{}, ErrNotFound
 	}
-	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id)
+	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, objects.Lineage(on))
 	if err != nil {
 		return Object{}, err
 	}
@@ -290,6 +303,8 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 		return read, &LostError{Key: l.cfg.Key, To: &read.holding}
 	case read.stored.Sealed():
 		return read, &LostError{Key: l.cfg.Key, To: &read.holding, why: "is being ended by the process that began it"}
+	case read.settlesIn(l) > 0: // another term, which is lost, may be valid
+		return read, l.held(read)
 	}
 	return read, nil
 }
@@ -310,7 +325,7 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 	term := &Term{
 		key: l.cfg.Key, id: h.Term, holder: h.Holder, token: token, acquiredAt: h.AcquiredAt,
 		payload: bytes.Clone(obj.Payload), trusted: h.TTL - margin, clock: now,
-		version: obj.Version, resumed: &Object{Name: obj.Name, Labels: stored(obj).AsResumed(h.Term)},
+		version: obj.Version, greatest: obj.Version, resumed: &Object{Name: obj.Name, Labels: stored(obj).AsResumed(h.Term)},
 	}
 	if h.unconfirmed != nil {
 		term.predecessors.Store(&h.unconfirmed)

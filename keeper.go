@@ -267,6 +267,9 @@ func (k *keeper) renew(ctx context.Context) error {
 		return err
 	}
 	k.monitor.renewed(k.term, began, trustLeft)
+	if is, recordLost := k.term.failedOver(); is {
+		k.monitor.keptOver(k.term, recordLost)
+	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,9 +123,15 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 	// three times, the lease is held by a faster one.
 	for range 3 {
 		if likelyFree {
-			term, err := l.begin(ctx, by, IfAbsent(), nil)
-			if !errors.Is(err, ErrExists) {
-				return term, err
+			on, err := l.lineage(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if l.settlesIn(on, 0) <= 0 {
+				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
+				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
+					return term, err
+				}
 			}
 		}
 		term, err := l.takeOver(ctx, by, steal)
@@ -141,7 +148,10 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 // or, where it may steal, if the record has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
 	read, err := l.look(ctx, by)
-	if err != nil {
+	switch in := l.settlesIn(read.on, 0); {
+	case errors.Is(err, ErrNotFound) && in > 0:
+		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}, canExpireIn: in, byAge: true, settlesIn: in}
+	case err != nil:
 		return nil, err
 	}
 	held := l.held(read)
@@ -152,12 +162,12 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 			return nil, err
 		case removed:
 			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
-		case !l.mayTake(from):
+		case held.settlesIn > 0 || !l.mayTake(from):
 			return nil, held
 		}
 	}
 	stolen := !from.isOffer() && !l.mayTake(from)
-	term, err := l.begin(ctx, by, IfVersion(from.Version), l.predecessors(from))
+	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, l.predecessors(from))
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
@@ -171,12 +181,16 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 // expired, so that a standby may steal the lease.
 func (l *Lease) held(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
-	in, byAge := l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
-	return &HeldError{Holding: r.holding, canExpireIn: in, byAge: byAge}
+	held := &HeldError{Holding: r.holding, settlesIn: r.settlesIn(l)}
+	held.canExpireIn, held.byAge = l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	if held.settlesIn > held.canExpireIn {
+		held.canExpireIn, held.byAge = held.settlesIn, true
+	}
+	return held
 }
 
-// begin writes the record of a new term.
-func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, predecessors []Holding) (*Term, error) {
+// begin writes the record of a new term, on the server on which that was decided.
+func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Lineage, predecessors []Holding) (*Term, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
 	}
@@ -190,6 +204,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 		trusted: l.cfg.TTL - l.cfg.Margin,
 		clock:   now,
 		inDoubt: 1, // the write that begins it
+		on:      on,
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -201,14 +216,14 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, prede
 		term.predecessors.Store(&predecessors)
 	}
 	defer l.memory.Begins(id)()
-	obj, err := l.put(ctx, l.object(term), cond)
+	obj, err := l.put(ctx, l.object(term, on), cond.OnServer(on.Server, l.memory.Newest()))
 	if err != nil {
 		if !objects.Answered(err) {
 			l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
 		}
 		return nil, err
 	}
-	term.token, term.version, term.inDoubt = obj.Version, obj.Version, 0
+	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on.Mark
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
@@ -243,8 +258,8 @@ func (l *Lease) abandon(ctx context.Context, term *Term) {
 	}
 }
 
-// object is the record of a term.
-func (l *Lease) object(term *Term) Object {
+// object is the record of a valid term in a lineage.
+func (l *Lease) object(term *Term, on Lineage) Object {
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
 	if term.resumed != nil {
 		obj.Name, obj.Labels = term.resumed.Name, term.resumed.Labels
@@ -258,6 +273,7 @@ func (l *Lease) object(term *Term) Object {
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
+	obj.Labels = record.WithMark(obj.Labels, term.id, on.Mark)
 	return obj
 }
 
@@ -275,24 +291,24 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 	defer term.renewal()()
 	// The second round is for an earlier renewal of ours that landed although its answer was
 	// lost: the record is ours, at a version that we did not know. Seeing it extends no trust;
-	// only an answered write does.
+	// only an answered write does. It is also for a failover, over which the record may be lost.
 	for range 2 {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
 		}
-		attempt, version := term.clock(), term.writing()
-		obj, err := l.put(ctx, l.object(term), IfVersion(version))
+		attempt, version, on, cond := term.writing()
+		obj, err := l.put(ctx, l.object(term, on), cond)
 		if objects.Answered(err) {
 			term.refused(version)
 		}
 		switch {
 		case err == nil:
 			l.memory.SawVersion(obj.Version)
-			if !term.extend(obj.Version, attempt) {
+			if !term.extend(obj.Version, attempt, on) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 			}
 			return nil
-		case !errors.Is(err, ErrConflict):
+		case !errors.Is(err, ErrConflict) && !errors.Is(err, ErrExists):
 			return err
 		}
 		if err := l.reread(ctx, term); err != nil {
@@ -316,14 +332,21 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 
 // reread looks at the record of a term after a write has found another version than the one
 // the term knows. If the record is still the term's, because the answer to a write was lost,
-// reread notes the version and returns nil. Otherwise it ends the term.
+// reread notes the version and returns nil, as it does if a failover has lost the record. Otherwise
+// it ends the term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
 	r, err := l.look(ctx, caller{})
+	missing := errors.Is(err, ErrNotFound)
 	switch {
-	case errors.Is(err, ErrNotFound) && !term.deleteSent.Load():
+	case err != nil && !missing:
+		return err
+	case (missing || !bytes.Equal(r.Payload, term.payload)) && term.Valid() && term.mayReassert(r, !missing):
+		term.reasserts(r.Version, r.on)
+		return nil
+	case missing && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
-	case err != nil:
+	case missing:
 		return err
 	case !bytes.Equal(r.Payload, term.payload):
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
@@ -334,6 +357,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		}
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, why: why})
 	}
+	term.movesTo(r.on)
 	return nil
 }
 
@@ -355,7 +379,7 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 // Read returns who holds the lease, or to which replica the lease is offered: see
 // [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
 func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	read, err := l.look(ctx, caller{})
+	read, err := l.see(ctx)
 	return read.holding, err
 }
 
@@ -364,12 +388,11 @@ type reading struct {
 	Object
 	stored  record.Object // the same, for package record
 	holding Holding
+	on      Lineage // in which it was read; zero if that does not matter
 }
 
-// look reads the record and remembers since when it has stood unchanged.
-func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
-	ctx, cancel := by.read(ctx)
-	defer cancel()
+// see reads the record and remembers since when it has stood unchanged.
+func (l *Lease) see(ctx context.Context) (r reading, err error) {
 	r.Object, err = l.get(ctx)
 	answered := time.Now()
 	if errors.Is(err, ErrNotFound) {
@@ -379,6 +402,26 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 		return r, err
 	}
 	return l.note(r.Object, answered), nil
+}
+
+// look is see for a decision that depends on the lineage, which the reading has even if there is no record.
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
+	ctx, cancel := by.read(ctx)
+	defer cancel()
+	on, err := l.lineage(ctx)
+	for tries := 0; err == nil && tries < 3; tries++ {
+		var readErr error
+		if r, readErr = l.see(ctx); readErr != nil && !errors.Is(readErr, ErrNotFound) {
+			return r, readErr
+		}
+		before := on
+		// This is I/O only if the read has come from another server.
+		if on, err = l.lineage(ctx); err == nil && on.Server == before.Server && on.Mark == before.Mark {
+			r.on = on
+			return r, readErr
+		}
+	}
+	return reading{}, cmp.Or(err, ErrMoved)
 }
 
 // note remembers since when a record has stood unchanged, given the time when it was seen.

@@ -157,9 +157,13 @@ type HeldError struct {
 
 	canExpireIn time.Duration // until a steal may succeed
 	byAge       bool          // canExpireIn goes by the record's age, so an earlier look does not help
+	settlesIn   time.Duration // until a failover of the database has settled; the lease waits for that
 }
 
 func (e *HeldError) Error() string {
+	if e.settlesIn > 0 {
+		return fmt.Sprintf("%v: %s is not taken before a failover of the database has settled, in %v", ErrHeld, e.Holding.Key, e.settlesIn.Round(time.Millisecond))
+	}
 	if e.Holding.isOffer() {
 		return fmt.Sprintf("%v: %s is %s", ErrHeld, e.Holding.Key, e.Holding.how())
 	}

@@ -129,6 +129,9 @@ func (s *standby) waitAfter(err error) wait {
 	if held := (*HeldError)(nil); errors.As(err, &held) {
 		s.monitor.log().Debug("lease is held", "holder", held.Holding.Holder)
 		s.monitor.storeAnswered()
+		if held.settlesIn > 0 {
+			s.monitor.awaitsFailover(held.settlesIn)
+		}
 		if held.Holding.Version != 0 { // otherwise the record was gone before it was read
 			s.monitor.sawHolder(&held.Holding)
 		}

@@ -26,6 +26,10 @@ type Status struct {
 	Since   time.Time `json:"since"`  // when the role began
 	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
 
+	// SettlesAt is when a failover of the database will have settled, by this replica's clock: until then nobody
+	// takes the lease, because the holder may have been forgotten. Zero: nothing is waited for.
+	SettlesAt time.Time `json:"settles_at,omitzero"`
+
 	StandsDown bool `json:"stands_down,omitempty"` // this replica does not compete: see [Coordinator.StandDown]
 
 	Holder    string            `json:"holder"`              // when the lease was last seen; empty: none
@@ -151,6 +155,9 @@ func (c *Coordinator) status() Status {
 	}
 	slices.Reverse(status.Recent)
 	status.StandsDown = s.down
+	if s.held == nil && time.Now().Before(s.settles) {
+		status.SettlesAt = s.settles
+	}
 	if s.held != nil {
 		status.Token, status.RenewalLatency = s.held.Token(), s.latency
 		if !s.held.local() {
@@ -252,6 +259,7 @@ type state struct {
 	ending    string // what became of the record of the term held, in the words of other replicas
 	working   bool   // the job's funcs were started, and not all have returned
 	stuck     bool
+	settles   time.Time // see [Status]
 	terms     int
 	token     int64 // of the last term
 	latency   time.Duration

@@ -172,15 +172,24 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 }
 
 // resume implements resumer.
-func (s *PostgresStore) resume(ctx context.Context, key Key, term string) (Object, error) {
+func (s *PostgresStore) resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error) {
 	if s.fence != nil { // writes have to be fenced, and only PutIf does that
 		return Object{}, ErrNotFound
 	}
-	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final})
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final}, on, record.Marked)
 	if err != nil {
 		return Object{}, opError(ctx, "put", key, err)
 	}
 	return objectOf(r), nil
+}
+
+// Lineage implements [Lineaged].
+func (s *PostgresStore) Lineage(ctx context.Context) (Lineage, error) {
+	on, err := s.table.Lineage(ctx)
+	if err != nil {
+		return Lineage{}, fmt.Errorf("tenure: look at the lineage of %s: %w", s.table, err)
+	}
+	return Lineage(on), nil
 }
 
 // DeleteIf implements [Store].

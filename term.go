@@ -82,7 +82,12 @@ type Term struct {
 	clock      clock.Clock                    // nil for a local term
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O
-	version  int64           // of the object, as far as we know
+	version  int64           // of the object, as far as we know; 0: a failover has lost it
+	greatest int64           // version that the object ever had in this term
+	on       Lineage         // in which the record was last looked at
+	vouched  string          // the mark of the lineage in which the term's last answered write was done
+	moved    bool            // the last renewal was the first one in its lineage
+	rewrote  bool            // the record was lost before that
 	inDoubt  int             // writes that expect this version and have no answer, or none yet
 	offered  *record.Payload // what the release puts in place of the record; nil: nothing
 	renewing chan struct{}   // of the latest renewal; closed when it ends
@@ -145,6 +150,9 @@ func (t *Term) timeLeft() time.Duration {
 	}
 	return trust.deadline.Until(t.clock())
 }
+
+// trustLasts reports whether the term could be trusted still if it were not over.
+func (t *Term) trustLasts() bool { return t.trust.Load() != nil && t.timeLeft() > 0 }
 
 // sinceRenewal returns how long ago the last successful acquire or renewal was sent, by both
 // clocks. It is negative for a local term.
@@ -230,10 +238,11 @@ func (t *Term) confirm() { t.predecessors.Store(nil) }
 
 // extend takes the answer to a renewal that was sent at attempt. It returns false if the
 // term was over before the answer came: a late yes is a no.
-func (t *Term) extend(version int64, attempt clock.Reading) bool {
+func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.movedTo(version)
+	t.moved, t.vouched = t.vouched != on.Mark, on.Mark
 	if !t.Valid() {
 		return false
 	}
@@ -275,13 +284,50 @@ func (t *Term) giveWay(ctx context.Context) {
 	}
 }
 
-// writing notes that a renewal is being sent, and returns the version that it expects. If the
-// store refuses the renewal, refused is called; otherwise it may have landed, or may still land.
-func (t *Term) writing() (version int64) {
+// writing notes that a renewal is being sent. It returns when, the version that the renewal
+// expects, and on which server: where the record was last looked at. If the store refuses the
+// renewal, refused is called; otherwise it may have landed, or may still land.
+func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond WriteCondition) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.inDoubt++
-	return t.version
+	cond = IfVersion(t.version)
+	if t.version == 0 {
+		cond = IfAbsent()
+	}
+	return t.clock(), t.version, t.on, cond.OnServer(t.on.Server, t.greatest)
+}
+
+// reasserts notes that a failover has lost the term's record, and what stands in its place; version 0:
+// nothing.
+func (t *Term) reasserts(version int64, on Lineage) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.version, t.inDoubt, t.on, t.rewrote = version, 0, on, true
+}
+
+// failedOver reports whether the last renewal was the first one since a failover, and whether the record was
+// lost in that. It says so once.
+func (t *Term) failedOver() (is, recordLost bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	is, recordLost = t.moved, t.rewrote
+	t.moved, t.rewrote = false, false
+	return is, recordLost
+}
+
+// movesTo notes in which lineage the term's record was seen.
+func (t *Term) movesTo(on Lineage) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.on = on
+}
+
+// lookedAt returns where the record was last looked at.
+func (t *Term) lookedAt() Lineage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.on
 }
 
 // refused notes that a renewal that expected a version has changed nothing.
@@ -302,6 +348,7 @@ func (t *Term) currentVersion() int64 {
 // movedTo notes the version of the record. Writes that expected an earlier version can no longer
 // land. The caller holds the mutex.
 func (t *Term) movedTo(version int64) {
+	t.greatest = max(t.greatest, version)
 	if version > t.version {
 		t.version, t.inDoubt = version, 0
 	}
@@ -331,8 +378,9 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 }
 
 // offer returns what a release puts in place of the term's record; nil if nothing. Each attempt
-// gets the same offer, so that it is recognised if the answer was lost.
-func (t *Term) offer(lasts time.Duration) *record.Payload {
+// gets the same offer, so that it is recognised if the answer was lost. After a failover only an offer,
+// which tells that the term was valid, frees the lease at once.
+func (t *Term) offer(lasts time.Duration, failedOver bool) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var to string
@@ -340,7 +388,7 @@ func (t *Term) offer(lasts time.Duration) *record.Payload {
 		to = request.To
 	}
 	switch {
-	case to == "" && t.unconfirmed() == nil:
+	case to == "" && t.unconfirmed() == nil && !failedOver:
 		t.offered = nil
 	case t.offered == nil || t.offered.Holder != to:
 		t.offered = record.Offer(to, lasts)

@@ -60,6 +60,11 @@ type Trace struct {
 	// long ago. The lease is no longer renewed and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
+	// FailedOver is called when the first renewal has succeeded since a failover or a restore of the
+	// database, which may have lost what the job remembers of it. RecordLost says that it has lost the
+	// term's record, which was written again. The term goes on.
+	FailedOver func(term *Term, recordLost bool)
+
 	// JobRun is called when a run of the job has begun, and again when it has ended: see
 	// [RecordRun]. It is also called when Watch or Reconcile has returned an error without
 	// having been told to return: that is a failed run.
@@ -130,9 +135,11 @@ func logLine(lease Key, msg string) string {
 }
 
 var sessionLines = map[string]string{
-	"lease acquired":                          "session begun",
-	"lease renewed":                           "session renewed",
-	"lease renewed again":                     "session renewed again",
+	"lease acquired":      "session begun",
+	"lease renewed":       "session renewed",
+	"lease renewed again": "session renewed again",
+	"lease kept over a failover of the database":                                     "session kept over a failover of the database",
+	"the database has failed over and lost the lease's record; it was written again": "the database has failed over and lost the session's record; it was written again",
 	"lease lost":                              "session lost",
 	"lease lost before it was released":       "session lost before it was ended",
 	"lease released":                          "session ended",
@@ -313,6 +320,32 @@ func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) 
 		m.say(slog.LevelDebug, "lease renewed", "token", term.Token())
 	}
 	m.tell(m.trace.Renewed != nil, func() { m.trace.Renewed(term, took, trustLeft-took) })
+}
+
+// keptOver notes that a term goes on over a failover of the database.
+func (m *monitor) keptOver(term *Term, recordLost bool) {
+	level, msg := slog.LevelInfo, "lease kept over a failover of the database"
+	if recordLost {
+		level, msg = slog.LevelWarn, "the database has failed over and lost the lease's record; it was written again"
+	}
+	m.say(level, msg, "holder", term.Holder(), "token", term.Token())
+	m.tell(m.trace.FailedOver != nil, func() { m.trace.FailedOver(term, recordLost) })
+}
+
+// awaitsFailover notes that the lease is not taken for a while, because the database has failed over.
+func (m *monitor) awaitsFailover(in time.Duration) {
+	var isNew bool
+	m.update(func(s *state) {
+		isNew = time.Now().After(s.settles)
+		s.settles = time.Now().Add(in)
+		if isNew {
+			s.reason = "the database has failed over"
+			s.publish()
+		}
+	})
+	if isNew {
+		m.say(slog.LevelInfo, "lease is not taken before a failover of the database has settled", "left", in.Round(time.Millisecond))
+	}
 }
 
 // renewalFailed notes a renewal that will be retried.

@@ -27,6 +27,10 @@ type Mem struct {
 	// Single is what SingleReplica returns. Set it before the first use.
 	Single bool
 
+	// Lineages makes the store one whose history can be cut off, by [Mem.Fork]. Set it before the
+	// first use.
+	Lineages bool
+
 	*memory
 	term *tenure.Term // whose fence the writes have to pass; nil: none
 }
@@ -39,6 +43,8 @@ type memory struct {
 	objects map[tenure.Key]tenure.Object
 	version int64 // the last one assigned to any object, deleted ones included
 
+	lineage lineage
+
 	// changed, if set, is told of each change while mu is held; then a deletion has a
 	// version too. It does not modify the object.
 	changed func(obj tenure.Object, deleted bool)
@@ -46,7 +52,7 @@ type memory struct {
 
 // NewMem returns an empty store.
 func NewMem() *Mem {
-	return &Mem{memory: &memory{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true)}}
+	return &Mem{memory: &memory{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true), lineage: firstLineage()}}
 }
 
 // SingleReplica returns the field Single.
@@ -77,11 +83,14 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	current, exists := m.objects[obj.Key]
-	if err := cmp.Or(m.checkTerm(), cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
+	if err := cmp.Or(cond.CheckServer(m.lineage.server), m.checkTerm(), cond.Check(obj.Key, current.Version), m.nameTaken(obj)); err != nil {
 		return tenure.Object{}, err
 	}
 	now := m.now()
 	m.version = max(m.version+1, now.UnixMicro())
+	if m.Lineages {
+		m.version = max(m.version, cond.Least()+1)
+	}
 	obj = clone(obj)
 	obj.Version, obj.CreatedAt, obj.UpdatedAt = m.version, now, now
 	if exists {
@@ -154,7 +163,7 @@ func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if term == nil {
 		return m, nil
 	}
-	return &Mem{Now: m.Now, Single: m.Single, memory: m.memory, term: term}, nil
+	return &Mem{Now: m.Now, Single: m.Single, Lineages: m.Lineages, memory: m.memory, term: term}, nil
 }
 
 // checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no

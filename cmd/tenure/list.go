@@ -116,7 +116,7 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 	slices.Sort(types)
 	views := leaseList{}
 	for _, kind := range types {
-		if kind == objects.SessionType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
+		if kind == objects.SessionType || kind == objects.LineageType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
 			continue
 		}
 		read := 0

@@ -3,6 +3,9 @@ package objects
 // SessionType is the type of the objects that are the records of sessions.
 const SessionType = "tenure.session"
 
+// LineageType is the type and the ID of the object that marks a table's lineage.
+const LineageType = "tenure.lineage"
+
 // QueueType is the type of the objects that are the records of queues.
 const QueueType = "tenure.queue"
 

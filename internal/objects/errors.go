@@ -18,6 +18,10 @@ var (
 	ErrLost     = errors.New("lease lost")
 )
 
+// ErrMoved says that a write names another server than the one that it has reached. It is an
+// [ErrConflict].
+var ErrMoved = fmt.Errorf("%w: the database is on another server than the one that was looked at, or has been restarted", ErrConflict)
+
 // ErrInUse means that a process may not use a SQLite file, because another process uses it and one
 // of the two believes that it is alone. It is an [ErrSetup].
 var ErrInUse error = inUse{}

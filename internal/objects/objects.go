@@ -53,6 +53,15 @@ type Row struct {
 type Condition struct {
 	Kind    ConditionKind
 	Version int64 // for IfVersion
+
+	Server string // on which the write must happen; empty: on any
+	Least  int64  // the write's version is above this one
+}
+
+// Lineage is the root package's Lineage.
+type Lineage struct {
+	Server, Mark string
+	Age          time.Duration
 }
 
 // ConditionKind is the kind of a [Condition].
@@ -70,6 +79,10 @@ type Fence struct {
 	ID     ID     // of the lease's object; of a claim, its kind and its key
 	Record []byte // of a lease: the payload that must stand
 	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
+
+	// Server is where the lease's record was last looked at. On another server the record may be missing because a
+	// failover has lost it. Empty: unknown.
+	Server string
 
 	// Idle is how long a transaction may idle before the server ends it.
 	Idle time.Duration

@@ -236,7 +236,7 @@ func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 
 func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []Statement) error {
 	if bounded && len(statements) == 1 { // for example a renewal; this is a sixth faster than a batch
-		return queryRow(ctx, pool, statements[0])
+		return QueryOne(ctx, pool, statements[0])
 	}
 	into := new(scanner)
 	defer into.end()
@@ -256,7 +256,8 @@ func write(ctx context.Context, pool *pgxpool.Pool, bounded bool, statements []S
 	})
 }
 
-func queryRow(ctx context.Context, pool *pgxpool.Pool, s Statement) error {
+// QueryOne reads one row, or returns [pgx.ErrNoRows].
+func QueryOne(ctx context.Context, pool *pgxpool.Pool, s Statement) error {
 	into := new(scanner)
 	defer into.end()
 	return Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -294,7 +295,7 @@ func lockWait(ctx context.Context) string {
 func (c *Conns) QueryRow(ctx context.Context, statement string, args []any, dest ...any) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		for {
-			err := queryRow(ctx, pool, Statement{statement, args, dest})
+			err := QueryOne(ctx, pool, Statement{statement, args, dest})
 			if !objects.IsLeaseCall(ctx) || SQLState(err) != StateLockNotAvailable || ctx.Err() != nil {
 				return err
 			}

@@ -52,8 +52,11 @@ func RefusesSetting(err error) bool {
 
 // IsDown reports whether the server can't be reached, or does not yet accept connections or writes.
 func IsDown(err error) bool {
+	if IsReadOnly(err) {
+		return true
+	}
 	if code := SQLState(err); code != "" {
-		return code == stateReadOnly || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
+		return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53")
 	}
 	return IsConnecting(err)
 }
@@ -85,6 +88,9 @@ func IsEndedEarly(err error) bool {
 // EarlyRemedy explains why the server ends statements early again and again.
 const EarlyRemedy = "if it is the statement_timeout or lock_timeout of the role or the database, set a longer one in the URL; otherwise see pg_locks for who keeps a lock"
 
+// ErrStandby is the error of a call that only a primary can answer.
+var ErrStandby = errors.New("the server is a standby: it is in recovery")
+
 // IsReadOnly reports whether a write was rejected because the server or the session is
-// read-only.
-func IsReadOnly(err error) bool { return SQLState(err) == stateReadOnly }
+// read-only, or would have been.
+func IsReadOnly(err error) bool { return SQLState(err) == stateReadOnly || errors.Is(err, ErrStandby) }

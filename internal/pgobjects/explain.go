@@ -16,6 +16,7 @@ const (
 	stateNotPrepared   = "26000"
 	statePreparedTwice = "42P05"
 	stateNoTable       = "42P01"
+	stateNoFunction    = "42883"
 	stateNoSchema      = "3F000"
 	stateOutOfRange    = "22003"
 	stateNotNull       = "23502"
@@ -39,6 +40,9 @@ func (s *setups) explain(err error) error {
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return objects.ErrNotFound
+	}
+	if errors.Is(err, pgconns.ErrStandby) {
+		return fmt.Errorf("%w (%s)", err, pgconns.ReadOnlyRemedy)
 	}
 	err = pgconns.ExplainConnecting(err)
 	switch code := pgconns.SQLState(err); {

@@ -262,6 +262,8 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	switch {
 	case err == nil && stands: // it idled too long
 		return cause
+	case err == nil && t.isElsewhere(ctx, fence):
+		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
 	case err == nil:
 		return fence.Refused(now, nil)
 	case isRefusal(cause): // lost, but nothing is known of the current holder
@@ -269,6 +271,16 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	default:
 		return cause
 	}
+}
+
+// isElsewhere reports whether the table is on another server than the lease of a fence knows of. If its record is
+// missing there, its holder may write it again.
+func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
+	if fence.Server == "" {
+		return false
+	}
+	on, err := t.Lineage(ctx)
+	return err != nil || on.Server != fence.Server
 }
 
 // read reports whether what a fence depends on stands, and returns the record that does.
@@ -285,7 +297,7 @@ func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Ro
 		stands, err := standsIn(ctx, &t.claims, fence.Claim)
 		return nil, stands, err
 	}
-	switch now, err := t.Get(ctx, fence.ID); {
+	switch now, err := t.Get(objects.WithLeaseCall(ctx), fence.ID); {
 	case err == nil:
 		return &now, bytes.Equal(now.Payload, fence.Record), nil
 	case errors.Is(err, objects.ErrNotFound):

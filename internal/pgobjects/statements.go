@@ -75,20 +75,26 @@ const failUnlessOne = `
 // table may be another program's, with more columns and other keys.
 const (
 	replace = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `)
+			WHERE object_type = $1 AND id = $2`
+	replaceAbove = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `, $8::bigint + 1)
 			WHERE object_type = $1 AND id = $2`
 
 	stamp = `updated_at_ms = {now_ms},
-				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us})`
+				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us}`
 
+	// A row even if there is no object, because the server is told in any case. The version of an object
+	// is never NULL.
 	getObject = `
-			SELECT name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
-			FROM {objects} WHERE object_type = $1 AND id = $2`
+			SELECT {server}, {now_us}, o.name, o.labels, o.payload, o.version, o.created_at_ms, o.updated_at_ms FROM (VALUES (1)) one LEFT JOIN (
+				SELECT name, labels, payload, {version} AS version, created_at_ms, updated_at_ms
+				FROM {objects} WHERE object_type = $1 AND id = $2) o ON true`
 	listObjects = `
 			SELECT id, name, labels, payload, {version}, created_at_ms, updated_at_ms, {now_us}
 			FROM {objects} WHERE object_type = $1 AND id > $2 ORDER BY id LIMIT $3`
 	objectVersion = `
-			SELECT {version} FROM {objects} WHERE object_type = $1 AND id = $2`
+			SELECT {server}, (SELECT {version} FROM {objects} WHERE object_type = $1 AND id = $2)`
 	whoHasName = `
 			SELECT object_type, id FROM {objects} WHERE object_type = $1 AND id <> $2 AND name = $3`
 	whoHasID = `
@@ -98,8 +104,9 @@ const (
 	// the server's log.
 	insertNumbered = `
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
-			VALUES ($1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us},
-				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit})))
+			SELECT $1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us}, $7::bigint + 1,
+				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))
+			WHERE ` + onServer6 + `
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`
 	// Returns the version of the stored object, or 0 if there is none. Fails if that is the
@@ -112,24 +119,26 @@ const (
 			FROM {objects} o WHERE object_type = $1 AND id = $2`
 	insertObject = `
 			INSERT INTO {objects} (object_type, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms)
-			VALUES ($1, $2, $3, $4::jsonb, $5, 1, 0, 0) ON CONFLICT DO NOTHING`
+			SELECT $1, $2, $3, $4::jsonb, $5, 1, 0, 0 WHERE ` + onServer6 + ` ON CONFLICT DO NOTHING`
 	numberRow = `
 		UPDATE {objects} SET created_at_ms = {now_ms}, updated_at_ms = {now_ms}, resource_version = `
 	ofThisInsert = `
 		WHERE object_type = $1 AND id = $2
 			AND xmin = pg_current_xact_id_if_assigned()::xid -- the row that this transaction inserted
 		RETURNING resource_version, created_at_ms, updated_at_ms`
-	numberObject = numberRow + `greatest({now_us},
+	numberObject = numberRow + `greatest({now_us}, $3::bigint + 1,
 			(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))` + ofThisInsert
-	numberByClock = numberRow + `{now_us}` + ofThisInsert
+	numberByClock = numberRow + `greatest({now_us}, $3::bigint + 1)` + ofThisInsert
 
-	// A version of 0 means no condition.
-	replaceObject = replace + ` AND ($6::bigint = 0 OR {version} = $6::bigint)
+	// A version of 0 means no condition, and so does a server of 0.
+	replaceObject = replaceAbove + ` AND ($6::bigint = 0 OR {version} = $6::bigint) AND ($7::bigint = 0 OR {server} = $7::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`
+	onServer6 = `($6::bigint = 0 OR {server} = $6::bigint)`
 
 	resumeObject = `
-			UPDATE {objects} SET ` + stamp + `
+			UPDATE {objects} SET ` + stamp + `)
 			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ?| $5
+				AND position($6 IN labels->>$7) > 0 AND ` + "($8::bigint = 0 OR {server} = $8::bigint)" + `
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`
 
 	// A deletion is the first of these, then the second if there are tombstones, and one of the others. A

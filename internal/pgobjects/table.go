@@ -4,9 +4,11 @@ package pgobjects
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -64,15 +66,16 @@ func (cfg Config) names() names {
 // Table is a table of objects, and the table of tombstones that belongs to it. All
 // methods are safe for concurrent use.
 type Table struct {
-	conns   *pgconns.Conns
-	cfg     Config
-	setups  setups
-	watches watches
-	groups  writeGroups
-	claims  Claims
-	rows    objects.RowTables[*Rows]
-	locker  atomic.Pointer[locker]
-	pruned  atomic.Int64 // when tombstones were last pruned, in Unix seconds
+	conns    *pgconns.Conns
+	cfg      Config
+	setups   setups
+	watches  watches
+	lineages lineages
+	groups   writeGroups
+	claims   Claims
+	rows     objects.RowTables[*Rows]
+	locker   atomic.Pointer[locker]
+	pruned   atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }
 
 // New returns the table for a valid config. It does no I/O.
@@ -83,6 +86,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t.setups.conns, t.setups.cfg, t.setups.names, t.setups.logger = conns, cfg, cfg.names(), cfg.Logger
 	conns.OnConnect(t.setups.connected)
 	t.watches.init(t)
+	t.lineages.looking = make(chan struct{}, 1)
 	t.claims = Claims{table: t, others: make(chan struct{}, pgconns.ClaimConns-1)}
 	for _, g := range t.groups.all() {
 		g.table = t
@@ -129,13 +133,28 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
 	r := objects.Row{ID: id}
-	var nowUS int64
-	_, err := t.setups.call(ctx, mayRead, func(found *setup) error {
-		return t.conns.QueryRow(ctx, found.in(getObject), []any{id.Type, id.ID},
-			&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS)
-	})
-	r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
-	return r, t.setups.explain(unreadable(err))
+	var nowUS, server int64
+	var version sql.NullInt64
+	for again := true; again; {
+		_, err := t.setups.call(ctx, mayRead, func(found *setup) error {
+			return t.conns.QueryRow(ctx, found.in(getObject), []any{id.Type, id.ID},
+				&server, &nowUS, &r.Name, &r.Labels, &r.Payload, &version, &r.Created, &r.Updated)
+		})
+		if err != nil {
+			return r, t.setups.explain(unreadable(err))
+		}
+		// What a lease decides by it must be of the server of which the lineage is known.
+		if again = t.lineages.isElsewhere(strconv.FormatInt(server, 10)) && objects.IsLeaseCall(ctx); again {
+			if _, err := t.Lineage(ctx); err != nil {
+				return r, err
+			}
+		}
+	}
+	if !version.Valid {
+		return r, objects.ErrNotFound
+	}
+	r.Version, r.Age = version.Int64, objects.Age(r.Updated, time.UnixMicro(nowUS))
+	return r, nil
 }
 
 // List returns at most limit objects of a type, those after an ID, ordered by ID.

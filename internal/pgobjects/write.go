@@ -3,8 +3,10 @@ package pgobjects
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,8 +46,8 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
-		current, err := t.version(ctx, found, obj.ID)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		current, err := t.version(ctx, found, obj.ID, cond)
+		if err != nil {
 			return r, err
 		}
 		return r, &objects.Conflict{Wanted: cond.Version, Current: current}
@@ -63,7 +65,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 				return r, err
 			}
 		}
-		r, err := t.create(ctx, found, obj, fence)
+		r, err := t.create(ctx, found, obj, cond, fence)
 		switch {
 		case errors.Is(err, objects.ErrExists) && cond.Kind == objects.Unconditional:
 			continue
@@ -88,7 +90,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
 	err := t.write(ctx, &t.groups.replace, &write{found: found, id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
-		{SQL: found.in(replaceObject), Args: append(columns(obj), cond.Version), Dest: []any{&r.Version, &r.Created, &r.Updated}},
+		{SQL: found.in(replaceObject), Args: append(columns(obj), cond.Version, serverOf(cond), cond.Least), Dest: []any{&r.Version, &r.Created, &r.Updated}},
 	}})
 	if err != nil {
 		return objects.Row{}, err
@@ -97,14 +99,14 @@ func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond
 }
 
 // Resume renews an object unchanged, in one round trip, if its payload contains a part and if it
-// has one label and none of some others. Otherwise it returns [objects.ErrNotFound].
-func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string) (objects.Row, error) {
+// has one label and none of some others, and the mark of a lineage in a third. Otherwise it returns [objects.ErrNotFound].
+func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string, on objects.Lineage, markLabel string) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(found *setup) error {
 		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
-			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others},
+			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others, on.Mark, markLabel, serverOf(objects.Condition{Server: on.Server})},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})
@@ -116,13 +118,13 @@ func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label st
 
 // create inserts an object, in one round trip, or returns [objects.ErrExists] if there is
 // one, or [pgx.ErrNoRows] if something else is in its way.
-func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence *objects.Fence) (objects.Row, error) {
+func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
-	id, args, dest := obj.ID, columns(obj), []any{&r.Version, &r.Created, &r.Updated}
+	id, args, dest := obj.ID, append(columns(obj), serverOf(cond)), []any{&r.Version, &r.Created, &r.Updated}
 	if found.tombstones && fence == nil {
 		var stands int64
 		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
-			{SQL: found.in(insertNumbered), Args: args, Dest: dest},
+			{SQL: found.in(insertNumbered), Args: append(args, cond.Least), Dest: dest},
 			{SQL: found.in(checkNumber), Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
 		}})
 		switch {
@@ -143,7 +145,7 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, fence
 	}
 	err := t.alone(ctx, &write{found: found, id: id, fence: fence, statements: []pgconns.Statement{
 		{SQL: found.in(insertObject), Args: args},
-		{SQL: found.in(number), Args: []any{id.Type, id.ID}, Dest: dest},
+		{SQL: found.in(number), Args: []any{id.Type, id.ID, cond.Least}, Dest: dest},
 	}})
 	return r, err
 }
@@ -189,13 +191,13 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 // inTheWay returns why an object could not be created: [objects.ErrExists] or
 // [objects.ErrTaken]. It returns nil if the other object is gone or may be replaced.
 func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition) error {
-	switch _, err := t.version(ctx, found, obj.ID); {
-	case err == nil && cond.Kind == objects.IfAbsent:
-		return objects.ErrExists
-	case err == nil:
-		return nil
-	case !errors.Is(err, pgx.ErrNoRows):
+	switch current, err := t.version(ctx, found, obj.ID, cond); {
+	case err != nil:
 		return err
+	case current != 0 && cond.Kind == objects.IfAbsent:
+		return objects.ErrExists
+	case current != 0:
+		return nil
 	}
 	var other objects.ID
 	err := t.conns.QueryRow(ctx, found.in(whoHasName), []any{obj.ID.Type, obj.ID.ID, obj.Name.String}, &other.Type, &other.ID)
@@ -212,10 +214,22 @@ func (t *Table) inTheWay(ctx context.Context, found *setup, obj objects.Row, con
 	}
 }
 
-// version returns the object's current version, or [pgx.ErrNoRows].
-func (t *Table) version(ctx context.Context, found *setup, id objects.ID) (v int64, err error) {
-	err = t.conns.QueryRow(ctx, found.in(objectVersion), []any{id.Type, id.ID}, &v)
-	return v, err
+// version returns the object's current version, 0 if there is none, or [objects.ErrMoved] if the condition of a
+// write names another server.
+func (t *Table) version(ctx context.Context, found *setup, id objects.ID, cond objects.Condition) (int64, error) {
+	var server int64
+	var current sql.NullInt64
+	err := t.conns.QueryRow(ctx, found.in(objectVersion), []any{id.Type, id.ID}, &server, &current)
+	if err == nil {
+		err = t.lineages.checkServer(cond, strconv.FormatInt(server, 10))
+	}
+	return current.Int64, err
+}
+
+// serverOf returns the server that a write's condition names as statements have it; 0: none.
+func serverOf(cond objects.Condition) int64 {
+	server, _ := strconv.ParseInt(cond.Server, 10, 64)
+	return server
 }
 
 // Delete deletes an object if it is at that version. If wake is set, it wakes every watch
@@ -257,11 +271,14 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 		t.prune(ctx, found, time.Hour)
 		return nil
 	}
-	current, err := t.version(ctx, found, id)
-	if err != nil {
+	switch current, err := t.version(ctx, found, id, objects.Condition{}); {
+	case err != nil:
 		return err
+	case current == 0:
+		return pgx.ErrNoRows
+	default:
+		return &objects.Conflict{Wanted: version, Current: current}
 	}
-	return &objects.Conflict{Wanted: version, Current: current}
 }
 
 // cannotNotify reports whether a statement may have failed because of its notification:

@@ -28,6 +28,9 @@ const (
 
 	// runningLabel says since when the holder's job has been busy with one run.
 	runningLabel = Reserved + "running"
+
+	// lineageLabel has the mark of the store's lineage in which a valid term wrote the record.
+	lineageLabel = Reserved + "lineage"
 )
 
 // A process that continues a term can renew the record as it is, if the record has the first of
@@ -37,6 +40,7 @@ const (
 	Resumable = resumedLabel
 	Requested = requestLabel
 	Final     = sealedLabel
+	Marked    = lineageLabel
 )
 
 // Request asks a holder to release its lease. Writing it gives the object a new version and
@@ -158,7 +162,7 @@ func (o Object) Sealed() bool { return o.marked(sealedLabel) }
 func (o Object) AsResumed(term string) map[string]string {
 	labels := withReserved(o.Labels, resumedLabel, mark{Term: term})
 	maps.DeleteFunc(labels, func(name, _ string) bool {
-		return strings.HasPrefix(name, Reserved) && name != resumedLabel
+		return strings.HasPrefix(name, Reserved) && name != resumedLabel && name != lineageLabel
 	})
 	return labels
 }
@@ -186,6 +190,29 @@ func (o Object) runningSince() time.Time {
 		return time.Time{}
 	}
 	return plausible(fromMilli(r.SinceMS))
+}
+
+// lineage is the content of the label with that name.
+type lineage struct {
+	Term string `json:"term"` // another program may keep the label in a record of its own
+	Mark string `json:"mark"`
+}
+
+// WithMark returns labels with the mark of the lineage in which a valid term writes its record.
+func WithMark(labels map[string]string, term, mark string) map[string]string {
+	if mark == "" {
+		return labels
+	}
+	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark})
+}
+
+// Mark returns what WithMark has written; empty: nothing.
+func (o Object) Mark() string {
+	var l lineage
+	if !reserved(o, lineageLabel, &l) || !o.IsOf(l.Term) {
+		return ""
+	}
+	return l.Mark
 }
 
 // fromMilli and toMilli keep the zero time zero.

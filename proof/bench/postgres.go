@@ -34,7 +34,7 @@ func startPostgres(ctx context.Context, url string) (p *postgres, err error) {
 		}
 	}()
 	if p.url == "" {
-		if p.own, err = kit.NewPostgres("fsync=on", "full_page_writes=on", "max_connections=400"); err != nil {
+		if p.own, err = kit.NewPostgres(kit.OnDisk, "max_connections=400"); err != nil {
 			return p, err
 		}
 		p.url = p.own.URL()

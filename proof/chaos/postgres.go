@@ -143,9 +143,6 @@ WHERE object_type = 'reconciler_lease' AND id = 'singleton'
 RETURNING convert_from(payload, 'UTF8')::json->>'term'`
 
 func newPostgres(ctx context.Context, theme theme) (*postgres, error) {
-	// A crash of the server loses nothing that has been handed to the operating system, so
-	// the server need not sync to the disk. But commits stay in order, and what has not been
-	// handed over yet is lost.
 	server, err := kit.NewPostgres("track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
 		// A client that hangs while it connects would otherwise keep the server from stopping.
 		"authentication_timeout=2s")

@@ -238,6 +238,8 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 
 	_, err := store.Get(ctx, kit.LeaseKey) // connects
 	kit.WantErr(t, err, tenure.ErrNotFound)
+	_, err = store.Lineage(ctx) // as a process does once
+	kit.WantErr(t, err, nil)
 
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 	var term *tenure.Term

@@ -31,7 +31,7 @@ func refusals(t *testing.T, url string, within time.Duration) map[string]error {
 	return map[string]error{
 		"tenure: open Postgres: ":                  opening,
 		`tenure: migrate "objects": `:              store.Migrate(limited()),
-		"tenure: put reconciler_lease/singleton: ": acquiring,
+		"tenure: look at the lineage of \"objects\": ": acquiring,
 	}
 }
 

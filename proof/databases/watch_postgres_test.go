@@ -196,7 +196,7 @@ func TestOnPostgresTheListenerAsksTheCallersPoolWhichRoleToConnectAs(t *testing.
 func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testing.T) {
 	ctx := t.Context()
 	// What is not flushed by a commit is not flushed at all before the crash.
-	server := kit.StartPostgres(t, "fsync=on", "full_page_writes=on", "wal_writer_delay=10s", "autovacuum=off")
+	server := kit.StartPostgres(t, kit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	var gone, back int
 	for round := range 4 {
@@ -258,7 +258,7 @@ func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testi
 // A deletion that wakes makes its own commit not wait for the disk, and no other.
 func TestOnPostgresWritesAroundADeletionThatWakesAreDurable(t *testing.T) {
 	ctx := t.Context()
-	server := kit.StartPostgres(t, "fsync=on", "full_page_writes=on", "wal_writer_delay=10s", "autovacuum=off")
+	server := kit.StartPostgres(t, kit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	for what, write := range map[string]func(store tenure.Store, obj tenure.Object) (exists bool){
 		"a write": func(store tenure.Store, obj tenure.Object) bool {

@@ -32,7 +32,7 @@ func StartBouncer(t testing.TB, url string) string {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	p, err := newProcess()
+	p, err := newProcess("")
 	require.NoError(t, err)
 	// KILL, because there is nothing to save: on TERM a bouncer may wait for its clients, and a
 	// background process of a shell ignores QUIT.
@@ -74,6 +74,7 @@ default_pool_size = 5
 log_connections = 0
 log_disconnections = 0
 log_stats = 0
+server_login_retry = 0.1
 `
 
 // configureBouncer writes the files that a bouncer reads, and returns the URL through it.

@@ -5,9 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 )
+
+// OnDisk is the setting of a server whose commits take the time that a disk takes. All others are in
+// memory, if there is enough.
+const OnDisk = "fsync=on"
 
 // PostgresServer is one PostgreSQL cluster. Its methods, except URL and Log, are not safe for
 // concurrent use.
@@ -39,7 +44,11 @@ func newServer(bin string, settings []string, program string, args ...string) (*
 	if err != nil {
 		return nil, err
 	}
-	p, err := newProcess()
+	in := memoryDir()
+	if slices.Contains(settings, OnDisk) {
+		in = ""
+	}
+	p, err := newProcess(in)
 	if err != nil {
 		return nil, err
 	}
@@ -66,8 +75,6 @@ func (s *PostgresServer) Start() error {
 	for _, setting := range append([]string{ // the last one of the same name wins
 		"listen_addresses=127.0.0.1",
 		"unix_socket_directories=",
-		"fsync=off",
-		"full_page_writes=off",
 		"max_connections=200",
 		"log_line_prefix=%m [%p] %d ",
 	}, s.settings...) {

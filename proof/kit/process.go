@@ -30,8 +30,9 @@ type process struct {
 	gone  chan struct{}  // closed when nothing is left of the process and its children
 }
 
-func newProcess() (process, error) {
-	dir, err := os.MkdirTemp("", "tenure-kit-")
+// newProcess returns a process that is not running, with its data in a directory.
+func newProcess(in string) (process, error) {
+	dir, err := os.MkdirTemp(in, "tenure-kit-")
 	if err != nil {
 		return process{}, fmt.Errorf("kit: %w", err)
 	}

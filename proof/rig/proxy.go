@@ -27,11 +27,11 @@ type Tap struct {
 // Proxy stands between clients and a server, and simulates faults of the network between them and
 // the end of a client's process.
 type Proxy struct {
-	target   string
 	tap      func() Tap
 	listener net.Listener
 
 	mu      sync.Mutex // guards the fields below
+	target  string
 	now     Weather
 	changed chan struct{} // closed when the weather changes
 	conns   map[*conn]struct{}
@@ -64,6 +64,14 @@ func (p *Proxy) Set(w Weather) {
 	if w.Refuse {
 		p.breakAll()
 	}
+}
+
+// Redirect makes the proxy pass new connections on to another server, and breaks the existing ones.
+func (p *Proxy) Redirect(server string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = server
+	p.breakAll()
 }
 
 // Cut breaks the existing connections.
@@ -129,7 +137,10 @@ func (p *Proxy) serve(client *net.TCPConn) {
 		client.Close()
 		return
 	}
-	server, err := net.Dial("tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	server, err := net.Dial("tcp", target)
 	if err != nil {
 		client.SetLinger(0)
 		client.Close()

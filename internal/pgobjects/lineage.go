@@ -1,0 +1,222 @@
+package pgobjects
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
+)
+
+// The lineage of a table is the history that one primary continues. A promotion or a restore begins
+// another, which may lack what was last acknowledged. The table is marked once in each lineage, by an
+// object whose age then says how long ago the first replica came to this primary.
+//
+// What is known of a lineage holds for one start of one server: a standby keeps its connections
+// when it is promoted, and a pooler moves them.
+
+// lineageID is the ID of the object that marks a table.
+var lineageID = objects.ID{Type: objects.LineageType, ID: objects.LineageType}
+
+// lineageMark is its payload.
+type lineageMark struct {
+	Lineage string `json:"lineage"`
+	Nonce   string `json:"nonce"`
+	Settled bool   `json:"settled,omitempty"` // nothing can have been lost before
+}
+
+// lineages remembers the lineage in which a table was last seen.
+type lineages struct {
+	seen    atomic.Pointer[seenLineage] // nil: look again
+	looking chan struct{}               // of size 1: one call looks, and the others use what it finds
+	told    atomic.Pointer[string]      // the lineage that was last logged
+}
+
+type seenLineage struct {
+	objects.Lineage
+	at time.Time
+}
+
+// is returns the lineage as of now.
+func (s *seenLineage) is() objects.Lineage {
+	is := s.Lineage
+	is.Age += time.Since(s.at)
+	return is
+}
+
+// isElsewhere notes the server that has answered, and reports whether it is another than the one that was
+// looked at, so that Lineage will look again.
+func (l *lineages) isElsewhere(server string) bool {
+	seen := l.seen.Load()
+	if seen == nil || seen.Server == server {
+		return false
+	}
+	l.seen.CompareAndSwap(seen, nil)
+	return true
+}
+
+// checkServer returns [objects.ErrMoved] if a write names another server than the one that has answered.
+func (l *lineages) checkServer(cond objects.Condition, server string) error {
+	if cond.Server == "" || cond.Server == server {
+		return nil
+	}
+	l.isElsewhere(server)
+	return objects.ErrMoved
+}
+
+// Lineage returns the lineage in which the table is. It does I/O only if that is not known.
+func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
+	if seen := t.lineages.seen.Load(); seen != nil {
+		return seen.is(), nil
+	}
+	ctx, cancel := objects.Limited(ctx)
+	defer cancel()
+	select {
+	case t.lineages.looking <- struct{}{}:
+	case <-ctx.Done():
+		return objects.Lineage{}, ctx.Err()
+	}
+	defer func() { <-t.lineages.looking }()
+	if seen := t.lineages.seen.Load(); seen != nil {
+		return seen.is(), nil
+	}
+	const most = 5 // others may be marking the table, or be promoting the next server
+	for range most {
+		look, err := t.lookAtLineage(ctx)
+		if err != nil {
+			return objects.Lineage{}, t.setups.explain(err)
+		}
+		if look.marked.Lineage == look.lineage {
+			seen := &seenLineage{look.is(), look.at}
+			t.lineages.seen.Store(seen)
+			t.tellLineage(look)
+			return seen.is(), nil
+		}
+		if err := t.mark(ctx, look); err != nil && !errors.Is(err, objects.ErrConflict) && !errors.Is(err, objects.ErrExists) {
+			return objects.Lineage{}, t.setups.explain(err)
+		}
+	}
+	return objects.Lineage{}, objects.ErrMoved
+}
+
+// lineageLook is what one statement has read on one server.
+type lineageLook struct {
+	server, lineage string
+	marked          lineageMark
+	version         int64 // of the mark; 0: there is none
+	age             time.Duration
+	at              time.Time // the answer's
+}
+
+func (l *lineageLook) is() objects.Lineage {
+	is := objects.Lineage{Server: l.server, Mark: l.marked.Nonce, Age: l.age}
+	if l.marked.Settled {
+		is.Age = math.MaxInt64 / 2
+	}
+	return is
+}
+
+// lookAtLineage reads where the table is, and its mark.
+func (t *Table) lookAtLineage(ctx context.Context) (look *lineageLook, err error) {
+	ctx = objects.WithLeaseCall(ctx)
+	_, err = t.setups.call(ctx, mayRead, func(found *setup) error {
+		look, err = t.lineageIn(ctx, found.in(lookAtLineage))
+		if code := pgconns.SQLState(err); code == pgconns.StateDenied || code == stateNoFunction {
+			look, err = t.lineageIn(ctx, found.in(lookAtStart))
+		}
+		return err
+	})
+	return look, err
+}
+
+func (t *Table) lineageIn(ctx context.Context, text string) (*lineageLook, error) {
+	var look lineageLook
+	var payload *string
+	var version, updated, nowUS *int64
+	var start int64
+	var lineage *string
+	err := t.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
+		err := pgconns.QueryOne(ctx, pool, pgconns.Statement{
+			SQL: text, Args: []any{lineageID.Type, lineageID.ID}, Dest: []any{&start, &lineage, &payload, &version, &updated, &nowUS},
+		})
+		if err == nil && lineage == nil {
+			return pgconns.ErrStandby
+		}
+		return err
+	})
+	look.at = time.Now()
+	if err != nil {
+		return nil, err
+	}
+	look.server, look.lineage = strconv.FormatInt(start, 10), *lineage
+	if version != nil {
+		look.version = *version
+		if payload != nil {
+			_ = json.Unmarshal([]byte(*payload), &look.marked) // what can't be read is marked again
+		}
+		if updated != nil {
+			look.age = max(0, time.UnixMicro(*nowUS).Sub(time.UnixMilli(*updated)))
+		}
+	}
+	return &look, nil
+}
+
+// mark marks the table, unless another process is faster. On a server that was never promoted or restored, the
+// first mark of a table says that nothing can have been lost.
+func (t *Table) mark(ctx context.Context, look *lineageLook) error {
+	cond := objects.Condition{Kind: objects.IfAbsent, Server: look.server}
+	if look.version != 0 {
+		cond.Kind, cond.Version = objects.IfVersion, look.version
+	}
+	settled := look.version == 0 && strings.HasSuffix(look.lineage, firstTimeline)
+	payload, err := json.Marshal(lineageMark{Lineage: look.lineage, Nonce: rand.Text(), Settled: settled})
+	if err != nil {
+		return err // it has only text
+	}
+	_, err = t.Put(objects.WithLeaseCall(ctx), objects.Row{ID: lineageID, Labels: []byte("{}"), Payload: payload}, cond, nil)
+	return err
+}
+
+// tellLineage logs that the table is in another lineage than this process has seen before.
+func (t *Table) tellLineage(look *lineageLook) {
+	before := t.lineages.told.Swap(&look.lineage)
+	if before == nil || *before == look.lineage {
+		return
+	}
+	t.cfg.Logger.Warn("the database has failed over, or was restored", "from", *before, "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
+}
+
+const (
+	// The timeline is that of the WAL that is being written: pg_control_checkpoint shows the old one
+	// for a while. In recovery, there is no such WAL, and no lineage. A promotion, and a restore to a point in
+	// time, begins the next timeline.
+	firstTimeline = "/00000001"
+	timeline      = `substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)`
+
+	// With fsync off a restart may lose commits, like a failover.
+	ofServer = `
+			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN
+				(SELECT system_identifier FROM pg_control_system()) || '/' || ` + timeline + `
+				|| CASE current_setting('fsync') WHEN 'on' THEN '' ELSE '/' || {server} END END AS lineage`
+	// Where these functions are missing, or refused, each start counts as a lineage.
+	ofStart = `
+			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN 'start/' || {server} END AS lineage`
+
+	andMark = `
+			SELECT start, lineage, payload, version, updated_at_ms, {now_us} FROM s LEFT JOIN (
+				SELECT encode(payload, 'escape') AS payload, {version} AS version, updated_at_ms FROM {objects} WHERE object_type = $1 AND id = $2) mark ON true`
+
+	lookAtLineage = `
+			WITH s AS (` + ofServer + `)` + andMark
+	lookAtStart = `
+			WITH s AS (` + ofStart + `)` + andMark
+)

@@ -1,0 +1,97 @@
+package tenure
+
+import (
+	"context"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// ErrMoved means that a write was not done because the store is on another server than the one
+// that the write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
+var ErrMoved = objects.ErrMoved
+
+// Lineaged is implemented by stores whose history can be cut off: by a failover or a restore that
+// loses what they had acknowledged. [PostgresStore] does. In any other store, what was acknowledged
+// must never be lost.
+type Lineaged interface {
+	// Lineage returns the lineage in which the store is: the history that one primary continues.
+	// If the store has not been marked in this lineage, Lineage first marks it. It does I/O only
+	// at the first call, and after a read or a write has reached another server than before. The
+	// zero Lineage says that the store has none, as one that wraps another may have to.
+	Lineage(ctx context.Context) (Lineage, error)
+}
+
+// Lineage is a store's lineage, as it was last seen.
+type Lineage struct {
+	Server string        // the server, and its start, for [WriteCondition.OnServer]
+	Mark   string        // another one in each lineage
+	Age    time.Duration // how long ago the store was marked, by its clock
+}
+
+// OnServer makes a write fail with [ErrMoved] on any other server than the one that
+// [Lineage.Server] names, and gives it a version above least. A store that is not [Lineaged]
+// ignores both.
+func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
+	c.c.Server, c.c.Least = server, least
+	return c
+}
+
+// CheckServer returns [ErrMoved] if the condition names another server. It is for
+// implementations of [Lineaged].
+func (c WriteCondition) CheckServer(server string) error {
+	if c.c.Server != "" && c.c.Server != server {
+		return ErrMoved
+	}
+	return nil
+}
+
+// Least returns the version that the write's must be above.
+func (c WriteCondition) Least() int64 { return c.c.Least }
+
+// lineage returns the lineage in which the lease's store is; the zero one if it has none.
+func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
+	lineaged, ok := l.store.(Lineaged)
+	if !ok {
+		return Lineage{}, nil
+	}
+	on, err := lineaged.Lineage(objects.WithLeaseCall(ctx))
+	if err != nil {
+		return Lineage{}, err
+	}
+	seenFor := l.memory.SawMark(on.Mark)
+	if l.cfg.Expiry == Observed {
+		on.Age = min(on.Age, seenFor)
+	}
+	return on, nil
+}
+
+// settlesIn returns how long it is until the lease may be taken if its record is missing, or was
+// written in an earlier lineage: the holder's last renewals may be lost, and until then it may
+// still be trusted. 0 or less: it may be taken. TTL is that of the record, 0 if there is none.
+func (l *Lease) settlesIn(on Lineage, ttl time.Duration) time.Duration {
+	if on.Mark == "" {
+		return 0
+	}
+	return max(l.cfg.TTL, ttl) - on.Age
+}
+
+// settlesIn returns how long it is until the record may be taken although it is not of this lineage.
+func (r reading) settlesIn(l *Lease) time.Duration {
+	if r.isCurrent() {
+		return 0
+	}
+	return l.settlesIn(r.on, r.holding.TTL)
+}
+
+// isCurrent reports whether the record was written by a term that was valid in this lineage.
+func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() == r.on.Mark }
+
+// mayReassert reports whether a valid term has to write its record again, because a failover has
+// lost it: what stands is from before the term, and the term has not written in this lineage yet.
+// Exists says whether there is a record.
+func (t *Term) mayReassert(r reading, exists bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.Version < t.token)
+}

@@ -1,0 +1,236 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// movable is a replica's store, which reaches one server after another.
+type movable struct{ server atomic.Pointer[storetest.Mem] }
+
+func on(server *storetest.Mem) *movable {
+	m := new(movable)
+	m.server.Store(server)
+	return m
+}
+
+func (m *movable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return m.server.Load().Get(ctx, key)
+}
+
+func (m *movable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.server.Load().PutIf(ctx, obj, cond)
+}
+
+func (m *movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.server.Load().DeleteIf(ctx, key, version)
+}
+
+func (m *movable) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	return m.server.Load().Lineage(ctx)
+}
+
+// failover is two replicas of a lease over a server that will fail over.
+type failover struct {
+	*testing.T
+	jobs     kit.Jobs
+	primary  *storetest.Mem
+	a, b     *movable
+	replicas []*tenure.Coordinator
+}
+
+const failoverTTL = 30 * time.Second
+
+func newFailover(t *testing.T) *failover {
+	primary := storetest.NewMem()
+	primary.Lineages = true
+	return &failover{T: t, primary: primary, a: on(primary), b: on(primary)}
+}
+
+// start runs a replica, and returns what stops it.
+func (f *failover) start(store tenure.Store, name string) (c *tenure.Coordinator, stop func()) {
+	lease := kit.NewLease(f, store, tenure.LeaseConfig{Holder: name, TTL: failoverTTL})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: f.jobs.Run, Logger: kit.Quiet})
+	require.NoError(f, err)
+	f.replicas = append(f.replicas, c)
+	return c, kit.RunCoordinator(f, context.Background(), c)
+}
+
+// goesOn requires that a replica holds on for three TTLs, under the same term, alone.
+func (f *failover) goesOn(c *tenure.Coordinator, term *tenure.Term) {
+	f.Helper()
+	for range 90 {
+		time.Sleep(time.Second)
+		require.True(f, c.IsHolder())
+	}
+	require.True(f, term.Valid())
+	require.Equal(f, term.ID(), f.jobs.Term.Load().ID(), "the same term")
+	require.EqualValues(f, 1, f.jobs.Most.Load())
+}
+
+func TestAHolderWhoseAcquireAFailoverHasLostGoesOn(t *testing.T) {
+	for _, late := range []time.Duration{0, 3 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFailover(t)
+			standby := f.primary.Fork()
+			a, _ := f.start(f.a, "a")
+			synctest.Wait()
+			require.True(t, a.IsHolder())
+			term := f.jobs.Term.Load()
+			b, _ := f.start(f.b, "b")
+			time.Sleep(time.Second)
+			f.b.server.Store(standby) // b comes first, and finds no record
+			time.Sleep(late)
+			f.a.server.Store(standby)
+			f.goesOn(a, term)
+			require.False(t, b.IsHolder())
+			obj, err := standby.Get(t.Context(), kit.LeaseKey)
+			require.NoError(t, err)
+			require.Equal(t, term.Record(), obj.Payload)
+			require.Greater(t, obj.Version, term.Token())
+		})
+	}
+}
+
+func TestAHolderWhoseHandoverAFailoverHasLostGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailover(t)
+		a, stop := f.start(f.a, "a")
+		synctest.Wait()
+		require.True(t, a.IsHolder())
+		standby := f.primary.Fork()
+		time.Sleep(time.Second)
+		b, _ := f.start(f.b, "b")
+		stop()
+		time.Sleep(failoverTTL)
+		require.True(t, b.IsHolder())
+		term := f.jobs.Term.Load()
+		third, _ := f.start(f.a, "c")
+		f.a.server.Store(standby) // there, a still holds, and its record has expired
+		time.Sleep(time.Second)
+		f.b.server.Store(standby)
+		f.goesOn(b, term)
+		require.False(t, third.IsHolder())
+	})
+}
+
+func TestALeaseWhoseHolderDoesNotComeBackIsTakenATTLAfterTheFailover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailover(t)
+		standby := f.primary.Fork()
+		a, _ := f.start(f.a, "a")
+		synctest.Wait()
+		require.True(t, a.IsHolder())
+		b, _ := f.start(on(standby), "b")
+		began := time.Now()
+		for !b.IsHolder() {
+			require.Less(t, time.Since(began), failoverTTL+b.Config().AcquireInterval)
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.GreaterOrEqual(t, time.Since(began), failoverTTL)
+	})
+}
+
+func TestALeaseThatIsReleasedAfterAFailoverIsTakenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailover(t)
+		standby := f.primary.Fork()
+		a, stop := f.start(f.a, "a")
+		synctest.Wait()
+		f.a.server.Store(standby)
+		f.b.server.Store(standby)
+		time.Sleep(a.Config().RenewInterval + time.Second) // it has written its record again
+		b, _ := f.start(f.b, "b")
+		stop()
+		time.Sleep(b.Config().AcquireInterval * 5 / 4)
+		require.True(t, b.IsHolder())
+		require.EqualValues(t, 1, f.jobs.Most.Load())
+	})
+}
+
+func TestARestartOfTheServerIsNoFailover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailover(t)
+		a, stop := f.start(f.a, "a")
+		synctest.Wait()
+		term := f.jobs.Term.Load()
+		f.primary.Restart()
+		f.goesOn(a, term)
+		b, _ := f.start(f.b, "b")
+		time.Sleep(time.Second)
+		stop()
+		f.primary.Restart()
+		time.Sleep(b.Config().AcquireInterval * 5 / 4)
+		require.True(t, b.IsHolder(), "nobody waits")
+	})
+}
+
+// What was decided on one server is never done on another.
+func TestAWriteThatNamesAnotherServerIsRefused(t *testing.T) {
+	store := storetest.NewMem()
+	store.Lineages = true
+	was, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+	store.Restart()
+	_, err = store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent().OnServer(was.Server, 0))
+	require.ErrorIs(t, err, tenure.ErrMoved)
+	require.ErrorIs(t, err, tenure.ErrConflict)
+	is, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, was.Mark, is.Mark)
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent().OnServer(is.Server, 1<<60))
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<60+1, obj.Version)
+}
+
+// The new primary's clock is behind, and versions count from there.
+func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		standby := primary.Fork()
+		standby.Now = nil
+		store := on(primary)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		lost, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		store.server.Store(standby)
+		_, err = lease.AcquireOrSteal(t.Context())
+		var held *tenure.HeldError
+		require.True(t, errors.As(err, &held), "%v", err)
+		require.ErrorContains(t, err, "failover")
+		time.Sleep(failoverTTL)
+		term, err := lease.AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+		require.Greater(t, term.Token(), lost.Token())
+	})
+}
+
+func TestAfterAFailoverAnOldOfferAndAnOldRecordOfThisReplicaAreNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		store := on(primary)
+		first := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
+		_, err := first.TryAcquire(t.Context())
+		require.NoError(t, err)
+		store.server.Store(primary.Fork())
+		again := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
+		_, err = again.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		time.Sleep(failoverTTL)
+		_, err = again.AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+	})
+}

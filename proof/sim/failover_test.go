@@ -1,0 +1,297 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// A history is a database that fails over, again and again, to standbys that lack what was last
+// acknowledged. Its replicas come to the next primary one by one, with knowledge of the last one and
+// with writes that are still on their way. The old primary goes on until a replica has come to the new
+// one. The judge wants:
+//
+//   - no two terms valid at the same time, and no two jobs;
+//   - a job's token above those of all earlier jobs;
+//   - no loss of a term that could be trusted still;
+//   - somebody who holds, some time after the last fault.
+type history struct {
+	t        *testing.T
+	dice     *kit.Dice
+	ttl      time.Duration
+	replicas []*migrant
+	line     *kit.Timeline
+	crossing sync.WaitGroup // writes that are on their way
+
+	mu      sync.Mutex
+	servers []*storetest.Mem // the last one is the primary
+	copies  []copyOf         // of the primary, the oldest first
+	marked  bool             // a replica has come to the primary, so the one before it accepts nothing
+	newest  int64            // token of a job
+	holding *tenure.Term     // of the last job
+	broken  []string
+}
+
+type copyOf struct {
+	at  time.Time
+	mem *storetest.Mem
+}
+
+// migrant is a replica, and the store as it sees it.
+type migrant struct {
+	*history
+	name string
+
+	at      int             // the server that it reaches
+	seen    *tenure.Lineage // nil: it has to look
+	seenAt  time.Time
+	cutTill time.Time // until then it reaches no server
+	stop    func()
+	runs    sync.WaitGroup
+}
+
+func (h *history) violated(format string, args ...any) {
+	h.broken = append(h.broken, fmt.Sprintf(format, args...))
+	h.line.Say("JUDGE", format, args...)
+}
+
+// carry sends a call to whatever server the replica reaches when it arrives.
+func carry[T any](ctx context.Context, m *migrant, do func(*storetest.Mem) (T, error)) (got T, err error) {
+	type answer struct {
+		got T
+		err error
+	}
+	answers := make(chan answer, 1)
+	request, back := m.dice.UpTo(m.ttl/200), m.dice.UpTo(m.ttl/200)
+	if m.dice.One(20) {
+		request = m.dice.UpTo(m.ttl)
+	}
+	lost := m.dice.One(30)
+	m.crossing.Go(func() {
+		time.Sleep(request)
+		m.mu.Lock()
+		var a answer
+		if time.Now().Before(m.cutTill) || m.at < len(m.servers)-2 || m.at == len(m.servers)-2 && m.marked {
+			a.err = errors.New("connection refused")
+		} else {
+			a.got, a.err = do(m.servers[m.at])
+		}
+		m.mu.Unlock()
+		if lost {
+			a.err = errors.New("connection reset")
+		}
+		time.Sleep(back)
+		answers <- a
+	})
+	select {
+	case a := <-answers:
+		return a.got, a.err
+	case <-ctx.Done():
+		return got, ctx.Err()
+	}
+}
+
+// lookAt reads a server's lineage. The caller holds mu.
+func (m *migrant) lookAt(server *storetest.Mem) tenure.Lineage {
+	if server == m.servers[len(m.servers)-1] {
+		m.marked = true
+	}
+	on, err := server.Lineage(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	return on
+}
+
+// Lineage behaves as a store does that looks only when it has to.
+func (m *migrant) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	m.mu.Lock()
+	seen, at := m.seen, m.seenAt
+	m.mu.Unlock()
+	if seen != nil {
+		on := *seen
+		on.Age += time.Since(at)
+		return on, nil
+	}
+	on, err := carry(ctx, m, func(server *storetest.Mem) (tenure.Lineage, error) { return m.lookAt(server), nil })
+	if err == nil {
+		m.mu.Lock()
+		m.seen, m.seenAt = &on, time.Now()
+		m.mu.Unlock()
+	}
+	return on, err
+}
+
+func (m *migrant) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	for {
+		elsewhere := false
+		obj, err := carry(ctx, m, func(server *storetest.Mem) (tenure.Object, error) {
+			if is := m.lookAt(server); m.seen != nil && m.seen.Server != is.Server {
+				m.seen, elsewhere = nil, true
+			}
+			return server.Get(context.Background(), key)
+		})
+		if !elsewhere {
+			return obj, err
+		}
+		if _, err := m.Lineage(ctx); err != nil {
+			return obj, err
+		}
+	}
+}
+
+func (m *migrant) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return carry(ctx, m, func(server *storetest.Mem) (tenure.Object, error) {
+		stored, err := server.PutIf(context.Background(), obj, cond)
+		if errors.Is(err, tenure.ErrMoved) {
+			m.seen = nil
+		}
+		m.line.Say(m.name, "put on %d: version %d, %v", m.at, stored.Version, err)
+		return stored, err
+	})
+}
+
+func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	_, err := carry(ctx, m, func(server *storetest.Mem) (struct{}, error) {
+		m.line.Say(m.name, "delete on %d of version %d", m.at, version)
+		return struct{}{}, server.DeleteIf(context.Background(), key, version)
+	})
+	return err
+}
+
+// job is a replica's.
+func (m *migrant) job(ctx context.Context) error {
+	term := tenure.TermFromContext(ctx)
+	m.mu.Lock()
+	if m.holding != nil && m.holding.Valid() {
+		m.violated("%s's job begins under %d while %s's term %d is valid", m.name, term.Token(), m.holding.Holder(), m.holding.Token())
+	}
+	if term.Token() <= m.newest {
+		m.violated("%s's job begins under token %d after %d", m.name, term.Token(), m.newest)
+	}
+	m.newest, m.holding = term.Token(), term
+	m.line.Say(m.name, "job begins under %d", term.Token())
+	m.mu.Unlock()
+	<-ctx.Done()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.line.Say(m.name, "job ends: %v", context.Cause(ctx))
+	if left := time.Until(term.Deadline()); errors.Is(context.Cause(ctx), tenure.ErrLost) && left > 0 {
+		m.violated("%s's term %d ends, which could be trusted for %v more: %v", m.name, term.Token(), left, context.Cause(ctx))
+	}
+	return nil
+}
+
+func (m *migrant) start() {
+	lease := kit.NewLease(m.t, m, tenure.LeaseConfig{Key: leaseKey, Holder: m.name, TTL: m.ttl})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: m.job, Logger: kit.Quiet})
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.runs.Go(func() { _ = c.Run(ctx) })
+	m.stop = func() { cancel(); m.runs.Wait() }
+}
+
+// failOver promotes a copy that is up to three TTLs old. The replicas come to it one by one.
+func (h *history) failOver() {
+	h.mu.Lock()
+	i := h.dice.N(len(h.copies))
+	h.line.Say("server", "%d is promoted, as of %v ago", len(h.servers), time.Since(h.copies[i].at))
+	h.servers, h.copies, h.marked = append(h.servers, h.copies[i].mem), nil, false
+	h.copies = []copyOf{{time.Now(), h.servers[len(h.servers)-1].Fork()}}
+	next := len(h.servers) - 1
+	h.mu.Unlock()
+	for _, m := range h.replicas {
+		late := h.dice.UpTo(h.ttl * time.Duration(h.dice.N(3)) / 4)
+		h.crossing.Go(func() {
+			time.Sleep(late)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			m.at = max(m.at, next)
+		})
+	}
+}
+
+// runHistory is one history, of a number of faults.
+func runHistory(t *testing.T, seed uint64, faults int) {
+	dice := kit.NewDice(seed, 300)
+	h := &history{t: t, dice: dice, ttl: 30 * time.Second, line: kit.NewTimeline()}
+	first := storetest.NewMem()
+	first.Lineages = true
+	h.servers, h.marked = []*storetest.Mem{first}, true
+	h.copies = []copyOf{{time.Now(), first.Fork()}}
+	for i := range 2 + dice.N(3) {
+		m := &migrant{history: h, name: fmt.Sprint("replica-", i)}
+		h.replicas = append(h.replicas, m)
+		m.start()
+	}
+	for range faults {
+		for range 1 + dice.N(40) {
+			time.Sleep(dice.UpTo(h.ttl / 4))
+			h.mu.Lock()
+			h.copies = append(h.copies, copyOf{time.Now(), h.servers[len(h.servers)-1].Fork()})
+			if len(h.copies) > 12 {
+				h.copies = h.copies[1:]
+			}
+			h.mu.Unlock()
+		}
+		m := h.replicas[dice.N(len(h.replicas))]
+		switch dice.N(6) {
+		case 0:
+			h.mu.Lock()
+			h.servers[len(h.servers)-1].Restart()
+			h.line.Say("server", "restarts")
+			h.mu.Unlock()
+		case 1:
+			h.mu.Lock()
+			m.cutTill = time.Now().Add(dice.UpTo(2 * h.ttl))
+			h.line.Say(m.name, "is cut off for %v", time.Until(m.cutTill))
+			h.mu.Unlock()
+		case 2:
+			h.line.Say(m.name, "is restarted")
+			m.stop()
+			m.start()
+		default:
+			h.failOver()
+		}
+	}
+	time.Sleep(3*h.ttl + h.ttl/2)
+	h.mu.Lock()
+	if !h.holding.Valid() {
+		h.violated("nobody holds %v after the last fault", 3*h.ttl)
+	}
+	h.mu.Unlock()
+	for _, m := range h.replicas {
+		m.stop()
+	}
+	h.crossing.Wait()
+	for _, b := range h.broken {
+		t.Errorf("seed %d: %s", seed, b)
+	}
+	if len(h.broken) > 0 {
+		t.Log(h.line)
+	}
+}
+
+func TestHistoriesThatFailOver(t *testing.T) {
+	if *seedFlag != 0 {
+		synctest.Test(t, func(t *testing.T) { runHistory(t, *seedFlag, 40) })
+		return
+	}
+	began, n := time.Now(), 0
+	for seed := *firstFlag; time.Since(began) < *forFlag/2 && !t.Failed(); seed++ {
+		synctest.Test(t, func(t *testing.T) { runHistory(t, seed, 40) })
+		n++
+	}
+	t.Log(n, "histories")
+}

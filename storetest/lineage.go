@@ -1,0 +1,58 @@
+package storetest
+
+import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"math"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/wake"
+)
+
+// lineage is where a [Mem] is, in the history of its database.
+type lineage struct {
+	server   string
+	mark     string    // empty: nobody has looked since the fork
+	markedAt time.Time // zero: nothing can have been lost
+}
+
+func firstLineage() lineage { return lineage{server: rand.Text(), mark: rand.Text()} }
+
+// Lineage implements [tenure.Lineaged]. It returns the zero Lineage unless the field Lineages is set.
+func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	if !m.Lineages {
+		return tenure.Lineage{}, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return tenure.Lineage{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lineage.mark == "" {
+		m.lineage.mark, m.lineage.markedAt = rand.Text(), m.now()
+	}
+	is := tenure.Lineage{Server: m.lineage.server, Mark: m.lineage.mark, Age: math.MaxInt64 / 2}
+	if !m.lineage.markedAt.IsZero() {
+		is.Age = m.now().Sub(m.lineage.markedAt)
+	}
+	return is, nil
+}
+
+// Fork returns a store with what this one has now, in another lineage: a standby that has received
+// no more than this, and is promoted when it is first used. What this store gets afterwards is lost
+// to those who move to the other one, which they may do one by one.
+func (m *Mem) Fork() *Mem {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	forked := &memory{objects: maps.Clone(m.objects), version: m.version, watches: wake.NewHub[tenure.Key](true), lineage: lineage{server: rand.Text()}}
+	return &Mem{Now: m.Now, Single: m.Single, Lineages: true, memory: forked}
+}
+
+// Restart makes the server another one, of the same lineage.
+func (m *Mem) Restart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lineage.server = rand.Text()
+}
