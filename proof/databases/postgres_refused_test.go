@@ -29,8 +29,8 @@ func refusals(t *testing.T, url string, within time.Duration) map[string]error {
 	t.Cleanup(func() { store.Close() })
 	_, acquiring := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	return map[string]error{
-		"tenure: open Postgres: ":                  opening,
-		`tenure: migrate "objects": `:              store.Migrate(limited()),
+		"tenure: open Postgres: ":                      opening,
+		`tenure: migrate "objects": `:                  store.Migrate(limited()),
 		"tenure: look at the lineage of \"objects\": ": acquiring,
 	}
 }
