@@ -217,7 +217,7 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 	})
 }
 
-func TestAfterAFailoverAnOldOfferAndAnOldRecordOfThisReplicaAreNotTaken(t *testing.T) {
+func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := storetest.NewMem()
 		primary.Lineages = true
@@ -231,6 +231,103 @@ func TestAfterAFailoverAnOldOfferAndAnOldRecordOfThisReplicaAreNotTaken(t *testi
 		require.ErrorIs(t, err, tenure.ErrHeld)
 		time.Sleep(failoverTTL)
 		_, err = again.AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+	})
+}
+
+// An acquire that is under way when the database fails over was decided on what stood before.
+func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		standby := primary.Fork()
+		store := on(primary)
+		slow := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "put" {
+				time.Sleep(time.Second)
+			}
+			return do(ctx)
+		})
+		lost, err := kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).TryAcquire(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).Release(t.Context(), lost))
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := kit.NewLease(t, slow, tenure.LeaseConfig{Holder: "b", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+			acquired <- err
+		}()
+		synctest.Wait() // it is sent
+		_, err = kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).TryAcquire(t.Context())
+		require.NoError(t, err)
+		store.server.Store(standby)
+		require.ErrorIs(t, <-acquired, tenure.ErrHeld)
+	})
+}
+
+// The new primary's clock is behind, so what comes after the version that stands there was given before.
+func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		standby := primary.Fork()
+		standby.Now = func() time.Time { return time.Now().Add(-failoverTTL / 2) }
+		store := on(primary)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		require.NoError(t, lease.Renew(t.Context(), term))
+		had, err := primary.Get(t.Context(), lease.Key())
+		require.NoError(t, err)
+		store.server.Store(standby)
+		require.NoError(t, lease.Renew(t.Context(), term))
+		is, err := standby.Get(t.Context(), lease.Key())
+		require.NoError(t, err)
+		require.Greater(t, is.Version, had.Version)
+	})
+}
+
+// A term that is over may have been followed by another that is lost, and valid.
+func TestAfterAFailoverAnOfferOfATermThatIsOverIsNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		store := on(primary)
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		standby := primary.Fork()
+		time.Sleep(failoverTTL)
+		_, err = kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "b", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+		store.server.Store(standby)
+		require.NoError(t, lease.Release(t.Context(), term))
+		_, err = kit.NewLease(t, store, tenure.LeaseConfig{Holder: "c", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+	})
+}
+
+func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		store := on(primary)
+		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "delete" {
+				return errors.New("connection reset")
+			}
+			return do(ctx)
+		})
+		lease := kit.NewLease(t, faulty, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		standby := primary.Fork()
+		require.Error(t, lease.Release(t.Context(), term))
+		faulty.SetHook(nil)
+		store.server.Store(standby)
+		_, err = lease.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		_, err = standby.Get(t.Context(), lease.Key())
 		require.NoError(t, err)
 	})
 }
