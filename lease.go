@@ -123,7 +123,9 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 	// three times, the lease is held by a faster one.
 	for range 3 {
 		if likelyFree {
-			on, err := l.lineage(ctx)
+			looking, cancel := by.read(ctx)
+			on, err := l.lineage(looking)
+			cancel()
 			if err != nil {
 				return nil, err
 			}

@@ -30,10 +30,12 @@ type Lineage struct {
 }
 
 // OnServer makes a write fail with [ErrMoved] on any other server than the one that
-// [Lineage.Server] names, and gives it a version above least. A store that is not [Lineaged]
-// ignores both.
+// [Lineage.Server] names, and gives it a version above least. If server is empty, it changes
+// nothing.
 func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
-	c.c.Server, c.c.Least = server, least
+	if server != "" {
+		c.c.Server, c.c.Least = server, least
+	}
 	return c
 }
 

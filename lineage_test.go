@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -330,4 +331,37 @@ func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 		_, err = standby.Get(t.Context(), lease.Key())
 		require.NoError(t, err)
 	})
+}
+
+func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
+	store := kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	on, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+	const other = "1"
+	for name, store := range map[string]tenure.Store{"alone": store, "in a group": groupedStore{store}} {
+		t.Run(name, func(t *testing.T) {
+			obj := tenure.Object{Key: tenure.Key{Type: "t", ID: name}}
+			_, err := store.PutIf(t.Context(), obj, tenure.IfAbsent().OnServer(other, 0))
+			require.ErrorIs(t, err, tenure.ErrMoved)
+			_, err = store.Get(t.Context(), obj.Key)
+			require.ErrorIs(t, err, tenure.ErrNotFound, "nothing was written")
+			was, err := store.PutIf(t.Context(), obj, tenure.IfAbsent().OnServer(on.Server, 1<<60))
+			require.NoError(t, err)
+			require.EqualValues(t, 1<<60+1, was.Version)
+			_, err = store.PutIf(t.Context(), obj, tenure.IfVersion(was.Version).OnServer(other, 0))
+			require.ErrorIs(t, err, tenure.ErrMoved)
+			err = store.DeleteIf(objects.OnServer(t.Context(), other), obj.Key, was.Version)
+			require.ErrorIs(t, err, tenure.ErrMoved)
+			stands, err := store.Get(t.Context(), obj.Key)
+			require.NoError(t, err)
+			require.Equal(t, was.Version, stands.Version)
+			is, err := store.PutIf(t.Context(), obj, tenure.IfVersion(was.Version).OnServer(on.Server, was.Version+9))
+			require.NoError(t, err)
+			require.EqualValues(t, was.Version+10, is.Version)
+			require.NoError(t, store.DeleteIf(objects.OnServer(t.Context(), on.Server), obj.Key, is.Version))
+			_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent().OnServer(other, 0))
+			require.ErrorIs(t, err, tenure.ErrMoved)
+		})
+	}
 }

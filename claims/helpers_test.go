@@ -49,6 +49,13 @@ type withTable struct {
 	table objects.ClaimsTable
 }
 
+func (s withTable) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	if lineaged, ok := s.database.(tenure.Lineaged); ok {
+		return lineaged.Lineage(ctx)
+	}
+	return tenure.Lineage{}, nil
+}
+
 func (d withTable) Backend() objects.Backend { return claimsAndRows{d.table, d.database.Backend()} }
 
 type claimsAndRows struct {

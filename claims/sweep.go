@@ -41,19 +41,21 @@ type sweeper struct {
 	looking map[*ownerTable]bool            // tables of the user that a goroutine is looking at
 	looked  chan look                       // what these goroutines find
 
-	seen     map[string]*seenSession // the records of sessions, by their IDs
-	shortest time.Duration           // the shortest TTL of a session
-	orphans  map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
-	expiry   time.Time               // the next sweep need not come earlier: no session expires before
-	after    string                  // where the next list of sessions begins, see collect
-	round    int                     // how many times collect has gone through all sessions
-	server   int64                   // the server that answered the last sweep, see [objects.Session]; 0: none
-	live     bool                    // whether hints could be expected at the last sweep
-	compared time.Time               // when compare last had all rows looked at
-	sweeps   int
-	failures int         // since the last sweep that succeeded
-	pruned   time.Time   // when prune last began
-	pruning  atomic.Bool // whether prune is under way
+	seen      map[string]*seenSession // the records of sessions, by their IDs
+	shortest  time.Duration           // the shortest TTL of a session
+	orphans   map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
+	expiry    time.Time               // the next sweep need not come earlier: no session expires before
+	after     string                  // where the next list of sessions begins, see collect
+	round     int                     // how many times collect has gone through all sessions
+	mark      string                  // of the store's lineage, since the time below
+	markSince time.Time
+	server    int64     // the server that answered the last sweep, see [objects.Session]; 0: none
+	live      bool      // whether hints could be expected at the last sweep
+	compared  time.Time // when compare last had all rows looked at
+	sweeps    int
+	failures  int         // since the last sweep that succeeded
+	pruned    time.Time   // when prune last began
+	pruning   atomic.Bool // whether prune is under way
 
 	frees   sync.WaitGroup // the goroutines beside that of run
 	freeing sync.Map       // of [namedRows]: the rows that are being freed
@@ -305,15 +307,24 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	if len(h.Unconfirmed) > 0 { // no session has written this record, so it is neither judged nor looked at all the time
 		in = max(in, s.cfg.TTL)
 	}
+	on, err := w.lineage(ctx)
+	if err != nil {
+		w.failed(ctx, "failed to look at the lineage of the database; retrying", err)
+		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
+		return
+	}
+	if on.Mark != "" && o.Mark() != on.Mark { // a failover may have lost its renewals
+		in = max(in, h.TTL-on.Age, s.cfg.TTL-on.Age)
+	}
 	if in > 0 {
 		// A few ms late, so that this does not come just before a renewal, and at random, so that
 		// processes do not all come at once. It counts from asked, so a slow answer makes no difference.
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
-	deleting, cancel := s.writeContext(objects.WithLeaseCall(ctx))
+	deleting, cancel := s.writeContext(objects.OnServer(objects.WithLeaseCall(ctx), on.Server))
 	defer cancel()
-	err := s.store.DeleteIf(deleting, SessionKey(id), o.Version)
+	err = s.store.DeleteIf(deleting, SessionKey(id), o.Version)
 	switch {
 	case err == nil:
 		w.removed.Add(1)
@@ -325,6 +336,22 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	default: // perhaps it was renewed, or the call failed
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
+}
+
+// lineage returns the lineage in which the store is; the zero one if it has none.
+func (w *sweeper) lineage(ctx context.Context) (tenure.Lineage, error) {
+	lineaged, ok := w.s.store.(tenure.Lineaged)
+	if !ok {
+		return tenure.Lineage{}, nil
+	}
+	on, err := lineaged.Lineage(objects.WithLeaseCall(ctx))
+	if on.Mark != w.mark {
+		w.mark, w.markSince = on.Mark, time.Now()
+	}
+	if w.s.cfg.Expiry == tenure.Observed {
+		on.Age = min(on.Age, time.Since(w.markSince))
+	}
+	return on, err
 }
 
 // canExpire notes a time at which a session can expire.

@@ -87,10 +87,7 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 		return tenure.Object{}, err
 	}
 	now := m.now()
-	m.version = max(m.version+1, now.UnixMicro())
-	if m.Lineages {
-		m.version = max(m.version, cond.Least()+1)
-	}
+	m.version = max(m.version+1, now.UnixMicro(), cond.Least()+1)
 	obj = clone(obj)
 	obj.Version, obj.CreatedAt, obj.UpdatedAt = m.version, now, now
 	if exists {

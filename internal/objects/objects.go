@@ -159,6 +159,20 @@ func WithoutSync(ctx context.Context) context.Context {
 // IsWithoutSync reports whether a write need not wait for the disk.
 func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != nil }
 
+type serverKey struct{}
+
+// OnServer names the server on which a deletion must happen, as a [Condition] does for other writes. Elsewhere it
+// is an [ErrMoved].
+func OnServer(ctx context.Context, server string) context.Context {
+	return context.WithValue(ctx, serverKey{}, server)
+}
+
+// ServerOf returns the server that [OnServer] has named, or "".
+func ServerOf(ctx context.Context) string {
+	server, _ := ctx.Value(serverKey{}).(string)
+	return server
+}
+
 // Stamp returns a row's time, or the zero time if the column is NULL.
 func Stamp(ms sql.NullInt64) time.Time {
 	if !ms.Valid {

@@ -145,7 +145,7 @@ const (
 	// role may lack the right to notify, so a statement that need not notify does not mention pg_notify.
 	removeObject = `
 			WITH gone AS (
-				DELETE FROM {objects} WHERE object_type = $1 AND id = $2 AND {version} = $3
+				DELETE FROM {objects} WHERE object_type = $1 AND id = $2 AND {version} = $3 AND ($4::bigint = 0 OR {server} = $4::bigint)
 				RETURNING resource_version)`
 	andBury = `,
 			buried AS (
@@ -157,7 +157,7 @@ const (
 	// does not wait for the disk, and does not delay others, because transactions that notify
 	// commit one after another. A later write is durable only if this one is.
 	andNotify = `
-			SELECT count(*), (SELECT pg_notify($4, $5) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
+			SELECT count(*), (SELECT pg_notify($5, $6) FROM gone)::text, set_config('synchronous_commit', 'off', true) FROM gone`
 	andCount = `
 			SELECT count(*), NULL, NULL FROM gone`
 

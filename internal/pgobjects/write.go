@@ -244,7 +244,8 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 
 func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {
 	var gone int
-	args := []any{id.Type, id.ID, version}
+	cond := objects.Condition{Server: objects.ServerOf(ctx)}
+	args := []any{id.Type, id.ID, version, serverOf(cond)}
 	text := removeObject
 	if found.tombstones {
 		text += andBury
@@ -271,7 +272,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 		t.prune(ctx, found, time.Hour)
 		return nil
 	}
-	switch current, err := t.version(ctx, found, id, objects.Condition{}); {
+	switch current, err := t.version(ctx, found, id, cond); {
 	case err != nil:
 		return err
 	case current == 0:
