@@ -36,7 +36,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	return &objects.Fence{
 		ID:      objects.ID(t.key),
 		Record:  t.payload,
-		Server:  t.lookedAt().Server,
+		Server:  func() string { return t.lookedAt().Server },
 		Idle:    max(2*t.trusted, time.Minute), // long enough for any func that is alive
 		Yield:   t.giveWay,
 		Refused: t.fencedOut,

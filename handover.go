@@ -58,15 +58,21 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if err != nil {
 		return err
 	}
-	offer := term.offer(offerFor, l.settlesIn(is, 0) > 0)
+	settling, current := l.settlesIn(is, 0) > 0, term.vouchedIn(is)
+	// The record is from before a failover. Another term may have begun since, and be lost: after this one was over, or
+	// had been released by a write whose answer was lost.
+	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
+		return fmt.Errorf("tenure: release %s: a failover of the database has not settled: %w", l.cfg.Key, ErrHeld)
+	}
+	offer := term.offer(offerFor, settling)
 	if offer == nil {
-		return l.remove(ctx, term.currentVersion())
+		return l.remove(ctx, term.currentVersion(), on)
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	if term.trustLasts() { // another term's loss is not proved by one that may have been lost itself
+	if on.Mark == is.Mark { // else the next one that looks decides
 		obj.Labels = record.WithMark(obj.Labels, offer.Term, on.Mark)
 	}
 	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
@@ -163,7 +169,7 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 
 // request writes a request into the record as it stands.
 func (l *Lease) request(ctx context.Context, to string) error {
-	read, err := l.see(ctx)
+	read, err := l.look(ctx, caller{})
 	if err != nil {
 		return err
 	}
@@ -178,7 +184,7 @@ func (l *Lease) request(ctx context.Context, to string) error {
 	}
 	if pending == nil || pending.To != to {
 		obj.Labels = read.stored.WithRequest(holding.Term, to)
-		if _, err := l.put(ctx, obj, IfVersion(obj.Version)); err != nil {
+		if _, err := l.put(ctx, obj, IfVersion(obj.Version).OnServer(read.on.Server, 0)); err != nil {
 			return err
 		}
 	}
@@ -210,7 +216,8 @@ func (l *Lease) request(ctx context.Context, to string) error {
 // after it was resumed is lost if a renewal gets no answer, and can be resumed again. A request
 // of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
-// Resume returns [ErrLost] if another term stands, or none does, or if the process that began
+// After a failover of the database, Resume returns [ErrHeld] until that has settled: another term
+// may have followed, and be lost. It returns [ErrLost] if another term stands, or none does, or if the process that began
 // the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
 // taken the lease over, so that a worker that was late loses nothing. After any other error the
 // record may have been renewed; Resume may be called again.

@@ -85,9 +85,9 @@ func (l *Lease) put(ctx context.Context, obj Object, cond WriteCondition) (Objec
 	return l.store.PutIf(objects.WithLeaseCall(ctx), obj, cond)
 }
 
-// remove deletes the object and wakes all that watch it, if the store can.
-func (l *Lease) remove(ctx context.Context, version int64) error {
-	ctx = objects.WithLeaseCall(ctx)
+// remove deletes the object on a server and wakes all that watch it, if the store can.
+func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
+	ctx = objects.OnServer(objects.WithLeaseCall(ctx), on.Server)
 	if notifier, ok := l.store.(Notifier); ok {
 		return notifier.DeleteAndWake(ctx, l.cfg.Key, version)
 	}

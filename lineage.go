@@ -27,6 +27,7 @@ type Lineage struct {
 	Server string        // the server, and its start, for [WriteCondition.OnServer]
 	Mark   string        // another one in each lineage
 	Age    time.Duration // how long ago the store was marked, by its clock
+	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
 }
 
 // OnServer makes a write fail with [ErrMoved] on any other server than the one that
@@ -61,9 +62,8 @@ func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
 	if err != nil {
 		return Lineage{}, err
 	}
-	seenFor := l.memory.SawMark(on.Mark)
 	if l.cfg.Expiry == Observed {
-		on.Age = min(on.Age, seenFor)
+		on.Age = min(on.Age, on.Seen)
 	}
 	return on, nil
 }
@@ -72,11 +72,14 @@ func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
 // written in an earlier lineage: the holder's last renewals may be lost, and until then it may
 // still be trusted. 0 or less: it may be taken. TTL is that of the record, 0 if there is none.
 func (l *Lease) settlesIn(on Lineage, ttl time.Duration) time.Duration {
-	if on.Mark == "" {
+	if on.Mark == "" || ttl == 0 && l.isSession() {
 		return 0
 	}
 	return max(l.cfg.TTL, ttl) - on.Age
 }
+
+// isSession reports whether the lease is a session of package claims. Its ID is new, so nobody can have held it.
+func (l *Lease) isSession() bool { return l.cfg.Key.Type == objects.SessionType }
 
 // settlesIn returns how long it is until the record may be taken although it is not of this lineage.
 func (r reading) settlesIn(l *Lease) time.Duration {
@@ -95,5 +98,15 @@ func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() ==
 func (t *Term) mayReassert(r reading, exists bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.Version < t.token)
+	if t.key.Type == objects.SessionType { // what it owns may have been freed as that of a session that is gone
+		return false
+	}
+	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+}
+
+// vouchedIn reports whether the last write of the term that was answered was done in that lineage.
+func (t *Term) vouchedIn(on Lineage) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vouched == on.Mark
 }

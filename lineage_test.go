@@ -289,7 +289,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 }
 
 // A term that is over may have been followed by another that is lost, and valid.
-func TestAfterAFailoverAnOfferOfATermThatIsOverIsNotTaken(t *testing.T) {
+func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := storetest.NewMem()
 		primary.Lineages = true
@@ -302,7 +302,7 @@ func TestAfterAFailoverAnOfferOfATermThatIsOverIsNotTaken(t *testing.T) {
 		_, err = kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "b", TTL: failoverTTL}).AcquireOrSteal(t.Context())
 		require.NoError(t, err)
 		store.server.Store(standby)
-		require.NoError(t, lease.Release(t.Context(), term))
+		require.Error(t, lease.Release(t.Context(), term))
 		_, err = kit.NewLease(t, store, tenure.LeaseConfig{Holder: "c", TTL: failoverTTL}).AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
 	})
@@ -364,4 +364,112 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 			require.ErrorIs(t, err, tenure.ErrMoved)
 		})
 	}
+}
+
+func failoverLease(t *testing.T, store tenure.Store, holder string) *tenure.Lease {
+	return kit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
+}
+
+// The release landed, another replica began, and both are lost. What is released again proves nothing.
+func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		store := on(primary)
+		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "delete" {
+				return errors.New("connection reset")
+			}
+			return err
+		})
+		a := failoverLease(t, faulty, "a")
+		term, err := a.TryAcquire(t.Context())
+		require.NoError(t, err)
+		standby := primary.Fork()
+		require.Error(t, a.Release(t.Context(), term))
+		next, err := failoverLease(t, primary, "b").TryAcquire(t.Context())
+		require.NoError(t, err)
+		store.server.Store(standby)
+		time.Sleep(time.Second)
+		require.Error(t, a.Release(t.Context(), term))
+		_, err = failoverLease(t, standby, "c").AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		require.True(t, next.Valid())
+	})
+}
+
+func TestWhereNothingCanBeLostNobodyWaitsWhateverTheExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		_, err := kit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.Observed}).TryAcquire(t.Context())
+		require.NoError(t, err)
+	})
+}
+
+// A request, and the release of a term that is over, make a record of before the failover younger than the term
+// that is lost.
+func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(t *testing.T) {
+	for name, write := range map[string]func(t *testing.T, store tenure.Store, former *tenure.Lease, term *tenure.Term){
+		"a request": func(t *testing.T, store tenure.Store, _ *tenure.Lease, _ *tenure.Term) {
+			require.NoError(t, failoverLease(t, store, "operator").RequestHandover(t.Context(), "b"))
+		},
+		"a late release": func(t *testing.T, _ tenure.Store, former *tenure.Lease, term *tenure.Term) {
+			require.Error(t, former.Release(t.Context(), term))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				primary := storetest.NewMem()
+				primary.Lineages = true
+				store := on(primary)
+				former := failoverLease(t, store, "a")
+				over, err := former.TryAcquire(t.Context())
+				require.NoError(t, err)
+				standby := primary.Fork()
+				time.Sleep(failoverTTL)
+				holder := failoverLease(t, store, "b")
+				term, err := holder.AcquireOrSteal(t.Context())
+				require.NoError(t, err)
+				time.Sleep(time.Second)
+				store.server.Store(standby)
+				write(t, store, former, over)
+				time.Sleep(time.Second)
+				require.NoError(t, holder.Renew(t.Context(), term))
+			})
+		})
+	}
+}
+
+// Versions that are ahead of the clock count by one, on both servers.
+func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := storetest.NewMem()
+		primary.Lineages = true
+		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		_, err := primary.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
+		require.NoError(t, err)
+		primary.Now = nil
+		standby := primary.Fork()
+		store := on(primary)
+		former := failoverLease(t, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "delete" {
+				store.server.Store(standby) // on its way
+			}
+			return do(ctx)
+		}), "a")
+		over, err := former.TryAcquire(t.Context())
+		require.NoError(t, err)
+		holder := failoverLease(t, standby, "b")
+		_, err = holder.AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+		time.Sleep(failoverTTL)
+		term, err := holder.AcquireOrSteal(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, over.Token(), term.Token(), "as where a clock once was ahead")
+		require.Error(t, former.Release(t.Context(), over))
+		_, err = failoverLease(t, standby, "c").AcquireOrSteal(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld)
+	})
 }

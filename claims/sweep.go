@@ -41,21 +41,19 @@ type sweeper struct {
 	looking map[*ownerTable]bool            // tables of the user that a goroutine is looking at
 	looked  chan look                       // what these goroutines find
 
-	seen      map[string]*seenSession // the records of sessions, by their IDs
-	shortest  time.Duration           // the shortest TTL of a session
-	orphans   map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
-	expiry    time.Time               // the next sweep need not come earlier: no session expires before
-	after     string                  // where the next list of sessions begins, see collect
-	round     int                     // how many times collect has gone through all sessions
-	mark      string                  // of the store's lineage, since the time below
-	markSince time.Time
-	server    int64     // the server that answered the last sweep, see [objects.Session]; 0: none
-	live      bool      // whether hints could be expected at the last sweep
-	compared  time.Time // when compare last had all rows looked at
-	sweeps    int
-	failures  int         // since the last sweep that succeeded
-	pruned    time.Time   // when prune last began
-	pruning   atomic.Bool // whether prune is under way
+	seen     map[string]*seenSession // the records of sessions, by their IDs
+	shortest time.Duration           // the shortest TTL of a session
+	orphans  map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
+	expiry   time.Time               // the next sweep need not come earlier: no session expires before
+	after    string                  // where the next list of sessions begins, see collect
+	round    int                     // how many times collect has gone through all sessions
+	server   int64                   // the server that answered the last sweep, see [objects.Session]; 0: none
+	live     bool                    // whether hints could be expected at the last sweep
+	compared time.Time               // when compare last had all rows looked at
+	sweeps   int
+	failures int         // since the last sweep that succeeded
+	pruned   time.Time   // when prune last began
+	pruning  atomic.Bool // whether prune is under way
 
 	frees   sync.WaitGroup // the goroutines beside that of run
 	freeing sync.Map       // of [namedRows]: the rows that are being freed
@@ -345,11 +343,8 @@ func (w *sweeper) lineage(ctx context.Context) (tenure.Lineage, error) {
 		return tenure.Lineage{}, nil
 	}
 	on, err := lineaged.Lineage(objects.WithLeaseCall(ctx))
-	if on.Mark != w.mark {
-		w.mark, w.markSince = on.Mark, time.Now()
-	}
 	if w.s.cfg.Expiry == tenure.Observed {
-		on.Age = min(on.Age, time.Since(w.markSince))
+		on.Age = min(on.Age, on.Seen)
 	}
 	return on, err
 }

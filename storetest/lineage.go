@@ -33,9 +33,11 @@ func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	if m.lineage.mark == "" {
 		m.lineage.mark, m.lineage.markedAt = rand.Text(), m.now()
 	}
-	is := tenure.Lineage{Server: m.lineage.server, Mark: m.lineage.mark, Age: math.MaxInt64 / 2}
+	const settled = math.MaxInt64 / 2
+	is := tenure.Lineage{Server: m.lineage.server, Mark: m.lineage.mark, Age: settled, Seen: settled}
 	if !m.lineage.markedAt.IsZero() {
 		is.Age = m.now().Sub(m.lineage.markedAt)
+		is.Seen = is.Age
 	}
 	return is, nil
 }

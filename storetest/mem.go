@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storekit"
 )
@@ -109,6 +110,9 @@ func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if server := objects.ServerOf(ctx); server != "" && server != m.lineage.server {
+		return tenure.ErrMoved
+	}
 	if err := m.checkTerm(); err != nil {
 		return err
 	}

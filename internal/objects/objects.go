@@ -61,7 +61,7 @@ type Condition struct {
 // Lineage is the root package's Lineage.
 type Lineage struct {
 	Server, Mark string
-	Age          time.Duration
+	Age, Seen    time.Duration
 }
 
 // ConditionKind is the kind of a [Condition].
@@ -81,8 +81,8 @@ type Fence struct {
 	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
 
 	// Server is where the lease's record was last looked at. On another server the record may be missing because a
-	// failover has lost it. Empty: unknown.
-	Server string
+	// failover has lost it. Empty: unknown. Nil for a claim.
+	Server func() string
 
 	// Idle is how long a transaction may idle before the server ends it.
 	Idle time.Duration

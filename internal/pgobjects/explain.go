@@ -17,6 +17,8 @@ const (
 	statePreparedTwice = "42P05"
 	stateNoTable       = "42P01"
 	stateNoFunction    = "42883"
+	stateNotInState    = "55000" // object_not_in_prerequisite_state
+	stateNotSupported  = "0A000"
 	stateNoSchema      = "3F000"
 	stateOutOfRange    = "22003"
 	stateNotNull       = "23502"

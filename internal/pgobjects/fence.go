@@ -276,11 +276,11 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 // isElsewhere reports whether the table is on another server than the lease of a fence knows of. If its record is
 // missing there, its holder may write it again.
 func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
-	if fence.Server == "" {
+	if fence.Server == nil || fence.Server() == "" {
 		return false
 	}
 	on, err := t.Lineage(ctx)
-	return err != nil || on.Server != fence.Server
+	return err != nil || on.Server != fence.Server()
 }
 
 // read reports whether what a fence depends on stands, and returns the record that does.

@@ -3,6 +3,7 @@ package pgobjects
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"math"
@@ -30,6 +31,7 @@ var lineageID = objects.ID{Type: objects.LineageType, ID: objects.LineageType}
 // lineageMark is its payload.
 type lineageMark struct {
 	Lineage string `json:"lineage"`
+	Start   string `json:"start"` // of the server that was marked
 	Nonce   string `json:"nonce"`
 	Settled bool   `json:"settled,omitempty"` // nothing can have been lost before
 }
@@ -38,18 +40,24 @@ type lineageMark struct {
 type lineages struct {
 	seen    atomic.Pointer[seenLineage] // nil: look again
 	looking chan struct{}               // of size 1: one call looks, and the others use what it finds
-	told    atomic.Pointer[string]      // the lineage that was last logged
+	told    atomic.Pointer[string]      // the lineage that was last logged; nil: this process has never looked
+	last    *seenLineage                // guarded by looking
 }
 
 type seenLineage struct {
 	objects.Lineage
-	at time.Time
+	at    time.Time
+	first time.Time // when the mark was first seen
 }
 
 // is returns the lineage as of now.
 func (s *seenLineage) is() objects.Lineage {
 	is := s.Lineage
 	is.Age += time.Since(s.at)
+	is.Seen = time.Since(s.first)
+	if s.Age >= settledAge {
+		is.Seen = is.Age
+	}
 	return is
 }
 
@@ -91,17 +99,26 @@ func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
 	}
 	const most = 5 // others may be marking the table, or be promoting the next server
 	for range most {
-		look, err := t.lookAtLineage(ctx)
+		look, err := t.lookBriefly(ctx)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			continue
+		}
 		if err != nil {
 			return objects.Lineage{}, t.setups.explain(err)
 		}
-		if look.marked.Lineage == look.lineage {
-			seen := &seenLineage{look.is(), look.at}
+		// A mark of this very start is as good, though one of the two saw no timeline: a server that was demoted, or
+		// lost commits, has been started again.
+		if look.marked.Lineage == look.lineage || look.marked.Start == look.server {
+			seen := &seenLineage{look.is(), look.at, look.at}
+			if last := t.lineages.last; last != nil && last.Mark == seen.Mark {
+				seen.first = last.first
+			}
+			t.lineages.last = seen
 			t.lineages.seen.Store(seen)
 			t.tellLineage(look)
 			return seen.is(), nil
 		}
-		if err := t.mark(ctx, look); err != nil && !errors.Is(err, objects.ErrConflict) && !errors.Is(err, objects.ErrExists) {
+		if err := t.mark(ctx, look, false); err != nil && !errors.Is(err, objects.ErrConflict) && !errors.Is(err, objects.ErrExists) {
 			return objects.Lineage{}, t.setups.explain(err)
 		}
 	}
@@ -120,9 +137,19 @@ type lineageLook struct {
 func (l *lineageLook) is() objects.Lineage {
 	is := objects.Lineage{Server: l.server, Mark: l.marked.Nonce, Age: l.age}
 	if l.marked.Settled {
-		is.Age = math.MaxInt64 / 2
+		is.Age = settledAge
 	}
 	return is
+}
+
+// settledAge is the age of a mark before which nothing can have been lost.
+const settledAge = math.MaxInt64 / 2
+
+// lookBriefly is lookAtLineage, but leaves a connection that hangs, for which all calls of leases would wait.
+func (t *Table) lookBriefly(ctx context.Context) (*lineageLook, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return t.lookAtLineage(ctx)
 }
 
 // lookAtLineage reads where the table is, and its mark.
@@ -130,7 +157,8 @@ func (t *Table) lookAtLineage(ctx context.Context) (look *lineageLook, err error
 	ctx = objects.WithLeaseCall(ctx)
 	_, err = t.setups.call(ctx, mayRead, func(found *setup) error {
 		look, err = t.lineageIn(ctx, found.in(lookAtLineage))
-		if code := pgconns.SQLState(err); code == pgconns.StateDenied || code == stateNoFunction {
+		switch pgconns.SQLState(err) {
+		case pgconns.StateDenied, stateNoFunction, stateNotInState, stateNotSupported: // as on Aurora
 			look, err = t.lineageIn(ctx, found.in(lookAtStart))
 		}
 		return err
@@ -164,21 +192,23 @@ func (t *Table) lineageIn(ctx context.Context, text string) (*lineageLook, error
 			_ = json.Unmarshal([]byte(*payload), &look.marked) // what can't be read is marked again
 		}
 		if updated != nil {
-			look.age = max(0, time.UnixMicro(*nowUS).Sub(time.UnixMilli(*updated)))
+			look.age = max(0, objects.Age(sql.NullInt64{Int64: *updated, Valid: true}, time.UnixMicro(*nowUS)))
 		}
 	}
 	return &look, nil
 }
 
 // mark marks the table, unless another process is faster. On a server that was never promoted or restored, the
-// first mark of a table says that nothing can have been lost.
-func (t *Table) mark(ctx context.Context, look *lineageLook) error {
+// first mark of a table says that nothing can have been lost. So does that of a table that was just made, unless
+// it may have been made before, on another server.
+func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	cond := objects.Condition{Kind: objects.IfAbsent, Server: look.server}
 	if look.version != 0 {
 		cond.Kind, cond.Version = objects.IfVersion, look.version
 	}
-	settled := look.version == 0 && strings.HasSuffix(look.lineage, firstTimeline)
-	payload, err := json.Marshal(lineageMark{Lineage: look.lineage, Nonce: rand.Text(), Settled: settled})
+	settled := look.version == 0 && (strings.HasSuffix(look.lineage, firstTimeline) ||
+		isNew && (strings.HasPrefix(look.lineage, onlyStart) || strings.Contains(look.lineage, firstTimeline+"/")))
+	payload, err := json.Marshal(lineageMark{Lineage: look.lineage, Start: look.server, Nonce: rand.Text(), Settled: settled})
 	if err != nil {
 		return err // it has only text
 	}
@@ -186,9 +216,25 @@ func (t *Table) mark(ctx context.Context, look *lineageLook) error {
 	return err
 }
 
+// markNew marks a table that was just made.
+func (t *Table) markNew(ctx context.Context) error {
+	look, err := t.lookAtLineage(ctx)
+	if err != nil || look.version != 0 {
+		return err
+	}
+	err = t.mark(ctx, look, true)
+	if errors.Is(err, objects.ErrConflict) || errors.Is(err, objects.ErrExists) {
+		return nil
+	}
+	return err
+}
+
 // tellLineage logs that the table is in another lineage than this process has seen before.
 func (t *Table) tellLineage(look *lineageLook) {
 	before := t.lineages.told.Swap(&look.lineage)
+	if before == nil && strings.HasPrefix(look.lineage, onlyStart) {
+		t.cfg.Logger.Info("the role can't see the timeline of the server: each of its starts counts as a failover")
+	}
 	if before == nil || *before == look.lineage {
 		return
 	}
@@ -200,6 +246,7 @@ const (
 	// for a while. In recovery, there is no such WAL, and no lineage. A promotion, and a restore to a point in
 	// time, begins the next timeline.
 	firstTimeline = "/00000001"
+	onlyStart     = "start/"
 	timeline      = `substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)`
 
 	// With fsync off a restart may lose commits, like a failover.
@@ -209,7 +256,7 @@ const (
 				|| CASE current_setting('fsync') WHEN 'on' THEN '' ELSE '/' || {server} END END AS lineage`
 	// Where these functions are missing, or refused, each start counts as a lineage.
 	ofStart = `
-			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN 'start/' || {server} END AS lineage`
+			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN '` + onlyStart + `' || {server} END AS lineage`
 
 	andMark = `
 			SELECT start, lineage, payload, version, updated_at_ms, {now_us} FROM s LEFT JOIN (

@@ -169,10 +169,11 @@ func (r *remembered[T]) recall(outdated func(*T) bool, look func() (*T, error)) 
 
 // migrate creates the tables of objects and tombstones if they are missing, and looks at the result. Only
 // the first is required.
-func (s *setups) migrate(ctx context.Context) (*setup, error) {
-	err := s.whenUp(ctx, func() error {
+func (s *setups) migrate(ctx context.Context) (found *setup, isNew bool, err error) {
+	err = s.whenUp(ctx, func() error {
 		found, err := s.inspect(ctx, s.query)
 		if errors.Is(err, errNoTable) {
+			isNew = true
 			if err = s.createTable(ctx, found, objects.PostgresObjects); err == nil {
 				found, err = s.inspect(ctx, s.query)
 			}
@@ -187,9 +188,10 @@ func (s *setups) migrate(ctx context.Context) (*setup, error) {
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return s.look(ctx)
+	found, err = s.look(ctx)
+	return found, isNew, err
 }
 
 // migrateClaims creates the tables of claims and requests if they are missing, and looks at the result.

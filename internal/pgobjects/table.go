@@ -120,7 +120,10 @@ func (t *Table) AwaitServer(ctx context.Context) error {
 // that, or if what exists is unsuitable.
 func (t *Table) Migrate(ctx context.Context) error {
 	defer report.Flush(t.cfg.Logger)
-	found, err := t.setups.migrate(ctx)
+	found, isNew, err := t.setups.migrate(ctx)
+	if err == nil && isNew {
+		err = t.markNew(ctx)
+	}
 	if err != nil {
 		return t.setups.explain(err)
 	}
@@ -135,7 +138,12 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 	r := objects.Row{ID: id}
 	var nowUS, server int64
 	var version sql.NullInt64
-	for again := true; again; {
+	if objects.IsLeaseCall(ctx) && t.lineages.told.Load() != nil { // so that the answer can be compared
+		if _, err := t.Lineage(ctx); err != nil {
+			return r, err
+		}
+	}
+	for tries, again := 0, true; again; tries++ {
 		_, err := t.setups.call(ctx, mayRead, func(found *setup) error {
 			return t.conns.QueryRow(ctx, found.in(getObject), []any{id.Type, id.ID},
 				&server, &nowUS, &r.Name, &r.Labels, &r.Payload, &version, &r.Created, &r.Updated)
@@ -147,6 +155,9 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 		if again = t.lineages.isElsewhere(strconv.FormatInt(server, 10)) && objects.IsLeaseCall(ctx); again {
 			if _, err := t.Lineage(ctx); err != nil {
 				return r, err
+			}
+			if tries == 2 {
+				return r, objects.ErrMoved
 			}
 		}
 	}

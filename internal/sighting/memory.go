@@ -20,8 +20,6 @@ type Memory[T any] struct {
 	last      string   // the last term that this lease began
 	copied    string   // the last term that a copy of this process also holds
 	beginning []string // terms whose first write is under way
-	mark      string   // of the store's lineage
-	markSince time.Time
 }
 
 // orphan is a term on which nothing relies, but whose record may be in the store: its acquire or
@@ -67,16 +65,6 @@ func (m *Memory[T]) LastSeen() *Sighting {
 func (m *Memory[T]) HasSeenNewer(version int64) bool {
 	seen := m.LastSeen()
 	return seen != nil && version < seen.Object.Version
-}
-
-// SawMark notes the mark of the store's lineage, and returns for how long it has been seen.
-func (m *Memory[T]) SawMark(mark string) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.mark != mark {
-		m.mark, m.markSince = mark, time.Now()
-	}
-	return time.Since(m.markSince)
 }
 
 // Newest returns the greatest version that a record of a term was seen to have.

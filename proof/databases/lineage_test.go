@@ -1,6 +1,7 @@
 package databases_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -53,11 +54,53 @@ func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 	denied := kit.OpenPostgres(t, strings.Replace(standby.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{})
 	was, err := denied.Lineage(t.Context())
 	require.NoError(t, err)
-	require.NotEqual(t, promoted.Mark, was.Mark)
+	require.Equal(t, promoted.Mark, was.Mark, "of the same start")
 	require.NoError(t, standby.Restart("fast"))
 	kit.Await(t, "it has looked again", func() bool {
 		_, _ = denied.Get(objects.WithLeaseCall(t.Context()), kit.LeaseKey)
 		is, err := denied.Lineage(t.Context())
 		return err == nil && is.Mark != was.Mark
 	})
+}
+
+// As on Aurora, and on a server without fsync, where each start counts as a lineage: a new table waits for nothing.
+func TestWhereTheTimelineCannotBeSeenANewTableCanBeUsedAtOnce(t *testing.T) {
+	t.Parallel()
+	server := kit.StartPostgres(t, "fsync=off")
+	first := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	kit.Migrate(t, first)
+	kit.MustAcquire(t, kit.NewLease(t, first, tenure.LeaseConfig{}))
+
+	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
+		CREATE FUNCTION pg_catalog.pg_current_wal_insert_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS $$ BEGIN
+			RAISE 'wal_level must be set to logical' USING ERRCODE = '55000'; END $$`)
+	second := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "others"})
+	kit.Migrate(t, second)
+	kit.MustAcquire(t, kit.NewLease(t, second, tenure.LeaseConfig{Expiry: tenure.Observed}))
+	third := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	on, err := third.Lineage(t.Context())
+	require.NoError(t, err)
+	was, err := first.Lineage(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, was.Mark, on.Mark, "a process that sees less of the same start does not mark it again")
+}
+
+func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
+	t.Parallel()
+	server := kit.StartPostgres(t)
+	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := kit.MustAcquire(t, lease)
+	fenced, err := tenure.Fence(store, term)
+	require.NoError(t, err)
+	require.NoError(t, server.Restart("fast"))
+	kit.Await(t, "renewed", func() bool { return lease.Renew(t.Context(), term) == nil })
+	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `UPDATE objects SET payload = '{"holder":"b","term":"x"}' WHERE id = '`+kit.LeaseKey.ID+`'`)
+	kit.Await(t, "refused", func() bool { // once the connections of before the restart are gone
+		_, err := fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.Unconditional())
+		require.Error(t, err)
+		return errors.Is(err, tenure.ErrLost)
+	})
+	require.False(t, term.Valid())
 }

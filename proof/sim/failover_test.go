@@ -162,7 +162,7 @@ func (m *migrant) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
 	_, err := carry(ctx, m, func(server *storetest.Mem) (struct{}, error) {
 		m.line.Say(m.name, "delete on %d of version %d", m.at, version)
-		return struct{}{}, server.DeleteIf(context.Background(), key, version)
+		return struct{}{}, server.DeleteIf(context.WithoutCancel(ctx), key, version)
 	})
 	return err
 }
