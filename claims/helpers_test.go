@@ -49,8 +49,8 @@ type withTable struct {
 	table objects.ClaimsTable
 }
 
-func (s withTable) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	if lineaged, ok := s.database.(tenure.Lineaged); ok {
+func (d withTable) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	if lineaged, ok := d.database.(tenure.Lineaged); ok {
 		return lineaged.Lineage(ctx)
 	}
 	return tenure.Lineage{}, nil
