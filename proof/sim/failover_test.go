@@ -54,6 +54,8 @@ type migrant struct {
 	seen    *tenure.Lineage // nil: it has to look
 	seenAt  time.Time
 	cutTill time.Time // until then it reaches no server
+	deafTo  time.Time // until then it gets no answers
+	lease   *tenure.Lease
 	stop    func()
 	runs    sync.WaitGroup
 }
@@ -84,6 +86,9 @@ func carry[T any](ctx context.Context, m *migrant, do func(*storetest.Mem) (T, e
 		} else {
 			a.got, a.err = do(m.servers[m.at])
 		}
+		m.mu.Unlock()
+		m.mu.Lock()
+		lost = lost || time.Now().Before(m.deafTo)
 		m.mu.Unlock()
 		if lost {
 			a.err = errors.New("connection reset")
@@ -192,6 +197,7 @@ func (m *migrant) job(ctx context.Context) error {
 
 func (m *migrant) start() {
 	lease := kit.NewLease(m.t, m, tenure.LeaseConfig{Key: leaseKey, Holder: m.name, TTL: m.ttl})
+	m.lease = lease
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: m.job, Logger: kit.Quiet})
 	if err != nil {
 		m.t.Error(err)
@@ -246,7 +252,7 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 			h.mu.Unlock()
 		}
 		m := h.replicas[dice.N(len(h.replicas))]
-		switch dice.N(6) {
+		switch dice.N(8) {
 		case 0:
 			h.mu.Lock()
 			h.servers[len(h.servers)-1].Restart()
@@ -261,6 +267,21 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 			h.line.Say(m.name, "is restarted")
 			m.stop()
 			m.start()
+		case 3: // its release lands, and it does not know
+			h.line.Say(m.name, "is restarted, gets no answers, and then the database fails over")
+			h.mu.Lock()
+			m.deafTo = time.Now().Add(h.ttl / 10)
+			h.mu.Unlock()
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); m.stop() }()
+			time.Sleep(dice.UpTo(h.ttl / 10))
+			h.failOver()
+			<-stopped
+			m.start()
+		case 4:
+			ctx, cancel := context.WithTimeout(t.Context(), h.ttl/3)
+			h.line.Say("operator", "asks for a release: %v", m.lease.RequestHandover(ctx, h.replicas[0].name))
+			cancel()
 		default:
 			h.failOver()
 		}
@@ -283,15 +304,26 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 	}
 }
 
+// The hours are those of -sim.hours, as for TestSimulation; without it, this test lasts half as long.
 func TestHistoriesThatFailOver(t *testing.T) {
 	if *seedFlag != 0 {
 		synctest.Test(t, func(t *testing.T) { runHistory(t, *seedFlag, 40) })
 		return
 	}
-	began, n := time.Now(), 0
-	for seed := *firstFlag; time.Since(began) < *forFlag/2 && !t.Failed(); seed++ {
-		synctest.Test(t, func(t *testing.T) { runHistory(t, seed, 40) })
+	began, n, hours := time.Now(), 0, 0.0
+	enough := func() bool {
+		if *hoursFlag > 0 {
+			return hours >= *hoursFlag
+		}
+		return time.Since(began) > *forFlag/2
+	}
+	for seed := *firstFlag; !enough() && !t.Failed(); seed++ {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			runHistory(t, seed, 40)
+			hours += time.Since(began).Hours()
+		})
 		n++
 	}
-	t.Log(n, "histories")
+	t.Logf("%d histories of %.0f lease-hours in all", n, hours)
 }
