@@ -73,6 +73,7 @@ chaos: ## faults done to real processes and servers, for DURATION, and what beca
 sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
 	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
 	GOGC=400 go test ./proof/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+	GOGC=400 go test ./proof/sim -run TestHistoriesThatFailOver -v -timeout 60m -sim.hours 1e4 -sim.first $${SEED:-1}
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}
 	GOGC=400 go test ./shards -run 'TestShardsUnderFaults|TestMovesAreTheMinimum|TestAnyChurn|TestARollingRestart' -v -timeout 60m -shards.events 10000 -shards.rule 1000 -shards.seed $${SEED:-1}
 
