@@ -18,7 +18,7 @@ RACE := -race -timeout 60m -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=
 # that has much else to do.
 .PHONY: test-root
 test-root:
-	go test $(RACE) -p 1 $$(go list ./... | grep -v '/claims$$')
+	go test $(RACE) -p 1 $$(go list ./... | grep -vE '/(claims|proof/databases)$$')
 
 # What waits more than it works, beside the others.
 .PHONY: test-claims
@@ -28,6 +28,7 @@ test-claims:
 
 .PHONY: test-modules
 test-modules:
+	go test $(RACE) ./proof/databases
 	cd oteltenure && go test $(RACE) ./...
 	cd natstenure && go test $(RACE) ./...
 	cd etcdtenure && go test $(RACE) ./...
