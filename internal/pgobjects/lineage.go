@@ -216,17 +216,14 @@ func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	return err
 }
 
-// markNew marks a table that was just made.
-func (t *Table) markNew(ctx context.Context) error {
-	look, err := t.lookAtLineage(ctx)
-	if err != nil || look.version != 0 {
-		return err
+// markNew marks a table that was just made, where the first call of a lease would not know that nothing can have
+// been lost. If it can't, leases wait for a TTL.
+func (t *Table) markNew(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if look, err := t.lookAtLineage(ctx); err == nil && look.version == 0 && !strings.HasSuffix(look.lineage, firstTimeline) {
+		_ = t.mark(ctx, look, true)
 	}
-	err = t.mark(ctx, look, true)
-	if errors.Is(err, objects.ErrConflict) || errors.Is(err, objects.ErrExists) {
-		return nil
-	}
-	return err
 }
 
 // tellLineage logs that the table is in another lineage than this process has seen before.

@@ -121,11 +121,11 @@ func (t *Table) AwaitServer(ctx context.Context) error {
 func (t *Table) Migrate(ctx context.Context) error {
 	defer report.Flush(t.cfg.Logger)
 	found, isNew, err := t.setups.migrate(ctx)
-	if err == nil && isNew {
-		err = t.markNew(ctx)
-	}
 	if err != nil {
 		return t.setups.explain(err)
+	}
+	if isNew {
+		t.markNew(ctx)
 	}
 	t.prune(ctx, found, 0) // for programs that never run for an hour
 	return nil

@@ -136,19 +136,23 @@ func (m *migrant) Lineage(ctx context.Context) (tenure.Lineage, error) {
 }
 
 func (m *migrant) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	type answer struct {
+		tenure.Object
+		elsewhere bool
+	}
 	for {
-		elsewhere := false
-		obj, err := carry(ctx, m, func(server *storetest.Mem) (tenure.Object, error) {
+		got, err := carry(ctx, m, func(server *storetest.Mem) (a answer, err error) {
 			if is := m.lookAt(server); m.seen != nil && m.seen.Server != is.Server {
-				m.seen, elsewhere = nil, true
+				m.seen, a.elsewhere = nil, true
 			}
-			return server.Get(context.Background(), key)
+			a.Object, err = server.Get(context.Background(), key)
+			return a, err
 		})
-		if !elsewhere {
-			return obj, err
+		if !got.elsewhere {
+			return got.Object, err
 		}
 		if _, err := m.Lineage(ctx); err != nil {
-			return obj, err
+			return got.Object, err
 		}
 	}
 }
