@@ -58,7 +58,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if err != nil {
 		return err
 	}
-	settling, current := l.settlesIn(is, 0) > 0, term.vouchedIn(is)
+	settling, current := l.settlesIn(is) > 0, term.vouchedIn(is)
 	// The record is from before a failover. Another term may have begun since, and be lost: after this one was over, or
 	// had been released by a write whose answer was lost.
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
@@ -217,8 +217,8 @@ func (l *Lease) request(ctx context.Context, to string) error {
 // of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
 // After a failover of the database, Resume returns [ErrHeld] until that has settled: another term
-// may have followed, and be lost. It returns [ErrLost] if another term stands, or none does, or if the process that began
-// the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
+// may have followed, and be lost. It returns [ErrLost] if another term stands, or none does, or if
+// the process that began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
 // taken the lease over, so that a worker that was late loses nothing. After any other error the
 // record may have been renewed; Resume may be called again.
 //

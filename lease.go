@@ -129,7 +129,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 			if err != nil {
 				return nil, err
 			}
-			if l.settlesIn(on, 0) <= 0 {
+			if l.settlesIn(on) <= 0 {
 				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
 				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
 					return term, err
@@ -150,7 +150,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 // or, where it may steal, if the record has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
 	read, err := l.look(ctx, by)
-	switch in := l.settlesIn(read.on, 0); {
+	switch in := l.settlesIn(read.on); {
 	case errors.Is(err, ErrNotFound) && in > 0:
 		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}, canExpireIn: in, byAge: true, settlesIn: in}
 	case err != nil:

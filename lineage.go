@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/sighting"
 )
 
 // ErrMoved means that a write was not done because the store is on another server than the one
@@ -28,6 +29,14 @@ type Lineage struct {
 	Mark   string        // another one in each lineage
 	Age    time.Duration // how long ago the store was marked, by its clock
 	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
+}
+
+// LineageOf returns the lineage of any store; the zero one if the store is not [Lineaged].
+func LineageOf(ctx context.Context, store Store) (Lineage, error) {
+	if lineaged, ok := store.(Lineaged); ok {
+		return lineaged.Lineage(ctx)
+	}
+	return Lineage{}, nil
 }
 
 // OnServer makes a write fail with [ErrMoved] on any other server than the one that
@@ -54,39 +63,21 @@ func (c WriteCondition) Least() int64 { return c.c.Least }
 
 // lineage returns the lineage in which the lease's store is; the zero one if it has none.
 func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
-	lineaged, ok := l.store.(Lineaged)
-	if !ok {
-		return Lineage{}, nil
-	}
-	on, err := lineaged.Lineage(objects.WithLeaseCall(ctx))
-	if err != nil {
-		return Lineage{}, err
-	}
-	if l.cfg.Expiry == Observed {
-		on.Age = min(on.Age, on.Seen)
-	}
-	return on, nil
+	return LineageOf(objects.WithLeaseCall(ctx), l.store)
 }
 
-// settlesIn returns how long it is until the lease may be taken if its record is missing, or was
-// written in an earlier lineage: the holder's last renewals may be lost, and until then it may
-// still be trusted. 0 or less: it may be taken. TTL is that of the record, 0 if there is none.
-func (l *Lease) settlesIn(on Lineage, ttl time.Duration) time.Duration {
-	if on.Mark == "" || ttl == 0 && l.isSession() {
+// settlesIn returns how long it is until the lease may be taken if there is no record: the holder's may be
+// lost, and until then it may still be trusted. 0 or less: it may be taken.
+func (l *Lease) settlesIn(on Lineage) time.Duration {
+	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so nobody can have held it
 		return 0
 	}
-	return max(l.cfg.TTL, ttl) - on.Age
+	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == Observed)
 }
 
-// isSession reports whether the lease is a session of package claims. Its ID is new, so nobody can have held it.
-func (l *Lease) isSession() bool { return l.cfg.Key.Type == objects.SessionType }
-
-// settlesIn returns how long it is until the record may be taken although it is not of this lineage.
+// settlesIn returns how long it is until a record may be taken that was perhaps written in an earlier lineage.
 func (r reading) settlesIn(l *Lease) time.Duration {
-	if r.isCurrent() {
-		return 0
-	}
-	return l.settlesIn(r.on, r.holding.TTL)
+	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == Observed)
 }
 
 // isCurrent reports whether the record was written by a term that was valid in this lineage.

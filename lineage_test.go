@@ -41,6 +41,16 @@ func (m *movable) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	return m.server.Load().Lineage(ctx)
 }
 
+func newPrimary() *storetest.Mem {
+	primary := storetest.NewMem()
+	primary.Lineages = true
+	return primary
+}
+
+func failoverLease(t *testing.T, store tenure.Store, holder string) *tenure.Lease {
+	return kit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
+}
+
 // failover is two replicas of a lease over a server that will fail over.
 type failover struct {
 	*testing.T
@@ -53,8 +63,7 @@ type failover struct {
 const failoverTTL = 30 * time.Second
 
 func newFailover(t *testing.T) *failover {
-	primary := storetest.NewMem()
-	primary.Lineages = true
+	primary := newPrimary()
 	return &failover{T: t, primary: primary, a: on(primary), b: on(primary)}
 }
 
@@ -178,8 +187,7 @@ func TestARestartOfTheServerIsNoFailover(t *testing.T) {
 
 // What was decided on one server is never done on another.
 func TestAWriteThatNamesAnotherServerIsRefused(t *testing.T) {
-	store := storetest.NewMem()
-	store.Lineages = true
+	store := newPrimary()
 	was, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 	store.Restart()
@@ -197,13 +205,12 @@ func TestAWriteThatNamesAnotherServerIsRefused(t *testing.T) {
 // The new primary's clock is behind, and versions count from there.
 func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
 		standby := primary.Fork()
 		standby.Now = nil
 		store := on(primary)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		lease := failoverLease(t, store, "a")
 		lost, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		store.server.Store(standby)
@@ -220,8 +227,7 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 
 func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		store := on(primary)
 		first := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err := first.TryAcquire(t.Context())
@@ -239,8 +245,7 @@ func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 // An acquire that is under way when the database fails over was decided on what stood before.
 func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		standby := primary.Fork()
 		store := on(primary)
 		slow := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
@@ -249,16 +254,16 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 			}
 			return do(ctx)
 		})
-		lost, err := kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).TryAcquire(t.Context())
+		lost, err := failoverLease(t, primary, "a").TryAcquire(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).Release(t.Context(), lost))
+		require.NoError(t, failoverLease(t, primary, "a").Release(t.Context(), lost))
 		acquired := make(chan error, 1)
 		go func() {
-			_, err := kit.NewLease(t, slow, tenure.LeaseConfig{Holder: "b", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+			_, err := failoverLease(t, slow, "b").AcquireOrSteal(t.Context())
 			acquired <- err
 		}()
 		synctest.Wait() // it is sent
-		_, err = kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL}).TryAcquire(t.Context())
+		_, err = failoverLease(t, primary, "a").TryAcquire(t.Context())
 		require.NoError(t, err)
 		store.server.Store(standby)
 		require.ErrorIs(t, <-acquired, tenure.ErrHeld)
@@ -268,12 +273,11 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 // The new primary's clock is behind, so what comes after the version that stands there was given before.
 func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		standby := primary.Fork()
 		standby.Now = func() time.Time { return time.Now().Add(-failoverTTL / 2) }
 		store := on(primary)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		time.Sleep(time.Second)
@@ -291,27 +295,25 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 // A term that is over may have been followed by another that is lost, and valid.
 func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		store := on(primary)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		standby := primary.Fork()
 		time.Sleep(failoverTTL)
-		_, err = kit.NewLease(t, primary, tenure.LeaseConfig{Holder: "b", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+		_, err = failoverLease(t, primary, "b").AcquireOrSteal(t.Context())
 		require.NoError(t, err)
 		store.server.Store(standby)
 		require.Error(t, lease.Release(t.Context(), term))
-		_, err = kit.NewLease(t, store, tenure.LeaseConfig{Holder: "c", TTL: failoverTTL}).AcquireOrSteal(t.Context())
+		_, err = failoverLease(t, store, "c").AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
 	})
 }
 
 func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		store := on(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "delete" {
@@ -319,7 +321,7 @@ func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 			}
 			return do(ctx)
 		})
-		lease := kit.NewLease(t, faulty, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL})
+		lease := failoverLease(t, faulty, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		standby := primary.Fork()
@@ -366,15 +368,10 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 	}
 }
 
-func failoverLease(t *testing.T, store tenure.Store, holder string) *tenure.Lease {
-	return kit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
-}
-
 // The release landed, another replica began, and both are lost. What is released again proves nothing.
 func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		store := on(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
@@ -401,8 +398,7 @@ func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 
 func TestWhereNothingCanBeLostNobodyWaitsWhateverTheExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		_, err := kit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.Observed}).TryAcquire(t.Context())
 		require.NoError(t, err)
 	})
@@ -421,8 +417,7 @@ func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				primary := storetest.NewMem()
-				primary.Lineages = true
+				primary := newPrimary()
 				store := on(primary)
 				former := failoverLease(t, store, "a")
 				over, err := former.TryAcquire(t.Context())
@@ -445,8 +440,7 @@ func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(
 // Versions that are ahead of the clock count by one, on both servers.
 func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		primary := storetest.NewMem()
-		primary.Lineages = true
+		primary := newPrimary()
 		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
 		_, err := primary.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 		require.NoError(t, err)

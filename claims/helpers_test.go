@@ -50,10 +50,7 @@ type withTable struct {
 }
 
 func (d withTable) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	if lineaged, ok := d.database.(tenure.Lineaged); ok {
-		return lineaged.Lineage(ctx)
-	}
-	return tenure.Lineage{}, nil
+	return tenure.LineageOf(ctx, d.database)
 }
 
 func (d withTable) Backend() objects.Backend { return claimsAndRows{d.table, d.database.Backend()} }

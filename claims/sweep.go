@@ -305,15 +305,14 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	if len(h.Unconfirmed) > 0 { // no session has written this record, so it is neither judged nor looked at all the time
 		in = max(in, s.cfg.TTL)
 	}
-	on, err := w.lineage(ctx)
+	on, err := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store)
 	if err != nil {
 		w.failed(ctx, "failed to look at the lineage of the database; retrying", err)
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 		return
 	}
-	if on.Mark != "" && o.Mark() != on.Mark { // a failover may have lost its renewals
-		in = max(in, h.TTL-on.Age, s.cfg.TTL-on.Age)
-	}
+	// A failover may have lost its renewals.
+	in = max(in, sighting.SettlesIn(objects.Lineage(on), o.Mark(), max(h.TTL, s.cfg.TTL), s.cfg.Expiry == tenure.Observed))
 	if in > 0 {
 		// A few ms late, so that this does not come just before a renewal, and at random, so that
 		// processes do not all come at once. It counts from asked, so a slow answer makes no difference.
@@ -334,19 +333,6 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	default: // perhaps it was renewed, or the call failed
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
-}
-
-// lineage returns the lineage in which the store is; the zero one if it has none.
-func (w *sweeper) lineage(ctx context.Context) (tenure.Lineage, error) {
-	lineaged, ok := w.s.store.(tenure.Lineaged)
-	if !ok {
-		return tenure.Lineage{}, nil
-	}
-	on, err := lineaged.Lineage(objects.WithLeaseCall(ctx))
-	if w.s.cfg.Expiry == tenure.Observed {
-		on.Age = min(on.Age, on.Seen)
-	}
-	return on, err
 }
 
 // canExpire notes a time at which a session can expire.

@@ -130,11 +130,7 @@ func (s *server) restore(t testing.TB, snapshot, token string) {
 // quickDir is a directory in memory where there is one.
 func quickDir(t testing.TB) string {
 	t.Helper()
-	memory := "/dev/shm"
-	if _, err := os.Stat(memory); err != nil {
-		memory = ""
-	}
-	dir, err := os.MkdirTemp(memory, "etcdtenure")
+	dir, err := os.MkdirTemp(kit.MemoryDir(), "etcdtenure")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir

@@ -93,11 +93,7 @@ func startWith(t testing.TB, opts *server.Options) *server.Server {
 // what a test would do.
 func quickDir(t testing.TB) string {
 	t.Helper()
-	const memory = "/dev/shm"
-	if _, err := os.Stat(memory); err != nil {
-		return tempDir(t)
-	}
-	return tempDirIn(t, memory)
+	return tempDirIn(t, kit.MemoryDir())
 }
 
 // tempDir is T.TempDir, except that a server may still write while it is removed: one that has

@@ -156,10 +156,7 @@ func (f *FaultyStore) Fence(guard tenure.Guard) (tenure.Store, error) {
 // Lineage is the store's Lineage and bypasses the hook, because most of its calls do no I/O. It
 // returns the zero Lineage if the store is not [tenure.Lineaged].
 func (f *FaultyStore) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	if lineaged, ok := f.store.(tenure.Lineaged); ok {
-		return lineaged.Lineage(ctx)
-	}
-	return tenure.Lineage{}, nil
+	return tenure.LineageOf(ctx, f.store)
 }
 
 // SingleReplica is the store's SingleReplica, or false if the store is not a

@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"maps"
-	"math"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
@@ -33,8 +33,7 @@ func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	if m.lineage.mark == "" {
 		m.lineage.mark, m.lineage.markedAt = rand.Text(), m.now()
 	}
-	const settled = math.MaxInt64 / 2
-	is := tenure.Lineage{Server: m.lineage.server, Mark: m.lineage.mark, Age: settled, Seen: settled}
+	is := tenure.Lineage{Server: m.lineage.server, Mark: m.lineage.mark, Age: objects.SettledAge, Seen: objects.SettledAge}
 	if !m.lineage.markedAt.IsZero() {
 		is.Age = m.now().Sub(m.lineage.markedAt)
 		is.Seen = is.Age

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"time"
 )
@@ -57,6 +58,9 @@ type Condition struct {
 	Server string // on which the write must happen; empty: on any
 	Least  int64  // the write's version is above this one
 }
+
+// SettledAge is the age of a mark before which nothing can have been lost.
+const SettledAge = time.Duration(math.MaxInt64 / 2)
 
 // Lineage is the root package's Lineage.
 type Lineage struct {

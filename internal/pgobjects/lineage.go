@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"math"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -55,7 +54,7 @@ func (s *seenLineage) is() objects.Lineage {
 	is := s.Lineage
 	is.Age += time.Since(s.at)
 	is.Seen = time.Since(s.first)
-	if s.Age >= settledAge {
+	if s.Age >= objects.SettledAge {
 		is.Seen = is.Age
 	}
 	return is
@@ -137,13 +136,10 @@ type lineageLook struct {
 func (l *lineageLook) is() objects.Lineage {
 	is := objects.Lineage{Server: l.server, Mark: l.marked.Nonce, Age: l.age}
 	if l.marked.Settled {
-		is.Age = settledAge
+		is.Age = objects.SettledAge
 	}
 	return is
 }
-
-// settledAge is the age of a mark before which nothing can have been lost.
-const settledAge = math.MaxInt64 / 2
 
 // lookBriefly is lookAtLineage, but leaves a connection that hangs, for which all calls of leases would wait.
 func (t *Table) lookBriefly(ctx context.Context) (*lineageLook, error) {

@@ -74,12 +74,11 @@ const failUnlessOne = `
 // The statements name every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
 const (
-	replace = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `)
+	setObject = `
+			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp
+	ofKey = `)
 			WHERE object_type = $1 AND id = $2`
-	replaceAbove = `
-			UPDATE {objects} SET name = $3, labels = $4::jsonb, payload = $5, ` + stamp + `, $8::bigint + 1)
-			WHERE object_type = $1 AND id = $2`
+	replace = setObject + ofKey
 
 	stamp = `updated_at_ms = {now_ms},
 				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us}`
@@ -131,14 +130,14 @@ const (
 	numberByClock = numberRow + `greatest({now_us}, $3::bigint + 1)` + ofThisInsert
 
 	// A version of 0 means no condition, and so does a server of 0.
-	replaceObject = replaceAbove + ` AND ($6::bigint = 0 OR {version} = $6::bigint) AND ($7::bigint = 0 OR {server} = $7::bigint)
+	replaceObject = setObject + `, $8::bigint + 1` + ofKey + ` AND ($6::bigint = 0 OR {version} = $6::bigint) AND ($7::bigint = 0 OR {server} = $7::bigint)
 			RETURNING resource_version, created_at_ms, updated_at_ms`
 	onServer6 = `($6::bigint = 0 OR {server} = $6::bigint)`
 
 	resumeObject = `
 			UPDATE {objects} SET ` + stamp + `)
 			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ?| $5
-				AND position($6 IN labels->>$7) > 0 AND ` + "($8::bigint = 0 OR {server} = $8::bigint)" + `
+				AND position($6 IN labels->>$7) > 0 AND ($8::bigint = 0 OR {server} = $8::bigint)
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`
 
 	// A deletion is the first of these, then the second if there are tombstones, and one of the others. A

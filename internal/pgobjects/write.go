@@ -90,7 +90,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
 	err := t.write(ctx, &t.groups.replace, &write{found: found, id: obj.ID, size: sizeOf(obj), fence: fence, statements: []pgconns.Statement{
-		{SQL: found.in(replaceObject), Args: append(columns(obj), cond.Version, serverOf(cond), cond.Least), Dest: []any{&r.Version, &r.Created, &r.Updated}},
+		{SQL: found.in(replaceObject), Args: append(columns(obj), cond.Version, serverOf(cond.Server), cond.Least), Dest: []any{&r.Version, &r.Created, &r.Updated}},
 	}})
 	if err != nil {
 		return objects.Row{}, err
@@ -106,7 +106,7 @@ func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label st
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(found *setup) error {
 		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
-			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others, on.Mark, markLabel, serverOf(objects.Condition{Server: on.Server})},
+			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others, on.Mark, markLabel, serverOf(on.Server)},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})
@@ -120,7 +120,7 @@ func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label st
 // one, or [pgx.ErrNoRows] if something else is in its way.
 func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, cond objects.Condition, fence *objects.Fence) (objects.Row, error) {
 	var r objects.Row
-	id, args, dest := obj.ID, append(columns(obj), serverOf(cond)), []any{&r.Version, &r.Created, &r.Updated}
+	id, args, dest := obj.ID, append(columns(obj), serverOf(cond.Server)), []any{&r.Version, &r.Created, &r.Updated}
 	if found.tombstones && fence == nil {
 		var stands int64
 		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
@@ -226,9 +226,9 @@ func (t *Table) version(ctx context.Context, found *setup, id objects.ID, cond o
 	return current.Int64, err
 }
 
-// serverOf returns the server that a write's condition names as statements have it; 0: none.
-func serverOf(cond objects.Condition) int64 {
-	server, _ := strconv.ParseInt(cond.Server, 10, 64)
+// serverOf returns the server that a write names as statements have it; 0: none.
+func serverOf(name string) int64 {
+	server, _ := strconv.ParseInt(name, 10, 64)
 	return server
 }
 
@@ -245,7 +245,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {
 	var gone int
 	cond := objects.Condition{Server: objects.ServerOf(ctx)}
-	args := []any{id.Type, id.ID, version, serverOf(cond)}
+	args := []any{id.Type, id.ID, version, serverOf(cond.Server)}
 	text := removeObject
 	if found.tombstones {
 		text += andBury

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -43,4 +44,17 @@ func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved b
 		return min(in, h.TTL-h.Age), true
 	}
 	return in, false
+}
+
+// SettlesIn returns how long it is until a record with a mark, or no record with none, may be taken by the
+// other rules: one of an earlier lineage than the store's may lack what a failover has lost, and until a TTL after
+// the store was marked its holder, or another, may be trusted. 0 or less: it may be taken.
+func SettlesIn(on objects.Lineage, mark string, ttl time.Duration, onlyObserved bool) time.Duration {
+	if on.Mark == "" || on.Mark == mark {
+		return 0
+	}
+	if onlyObserved {
+		return ttl - min(on.Age, on.Seen)
+	}
+	return ttl - on.Age
 }

@@ -2,9 +2,9 @@ package kit
 
 import "syscall"
 
-// memoryDir returns a directory in memory with room for servers, or "" if there is none. To sync
+// MemoryDir returns a directory in memory with room for servers, or "" if there is none. To sync
 // costs nothing there.
-func memoryDir() string {
+func MemoryDir() string {
 	const dir, enough = "/dev/shm", 4 << 30
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(dir, &fs); err != nil || fs.Bavail*uint64(fs.Bsize) < enough {

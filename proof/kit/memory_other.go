@@ -2,4 +2,5 @@
 
 package kit
 
-func memoryDir() string { return "" }
+// MemoryDir returns "": there is no such directory that is known.
+func MemoryDir() string { return "" }

@@ -44,7 +44,7 @@ func newServer(bin string, settings []string, program string, args ...string) (*
 	if err != nil {
 		return nil, err
 	}
-	in := memoryDir()
+	in := MemoryDir()
 	if slices.Contains(settings, OnDisk) {
 		in = ""
 	}
