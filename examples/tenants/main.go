@@ -71,7 +71,8 @@ func run(ctx context.Context, url, listen string) error {
 	go server.Serve(listener)
 	log.Printf("listening on %s", r.address)
 	err = session.Run(ctx) // returns when the actors have stopped, and others may run them
-	closing, cancel := context.WithTimeout(context.Background(), ttl)
+	// A connection on which no request ever came counts as idle after 5 s.
+	closing, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return errors.Join(err, server.Shutdown(closing)) // last, because it forwards requests until then
 }

@@ -139,7 +139,8 @@ func serve(ctx context.Context, store *tenure.PostgresStore, address string) err
 	go web.Serve(listener)
 	log.Printf("listening on %s", listener.Addr())
 	err = handler.Run(ctx)
-	stopping, cancel := context.WithTimeout(context.Background(), ttl)
+	// A connection on which no request ever came counts as idle after 5 s.
+	stopping, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return errors.Join(err, web.Shutdown(stopping))
 }

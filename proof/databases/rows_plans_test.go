@@ -46,7 +46,7 @@ func (p *executedPlans) of(what string) {
 // The plans are those of statements as the library sends them, including the generic plans that the
 // server may choose after five executions.
 func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
-	const size, ttl = 50_000, time.Second
+	const size, ttl = 50_000, 6 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	url := kit.PostgresURL(t)
