@@ -218,7 +218,7 @@ func (c *Coordinator) IsHolder() bool {
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
 	keeper, job := newKeeper(&c.base, term, hints), newJob(ctx, term, &c.base)
 	c.enterTerm(keeper)
-	keeper.start()
+	keeper.start(ctx)
 	cause = ErrJobEnded // if anything below panics, the term ends in order all the same
 	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
 	switch {

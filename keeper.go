@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure/internal/health"
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
@@ -125,9 +126,10 @@ func newKeeper(b *base, term *Term, hints Subscription) *keeper {
 
 // start begins to renew. A local term has nothing to renew, so its keeper only waits to be
 // stopped.
-func (k *keeper) start() {
-	var ctx context.Context
-	ctx, k.stopRenewing = context.WithCancel(context.Background())
+func (k *keeper) start(caller context.Context) {
+	// Of the caller's values, renewals have only this one: they outlive the trace in which they would be.
+	ctx := objects.WithComparison(context.Background(), objects.Comparison(caller))
+	ctx, k.stopRenewing = context.WithCancel(ctx)
 	if k.term.local() {
 		return
 	}

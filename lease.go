@@ -306,6 +306,9 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		switch {
 		case err == nil:
 			l.memory.SawVersion(obj.Version)
+			if err := term.compare(ctx, obj.Version, on); err != nil {
+				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, err)
+			}
 			if !term.extend(obj.Version, attempt, on) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 			}

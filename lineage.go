@@ -2,6 +2,7 @@ package tenure
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -89,10 +90,24 @@ func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() ==
 func (t *Term) mayReassert(r reading, exists bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.key.Type == objects.SessionType { // what it owns may have been freed as that of a session that is gone
-		return false
-	}
 	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+}
+
+// compare is called when a renewal was answered. If that was the first one in its lineage, and the term owns more than
+// its record, it has that compared with the store first: a claim whose row a failover has lost must
+// not profit from the renewal.
+func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
+	compare := objects.Comparison(ctx)
+	if t.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
+		return nil
+	}
+	t.mu.Lock()
+	t.movedTo(version)
+	t.mu.Unlock()
+	if compare == nil {
+		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
+	}
+	return compare(ctx, objects.Lineage(on))
 }
 
 // vouchedIn reports whether the last write of the term that was answered was done in that lineage.

@@ -467,3 +467,33 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 		require.ErrorIs(t, err, tenure.ErrHeld)
 	})
 }
+
+// Whoever renews a session for a worker elsewhere does not know its claims, which the failover may have lost.
+func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := on(newPrimary())
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: "s"}, TTL: failoverTTL})
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, lease.Renew(t.Context(), term))
+		store.server.Store(store.server.Load().Fork())
+		time.Sleep(time.Second)
+		left := term.Remaining()
+		for range 2 {
+			require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrHeld)
+			require.Equal(t, left, term.Remaining())
+		}
+		lost, compared := errors.New("not compared"), 0
+		comparing := objects.WithComparison(t.Context(), func(context.Context, objects.Lineage) error {
+			compared++
+			return lost
+		})
+		require.ErrorIs(t, lease.Renew(comparing, term), lost)
+		require.Equal(t, left, term.Remaining())
+		lost = nil
+		require.NoError(t, lease.Renew(comparing, term))
+		require.NoError(t, lease.Renew(comparing, term))
+		require.Equal(t, 2, compared)
+		require.Greater(t, term.Remaining(), left)
+	})
+}

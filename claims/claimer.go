@@ -30,31 +30,39 @@ type claimer struct {
 // try claims what is free, without waiting. It also reports whether another transaction has locked a row
 // that looked free, or the row is not ready.
 func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
-	l, done, err := c.k.begin(ctx)
-	if err != nil {
-		return nil, false, err
+	err = c.k.claiming(ctx, func(ctx context.Context, l *ledger) error {
+		var refused error
+		for some := range slices.Chunk(ids, perStatement) {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			sent := time.Now()
+			rows, left, err := c.take(ctx, l, some)
+			kept, over := c.keep(l, rows, sent)
+			if over != nil { // then no claim of this term is valid
+				got = nil
+				return cmp.Or(err, over)
+			}
+			got, locked = append(got, kept...), locked || left
+			switch {
+			case isRefused(err):
+				refused = cmp.Or(refused, err)
+			case err != nil:
+				return err
+			}
+		}
+		return refused
+	})
+	return got, locked, err
+}
+
+// tryNow is try for a caller who does not wait: before a failover has settled, no key is free.
+func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
+	got, _, err := c.try(ctx, ids)
+	if settlesIn(err) > 0 {
+		return nil, nil
 	}
-	defer done()
-	var refused error
-	for some := range slices.Chunk(ids, perStatement) {
-		if ctx.Err() != nil {
-			return got, locked, context.Cause(ctx)
-		}
-		sent := time.Now()
-		rows, left, err := c.take(ctx, l, some)
-		kept, over := c.keep(l, rows, sent)
-		if over != nil { // then no claim of this term is valid
-			return nil, locked, cmp.Or(err, over)
-		}
-		got, locked = append(got, kept...), locked || left
-		switch {
-		case isRefused(err):
-			refused = cmp.Or(refused, err)
-		case err != nil:
-			return got, locked, err
-		}
-	}
-	return got, locked, refused
+	return got, err
 }
 
 // take makes the term the owner of the rows that it may take. It reads them first, in a separate
@@ -151,6 +159,7 @@ func (c *claimer) wait(ctx context.Context, ids []string) ([]Claim, error) {
 			return nil, context.Cause(ctx)
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return nil, err
+		case settlesIn(err) > 0: // it says so itself
 		case err != nil && c.rows:
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)
 		case err != nil:
@@ -159,6 +168,9 @@ func (c *claimer) wait(ctx context.Context, ids []string) ([]Claim, error) {
 		longest := pace.Jitter(c.poll)
 		if hints.Live() && err == nil && !c.rows { // no hint says that time has made a row ready
 			longest = s.cfg.TTL
+		}
+		if in := settlesIn(err); in > 0 {
+			longest = in
 		}
 		if locked { // by a write that is about to commit, and sends no hint
 			longest = min(c.poll, 10*time.Millisecond<<min(tries, 10))

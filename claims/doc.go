@@ -35,6 +35,9 @@
 // Another process may take a session over, with [tenure.Lease.Resume]. The process that began the session
 // seals the record before it closes, and frees nothing if the session continues elsewhere.
 //
+// After a failover of the database, which may have lost claims, a session writes those again before its first
+// renewal counts, and claims nothing new before the failover has settled, see [tenure.Lineage].
+//
 // A session compares its claims with their rows once an hour, and whenever a statement was refused or not
 // answered, or the database may have gone back in time, as after a failover. It frees rows that name it
 // although it does not know them, and ends claims whose rows say otherwise. To compare a million keys takes

@@ -18,4 +18,4 @@ func StoreOf(s *Session) tenure.Store { return s.store }
 // LookAtAll compares all rows that name the session with what it knows, and EndDenied each of its
 // claims with its row.
 func (k *Keys) LookAtAll() error { return k.kind.lookAtAll(k.kind.ledger) }
-func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger) }
+func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger.term.ctx, k.kind.ledger) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
@@ -90,4 +91,6 @@ func isRefused(err error) bool { return errors.As(err, new(*objects.Refused)) }
 
 // wroteNothing reports whether a failed statement is known to have written nothing. After any other
 // error of the database it may have, or may yet.
-func wroteNothing(err error) bool { return isRefused(err) || isTooSlow(err) }
+func wroteNothing(err error) bool {
+	return isRefused(err) || isTooSlow(err) || errors.Is(err, tenure.ErrMoved)
+}

@@ -91,7 +91,7 @@ func (k *Keys) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {
-		got, _, err = k.claimer.try(ctx, ids)
+		got, err = k.claimer.tryNow(ctx, ids)
 	}
 	return got, opError("try to claim "+k.name, err)
 }

@@ -301,7 +301,11 @@ func (k *kind) startDetach(claims []Claim) error {
 	l := k.ledger
 	if l.detach(claims); len(l.detached) >= l.forgetAt {
 		l.forgetAt = math.MaxInt
-		l.term.busy.Go(func() { _ = k.forgetDetached(l) })
+		l.term.busy.Go(func() {
+			if ctx, ok := k.s.onCompared(l.term); ok {
+				_ = k.forgetDetached(ctx, l)
+			}
+		})
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package claims_test
 
 import (
+	"bytes"
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -62,5 +64,232 @@ func TestASessionWhoseRenewalsAFailoverMayHaveLostIsNotBuriedForATTL(t *testing.
 		on, err := db.Lineage(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, on.Server, named.Load(), "it names the server on which that was decided")
+	})
+}
+
+// failoverWorld is a database whose tables can be set back to a backup, as a failover does that loses commits.
+type failoverWorld struct {
+	*testing.T
+	db *memDB
+}
+
+// member is a process with a session.
+type member struct {
+	session *claims.Session
+	keys    *claims.Keys
+	store   *storetest.FaultyStore
+	log     *bytes.Buffer
+}
+
+func eachFailover(t *testing.T, test func(w *failoverWorld)) {
+	synctest.Test(t, func(t *testing.T) {
+		db := newMemDB(time.Now)
+		db.lineages, db.records.Lineages = true, true
+		test(&failoverWorld{t, db})
+	})
+}
+
+func (w *failoverWorld) join(ttl time.Duration, hook storetest.Hook) *member {
+	m := &member{store: storetest.Faulty(w.db, hook), log: new(bytes.Buffer)}
+	var err error
+	m.session, err = claims.NewSession(m.store, claims.SessionConfig{TTL: ttl, Logger: logTo(m.log)})
+	require.NoError(w, err)
+	m.keys, err = claims.NewKeys(m.session, "tenant")
+	require.NoError(w, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() { defer close(over); _ = m.session.Run(ctx) }()
+	w.Cleanup(func() { cancel(); <-over })
+	synctest.Wait()
+	return m
+}
+
+func (w *failoverWorld) backUp() (b backup) {
+	w.db.locked(func() { b = w.db.backUp() })
+	return b
+}
+
+func (w *failoverWorld) failOver(to backup) { w.db.locked(func() { w.db.restore(to) }) }
+
+func (w *failoverWorld) claim(m *member, id string) claims.Claim {
+	w.Helper()
+	got, err := m.keys.TryClaim(w.Context(), id)
+	require.NoError(w, err)
+	require.Len(w, got, 1)
+	return got[0]
+}
+
+func TestWhatAFailoverHasLostOfASessionIsWrittenAgain(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		nothing := w.backUp()
+		a := w.join(ttl, nil)
+		held, detached := w.claim(a, "1"), w.claim(a, "2")
+		require.NoError(w, a.keys.Detach(detached))
+		id, told := a.session.ID(), error(nil)
+		go func() {
+			told = a.keys.Do(w.Context(), held, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		}()
+		b := w.join(ttl, nil)
+		w.failOver(nothing)
+		for range 3 * ttl / time.Second {
+			time.Sleep(time.Second)
+			got, err := b.keys.TryClaim(w.Context(), "1", "2")
+			require.NoError(w, err)
+			require.Empty(w, got)
+			require.True(w, a.keys.Holds(held))
+		}
+		require.NoError(w, told)
+		require.Equal(w, id, a.session.ID())
+		require.Contains(w, a.log.String(), `the database has failed over and lost claims" kind=tenant written_again=2 ended=0`)
+		standing, err := b.keys.Standing(w.Context(), "1", "2")
+		require.NoError(w, err)
+		require.ElementsMatch(w, []claims.Claim{held, detached}, standing, "with the same tokens")
+	})
+}
+
+// Before the failover has settled, the session that has lost a claim by it may trust in that.
+func TestNothingIsClaimedBeforeAFailoverHasSettled(t *testing.T) {
+	for what, longest := range map[string]time.Duration{"by the own TTL": ttl, "by the longest TTL of a session": 3 * ttl} {
+		t.Run(what, func(t *testing.T) {
+			eachFailover(t, func(w *failoverWorld) {
+				a, b := w.join(longest, nil), w.join(ttl, nil)
+				seen := w.claim(a, "moved")
+				before := w.backUp()
+				w.failOver(before)
+				began := time.Now()
+				for name, call := range map[string]func() ([]claims.Claim, error){
+					"Claim": func() ([]claims.Claim, error) { return b.keys.Claim(w.Context(), "1") },
+					"Move":  func() ([]claims.Claim, error) { return b.keys.Move(w.Context(), seen) },
+				} {
+					got, err := b.keys.TryClaim(w.Context(), "2")
+					if name == "Claim" || time.Since(began) < longest {
+						require.Empty(w, got)
+					}
+					require.NoError(w, err)
+					got, err = call()
+					require.NoError(w, err)
+					require.Len(w, got, 1, name)
+					require.GreaterOrEqual(w, time.Since(began), longest, name)
+					require.Less(w, time.Since(began), longest+time.Second, name)
+				}
+				w.claim(b, "3")
+			})
+		})
+	}
+}
+
+func TestNoRowIsTakenForARemoteWorkerBeforeAFailoverHasSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &failingOver{SQLiteStore: kit.OpenSQLite(t, ":memory:")}
+		db.failOver()
+		kit.MigrateClaims(t, db)
+		cfg := claims.QueueConfig{Table: "tasks", Ready: "true"}
+		kit.ExecSQL(t, db.DB(), `CREATE TABLE tasks (id integer PRIMARY KEY)`)
+		queue := kit.Must(claims.NewQueue(db, cfg))
+		kit.ExecSQL(t, db.DB(), kit.Must(cfg.SQLiteDDL()))
+		kit.ExecSQL(t, db.DB(), `INSERT INTO tasks (id) VALUES (1)`)
+		worker := kit.Must(tenure.NewLease(db, tenure.LeaseConfig{Key: claims.SessionKey("w")}))
+		_, err := worker.TryAcquire(t.Context())
+		require.NoError(t, err)
+		got, err := queue.TryTakeFor(t.Context(), "w", claims.TakeOptions{N: 1})
+		require.NoError(t, err)
+		require.Empty(t, got)
+		began := time.Now()
+		got, err = queue.TakeFor(t.Context(), "w", claims.TakeOptions{N: 1, Have: []claims.Claim{}})
+		require.NoError(t, err)
+		require.Len(t, got, 1)
+		require.GreaterOrEqual(t, time.Since(began), tenure.DefaultTTL)
+	})
+}
+
+// The statement was sent before the failover, and comes after it.
+func TestAStatementThatClaimsNamesItsServer(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		require.NoError(w, a.keys.Release(w.Context(), w.claim(a, "1")))
+		before := w.backUp()
+		b := w.join(ttl, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.take" && slices.Contains(call.IDs, "1") {
+				w.failOver(before)
+			}
+			return do(ctx)
+		})
+		held := w.claim(a, "2")
+		go func() { _, _ = b.keys.Claim(w.Context(), "1") }()
+		synctest.Wait()
+		rows, err := w.db.Look(w.Context(), "tenant", []string{"1"}, time.Second)
+		require.NoError(w, err)
+		require.Len(w, rows, 1)
+		require.Empty(w, rows[0].Session)
+		require.True(w, a.keys.Holds(held))
+	})
+}
+
+// The statement is done before the failover, and its answer comes after the claims were compared.
+func TestAClaimWhoseAnswerComesAfterAFailoverIsCompared(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		before := w.backUp()
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "claims.take" {
+				w.failOver(before)
+				time.Sleep(ttl/3 + ttl/12) // a renewal begins meanwhile
+			}
+			return err
+		})
+		held := w.claim(a, "1")
+		a.store.SetHook(nil)
+		b := w.join(ttl, nil)
+		time.Sleep(2 * ttl)
+		require.True(w, a.keys.Holds(held))
+		got, err := b.keys.TryClaim(w.Context(), "1")
+		require.NoError(w, err)
+		require.Empty(w, got)
+	})
+}
+
+// The database refuses to have it written again.
+func TestAClaimThatCannotBeWrittenAgainEnds(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		w.claim(a, "2")
+		require.NoError(w, a.keys.Release(w.Context(), w.claim(a, "1")))
+		before := w.backUp()
+		time.Sleep(time.Second)
+		held := w.claim(a, "1")
+		told := make(chan error, 1)
+		go func() {
+			_ = a.keys.Do(w.Context(), held, func(ctx context.Context) error {
+				<-ctx.Done()
+				told <- context.Cause(ctx)
+				return nil
+			})
+		}()
+		w.failOver(before)
+		w.db.locked(func() { w.db.refused = map[string]bool{"1": true} })
+		select {
+		case cause := <-told:
+			require.ErrorIs(w, cause, tenure.ErrLost)
+		case <-time.After(ttl):
+			require.Fail(w, "its func goes on")
+		}
+		require.False(w, a.keys.Holds(held))
+		require.True(w, a.session.Valid())
+	})
+}
+
+// A look that finds a claim's row missing may come before the renewal that writes it again.
+func TestARegularLookEndsNoClaimThatIsYetToBeWrittenAgain(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		before := w.backUp()
+		held := w.claim(a, "1")
+		w.failOver(before)
+		require.NoError(w, a.keys.LookAtAll())
+		require.True(w, a.keys.Holds(held))
+		time.Sleep(ttl)
+		require.NoError(w, a.keys.LookAtAll())
+		require.True(w, a.keys.Holds(held))
 	})
 }

@@ -29,14 +29,15 @@ func (d *memDB) backUp() (b backup) {
 // restore ends all transactions and replaces the content of the tables.
 func (d *memDB) restore(b backup) {
 	d.epoch++
-	d.records = d.newRecords()
+	d.records = d.newRecords().Fork() // in another lineage
 	for _, o := range b.records {
 		d.records.Now = func() time.Time { return time.UnixMicro(o.Version) }
 		if _, err := d.records.PutIf(context.Background(), o, tenure.IfAbsent()); err != nil {
 			panic(err)
 		}
 	}
-	d.records.Now = d.now
+	d.marked = time.Time{}
+	d.records.Now, d.records.Lineages = d.now, d.lineages
 	clear(d.rows)
 	clear(d.wanted)
 	for _, c := range b.rows {

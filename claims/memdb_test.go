@@ -34,6 +34,9 @@ type memDB struct {
 	wanted  map[objects.Claim]bool // claims that somebody asks for
 	epoch   int                    // of the transactions; ends when the tables are restored
 
+	lineages bool      // a restore begins another lineage
+	marked   time.Time // when somebody first looked at the lineage; zero: nobody has
+
 	hintsLost bool
 	refused   map[string]bool // keys whose rows a trigger refuses to have updated
 }
@@ -55,6 +58,7 @@ type watcher interface {
 	rowTaken(ctx context.Context, before, after objects.Claim) // a zero before: there was no row
 	rowFreed(ctx context.Context, before objects.Claim)
 	rowMoved(ctx context.Context, seen, before, after objects.Claim)
+	rowReasserted(ctx context.Context, after objects.Claim)
 	noticePruned(before objects.Claim) // that its claim was moved
 	fencedWrite(ctx context.Context, by objects.Claim, err error)
 }
@@ -66,6 +70,7 @@ var (
 	_ tenure.Watcher      = (*memDB)(nil)
 	_ tenure.Notifier     = (*memDB)(nil)
 	_ tenure.Lister       = (*memDB)(nil)
+	_ tenure.Lineaged     = (*memDB)(nil)
 )
 
 var errRestored = errors.New("terminating connection: the tables are being restored")
@@ -178,9 +183,36 @@ func (d *memDB) record(session string) (o tenure.Object, ok bool) {
 
 func (d *memDB) LongestKey() int { return 0 }
 
-func (d *memDB) Look(_ context.Context, kind string, ids []string, _ time.Duration) (found []objects.Claim, err error) {
+// isOn returns [tenure.ErrMoved] if a statement names another server. The caller holds the mutex.
+func (d *memDB) isOn(ctx context.Context) error {
+	if name := objects.ServerOf(ctx); name != "" && name != d.server() {
+		return tenure.ErrMoved
+	}
+	return nil
+}
+
+// server returns the server, and marks it in a new lineage. The caller holds the mutex.
+func (d *memDB) server() string {
+	if d.marked.IsZero() {
+		d.marked = time.Now()
+	}
+	on, _ := d.records.Lineage(context.Background())
+	return on.Server
+}
+
+func (d *memDB) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.server()
+	return d.records.Lineage(ctx)
+}
+
+func (d *memDB) Look(ctx context.Context, kind string, ids []string, _ time.Duration) (found []objects.Claim, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.isOn(ctx); err != nil {
+		return nil, err
+	}
 	for _, id := range ids {
 		if r := d.rows[rowKey{kind, id}]; r != nil {
 			_, stands := d.record(r.Session)
@@ -245,6 +277,28 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 	})
 }
 
+func (d *memDB) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
+	token := make(map[string]int64)
+	for i, id := range ids {
+		token[id] = tokens[i]
+	}
+	isLost := func(r *memRow) bool { return r.Token < token[r.ID] }
+	_, err := d.write(ctx, limit, kind, ids, isLost, func(rows []*memRow) {
+		for _, id := range ids {
+			if d.rows[rowKey{kind, id}] == nil {
+				r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
+				d.rows[rowKey{kind, id}] = r
+				rows = append(rows, r)
+			}
+		}
+		for _, r := range rows {
+			r.Session, r.Token = session, token[r.ID]
+			d.watcher.rowReasserted(ctx, r.Claim)
+		}
+	})
+	return err
+}
+
 // write locks the rows that are not locked yet, and lets change write them when the statement
 // commits. It returns the other rows.
 func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) (left []objects.Claim, err error) {
@@ -255,7 +309,11 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 	unlocked := make(chan struct{})
 	var rows []*memRow
 	var epoch int
+	var moved error
 	d.locked(func() {
+		if moved = d.isOn(ctx); moved != nil {
+			return
+		}
 		epoch = d.epoch
 		for _, id := range ids {
 			switch r := d.rows[rowKey{kind, id}]; {
@@ -268,6 +326,9 @@ func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids
 			}
 		}
 	})
+	if moved != nil {
+		return nil, moved
+	}
 	if open > 0 {
 		time.Sleep(open)
 	}
@@ -327,9 +388,12 @@ func compareClaims(a, b objects.Claim) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Token, b.Token))
 }
 
-func (d *memDB) Owned(_ context.Context, session, afterKind, afterID string, n int, _ time.Duration) (owned []objects.Claim, err error) {
+func (d *memDB) Owned(ctx context.Context, session, afterKind, afterID string, n int, _ time.Duration) (owned []objects.Claim, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.isOn(ctx); err != nil {
+		return nil, err
+	}
 	for _, r := range d.rows {
 		if r.Session == session && (r.Kind > afterKind || r.Kind == afterKind && r.ID > afterID) {
 			owned = append(owned, r.Claim)
@@ -450,6 +514,7 @@ func (d *memDB) fencedWrite(_ context.Context, c objects.Claim, open time.Durati
 type noWatcher struct{}
 
 func (noWatcher) recordPut(context.Context, tenure.Object)               {}
+func (noWatcher) rowReasserted(context.Context, objects.Claim)           {}
 func (noWatcher) recordDeleted(context.Context, string)                  {}
 func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
 func (noWatcher) rowFreed(context.Context, objects.Claim)                {}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // Move makes this session the owner of keys that other sessions own, without asking those or waiting for
@@ -40,12 +41,22 @@ func (k *Keys) Move(ctx context.Context, seen ...Claim) ([]Claim, error) {
 }
 
 func (k *Keys) move(ctx context.Context, seen []Claim) (got []Claim, err error) {
-	l, done, err := k.kind.begin(ctx)
-	if err != nil {
-		return nil, err
+	for {
+		err = k.kind.claiming(ctx, func(ctx context.Context, l *ledger) (err error) {
+			got, err = k.moveTo(ctx, l, rowsOf(seen))
+			return err
+		})
+		in := settlesIn(err)
+		if in == 0 {
+			return got, err
+		}
+		if !pace.Sleep(ctx, in) {
+			return nil, context.Cause(ctx)
+		}
 	}
-	defer done()
-	rows := rowsOf(seen)
+}
+
+func (k *Keys) moveTo(ctx context.Context, l *ledger, rows []objects.Claim) (got []Claim, err error) {
 	ids, err := k.kind.claimable(l, idsOf(rows))
 	may := setOf(ids)
 	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session == l.term.id || !may[r.ID] })

@@ -39,6 +39,8 @@ type Queue struct {
 	rows  *ownerTable // the same as table
 	taker *taker      // for sessions of remote workers
 
+	settling *settling // for these sessions
+
 	retries    logtext.Retries
 	registered atomic.Bool // whether this process need not register it any more
 	tried      atomic.Bool // whether TryTakeFor has tried to register it
@@ -70,6 +72,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	q := &Queue{retries: logtext.Retries{Repeat: true}, store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
 	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
+	q.settling = &settling{store: store, ttl: tenure.DefaultTTL, limit: queueLimit, logger: cfg.Logger}
 	return q, nil
 }
 
@@ -168,7 +171,7 @@ func (q *Queue) failed(what string, err error) error {
 func (q *Queue) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
-		return nil, err
+		return nil, q.failed("list", err)
 	}
 	return q.claimsOf(rows), nil
 }
@@ -177,7 +180,7 @@ func (q *Queue) ownedBy(ctx context.Context, session string) (owned []objects.Cl
 	for after, more := "", true; more; {
 		var rows []objects.Claim
 		if rows, more, err = q.rows.owned(ctx, q.cfg.Table, session, after); err != nil {
-			return nil, q.failed("list", err)
+			return nil, err
 		}
 		if owned = append(owned, rows...); len(rows) > 0 {
 			after = rows[len(rows)-1].ID
@@ -369,6 +372,23 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 		return nil, q.failed("take", err)
 	}
 	q.freeExpired(ctx)
+	var got []Claim
+	for range 2 {
+		if got, err = q.takeFor(ctx, session, o); !errors.Is(err, tenure.ErrMoved) {
+			break
+		}
+	}
+	if settlesIn(err) > 0 {
+		return nil, nil
+	}
+	return got, q.failed("take", err)
+}
+
+func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	ctx, err := q.settling.on(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if o.Have != nil {
 		if got, err := q.unknown(ctx, session, o); err != nil || len(got) > 0 {
 			return got, err
@@ -382,7 +402,7 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 		err = fmt.Errorf("%w: session %q has no record: it has ended, or never began", tenure.ErrLost, session)
 	}
 	if len(rows) == 0 && err != nil {
-		return nil, q.failed("take", err)
+		return nil, err
 	}
 	// The session may be the only one, so that no worker does it. If this fails once, only workers try it again.
 	if len(rows) > 0 && !q.registered.Load() && !q.tried.Swap(true) {

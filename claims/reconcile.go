@@ -2,11 +2,13 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
@@ -84,7 +86,7 @@ func (k *kind) reconcile(l *ledger) {
 			case <-due:
 			}
 		}
-		if err != nil && l.term.ctx.Err() == nil {
+		if err != nil && l.term.ctx.Err() == nil && !errors.Is(err, tenure.ErrMoved) {
 			k.s.cfg.Logger.Warn("failed to compare claims with their rows; retrying within a TTL", "kind", k.name, "error", err)
 		}
 	}
@@ -165,6 +167,13 @@ func (k *kind) isKnownByAnotherName(r objects.Claim) bool {
 // lookAtAll compares all rows that name the session with what it knows, and its claims with the rows.
 func (k *kind) lookAtAll(l *ledger) error {
 	s, began := k.s, time.Now()
+	ctx, ok := s.onCompared(l.term)
+	if !ok { // the next renewal writes again what a failover has lost
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		l.doubts.lookedAtAll(began, began, false)
+		return nil
+	}
 	s.mu.Lock()
 	changes := l.changes
 	s.mu.Unlock()
@@ -198,10 +207,10 @@ func (k *kind) lookAtAll(l *ledger) error {
 	compared := confirmed == len(l.held) && changes == l.changes // so the look has seen the row of each
 	s.mu.Unlock()
 	if err == nil && !compared {
-		err = k.endDenied(l)
+		err = k.endDenied(ctx, l)
 	}
 	if err == nil {
-		err = k.forgetDetached(l)
+		err = k.forgetDetached(ctx, l)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,8 +219,8 @@ func (k *kind) lookAtAll(l *ledger) error {
 }
 
 // endDenied ends held claims whose rows say otherwise.
-func (k *kind) endDenied(l *ledger) error {
-	denied, err := k.denied(l, l.held)
+func (k *kind) endDenied(ctx context.Context, l *ledger) error {
+	denied, err := k.denied(ctx, l, l.held)
 	if err != nil || len(denied) == 0 {
 		return err
 	}
@@ -223,7 +232,7 @@ func (k *kind) endDenied(l *ledger) error {
 	k.s.mu.Lock()
 	maps.DeleteFunc(denied, func(id string, token int64) bool { return !l.holds(id, token) })
 	k.s.mu.Unlock()
-	denied, err = k.denied(l, denied)
+	denied, err = k.denied(ctx, l, denied)
 	lost := 0
 	for id, token := range denied {
 		c := claimOf(k.name, l.term.id, objects.Claim{ID: id, Token: token}, k.ofRows())
@@ -241,8 +250,8 @@ func (k *kind) endDenied(l *ledger) error {
 }
 
 // forgetDetached forgets detached claims that have ended: no other process tells this one.
-func (k *kind) forgetDetached(l *ledger) error {
-	ended, err := k.denied(l, l.detached)
+func (k *kind) forgetDetached(ctx context.Context, l *ledger) error {
+	ended, err := k.denied(ctx, l, l.detached)
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	for id, token := range ended {
@@ -253,7 +262,7 @@ func (k *kind) forgetDetached(l *ledger) error {
 }
 
 // denied returns the claims whose rows say otherwise. It stops when the term ends.
-func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int64, err error) {
+func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (denied map[string]int64, err error) {
 	denied = make(map[string]int64)
 	k.s.mu.Lock()
 	next, stop := iter.Pull2(maps.All(claims)) // the map may change between two calls of next
@@ -270,7 +279,7 @@ func (k *kind) denied(l *ledger, claims map[string]int64) (denied map[string]int
 		}
 		k.s.mu.Unlock()
 		sent := time.Now()
-		ended, _, err := k.table.standing(l.term.ctx, k.name, some)
+		ended, _, err := k.table.standing(ctx, k.name, some)
 		if err != nil {
 			return denied, err
 		}

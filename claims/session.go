@@ -70,6 +70,8 @@ type Session struct {
 	cfg    SessionConfig
 	limit  time.Duration // of a statement
 
+	settling *settling
+
 	started  atomic.Bool // Run was called
 	returned atomic.Bool // and has returned
 	sweeper  sweeper
@@ -98,6 +100,9 @@ type term struct {
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
 
 	requested chan struct{} // receives when there are requests to read
+
+	begunIn    string      // the mark of the lineage in which it was acquired
+	comparison *comparison // the last one; guarded by the session's mu
 }
 
 // NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] for which [Migrate]
@@ -131,6 +136,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	}
 	s.limit = min((s.cfg.RenewDeadline-s.cfg.RenewInterval)/2, 10*time.Second) // as a coordinator's calls have
 	s.table = &ownerTable{table, new(groups), s.limit, true}
+	s.settling = &settling{store: store, ttl: s.cfg.TTL, limit: s.limit, expiry: s.cfg.Expiry, logger: s.cfg.Logger}
 	s.sweeper.init(s)
 	return s, nil
 }
@@ -200,7 +206,10 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	}
 	ctx, cancel := s.writeContext(ctx) // if ctx cut it off, a record that was created might stand until it expires
 	defer cancel()
-	t.Term, err = t.lease.TryAcquire(ctx)
+	if t.Term, err = t.lease.TryAcquire(ctx); err == nil {
+		on, _ := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store) // if it fails, the next renewal compares its claims
+		t.begunIn = on.Mark
+	}
 	return t, err
 }
 
@@ -210,8 +219,16 @@ func (s *Session) hold(run context.Context, t *term) {
 	var ctx context.Context
 	ctx, t.stop = context.WithCancel(context.WithoutCancel(run))
 	defer t.stop()
-	err := t.coordinator.Hold(ctx, t.Term)
+	err := t.coordinator.Hold(objects.WithComparison(ctx, func(ctx context.Context, on objects.Lineage) error {
+		return s.compareAll(ctx, t, on)
+	}), t.Term)
 	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // if runTerm was never called
+	s.mu.Lock()
+	c := t.comparison
+	s.mu.Unlock()
+	if c != nil {
+		<-c.done
+	}
 	s.update(func() { delete(s.history.terms, t) })
 }
 

@@ -109,6 +109,9 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 		calm: make(chan struct{}), over: make(chan struct{}),
 	}
 	a.db = newMemDB(a.clock.Now)
+	if a.restores {
+		a.db.lineages, a.db.records.Lineages = true, true
+	}
 	a.judge = newJudge(a)
 	a.db.watcher, a.db.opens = a.judge, a.opens
 	if a.workers > 0 {

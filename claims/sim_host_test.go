@@ -2,12 +2,15 @@ package claims_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -57,6 +60,7 @@ type life struct {
 	gone     chan struct{} // closed at its crash
 	ended    chan struct{} // closed when Run has returned
 	started  time.Time
+	db       *knowing
 	stopping bool           // guarded by the database's mutex, like looked
 	looked   time.Time      // when it last sent a statement that reads rows
 	taking   map[string]int // statements that take rows and have no answer, by their sessions
@@ -66,7 +70,52 @@ type life struct {
 type hintless struct {
 	tenure.Store
 	tenure.Lister
+	tenure.Lineaged
 	backend
+}
+
+// knowing is the database as a process knows it: it looks at the lineage again only when an answer has shown that the
+// server is another one.
+type knowing struct {
+	*memDB
+	mu    sync.Mutex // guards the fields below; never held across I/O
+	on    *tenure.Lineage
+	at    time.Time            // of on
+	first map[string]time.Time // when a mark was first seen
+}
+
+func (k *knowing) Lineage(ctx context.Context) (tenure.Lineage, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.on == nil {
+		on, err := k.memDB.Lineage(ctx)
+		if err != nil {
+			return on, err
+		}
+		if _, known := k.first[on.Mark]; !known {
+			k.first[on.Mark] = time.Now()
+		}
+		k.on, k.at = &on, time.Now()
+	}
+	on := *k.on
+	on.Age += time.Since(k.at)
+	if on.Seen = time.Since(k.first[on.Mark]); k.on.Age == objects.SettledAge {
+		on.Seen = on.Age
+	}
+	return on, nil
+}
+
+// answered notes an answer, of the server that is up.
+func (k *knowing) answered(op string, err error) {
+	if moved := errors.Is(err, tenure.ErrMoved); !moved && (err != nil || op != "get" && op != "put") {
+		return
+	}
+	on, _ := k.memDB.Lineage(context.Background())
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.on != nil && k.on.Server != on.Server {
+		k.on = nil
+	}
 }
 
 // start starts a process unless one is running.
@@ -78,10 +127,11 @@ func (h *host) start() {
 	}
 	h.lives++
 	l := &life{h: h, name: fmt.Sprintf("%s.%d", h.name, h.lives), gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), taking: map[string]int{}}
-	faulty := storetest.Faulty(h.a.db, l.call)
+	l.db = &knowing{memDB: h.a.db, first: make(map[string]time.Time)}
+	faulty := storetest.Faulty(l.db, l.call)
 	var store tenure.Store = faulty
 	if !h.a.wakes {
-		store = hintless{faulty, faulty, faulty}
+		store = hintless{faulty, faulty, faulty, faulty}
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
 	if h.a.blocks {

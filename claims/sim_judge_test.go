@@ -49,6 +49,7 @@ type session struct {
 	gone    time.Time     // when its record was deleted; zero: it stands
 	aged    bool          // the database's clock made it look expired when its record was deleted
 	tainted bool          // the tables were restored since it began
+	lost    bool          // and its record was not among them
 	late    bool          // that it was buried late was reported
 }
 
@@ -132,9 +133,10 @@ func (j *judge) recordPut(ctx context.Context, o tenure.Object) {
 	} else {
 		j.renewed++
 	}
-	if !s.stands() {
+	if !s.stands() && !s.lost {
 		j.violated("S1", "%s has come back", s.who())
 	}
+	s.gone, s.lost = time.Time{}, false
 	s.renewed, s.shift = time.Now(), j.a.clock.Shifted()
 }
 
@@ -212,6 +214,19 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 }
 
+// rowReasserted is called when a session has written a claim again that a failover has lost.
+func (j *judge) rowReasserted(ctx context.Context, after objects.Claim) {
+	k, l := j.keys[after.ID], lifeOf(ctx)
+	kit.Count(&j.judged, "claims written again")
+	j.a.line.Say(l.name, "%s is claimed again by session %s: %d", after.ID, after.Session[:4], after.Token)
+	for _, c := range k.claims {
+		if _, moved := j.moved[after]; !moved && c.Token > after.Token && !c.life.dead() && c.life.keys.Holds(claimOf(c.Claim)) {
+			j.violated("S1", "%s claims %s again with token %d, while %s holds it with %d", l.name, after.ID, after.Token, c.life.name, c.Token)
+		}
+	}
+	k.changed, k.tainted = time.Now(), k.tainted && after.Token < k.token // what has lost more may be written again later
+}
+
 // rowMoved is called when a process has moved a claim to itself.
 func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim) {
 	kit.Count(&j.judged, "claims that were moved")
@@ -250,8 +265,8 @@ func (j *judge) nobodyHolds(k *key, when string) {
 		switch {
 		case moved:
 			kit.Count(&j.excused, "valid: moved")
-		case s.tainted || !j.restoredAt.IsZero() && !s.stands():
-			kit.Count(&j.excused, "valid: restored")
+		case j.a.unlikeTTLs && s.lost: // nobody knows any more that its TTL is longer
+			kit.Count(&j.excused, "valid: longer TTL")
 		case j.mayLookExpired(s):
 			kit.Count(&j.excused, "valid: clock")
 		default:
@@ -276,7 +291,9 @@ func (j *judge) rowFreed(ctx context.Context, before objects.Claim) {
 			}
 		}
 	}
-	j.nobodyHolds(k, by.name+" frees "+before.ID)
+	if !k.tainted { // nobody takes it before the failover has settled
+		j.nobodyHolds(k, by.name+" frees "+before.ID)
+	}
 	k.changed, k.tainted = time.Now(), false
 }
 
@@ -300,7 +317,7 @@ func (j *judge) restored() {
 		if _, stands := j.a.db.record(id); stands {
 			s.gone = time.Time{}
 		} else if s.gone.IsZero() {
-			s.gone = time.Now()
+			s.gone, s.lost = time.Now(), true
 		}
 		if o, stands := j.a.db.record(id); stands {
 			s.renewed, s.shift = time.Now().Add(-o.Age), j.a.clock.Shifted()

@@ -53,6 +53,7 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	if !l.halt() { // paused before it saw the answer
 		return errCrashed
 	}
+	l.db.answered(call.Op, err)
 	return err
 }
 

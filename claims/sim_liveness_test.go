@@ -85,6 +85,12 @@ func (j *judge) isServed(w *waiting, id string) {
 			free = later(free, s.gone)
 		}
 	}
+	if !j.restoredAt.IsZero() { // nothing is claimed before the failover has settled
+		if j.a.db.marked.IsZero() {
+			return
+		}
+		free = later(free, j.a.db.marked.Add(j.a.longestTTL()))
+	}
 	from := later(later(since, w.since), later(free, k.locked))
 	bound := w.life.h.ttl + w.life.h.ttl/3 + 10*time.Second
 	if took := time.Since(from); took > bound {

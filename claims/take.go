@@ -165,7 +165,9 @@ func (w *Worker) takeAsLeader(ctx context.Context, l *line, t *takeCall) error {
 			continue
 		}
 		pause := pace.Jitter(w.q.cfg.PollInterval)
-		if err != nil {
+		if in := settlesIn(err); in > 0 {
+			pause = in
+		} else if err != nil {
 			pause = pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures)
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to take rows; retrying", err, "table", w.q.cfg.Table)
 			failures++
@@ -206,13 +208,16 @@ func (w *Worker) takeForWaiters(ctx context.Context, l *line) error {
 }
 
 // take takes rows once.
-func (w *Worker) take(ctx context.Context, of *source, wants func() int) ([]Claim, error) {
+func (w *Worker) take(ctx context.Context, of *source, wants func() int) (got []Claim, err error) {
+	err = w.kind.claiming(ctx, func(ctx context.Context, l *ledger) (err error) {
+		got, err = w.takeAs(ctx, l, of, wants)
+		return err
+	})
+	return got, err
+}
+
+func (w *Worker) takeAs(ctx context.Context, l *ledger, of *source, wants func() int) ([]Claim, error) {
 	k := w.kind
-	l, done, err := k.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
 	n := wants()
 	if err := k.over(l); err != nil || n == 0 {
 		return nil, err

@@ -105,7 +105,7 @@ func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
 	if err == nil {
-		got, _, err = w.claimer.try(ctx, ids)
+		got, err = w.claimer.tryNow(ctx, ids)
 	}
 	return got, w.q.failed("try to claim", err)
 }

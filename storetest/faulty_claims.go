@@ -82,6 +82,13 @@ func (o faultyOwners) Free(ctx context.Context, session, kind string, ids []stri
 	})
 }
 
+func (o faultyOwners) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
+	_, err := within(ctx, o.f, limit, o.call("reassert", kind, session, ids), func(ctx context.Context) (none struct{}, err error) {
+		return none, o.table.Reassert(ctx, session, kind, ids, tokens, limit)
+	})
+	return err
+}
+
 func (o faultyOwners) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	return within(ctx, o.f, limit, o.call("owned", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
 		return o.table.Owned(ctx, session, afterKind, afterID, n, limit)

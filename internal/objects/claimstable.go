@@ -26,6 +26,10 @@ type ClaimStore interface {
 	// free because another transaction has locked them. In the claims' table, all are freed alike.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how Freeing, limit time.Duration) (locked []Claim, err error)
 
+	// Reassert makes a session the owner of rows again whose claims a failover has lost: of those that are missing in the
+	// claims' table, or that have lesser tokens than these. It leaves the others.
+	Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error
+
 	// Owned returns at most n rows that a session owns, those after another row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
 

@@ -99,6 +99,9 @@ func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "tenure: the term is over; records that stand: "
 
+// Moved is part of the error with which a statement fails on Postgres that names another server.
+const Moved = "tenure: another server than the one that was looked at: "
+
 // PutConflict is part of the error with which a put statement fails on Postgres.
 const PutConflict = "tenure: the object has another version; records that have this one: "
 

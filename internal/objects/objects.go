@@ -165,8 +165,8 @@ func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != 
 
 type serverKey struct{}
 
-// OnServer names the server on which a deletion must happen, as a [Condition] does for other writes. Elsewhere it
-// is an [ErrMoved].
+// OnServer names the server on which a deletion or a statement of claims must happen, as a [Condition] does for other
+// writes. Elsewhere it is an [ErrMoved].
 func OnServer(ctx context.Context, server string) context.Context {
 	return context.WithValue(ctx, serverKey{}, server)
 }
@@ -175,6 +175,20 @@ func OnServer(ctx context.Context, server string) context.Context {
 func ServerOf(ctx context.Context) string {
 	server, _ := ctx.Value(serverKey{}).(string)
 	return server
+}
+
+type comparisonKey struct{}
+
+// WithComparison has compare called when a renewal with this context is the first of its term that is
+// answered in a lineage. The renewal counts only if compare returns nil.
+func WithComparison(ctx context.Context, compare func(ctx context.Context, on Lineage) error) context.Context {
+	return context.WithValue(ctx, comparisonKey{}, compare)
+}
+
+// Comparison returns what [WithComparison] has set, or nil.
+func Comparison(ctx context.Context) func(ctx context.Context, on Lineage) error {
+	compare, _ := ctx.Value(comparisonKey{}).(func(context.Context, Lineage) error)
+	return compare
 }
 
 // Stamp returns a row's time, or the zero time if the column is NULL.

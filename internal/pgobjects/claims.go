@@ -2,11 +2,14 @@ package pgobjects
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -101,6 +104,16 @@ const (
 			freed AS (
 				UPDATE {claims} SET session = NULL WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
 			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`
+
+	// The token tells a claim that the failover has lost from one that is newer.
+	reassertClaims = `
+			WITH lost AS MATERIALIZED (SELECT * FROM unnest($3::text[], $4::bigint[]) lost(id, token)),
+			changed AS (
+				UPDATE {claims} c SET session = $2, token = lost.token FROM lost WHERE c.kind = $1 AND c.id = lost.id AND c.token < lost.token),
+			made AS (
+				INSERT INTO {claims} (kind, id, session, token) SELECT $1, id, $2, token FROM lost
+				WHERE NOT EXISTS (SELECT FROM {claims} c WHERE c.kind = $1 AND c.id = lost.id) ORDER BY id ON CONFLICT (kind, id) DO NOTHING)
+			SELECT '', '', '', 0::bigint, false WHERE false`
 
 	ownedClaims = `
 			SELECT kind, id, session, token, false FROM {claims}
@@ -199,6 +212,11 @@ func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, miss
 
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return query(ctx, c, limit, scanClaim, freeClaims, kind, session, ids, tokens)
+}
+
+func (c *Claims) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
+	_, err := query(ctx, c, limit, scanClaim, reassertClaims, kind, session, ids, tokens)
+	return err
 }
 
 func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
@@ -350,6 +368,10 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 		settings += `, ` + pgconns.Durably
 	}
 	millis := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+	var server []any
+	if name := objects.ServerOf(ctx); name != "" {
+		settings, server = settings+elseMoved, []any{serverOf(name)}
+	}
 	var answered []T // may still be written after an error
 	err = c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		return pgconns.Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -360,7 +382,7 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 			left := time.Until(deadline)
 			left -= min(left/4, 500*time.Millisecond)
 			batch := &pgx.Batch{}
-			batch.Queue(settings, millis(max(left, time.Millisecond)), millis(lock))
+			batch.Queue(settings, append([]any{millis(max(left, time.Millisecond)), millis(lock)}, server...)...)
 			batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
 				answered, err = pgx.AppendRows([]T(nil), rows, scan)
 				return err
@@ -368,10 +390,23 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 			return conn.SendBatch(ctx, batch).Close()
 		})
 	})
+	if isMoved(err) {
+		c.table.lineages.seen.Store(nil)
+		return nil, objects.ErrMoved
+	}
 	if err != nil {
 		return nil, err
 	}
 	return answered, nil
+}
+
+// elseMoved fails on any other server than the one that it names, with a text that [isMoved] knows. It
+// stands in the statement before the one that must not run there, in the same transaction.
+const elseMoved = `, CASE ` + server + ` WHEN $3 THEN 0 ELSE ('` + objects.Moved + `' || ` + server + `)::bigint END`
+
+func isMoved(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && strings.Contains(refused.Message, objects.Moved)
 }
 
 // standsIn reports whether the row of a claim stands as it is.

@@ -98,6 +98,11 @@ const (
 					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
+	// A row that was taken again has a greater token.
+	reassertRows = `
+			UPDATE {rows} SET {session} = $1, {token} = tenure_lost.tenure_token{count}
+			FROM unnest($2::text[]::{type}[], $3::bigint[]) tenure_lost(tenure_id, tenure_token)
+			WHERE {id} = tenure_id AND coalesce({token}, 0) < tenure_token RETURNING {id}::text, '', 0::bigint, 0`
 	// The time is one that the index can be searched for.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
@@ -291,6 +296,11 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 		c.Attempts, c.Exhausted = 0, false
 		return !slices.Contains(given, c)
 	}), err
+}
+
+func (r *Rows) Reassert(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) error {
+	_, err := r.query(ctx, limit, 0, reassertRows, session, ids, tokens)
+	return err
 }
 
 // setting returns the text of a statement that assigns to columns.

@@ -42,6 +42,9 @@ func quoted(schema, table string) string {
 	return objects.Quoted(schema, table)
 }
 
+// server is another number on another server, and after a restart.
+const server = "floor(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
+
 // words have the same meaning in all statements.
 func words() []string {
 	limit := strconv.FormatInt(objects.VersionLimit, 10)
@@ -49,7 +52,7 @@ func words() []string {
 		// floor, because a cast rounds, up to half a millisecond into the future.
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-		"{server}", "floor(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint", // of another server, another one
+		"{server}", server,
 		// A version that is not positive is read as one above the limit, almost always a
 		// different one for each value, so that a write can still name what was read.
 		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest(" + limit + ", 9223372036854775807 + resource_version) END",

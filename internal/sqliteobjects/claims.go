@@ -153,6 +153,11 @@ func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, t
 	return nil, c.exec(ctx, limit, freeClaims, kind, session, idsAndTokens(ids, tokens))
 }
 
+// Reassert does nothing: a file that is in use does not fail over.
+func (c *Claims) Reassert(context.Context, string, string, []string, []int64, time.Duration) error {
+	return nil
+}
+
 // idsAndTokens returns pairs of an ID and a token as an argument of json_each.
 func idsAndTokens(ids []string, tokens []int64) string {
 	rows := make([][2]any, 0, len(ids))

@@ -1,0 +1,279 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/sighting"
+)
+
+// A failover of the database may lose who has claimed a key, also if the session that has claimed it lives and
+// trusts itself: [tenure.Lineage] says when the first replica came to the new primary. Until that is a TTL ago,
+// nothing is claimed, whatever the rows say. Meanwhile each session has either ended, or renewed its
+// record on the new primary. The first such renewal counts only once the session has compared its claims with
+// their rows there, and has written again what was lost. A claim that could not be written has ended: it was trusted
+// for no longer than the session was before the failover.
+
+// unsettled is the error of a call that would claim something before a failover has settled.
+type unsettled struct{ in time.Duration }
+
+func (u *unsettled) Error() string {
+	return fmt.Sprintf("the database has failed over: nothing is claimed for another %v", u.in.Round(time.Millisecond))
+}
+
+// longestTTL is a TTL that no session has, unless all have one as long: once a lineage is that old, nobody looks for
+// the longest.
+const longestTTL = time.Hour
+
+// settlesIn returns for how long nothing may be claimed, if that is why a call has failed.
+func settlesIn(err error) (in time.Duration) {
+	var u *unsettled
+	if errors.As(err, &u) {
+		in = u.in
+	}
+	return in
+}
+
+// settling knows when something may be claimed in a store.
+type settling struct {
+	store  tenure.Store
+	ttl    time.Duration
+	limit  time.Duration // of a statement
+	expiry tenure.ExpiryPolicy
+	logger *slog.Logger
+
+	longest atomic.Pointer[longestIn]
+	told    atomic.Pointer[string] // the mark of the lineage of which the log says that it has not settled
+}
+
+// longestIn is the longest TTL of a session whose record stood in a lineage.
+type longestIn struct {
+	mark string
+	ttl  time.Duration
+}
+
+// on returns a context for statements that claim, which names the server where they may. If a failover has not
+// settled, the error is an [*unsettled].
+func (s *settling) on(ctx context.Context) (context.Context, error) {
+	looking, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), s.limit)
+	defer cancel()
+	on, err := tenure.LineageOf(looking, s.store)
+	if err != nil {
+		return nil, err
+	}
+	in := s.in(on, s.ttl)
+	if longest := s.longest.Load(); in <= 0 && on.Age < longestTTL && (longest == nil || longest.mark != on.Mark) {
+		if err := s.list(ctx, on); err != nil {
+			return nil, err
+		}
+	}
+	if longest := s.longest.Load(); longest != nil {
+		in = max(in, s.in(on, longest.ttl))
+	}
+	if in <= 0 {
+		return objects.OnServer(ctx, on.Server), nil
+	}
+	if told := s.told.Swap(&on.Mark); told == nil || *told != on.Mark {
+		s.logger.Info("nothing is claimed before a failover of the database has settled", "in", in.Round(time.Millisecond))
+	}
+	return nil, &unsettled{in}
+}
+
+func (s *settling) in(on tenure.Lineage, ttl time.Duration) time.Duration {
+	return sighting.SettlesIn(objects.Lineage(on), "", ttl, s.expiry == tenure.Observed)
+}
+
+// list looks for the longest TTL of a session.
+func (s *settling) list(ctx context.Context, on tenure.Lineage) error {
+	lister, ok := s.store.(tenure.Lister)
+	if !ok || on.Mark == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), s.limit)
+	defer cancel()
+	longest := longestIn{mark: on.Mark}
+	for after, more := "", true; more; {
+		sessions, err := lister.List(ctx, objects.SessionType, after, perStatement)
+		if err != nil {
+			return err
+		}
+		for _, o := range sessions {
+			h, _ := record.Read(record.Object{Labels: o.Labels, Payload: o.Payload, Version: o.Version}, s.ttl)
+			longest.ttl, after = max(longest.ttl, h.TTL), o.Key.ID
+		}
+		more = len(sessions) == perStatement
+	}
+	s.longest.Store(&longest)
+	return nil
+}
+
+// claiming calls claim when the session may claim: there is a term, it is the kind's turn, and a failover has
+// settled. The context of claim names the server on which it has; if the database has moved since, claim is
+// called once more.
+func (k *kind) claiming(ctx context.Context, claim func(ctx context.Context, l *ledger) error) (err error) {
+	for range 2 {
+		if err = k.claimingOnce(ctx, claim); !errors.Is(err, tenure.ErrMoved) {
+			break
+		}
+	}
+	return err
+}
+
+func (k *kind) claimingOnce(ctx context.Context, claim func(ctx context.Context, l *ledger) error) error {
+	l, done, err := k.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	on, err := k.s.settling.on(ctx)
+	if err != nil {
+		return err
+	}
+	return claim(on, l)
+}
+
+// compareAll compares the claims of a term with their rows, after a renewal that was the first one in a
+// lineage. If ctx ends first, the next renewal waits for the same comparison.
+func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) error {
+	s.mu.Lock()
+	c := t.comparison
+	if c == nil || c.on.Mark != on.Mark || c.hasEnded() && c.err != nil {
+		c = &comparison{on: on, done: make(chan struct{})}
+		t.comparison = c
+		if t.ctx != nil {
+			go c.run(s, t) // hold waits for it
+		} else { // the term has not begun to claim
+			close(c.done)
+		}
+	}
+	s.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return fmt.Errorf("comparing claims with their rows after a failover: %w", context.Cause(ctx))
+	}
+}
+
+// onCompared returns a context for statements that judge the claims of a term by their rows, which names the server. It
+// returns false before the claims were compared in the lineage in which the store is now: what looks lost may be written
+// again.
+func (s *Session) onCompared(t *term) (context.Context, bool) {
+	on, err := tenure.LineageOf(objects.WithLeaseCall(t.ctx), s.store)
+	if err != nil {
+		return nil, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	in := t.begunIn
+	if c := t.comparison; c != nil {
+		if in = c.on.Mark; !c.hasEnded() || c.err != nil {
+			return nil, false
+		}
+	}
+	return objects.OnServer(t.ctx, on.Server), in == on.Mark
+}
+
+// comparison compares all claims of a term with their rows, in one lineage.
+type comparison struct {
+	on   objects.Lineage
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+func (c *comparison) hasEnded() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *comparison) run(s *Session, t *term) {
+	defer close(c.done)
+	ctx := objects.OnServer(t.ctx, c.on.Server)
+	for _, k := range s.allKinds() {
+		if c.err = k.compare(ctx, t); c.err != nil {
+			return
+		}
+	}
+}
+
+// compare compares the claims of a term with their rows. What the failover has lost is written again, with the tokens
+// that it had. What has ended otherwise ends.
+func (k *kind) compare(ctx context.Context, t *term) error {
+	const patience = 100 * time.Millisecond
+	select { // a statement that claims and was sent before the failover is answered first, or given up
+	case k.turn <- struct{}{}:
+		<-k.turn
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	k.s.mu.Lock()
+	l := k.ledger
+	if l == nil || l.term != t {
+		k.s.mu.Unlock()
+		return nil
+	}
+	rows := k.claimed(l)
+	// A session that has moved one of them to itself may write that again later than this one looks now.
+	k.doubt(l, doubt{until: time.Now().Add(k.s.cfg.TTL)})
+	k.s.mu.Unlock()
+	ended, _, err := k.table.standing(ctx, k.name, rows)
+	if err != nil || len(ended) == 0 {
+		return err
+	}
+	err = inGroups(k.table.groups, ended, func(rows []objects.Claim) error {
+		writing, cancel := k.s.writeContext(ctx)
+		defer cancel()
+		return k.table.rows.Reassert(writing, t.id, k.name, idsOf(rows), tokensOf(rows), k.s.limit)
+	}, func(objects.Claim, error) {})
+	if err != nil || !pace.Sleep(ctx, min(patience, 2*k.s.limit)) { // the end of a claim may be unanswered
+		return cmp.Or(err, context.Cause(ctx))
+	}
+	ended, again, err := k.table.standing(ctx, k.name, ended)
+	if err != nil {
+		return err
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	lost := 0
+	for _, r := range ended {
+		if c := claimOf(k.name, t.id, r, k.ofRows()); l.owns(r) || k.running[r.ID].isFor(t.id, r.Token) {
+			k.end(&EndedError{[]Claim{c}}, c)
+			lost++
+		}
+	}
+	k.doubt(l, doubt{until: time.Now()}, idsOf(again)...) // some may have been freed meanwhile
+	k.s.cfg.Logger.Warn("the database has failed over and lost claims", "kind", k.name, "written_again", len(again), "ended", lost)
+	return nil
+}
+
+// claimed returns the rows of all claims on which somebody may rely. The caller holds the session's mu.
+func (k *kind) claimed(l *ledger) (rows []objects.Claim) {
+	add := func(id string, token int64) {
+		rows = append(rows, objects.Claim{Kind: k.name, ID: id, Session: l.term.id, Token: token})
+	}
+	for id, token := range l.held {
+		add(id, token)
+	}
+	for id, token := range l.detached {
+		add(id, token)
+	}
+	for id, call := range k.running { // while the session closes, for example
+		if call.of == l && !call.kept && !l.holds(id, call.token) && l.detached[id] != call.token {
+			add(id, call.token)
+		}
+	}
+	return rows
+}

@@ -1,0 +1,288 @@
+package databases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/proof/rig"
+)
+
+var queuedTasks = claims.QueueConfig{Table: "tasks", Attempts: "attempts", Ready: "status = 'queued'", Done: "status = 'done'"}
+
+// claimant is a process with a session, keys and a worker.
+type claimant struct {
+	store   *tenure.PostgresStore
+	session *claims.Session
+	keys    *claims.Keys
+	queue   *claims.Queue
+	worker  *claims.Worker
+	stop    func()
+}
+
+func startClaimant(t *testing.T, url string, ttl time.Duration) *claimant {
+	c := &claimant{store: kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})}
+	c.session = kit.Must(claims.NewSession(c.store, claims.SessionConfig{TTL: ttl, Logger: kit.Quiet}))
+	c.keys = kit.Must(claims.NewKeys(c.session, "tenant"))
+	c.queue = kit.Must(claims.NewQueue(c.store, queuedTasks))
+	c.worker = kit.Must(claims.NewWorker(c.session, c.queue))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	over := make(chan struct{})
+	go func() { defer close(over); _ = c.session.Run(ctx) }()
+	c.stop = func() { cancel(); <-over }
+	t.Cleanup(c.stop)
+	return c
+}
+
+func queueTasks(t *testing.T, url string, n int) *pgxpool.Pool {
+	admin := kit.PostgresPool(t, url)
+	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	kit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
+	kit.ExecPostgres(t, admin, kit.Must(queuedTasks.PostgresDDL()))
+	kit.ExecPostgres(t, admin, `INSERT INTO tasks SELECT generate_series(1, $1)`, n)
+	return admin
+}
+
+func TestAStatementOfClaimsThatNamesAnotherServerWritesNothing(t *testing.T) {
+	url := kit.PostgresURL(t)
+	admin := queueTasks(t, url, 1)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	table := store.Backend().Claims()
+	queue := kit.Must(claims.NewQueue(store, queuedTasks))
+	const limit = time.Minute
+	taken, err := table.Take(t.Context(), "a", "tenant", nil, nil, []string{"1"}, limit)
+	require.NoError(t, err)
+	got, err := queue.TryTakeFor(t.Context(), "a", claims.TakeOptions{N: 1})
+	require.ErrorIs(t, err, tenure.ErrLost, "it has no record")
+	require.Empty(t, got)
+
+	elsewhere := objects.OnServer(t.Context(), "1")
+	_, err = table.Take(elsewhere, "b", "tenant", []string{"1"}, []string{"a"}, []string{"2"}, limit)
+	require.ErrorIs(t, err, tenure.ErrMoved)
+	_, _, err = table.Move(elsewhere, "b", "tenant", taken, limit)
+	require.ErrorIs(t, err, tenure.ErrMoved)
+	require.ErrorIs(t, table.Reassert(elsewhere, "b", "tenant", []string{"1"}, []int64{taken[0].Token + 1}, limit), tenure.ErrMoved)
+	_, err = table.Free(elsewhere, "a", "tenant", []string{"1"}, []int64{taken[0].Token}, objects.Freeing{}, limit)
+	require.ErrorIs(t, err, tenure.ErrMoved)
+	rows, err := table.Look(t.Context(), "tenant", []string{"1", "2"}, limit)
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+	require.Equal(t, "a", rows[0].Session)
+	require.Equal(t, taken[0].Token, rows[0].Token)
+	_, err = queue.OwnedBy(elsewhere, "a")
+	require.ErrorIs(t, err, tenure.ErrMoved)
+	var owned int
+	require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM tasks WHERE session IS NOT NULL`).Scan(&owned))
+	require.Zero(t, owned)
+}
+
+// What a failover has lost is written again, unless the row is a later claim's.
+func TestALostClaimIsWrittenAgainOverOlderOnesOnly(t *testing.T) {
+	url := kit.PostgresURL(t)
+	admin := queueTasks(t, url, 4)
+	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	const limit = time.Minute
+	kit.ExecPostgres(t, admin, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', '1', NULL, 10), ('tenant', '2', 'other', 10), ('tenant', '3', NULL, 30)`)
+	kit.ExecPostgres(t, admin, `UPDATE tasks SET session = CASE id WHEN 2 THEN 'other' END, token = CASE WHEN id = 3 THEN 30 ELSE 10 END, attempts = 1`)
+	ids, tokens := []string{"1", "2", "3", "4"}, []int64{20, 20, 20, 20}
+	for _, table := range []objects.ClaimStore{store.Backend().Claims(), rowsOf(t, store)} {
+		require.NoError(t, table.Reassert(t.Context(), "mine", "tenant", ids, tokens, limit))
+		rows, err := table.Look(t.Context(), "tenant", ids, limit)
+		require.NoError(t, err)
+		is := map[string]objects.Claim{}
+		for _, r := range rows {
+			is[r.ID] = objects.Claim{Session: r.Session, Token: r.Token}
+		}
+		require.Equal(t, map[string]objects.Claim{
+			"1": {Session: "mine", Token: 20}, "2": {Session: "mine", Token: 20}, "3": {Token: 30}, "4": {Session: "mine", Token: 20},
+		}, is)
+	}
+	var attempts []int
+	require.NoError(t, admin.QueryRow(t.Context(), `SELECT array_agg(attempts ORDER BY id) FROM tasks`).Scan(&attempts))
+	require.Equal(t, []int{2, 2, 1, 2}, attempts, "the failover has lost that, too")
+}
+
+func rowsOf(t *testing.T, store *tenure.PostgresStore) objects.ClaimStore {
+	c := kit.Must(claims.NewQueue(store, queuedTasks)).Config()
+	return store.Backend().Rows(objects.RowsConfig{
+		Table: c.Table, ID: c.ID, Session: c.Session, Token: c.Token, Attempts: c.Attempts, Ready: c.Ready, OrderBy: c.OrderBy, Done: c.Done,
+	}, kit.Quiet)
+}
+
+// A restart shows as another server, of the same lineage.
+func TestClaimsGoOnOverARestartOfTheServer(t *testing.T) {
+	t.Parallel()
+	server := kit.StartPostgres(t)
+	queueTasks(t, server.URL(), 10)
+	c := startClaimant(t, server.URL(), time.Minute)
+	all, err := c.keys.TryClaim(t.Context(), "1", "2")
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	rows, err := c.worker.Take(t.Context(), 2)
+	require.NoError(t, err)
+	require.Len(t, rows, 2)
+	other := startClaimant(t, server.URL(), time.Minute)
+	seen, err := other.keys.TryClaim(t.Context(), "3", "4")
+	require.NoError(t, err)
+	remote := startClaimant(t, server.URL(), time.Minute)
+	kit.Await(t, "the session begins", remote.session.Valid)
+	require.NoError(t, server.Restart("fast"))
+	for _, store := range []*tenure.PostgresStore{c.store, remote.store} { // connections that are gone
+		kit.Await(t, "it is up", func() bool { _, err := store.Get(t.Context(), kit.LeaseKey); return errors.Is(err, tenure.ErrNotFound) })
+	}
+
+	got, err := c.keys.TryClaim(t.Context(), "5")
+	require.NoError(t, err)
+	require.Len(t, got, 1)
+	more, err := c.worker.TryClaim(t.Context(), "5")
+	require.NoError(t, err)
+	require.Len(t, more, 1)
+	moved, err := c.keys.Move(t.Context(), seen[0])
+	require.NoError(t, err)
+	require.Len(t, moved, 1)
+	taken, err := remote.queue.TryTakeFor(t.Context(), remote.session.ID(), claims.TakeOptions{N: 1})
+	require.NoError(t, err)
+	require.Len(t, taken, 1)
+	require.True(t, c.keys.Holds(all[0]) && c.worker.Holds(rows[0]))
+}
+
+// running counts the funcs that run for keys and rows.
+type running struct {
+	mu    sync.Mutex
+	funcs map[string]int
+	most  int // for one of them
+	told  []string
+}
+
+func (r *running) run(name string, ctx context.Context) error {
+	r.mu.Lock()
+	r.funcs[name]++
+	r.most = max(r.most, r.funcs[name])
+	r.mu.Unlock()
+	<-ctx.Done()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.funcs[name]--
+	r.told = append(r.told, name+": "+context.Cause(ctx).Error())
+	return ctx.Err()
+}
+
+func (r *running) now(names ...string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, name := range names {
+		if r.funcs[name] != 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// A standby is promoted that lacks the session's begin, its claims, or their releases. Funcs go on under their claims,
+// nobody else gets their keys and rows, and what is free is claimed when the failover has settled.
+func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
+	const ttl = 6 * time.Second
+	for _, lost := range []string{"claims", "claims and the session's begin", "releases"} {
+		for try := range *failovers {
+			t.Run(fmt.Sprintf("%s/%d", lost, try), func(t *testing.T) {
+				t.Parallel()
+				f := &failover{T: t, try: try, primary: kit.StartPostgres(t)}
+				queueTasks(t, f.primary.URL(), 20)
+				standby, err := f.primary.Standby()
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = standby.Close() })
+				f.standby = standby
+				reach := func() (*claimant, *rig.Proxy) {
+					proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
+					require.NoError(t, err)
+					t.Cleanup(proxy.Close)
+					u := kit.Must(url.Parse(f.primary.URL()))
+					u.Host = proxy.Addr()
+					at := u.String()
+					if try%2 == 1 {
+						at = kit.StartBouncer(t, at) + "&default_query_exec_mode=exec"
+					}
+					return startClaimant(t, at, ttl), proxy
+				}
+				funcs := &running{funcs: map[string]int{}}
+				serve := func(c *claimant, key, row claims.Claim) {
+					go func() {
+						_ = c.keys.Do(t.Context(), key, func(ctx context.Context) error { return funcs.run(key.String(), ctx) })
+					}()
+					go func() {
+						_ = c.worker.Do(t.Context(), row, func(ctx context.Context) error { return funcs.run(row.String(), ctx) })
+					}()
+				}
+				claim := func(c *claimant, id string) (key, row claims.Claim) {
+					keys, err := c.keys.Claim(t.Context(), id)
+					require.NoError(t, err)
+					rows, err := c.worker.Claim(t.Context(), id)
+					require.NoError(t, err)
+					serve(c, keys[0], rows[0])
+					return keys[0], rows[0]
+				}
+				if lost == "claims and the session's begin" {
+					f.awaitStandby()
+					f.lag()
+				}
+				a, toA := reach()
+				b, toB := reach()
+				claim(a, "1")
+				var freed claims.Claim
+				if lost == "releases" {
+					keys, err := b.keys.Claim(t.Context(), "2")
+					require.NoError(t, err)
+					freed = keys[0]
+				}
+				if lost != "claims and the session's begin" {
+					f.awaitStandby()
+					f.lag()
+				}
+				if lost == "releases" {
+					require.NoError(t, b.keys.Release(t.Context(), freed))
+				}
+				claim(a, "2")
+				kit.Await(t, "its funcs run", func() bool { return funcs.now("tenant/1", "tenant/2", "tasks/1", "tasks/2") })
+				session := a.session.ID()
+				require.NoError(t, f.primary.Stop("immediate"))
+				require.NoError(t, f.standby.Promote())
+				toB.Redirect(addressOf(t, f.standby))
+				if try%3 == 2 { // a comes later
+					toA.Set(rig.Weather{Refuse: true})
+					kit.Sleep(t.Context(), ttl/4)
+					toA.Set(rig.Weather{})
+				}
+				toA.Redirect(addressOf(t, f.standby))
+
+				promoted := time.Now()
+				for time.Since(promoted) < 2*ttl { // b tries to get what a has, and gets what is free
+					got, err := b.keys.TryClaim(t.Context(), "1", "2")
+					require.Empty(t, got, "the error is %v", err)
+					rows, _ := b.worker.TryClaim(t.Context(), "1", "2")
+					require.Empty(t, rows)
+					kit.Sleep(t.Context(), 20*time.Millisecond)
+				}
+				require.True(t, funcs.now("tenant/1", "tenant/2", "tasks/1", "tasks/2"), "they go on: %v", funcs.told)
+				require.Equal(t, session, a.session.ID())
+				require.Equal(t, 1, funcs.most)
+				free, err := b.keys.TryClaim(t.Context(), "3")
+				require.NoError(t, err)
+				require.Len(t, free, 1)
+				owned, err := a.queue.OwnedBy(t.Context(), session)
+				require.NoError(t, err)
+				require.Len(t, owned, 2)
+			})
+		}
+	}
+}
