@@ -275,7 +275,7 @@ func (l *Lease) object(term *Term, on Lineage) Object {
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
-	obj.Labels = record.WithMark(obj.Labels, term.id, on.Mark)
+	obj.Labels = record.WithMark(obj.Labels, term.id, term.markIn(on))
 	return obj
 }
 

@@ -110,6 +110,17 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	return compare(ctx, objects.Lineage(on))
 }
 
+// markIn returns the mark that the record of a valid term has if it is written in a lineage. That of a session has the
+// mark of before until its claims are compared, so that no other process resumes it.
+func (t *Term) markIn(on Lineage) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.key.Type == objects.SessionType && t.vouched != "" {
+		return t.vouched
+	}
+	return on.Mark
+}
+
 // vouchedIn reports whether the last write of the term that was answered was done in that lineage.
 func (t *Term) vouchedIn(on Lineage) bool {
 	t.mu.Lock()

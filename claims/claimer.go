@@ -59,8 +59,8 @@ func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bo
 // tryNow is try for a caller who does not wait: before a failover has settled, no key is free.
 func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 	got, _, err := c.try(ctx, ids)
-	if settlesIn(err) > 0 {
-		return nil, nil
+	if settlesIn(err) > 0 { // some may have been claimed before
+		err = nil
 	}
 	return got, err
 }

@@ -302,7 +302,7 @@ func (k *kind) startDetach(claims []Claim) error {
 	if l.detach(claims); len(l.detached) >= l.forgetAt {
 		l.forgetAt = math.MaxInt
 		l.term.busy.Go(func() {
-			if ctx, ok := k.s.onCompared(l.term); ok {
+			if ctx, ok := k.s.onCompared(l.term); ok { // otherwise the look that follows the comparison does it
 				_ = k.forgetDetached(ctx, l)
 			}
 		})

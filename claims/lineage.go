@@ -1,15 +1,18 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
@@ -98,11 +101,11 @@ func (s *settling) list(ctx context.Context, on tenure.Lineage) error {
 	if !ok || on.Mark == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), s.limit)
-	defer cancel()
 	longest := longestIn{mark: on.Mark}
 	for after, more := "", true; more; {
-		sessions, err := lister.List(ctx, objects.SessionType, after, perStatement)
+		listing, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), s.limit)
+		sessions, err := lister.List(listing, objects.SessionType, after, perStatement)
+		cancel()
 		if err != nil {
 			return err
 		}
@@ -150,7 +153,7 @@ func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) e
 		c = &comparison{on: on, done: make(chan struct{})}
 		t.comparison = c
 		if t.ctx != nil {
-			go c.run(s, t) // hold waits for it
+			t.comparing.Go(func() { c.run(s, t) })
 		} else { // the term has not begun to claim
 			close(c.done)
 		}
@@ -201,79 +204,136 @@ func (c *comparison) hasEnded() bool {
 
 func (c *comparison) run(s *Session, t *term) {
 	defer close(c.done)
-	ctx := objects.OnServer(t.ctx, c.on.Server)
-	for _, k := range s.allKinds() {
-		if c.err = k.compare(ctx, t); c.err != nil {
-			return
-		}
+	// Half of the time until the RenewDeadline: a kind whose table is locked or gone must not cost the session.
+	patience := (t.Remaining() - (s.cfg.TTL - s.cfg.RenewDeadline)) / 2
+	ctx, cancel := context.WithTimeout(objects.OnServer(t.ctx, c.on.Server), patience)
+	defer cancel()
+	kinds := s.allKinds()
+	errs := make([]error, len(kinds))
+	var comparing sync.WaitGroup
+	for i, k := range kinds {
+		comparing.Go(func() { errs[i] = k.compare(ctx, t) })
 	}
+	comparing.Wait()
+	c.err = errors.Join(errs...)
 }
 
 // compare compares the claims of a term with their rows. What the failover has lost is written again, with the tokens
-// that it had. What has ended otherwise ends.
+// that it had. What has ended otherwise ends, and so does what can't be compared in time. An error says that the database
+// has failed over again.
 func (k *kind) compare(ctx context.Context, t *term) error {
-	const patience = 100 * time.Millisecond
 	select { // a statement that claims and was sent before the failover is answered first, or given up
 	case k.turn <- struct{}{}:
 		<-k.turn
 	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
+	rows, written, ended := k.claimed(t), 0, []objects.Claim(nil)
+	var failed error // of the last try
+	for tries := 0; ; tries++ {
+		lost, gone, err := k.undone(ctx, rows)
+		if err == nil {
+			if rows, ended = lost, append(ended, gone...); len(rows) == 0 {
+				break
+			}
+			written = max(written, len(rows))
+			gone, err = k.reassert(ctx, t, rows)
+			rows, ended = objects.Subtract(rows, gone), append(ended, gone...)
+		}
+		if errors.Is(err, tenure.ErrMoved) {
+			return err
+		}
+		failed = err
+		if tries == 0 && err == nil { // look whether all are written: some may be locked
+			continue
+		}
+		if !pace.Sleep(ctx, pace.Retry(k.s.cfg.RenewInterval, time.Second, tries)) {
+			ended = append(ended, rows...)
+			break
+		}
+	}
+	if len(ended) > 0 {
+		pace.Sleep(ctx, 100*time.Millisecond) // the statement that ends a claim may be unanswered
+	}
+	k.endLost(t, written, ended, failed)
+	return nil
+}
+
+// claimed returns the rows of all claims of a term on which somebody may rely.
+func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	k.s.mu.Lock()
-	l := k.ledger
-	if l == nil || l.term != t {
-		k.s.mu.Unlock()
-		return nil
+	defer k.s.mu.Unlock()
+	of := make(map[objects.Claim]bool)
+	add := func(id string, token int64) {
+		of[objects.Claim{Kind: k.name, ID: id, Session: t.id, Token: token}] = true
 	}
-	rows := k.claimed(l)
-	// A session that has moved one of them to itself may write that again later than this one looks now.
-	k.doubt(l, doubt{until: time.Now().Add(k.s.cfg.TTL)})
-	k.s.mu.Unlock()
-	ended, _, err := k.table.standing(ctx, k.name, rows)
-	if err != nil || len(ended) == 0 {
-		return err
+	if l := k.ledger; l != nil && l.term == t {
+		for id, token := range l.held {
+			add(id, token)
+		}
+		for id, token := range l.detached {
+			add(id, token)
+		}
+		// A session that has moved one of them to itself may write that again later than this one looks now.
+		k.doubt(l, doubt{until: time.Now().Add(k.s.cfg.TTL)})
 	}
-	err = inGroups(k.table.groups, ended, func(rows []objects.Claim) error {
+	for id, call := range k.running { // while the session closes, for example
+		if call.of.term == t && !call.kept {
+			add(id, call.token)
+		}
+	}
+	return slices.Collect(maps.Keys(of))
+}
+
+// undone returns which claims a failover has lost, by what their rows say, and which have ended otherwise.
+func (k *kind) undone(ctx context.Context, claims []objects.Claim) (lost, ended []objects.Claim, err error) {
+	now, err := k.table.look(ctx, k.name, idsOf(claims))
+	if err != nil {
+		return nil, nil, err
+	}
+	rows := make(map[string]objects.Claim, len(now))
+	for _, r := range now {
+		rows[r.ID] = r
+	}
+	for _, c := range claims {
+		switch r, exists := rows[c.ID]; {
+		case exists && r.Session == c.Session && r.Token == c.Token:
+		case exists && r.Token < c.Token, !exists && !k.ofRows():
+			lost = append(lost, c)
+		default:
+			ended = append(ended, c)
+		}
+	}
+	return lost, ended, nil
+}
+
+// reassert writes claims again, and returns those that the database refuses.
+func (k *kind) reassert(ctx context.Context, t *term, claims []objects.Claim) (refused []objects.Claim, err error) {
+	err = inGroups(k.table.groups, claims, func(claims []objects.Claim) error {
 		writing, cancel := k.s.writeContext(ctx)
 		defer cancel()
-		return k.table.rows.Reassert(writing, t.id, k.name, idsOf(rows), tokensOf(rows), k.s.limit)
-	}, func(objects.Claim, error) {})
-	if err != nil || !pace.Sleep(ctx, min(patience, 2*k.s.limit)) { // the end of a claim may be unanswered
-		return cmp.Or(err, context.Cause(ctx))
-	}
-	ended, again, err := k.table.standing(ctx, k.name, ended)
-	if err != nil {
-		return err
-	}
+		return k.table.rows.Reassert(writing, t.id, k.name, idsOf(claims), tokensOf(claims), k.s.limit)
+	}, func(c objects.Claim, _ error) { refused = append(refused, c) })
+	return refused, err
+}
+
+// endLost ends claims that a failover has cost. Written is how many were written again, at most.
+func (k *kind) endLost(t *term, written int, ended []objects.Claim, failed error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	lost := 0
 	for _, r := range ended {
-		if c := claimOf(k.name, t.id, r, k.ofRows()); l.owns(r) || k.running[r.ID].isFor(t.id, r.Token) {
+		c := claimOf(k.name, t.id, r, k.ofRows())
+		if l := k.ledger; l != nil && l.term == t && l.owns(r) || k.running[r.ID].isFor(t.id, r.Token) {
 			k.end(&EndedError{[]Claim{c}}, c)
 			lost++
 		}
 	}
-	k.doubt(l, doubt{until: time.Now()}, idsOf(again)...) // some may have been freed meanwhile
-	k.s.cfg.Logger.Warn("the database has failed over and lost claims", "kind", k.name, "written_again", len(again), "ended", lost)
-	return nil
-}
-
-// claimed returns the rows of all claims on which somebody may rely. The caller holds the session's mu.
-func (k *kind) claimed(l *ledger) (rows []objects.Claim) {
-	add := func(id string, token int64) {
-		rows = append(rows, objects.Claim{Kind: k.name, ID: id, Session: l.term.id, Token: token})
+	if written == 0 && lost == 0 {
+		return
 	}
-	for id, token := range l.held {
-		add(id, token)
+	attrs := []any{"kind", k.name, "written_again", max(0, written-lost), "ended", lost}
+	if failed != nil {
+		attrs = append(attrs, "error", logtext.OneLine(failed))
 	}
-	for id, token := range l.detached {
-		add(id, token)
-	}
-	for id, call := range k.running { // while the session closes, for example
-		if call.of == l && !call.kept && !l.holds(id, call.token) && l.detached[id] != call.token {
-			add(id, call.token)
-		}
-	}
-	return rows
+	k.s.cfg.Logger.Warn("the database has failed over and lost claims", attrs...)
 }

@@ -3,6 +3,7 @@ package claims_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -286,10 +287,99 @@ func TestARegularLookEndsNoClaimThatIsYetToBeWrittenAgain(t *testing.T) {
 		before := w.backUp()
 		held := w.claim(a, "1")
 		w.failOver(before)
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "put" { // the renewal
+				return errors.New("connection refused")
+			}
+			return do(ctx)
+		})
 		require.NoError(w, a.keys.LookAtAll())
 		require.True(w, a.keys.Holds(held))
+		a.store.SetHook(nil)
 		time.Sleep(ttl)
 		require.NoError(w, a.keys.LookAtAll())
 		require.True(w, a.keys.Holds(held))
+	})
+}
+
+// Some keys are claimed, or moved, before the failover, and the others can't be yet: the caller gets the first ones.
+func TestACallThatAFailoverInterruptsReturnsWhatItHas(t *testing.T) {
+	interrupt := func(w *failoverWorld, m *member, op string) {
+		calls := 0
+		m.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == op {
+				if calls++; calls == 2 {
+					w.failOver(w.backUp())
+				}
+			}
+			return do(ctx)
+		})
+	}
+	t.Run("TryClaim", func(t *testing.T) {
+		eachFailover(t, func(w *failoverWorld) {
+			a := w.join(ttl, nil)
+			interrupt(w, a, "claims.look")
+			got, err := a.keys.TryClaim(w.Context(), names(1500)...)
+			require.NoError(w, err)
+			require.Len(w, got, 1000)
+			require.Equal(w, 1000, a.keys.Len())
+		})
+	})
+	t.Run("Move", func(t *testing.T) {
+		eachFailover(t, func(w *failoverWorld) {
+			a, b := w.join(ttl, nil), w.join(ttl, nil)
+			seen, err := a.keys.TryClaim(w.Context(), names(1500)...)
+			require.NoError(w, err)
+			interrupt(w, b, "claims.move")
+			got, err := b.keys.Move(w.Context(), seen...)
+			require.NoError(w, err)
+			require.Len(w, got, 1500)
+			require.Equal(w, 1500, b.keys.Len())
+		})
+	})
+}
+
+// A table that can't be read costs the claims on its rows, and not the session.
+func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		other, err := claims.NewKeys(a.session, "other")
+		require.NoError(w, err)
+		held := w.claim(a, "1")
+		unreadable, err := other.TryClaim(w.Context(), "1")
+		require.NoError(w, err)
+		id := a.session.ID()
+		w.failOver(w.backUp())
+		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.look" && call.Key.Type == "other" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return do(ctx)
+		})
+		time.Sleep(2 * ttl)
+		a.store.SetHook(nil)
+		require.Equal(w, id, a.session.ID())
+		require.True(w, a.keys.Holds(held))
+		require.False(w, other.Holds(unreadable[0]))
+		require.Contains(w, a.log.String(), `lost claims" kind=other written_again=0 ended=1 error=`)
+	})
+}
+
+// A renewal by a process that does not know the claims makes no other one right.
+func TestASessionOfARemoteWorkerIsNotResumedBeforeAFailoverHasSettled(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		lease := func() *tenure.Lease {
+			return kit.Must(tenure.NewLease(w.db, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: ttl}))
+		}
+		term, err := lease().TryAcquire(w.Context())
+		require.NoError(w, err)
+		server := lease()
+		resumed, err := server.Resume(w.Context(), term.ID(), term.Token())
+		require.NoError(w, err)
+		w.failOver(w.backUp())
+		require.ErrorIs(w, server.Renew(w.Context(), resumed), tenure.ErrHeld)
+		_, err = server.Resume(w.Context(), term.ID(), term.Token())
+		require.ErrorIs(w, err, tenure.ErrHeld)
 	})
 }

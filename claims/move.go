@@ -42,8 +42,11 @@ func (k *Keys) Move(ctx context.Context, seen ...Claim) ([]Claim, error) {
 
 func (k *Keys) move(ctx context.Context, seen []Claim) (got []Claim, err error) {
 	for {
-		err = k.kind.claiming(ctx, func(ctx context.Context, l *ledger) (err error) {
-			got, err = k.moveTo(ctx, l, rowsOf(seen))
+		err = k.kind.claiming(ctx, func(ctx context.Context, l *ledger) error {
+			more, over, err := k.moveTo(ctx, l, rowsOf(seen))
+			if got = append(got, more...); over { // then no claim of this term is valid
+				got = nil
+			}
 			return err
 		})
 		in := settlesIn(err)
@@ -51,12 +54,12 @@ func (k *Keys) move(ctx context.Context, seen []Claim) (got []Claim, err error) 
 			return got, err
 		}
 		if !pace.Sleep(ctx, in) {
-			return nil, context.Cause(ctx)
+			return got, context.Cause(ctx)
 		}
 	}
 }
 
-func (k *Keys) moveTo(ctx context.Context, l *ledger, rows []objects.Claim) (got []Claim, err error) {
+func (k *Keys) moveTo(ctx context.Context, l *ledger, rows []objects.Claim) (got []Claim, isOver bool, err error) {
 	ids, err := k.kind.claimable(l, idsOf(rows))
 	may := setOf(ids)
 	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return r.Session == l.term.id || !may[r.ID] })
@@ -64,15 +67,15 @@ func (k *Keys) moveTo(ctx context.Context, l *ledger, rows []objects.Claim) (got
 		var moved, locked []objects.Claim
 		moved, locked, err = k.writeMove(ctx, l, rows)
 		kept, over := k.kind.keep(l, moved)
-		if over != nil { // then no claim of this term is valid
-			return nil, cmp.Or(err, over)
+		if over != nil {
+			return nil, true, cmp.Or(err, over)
 		}
 		got, rows = append(got, kept...), locked
 		if err == nil && len(rows) > 0 && !awaitUnlocked(ctx, tries) {
 			err = context.Cause(ctx)
 		}
 	}
-	return got, err
+	return got, false, err
 }
 
 // writeMove sends the statements of move, and wakes the former owners.

@@ -103,6 +103,7 @@ type term struct {
 
 	begunIn    string      // the mark of the lineage in which it was acquired
 	comparison *comparison // the last one; guarded by the session's mu
+	comparing  sync.WaitGroup
 }
 
 // NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] for which [Migrate]
@@ -206,11 +207,15 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	}
 	ctx, cancel := s.writeContext(ctx) // if ctx cut it off, a record that was created might stand until it expires
 	defer cancel()
-	if t.Term, err = t.lease.TryAcquire(ctx); err == nil {
-		on, _ := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store) // if it fails, the next renewal compares its claims
-		t.begunIn = on.Mark
+	if t.Term, err = t.lease.TryAcquire(ctx); err != nil {
+		return nil, err
 	}
-	return t, err
+	on, err := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store) // which it has just looked at
+	if err != nil {
+		return nil, errors.Join(err, t.lease.Release(ctx, t.Term))
+	}
+	t.begunIn = on.Mark
+	return t, nil
 }
 
 // hold renews a term until everything that was claimed under it has stopped, and then deletes its record.
@@ -223,12 +228,7 @@ func (s *Session) hold(run context.Context, t *term) {
 		return s.compareAll(ctx, t, on)
 	}), t.Term)
 	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // if runTerm was never called
-	s.mu.Lock()
-	c := t.comparison
-	s.mu.Unlock()
-	if c != nil {
-		<-c.done
-	}
+	t.comparing.Wait()
 	s.update(func() { delete(s.history.terms, t) })
 }
 

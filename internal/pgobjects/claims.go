@@ -108,8 +108,11 @@ const (
 	// The token tells a claim that the failover has lost from one that is newer.
 	reassertClaims = `
 			WITH lost AS MATERIALIZED (SELECT * FROM unnest($3::text[], $4::bigint[]) lost(id, token)),
+			locked AS MATERIALIZED (
+				SELECT c.ctid AS at, lost.token FROM {claims} c JOIN lost ON c.id = lost.id AND c.token < lost.token
+				WHERE c.kind = $1 AND c.id = ANY(ARRAY(SELECT unnest($3::text[]))) FOR NO KEY UPDATE OF c SKIP LOCKED),
 			changed AS (
-				UPDATE {claims} c SET session = $2, token = lost.token FROM lost WHERE c.kind = $1 AND c.id = lost.id AND c.token < lost.token),
+				UPDATE {claims} SET session = $2, token = locked.token FROM locked WHERE ctid = locked.at),
 			made AS (
 				INSERT INTO {claims} (kind, id, session, token) SELECT $1, id, $2, token FROM lost
 				WHERE NOT EXISTS (SELECT FROM {claims} c WHERE c.kind = $1 AND c.id = lost.id) ORDER BY id ON CONFLICT (kind, id) DO NOTHING)
@@ -391,7 +394,7 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 		})
 	})
 	if isMoved(err) {
-		c.table.lineages.seen.Store(nil)
+		c.table.lineages.isNot(objects.ServerOf(ctx))
 		return nil, objects.ErrMoved
 	}
 	if err != nil {

@@ -71,6 +71,13 @@ func (l *lineages) isElsewhere(server string) bool {
 	return true
 }
 
+// isNot notes that a server that was looked at is not the one that has answered.
+func (l *lineages) isNot(server string) {
+	if seen := l.seen.Load(); seen != nil && seen.Server == server {
+		l.seen.CompareAndSwap(seen, nil)
+	}
+}
+
 // checkServer returns [objects.ErrMoved] if a write names another server than the one that has answered.
 func (l *lineages) checkServer(cond objects.Condition, server string) error {
 	if cond.Server == "" || cond.Server == server {

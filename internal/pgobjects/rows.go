@@ -100,9 +100,12 @@ const (
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
 	// A row that was taken again has a greater token.
 	reassertRows = `
-			UPDATE {rows} SET {session} = $1, {token} = tenure_lost.tenure_token{count}
-			FROM unnest($2::text[]::{type}[], $3::bigint[]) tenure_lost(tenure_id, tenure_token)
-			WHERE {id} = tenure_id AND coalesce({token}, 0) < tenure_token RETURNING {id}::text, '', 0::bigint, 0`
+			WITH tenure_locked AS MATERIALIZED (
+				SELECT {id} AS tenure_id, tenure_token FROM {rows} r JOIN unnest($2::text[]::{type}[], $3::bigint[]) tenure_lost(tenure_lost_id, tenure_token)
+					ON {id} = tenure_lost_id AND coalesce({token}, 0) < tenure_token
+				WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) FOR NO KEY UPDATE OF r SKIP LOCKED)
+			UPDATE {rows} SET {session} = $1, {token} = tenure_token{count} FROM tenure_locked
+			WHERE {id} = tenure_id RETURNING {id}::text, '', 0::bigint, 0`
 	// The time is one that the index can be searched for.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`

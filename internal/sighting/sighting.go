@@ -53,7 +53,8 @@ func SettlesIn(on objects.Lineage, mark string, ttl time.Duration, onlyObserved 
 	if on.Mark == "" || on.Mark == mark {
 		return 0
 	}
-	if onlyObserved {
+	const longAgo = 24 * time.Hour // by any clock, or each process would wait after its start
+	if onlyObserved && on.Age < max(longAgo, 2*ttl) {
 		return ttl - min(on.Age, on.Seen)
 	}
 	return ttl - on.Age

@@ -97,6 +97,14 @@ func TestALostClaimIsWrittenAgainOverOlderOnesOnly(t *testing.T) {
 	kit.ExecPostgres(t, admin, `UPDATE tasks SET session = CASE id WHEN 2 THEN 'other' END, token = CASE WHEN id = 3 THEN 30 ELSE 10 END, attempts = 1`)
 	ids, tokens := []string{"1", "2", "3", "4"}, []int64{20, 20, 20, 20}
 	for _, table := range []objects.ClaimStore{store.Backend().Claims(), rowsOf(t, store)} {
+		tx := kit.Must(admin.Begin(t.Context()))
+		kit.Must(tx.Exec(t.Context(), `SELECT FROM objects_claims WHERE id = '1' FOR UPDATE`))
+		kit.Must(tx.Exec(t.Context(), `SELECT FROM tasks WHERE id = 1 FOR UPDATE`))
+		require.NoError(t, table.Reassert(t.Context(), "mine", "tenant", ids, tokens, limit), "a locked row delays no other")
+		left, err := table.Look(t.Context(), "tenant", []string{"1"}, limit)
+		require.NoError(t, err)
+		require.Empty(t, left[0].Session)
+		require.NoError(t, tx.Rollback(t.Context()))
 		require.NoError(t, table.Reassert(t.Context(), "mine", "tenant", ids, tokens, limit))
 		rows, err := table.Look(t.Context(), "tenant", ids, limit)
 		require.NoError(t, err)
