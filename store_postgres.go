@@ -32,6 +32,12 @@ type PostgresConfig struct {
 	// ListenURL is where to listen, for a pool behind a transaction-mode pooler, which does
 	// not deliver notifications. Default: as the pool.
 	ListenURL string
+
+	// Lossless says that no failover of this database loses what was acknowledged, as on Aurora, on
+	// storage that is replicated synchronously, or where every commit waits for a standby. Then nobody
+	// waits after a failover, and a free lease is taken at once. Where it is not so, two replicas may
+	// hold after one. It must be the same in all replicas.
+	Lossless bool
 }
 
 // String names the table but not the ListenURL, which may contain a password.

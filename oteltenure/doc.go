@@ -19,6 +19,7 @@
 //	tenure.acquire.errors      counter    {error}   error.type       failed attempts of a standby to acquire the lease; each is retried
 //	tenure.takeover.gap        histogram  s                          from the last renewal of a vanished holder until the job began here
 //	tenure.terms               counter    {term}    tenure.term.end  terms that have ended, by reason
+//	tenure.failovers           counter    {failover}  tenure.record_lost  failovers of the database over which a term of this replica went on; true if they have lost its record
 //	tenure.job.drain.duration  histogram  s                          from telling a job to return until it returned
 //	tenure.job.stuck           gauge      {job}                      1 while the job runs although it should have returned and its lease is no longer renewed, otherwise 0
 //	tenure.runs                counter    {run}     tenure.run, tenure.run.outcome  runs of the job that have ended

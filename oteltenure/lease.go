@@ -41,7 +41,8 @@ func ObserveLease(meter metric.Meter, lease *tenure.Lease, attributes ...attribu
 			"Attempts to acquire the lease that failed, although no other replica was seen to hold it; each is retried."),
 		takeoverGap: i.secondsHistogram("tenure.takeover.gap", "Time from the last renewal of a vanished holder until the job began here.",
 			.1, .5, 1, 2.5, 5, 10, 20, 30, 35, 40, 60, 120, 300),
-		terms: i.counter("tenure.terms", "{term}", "Terms of this replica that have ended."),
+		failovers: i.counter("tenure.failovers", "{failover}", "Failovers of the database over which a term of this replica went on."),
+		terms:     i.counter("tenure.terms", "{term}", "Terms of this replica that have ended."),
 		drainDuration: i.secondsHistogram("tenure.job.drain.duration", "Time from telling a job to return until it returned.",
 			.01, .05, .1, .5, 1, 2.5, 5, 7.5, 10, 30, 60, 300),
 		runsEnded: i.counter("tenure.runs", "{run}", "Runs of the job that have ended."),
@@ -79,6 +80,8 @@ func ObserveLease(meter metric.Meter, lease *tenure.Lease, attributes ...attribu
 	for _, end := range termEnds { // Prometheus doesn't see an increase in a series that begins at 1
 		r.countTerms(end.name, 0)
 	}
+	r.countFailovers(false, 0)
+	r.countFailovers(true, 0)
 	for _, errorType := range []string{"setup", "conflict", "timeout", other} {
 		r.acquireErrors.Add(context.Background(), 0, r.lease, with("error.type", errorType))
 	}
@@ -94,6 +97,7 @@ type recorder struct {
 	acquireErrors   metric.Int64Counter
 	takeoverGap     metric.Float64Histogram
 	terms           metric.Int64Counter
+	failovers       metric.Int64Counter
 	drainDuration   metric.Float64Histogram
 	runsEnded       metric.Int64Counter
 
@@ -152,6 +156,8 @@ func (r *recorder) trace() *tenure.Trace {
 			r.renewalErrors.Add(ctx, 1, r.lease, with("error.type", errorTypes.of(err)))
 			r.update(term, func() { r.noteMargin(trustLeft) })
 		},
+		FailedOver: func(_ *tenure.Term, recordLost bool) { r.countFailovers(recordLost, 1) },
+
 		Lost:     r.over,
 		Released: r.over,
 		JobEnded: func(term *tenure.Term, _ error, took time.Duration) {
@@ -206,6 +212,10 @@ func (r *recorder) over(term *tenure.Term, cause error) {
 
 func (r *recorder) countTerms(end string, n int64) {
 	r.terms.Add(context.Background(), n, r.lease, with("tenure.term.end", end))
+}
+
+func (r *recorder) countFailovers(recordLost bool, n int64) {
+	r.failovers.Add(context.Background(), n, r.lease, metric.WithAttributes(attribute.Bool("tenure.record_lost", recordLost)))
 }
 
 // ran records that a run has begun or ended.

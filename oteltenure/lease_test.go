@@ -160,7 +160,7 @@ func parse(t *testing.T, text string) scrape {
 		if labels["tenure_lease"] != "reconciler_lease/singleton" || labels["zone"] != "north" {
 			t.Errorf("without its lease or the caller's attribute: %s", lines.Text())
 		}
-		for _, key := range []string{"tenure_term_end", "tenure_run", "tenure_run_outcome", "error_type", "le"} {
+		for _, key := range []string{"tenure_term_end", "tenure_run", "tenure_run_outcome", "tenure_record_lost", "error_type", "le"} {
 			if value, ok := labels[key]; ok {
 				name += "{" + value + "}"
 			}
@@ -483,4 +483,40 @@ func termOf(t *testing.T, r *replica) *tenure.Term {
 	}
 	t.Fatal("it holds nothing")
 	return nil
+}
+
+// moving is a store that reaches one server after another.
+type moving struct{ atomic.Pointer[storetest.Mem] }
+
+func (m *moving) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return m.Load().Get(ctx, key)
+}
+
+func (m *moving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.Load().PutIf(ctx, obj, cond)
+}
+
+func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.Load().DeleteIf(ctx, key, version)
+}
+
+func (m *moving) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }
+
+func TestAFailoverOverWhichTheTermGoesOnIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := storetest.NewMem()
+		mem.Lineages = true
+		before := mem.Fork() // without the acquire
+		store := new(moving)
+		store.Store(mem)
+		a := start(t, store, "a", 0)
+		synctest.Wait()
+		a.scrape(t).want(t, "a holds", scrape{"tenure_failovers_total{true}": 0, "tenure_failovers_total{false}": 0})
+		store.Store(before)
+		time.Sleep(11 * time.Second)
+		a.scrape(t).want(t, "its record was lost", scrape{"tenure_failovers_total{true}": 1, "tenure_failovers_total{false}": 0, "tenure_is_holder": 1})
+		store.Store(before.Fork())
+		time.Sleep(11 * time.Second)
+		a.scrape(t).want(t, "nothing was lost", scrape{"tenure_failovers_total{true}": 1, "tenure_failovers_total{false}": 1})
+	})
 }

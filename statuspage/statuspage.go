@@ -131,6 +131,8 @@ func leaseState(s tenure.Status) state {
 		return state{"error", bad}
 	case s.Stale:
 		return state{"not known", wait}
+	case !s.SettlesAt.IsZero():
+		return state{"settling", wait}
 	case s.Holder == "":
 		return state{"free", wait}
 	case s.Role == tenure.RoleConfirming || s.Role == tenure.RoleStopping:

@@ -327,3 +327,18 @@ func TestTheStatusPageLeavesOutWhatIsNil(t *testing.T) {
 		require.Equal(t, "[]\n", answer.Body.String(), name)
 	}
 }
+
+func TestTheStatusPageShowsThatAStandbyWaitsForAFailoverToSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := storetest.NewMem()
+		mem.Lineages = true
+		c, _ := start(t, mem.Fork(), tenure.LeaseConfig{Holder: "a"}, untilDone)
+		synctest.Wait()
+		_, page := get(t, statuspage.Handler(c), "/", browser)
+		settles := c.Status().SettlesAt.UTC().Format("2006-01-02 15:04:05")
+		wantAll(t, "a standby's", page, `<span class="state wait">settling</span>`, "waits for a failover to settle", settles)
+		time.Sleep(time.Minute)
+		_, page = get(t, statuspage.Handler(c), "/", browser)
+		require.NotContains(t, page, "settl")
+	})
+}

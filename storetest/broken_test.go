@@ -276,12 +276,46 @@ func ignoreContext(b *broken) {
 	}
 }
 
+// withLineages makes the Mem a Lineaged one, and lets falsify write: plain is the condition without a server.
+func withLineages(b *broken, falsify func(obj tenure.Object, cond, plain tenure.WriteCondition) (tenure.Object, error)) {
+	b.Lineages = true
+	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+		plain := tenure.IfAbsent()
+		if was, err := b.Mem.Get(ctx, obj.Key); err == nil {
+			plain = tenure.IfVersion(was.Version)
+		}
+		return falsify(obj, cond, plain)
+	}
+}
+
 // breakages are the ways to break a store, at least one for each rule of Run.
 var breakages = []struct {
 	rule  string // that must fail
 	what  string
 	apply func(b *broken)
 }{
+	{"a write for another server is refused", "conditions are kept without their server", func(b *broken) {
+		withLineages(b, func(obj tenure.Object, _, plain tenure.WriteCondition) (tenure.Object, error) {
+			return b.Mem.PutIf(context.Background(), obj, plain)
+		})
+	}},
+	{"a write for another server is refused", "it is done all the same", func(b *broken) {
+		withLineages(b, func(obj tenure.Object, cond, plain tenure.WriteCondition) (tenure.Object, error) {
+			written, err := b.Mem.PutIf(context.Background(), obj, cond)
+			if errors.Is(err, tenure.ErrMoved) {
+				_, _ = b.Mem.PutIf(context.Background(), obj, plain)
+			}
+			return written, err
+		})
+	}},
+	{"a write for another server is refused", "versions ignore the least", func(b *broken) {
+		withLineages(b, func(obj tenure.Object, cond, plain tenure.WriteCondition) (tenure.Object, error) {
+			if on, _ := b.Mem.Lineage(context.Background()); cond.CheckServer(on.Server) != nil {
+				return tenure.Object{}, tenure.ErrMoved
+			}
+			return b.Mem.PutIf(context.Background(), obj, plain)
+		})
+	}},
 	{"a missing object is not found", "an empty object is returned instead", func(b *broken) {
 		b.fails(func(_ context.Context, _ tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrNotFound) {

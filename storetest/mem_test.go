@@ -13,6 +13,13 @@ var key = tenure.Key{Type: "sandbox", ID: "a"}
 
 func TestMemKeepsTheContract(t *testing.T) {
 	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewMem() })
+	t.Run("with lineages", func(t *testing.T) {
+		storetest.Run(t, func(*testing.T) tenure.Store {
+			mem := storetest.NewMem()
+			mem.Lineages = true
+			return mem
+		})
+	})
 }
 
 func TestEventMemKeepsTheContract(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 // Run tests that a store keeps the contract of [tenure.Store]. Each rule of the
 // contract is a subtest, which explains the rule and its purpose when it fails.
 // newStore returns an empty store for one subtest, and releases its resources
-// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer],
+// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer], [tenure.Lineaged],
 // [tenure.Watcher] and [tenure.Notifier] are skipped if the store does not implement
 // them, and the rules about hints are skipped if a watch does not become live. A store that
 // is only a Watcher must have a [tenure.ChangeSubscription] for each key: on it, DeleteIf
@@ -146,6 +146,10 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		{"a fenced write never follows a takeover",
 			"The check and the write are atomic: if a fenced write and a takeover happen at the same time, either the write comes first and the new holder sees it, or it fails with ErrLost and is never visible. A check before the write is not enough.",
 			fenceIsAtomic},
+
+		{"a write for another server is refused",
+			"The Lineage of a Lineaged store names the server, and a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
+			writeElsewhereIsRefused},
 
 		{"DeleteAndWake deletes as DeleteIf does",
 			"DeleteAndWake returns a *ConflictError at another version, ErrNotFound for a missing object, ErrInvalid for invalid arguments before anything is sent, and the error of a context that has ended; every error names the key. Of many concurrent calls one succeeds. An object that is created afterwards has a greater version.",

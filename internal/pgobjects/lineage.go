@@ -112,6 +112,11 @@ func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
 		if err != nil {
 			return objects.Lineage{}, t.setups.explain(err)
 		}
+		if t.cfg.Lossless { // one lineage without a mark, whatever server it is on
+			seen := &seenLineage{objects.Lineage{Server: look.server}, look.at, look.at}
+			t.lineages.seen.Store(seen)
+			return seen.is(), nil
+		}
 		// A mark of this very start is as good, though one of the two saw no timeline: a server that was demoted, or
 		// lost commits, has been started again.
 		if look.marked.Lineage == look.lineage || look.marked.Start == look.server {

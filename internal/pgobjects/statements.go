@@ -140,7 +140,7 @@ const (
 	resumeObject = `
 			UPDATE {objects} SET ` + stamp + `)
 			WHERE object_type = $1 AND id = $2 AND position($3::bytea IN payload) > 0 AND labels ? $4 AND NOT labels ?| $5
-				AND position($6 IN labels->>$7) > 0 AND ($8::bigint = 0 OR {server} = $8::bigint)
+				AND ($6 = '' OR position($6 IN labels->>$7) > 0) AND ($8::bigint = 0 OR {server} = $8::bigint)
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`
 
 	// A deletion is the first of these, then the second if there are tombstones, and one of the others. A

@@ -27,6 +27,7 @@ type Config struct {
 	Logger        *slog.Logger
 	PollOnly      bool
 	ListenURL     string
+	Lossless      bool
 }
 
 // Validate returns an [objects.ErrInvalid] for a config that can't work on any database.

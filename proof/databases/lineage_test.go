@@ -104,3 +104,32 @@ func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
 	})
 	require.False(t, term.Valid())
 }
+
+// On a database that loses nothing, a promotion is like a restart.
+func TestWhereAFailoverLosesNothingNobodyWaits(t *testing.T) {
+	t.Parallel()
+	primary := kit.StartPostgres(t)
+	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	standby, err := primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	lease := func(server *kit.PostgresServer) *tenure.Lease {
+		store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Lossless: true})
+		return kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	}
+	before := lease(primary)
+	term, err := before.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, before.Release(t.Context(), term))
+	f := &failover{T: t, primary: primary, standby: standby}
+	f.awaitStandby()
+	require.NoError(t, primary.Stop("immediate"))
+	require.NoError(t, standby.Promote())
+	after := lease(standby)
+	next, err := after.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, next.Token(), term.Token())
+	require.NoError(t, after.Renew(t.Context(), next))
+	_, err = lease(standby).Resume(t.Context(), next.ID(), next.Token())
+	require.NoError(t, err)
+}

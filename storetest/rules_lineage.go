@@ -1,0 +1,37 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/tenurelib/tenure"
+)
+
+func writeElsewhereIsRefused(t *testing.T, store *watched) {
+	on, err := tenure.LineageOf(t.Context(), store.Store)
+	if err != nil {
+		t.Fatalf("Lineage: %v", err)
+	}
+	if on == (tenure.Lineage{}) {
+		t.Skip("the store has no lineages")
+	}
+	if on.Server == "" || on.Mark == "" || on.Age < 0 {
+		t.Errorf("Lineage returned %+v: Server and Mark must be set", on)
+	}
+	if again, err := tenure.LineageOf(t.Context(), store.Store); err != nil || again.Server != on.Server || again.Mark != on.Mark || again.Age < on.Age {
+		t.Errorf("Lineage returned %+v and then %+v, %v", on, again, err)
+	}
+	elsewhere := on.Server + "1"
+	putFails(t, store, numbered("a", 1), tenure.IfAbsent().OnServer(elsewhere, 0), tenure.ErrMoved)
+	getFails(t, store, widget("a"), tenure.ErrNotFound)
+
+	first := put(t, store, numbered("a", 1), tenure.IfAbsent().OnServer(on.Server, 0))
+	putFails(t, store, numbered("a", 2), tenure.IfVersion(first.Version).OnServer(elsewhere, 0), tenure.ErrMoved)
+	same(t, "after a write for another server,", get(t, store, first.Key), first)
+
+	least := first.Version + 1_000_000_000
+	second := put(t, store, numbered("a", 2), tenure.IfVersion(first.Version).OnServer(on.Server, least))
+	if second.Version <= least {
+		t.Errorf("PutIf returned version %d, which had to be above %d", second.Version, least)
+	}
+	same(t, "Get of", get(t, store, first.Key), second)
+}
