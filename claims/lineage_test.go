@@ -1,7 +1,6 @@
 package claims_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -79,7 +78,7 @@ type member struct {
 	session *claims.Session
 	keys    *claims.Keys
 	store   *storetest.FaultyStore
-	log     *bytes.Buffer
+	log     *kit.SyncBuffer
 }
 
 func eachFailover(t *testing.T, test func(w *failoverWorld)) {
@@ -91,7 +90,7 @@ func eachFailover(t *testing.T, test func(w *failoverWorld)) {
 }
 
 func (w *failoverWorld) join(ttl time.Duration, hook storetest.Hook) *member {
-	m := &member{store: storetest.Faulty(w.db, hook), log: new(bytes.Buffer)}
+	m := &member{store: storetest.Faulty(w.db, hook), log: new(kit.SyncBuffer)}
 	var err error
 	m.session, err = claims.NewSession(m.store, claims.SessionConfig{TTL: ttl, Logger: logTo(m.log)})
 	require.NoError(w, err)

@@ -155,9 +155,10 @@ func (s *Schedule) Run(ctx context.Context) error {
 		return err
 	}
 	var idleSince time.Time // when this term began, or the last slot ended
+	var last marked
 	var retries logtext.Retries
 	for ctx.Err() == nil {
-		pause, err := s.step(ctx, store, &idleSince)
+		pause, err := s.step(ctx, store, &idleSince, &last)
 		if err == nil {
 			retries.Reset()
 		}
@@ -179,9 +180,33 @@ func (s *Schedule) Run(ctx context.Context) error {
 // fatalError is an error that a retry would not fix.
 type fatalError struct{ error }
 
+// marked is the last slot that this term has marked as done, and the lineage of the store in which it was. A failover
+// may lose the mark, but not the work of a slot, which is elsewhere.
+type marked struct {
+	done    time.Time // zero: there is none
+	lineage string
+}
+
+// restore marks a slot as done again if a failover has lost that. Whoever else has changed the state wanted to.
+func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, last marked) (record, error) {
+	if !last.done.After(r.Done) {
+		return r, nil
+	}
+	on, err := tenure.LineageOf(ctx, s.cfg.Store)
+	if err != nil || on.Mark == last.lineage {
+		return r, err
+	}
+	s.cfg.Logger.Warn("the database has failed over and lost that a slot is done; it was marked again", "schedule", s.cfg.Key.String(), "slot", last.done)
+	r.Location, r.Done = s.cfg.Location.String(), last.done
+	return s.write(ctx, store, r)
+}
+
 // step runs the slot that is due, if any, and returns how long to wait before the next step.
-func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time) (pause time.Duration, err error) {
+func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time, last *marked) (pause time.Duration, err error) {
 	r, err := s.read(ctx, store)
+	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.done.IsZero() {
+		r, err = s.restore(ctx, store, r, *last)
+	}
 	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
 		r.Location = s.cfg.Location.String()
 		r, err = s.write(ctx, store, r)
@@ -199,9 +224,17 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	case due.IsZero():
 		return wait, nil
 	}
-	failed, err := s.run(ctx, store, r, due)
+	on, err := tenure.LineageOf(ctx, s.cfg.Store)
 	if err != nil {
 		return 0, err
+	}
+	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, recorded: new(bool)}
+	failed, err := s.run(ctx, store, r, slot)
+	if err != nil {
+		return 0, err
+	}
+	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
+		*last = marked{due, on.Mark}
 	}
 	*idleSince = time.Time{} // the next step reads the time
 	if failed != nil {
@@ -267,15 +300,15 @@ func (s *Schedule) location(r record) (*time.Location, error) {
 
 // run runs one slot, and marks it as done unless it failed. It returns why the slot is not done,
 // nil if it is, and separately the error of a call to the store.
-func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, due time.Time) (failed, err error) {
-	if !r.Begun.Equal(due) {
-		r.Begun = due
+func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, slot Slot) (failed, err error) {
+	if !r.Begun.Equal(slot.Time) {
+		r.Begun = slot.Time
 		if r, err = s.write(ctx, store, r); err != nil {
 			return nil, err
 		}
 	}
 	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
-		slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
+		slot.record = r
 		failed, err = s.finish(ctx, store, slot, logtext.Sound(s.cfg.Do(ctx, slot)))
 		return cmp.Or(err, failed)
 	})

@@ -422,3 +422,75 @@ func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrNotFound, "the job has returned, and the lease is released")
 	})
 }
+
+// moving is a store that reaches one server after another.
+type moving struct{ atomic.Pointer[storetest.Mem] }
+
+func (m *moving) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	return m.Load().Get(ctx, key)
+}
+
+func (m *moving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	return m.Load().PutIf(ctx, obj, cond)
+}
+
+func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	return m.Load().DeleteIf(ctx, key, version)
+}
+
+func (m *moving) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }
+
+func (m *moving) Fence(guard tenure.Guard) (tenure.Store, error) { return &fencedMoving{m, guard}, nil }
+
+type fencedMoving struct {
+	*moving
+	guard tenure.Guard
+}
+
+func (f *fencedMoving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	fenced, err := f.Load().Fence(f.guard)
+	if err != nil {
+		return tenure.Object{}, err
+	}
+	return fenced.PutIf(ctx, obj, cond)
+}
+
+// A failover loses that a slot is done, or the whole state. The slot's work is elsewhere, and stays.
+func TestASlotWhoseMarkAFailoverLosesIsNotRunAgain(t *testing.T) {
+	for name, before := range map[string]time.Duration{"its mark": 50 * time.Minute, "the state": 0} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
+				mem.Lineages = true
+				store := new(moving)
+				store.Store(mem)
+				standby := mem.Fork()
+				hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+				time.Sleep(before)
+				if before > 0 {
+					standby = mem.Fork()
+				}
+				time.Sleep(61*time.Minute - before)
+				store.Store(standby)
+				time.Sleep(2 * time.Hour)
+				require.Equal(t, []float64{1, 2, 3}, ran.take(began))
+			})
+		})
+	}
+}
+
+func TestASlotRunsAgainIfSomebodySetsTheStateBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		mem.Lineages = true
+		hold(t, mem, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(50 * time.Minute)
+		state, err := mem.Get(t.Context(), key)
+		require.NoError(t, err)
+		time.Sleep(11 * time.Minute)
+		_, err = mem.PutIf(t.Context(), state, tenure.Unconditional())
+		require.NoError(t, err)
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, []float64{1, 1}, ran.take(began))
+	})
+}
